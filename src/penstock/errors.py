@@ -1,0 +1,126 @@
+"""The one tree of errors.
+
+Catch by what you will do next:
+
+    PenstockError
+    ├── UsageError              broken contract         → fix the call
+    ├── StoreError
+    │   ├── DeterminateError    nothing was written     → may give up, may ask again
+    │   │   └── StoreRefused    and asking will not help → a person must act
+    │   ├── IndeterminateError  may have been written   → must find out
+    │   │   └── DurabilityLost  a sync failed           → stop; never sync again
+    │   └── Corruption          an object is damaged    → restore it; nothing is guessed
+    ├── Fenced                  a newer owner exists    → stop, never retry
+    └── InternalError           an invariant broke      → stop, report
+
+A new class earns its place when someone would handle it differently.
+"""
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "Corruption",
+    "DeterminateError",
+    "DurabilityLost",
+    "Fenced",
+    "IndeterminateError",
+    "InternalError",
+    "PenstockError",
+    "StoreError",
+    "StoreRefused",
+    "UsageError",
+]
+
+
+class PenstockError(Exception):
+    """Base of every error in the house.
+
+    `str(error)` is one line: lower case, no full stop, names the object.
+    `detail` and `hint` are sentences. Both also ride along as notes, because
+    Spark brings an executor's error to the driver as traceback text.
+    """
+
+    sqlstate: ClassVar[str] = "XX000"
+
+    def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+        self.hint = hint
+        for label, text in (("detail", detail), ("hint", hint)):
+            if text:
+                self.add_note(f"{label}: {text}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Subclasses take keywords, which the default would call positionally.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+class UsageError(PenstockError):
+    """The call broke a contract. Nothing was changed."""
+
+    sqlstate = "22023"
+
+
+class StoreError(PenstockError):
+    """Something below us, where bytes are kept, did not do as asked."""
+
+    sqlstate = "58000"
+
+
+class DeterminateError(StoreError):
+    """It did not happen: nothing was written, and it may be asked again."""
+
+
+class StoreRefused(DeterminateError):
+    """It did not happen, and asking again will not help until a person acts."""
+
+    sqlstate = "58030"
+
+
+class IndeterminateError(StoreError):
+    """It is in doubt: the write may or may not have happened."""
+
+    sqlstate = "08007"
+
+
+class DurabilityLost(IndeterminateError):
+    """A sync failed.
+
+    The kernel may already have dropped the bytes, so a second sync could
+    succeed without them; nobody may try again, only stop and reopen.
+    """
+
+    sqlstate = "58030"
+
+
+class Corruption(StoreError):
+    """A stored object is missing or is not what was written."""
+
+    sqlstate = "XX001"
+
+    def __init__(self, key: str, *, where: str, detail: str, hint: str = "") -> None:
+        super().__init__(
+            f'object "{key}" of location "{where}" is damaged',
+            detail=detail,
+            hint=hint or "Restore the object from a copy; Penstock never guesses its contents.",
+        )
+        self.key = key
+
+
+class Fenced(PenstockError):
+    """A newer owner exists. Whoever gets this stops, and never takes back by itself."""
+
+    sqlstate = "57P01"
+
+
+class InternalError(PenstockError):
+    """An invariant of ours does not hold. A bug; stop and report it."""
+
+
+def _restore(
+    kind: type[PenstockError], args: tuple[Any, ...], state: dict[str, Any]
+) -> PenstockError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
