@@ -1,0 +1,409 @@
+"""A store in a folder of the local disk.
+
+An object is a file. It is written whole under a name of its own in `tmp/`,
+synced, and only then given the name of its key, so that no reader ever sees
+half of it:
+
+    write tmp/…  →  sync file  →  link (create) or rename (put)  →  sync folder  →  answer
+
+`link` refuses a name that is taken, which makes `create` the race it must be.
+Between link and the folder's sync an object is visible and not yet durable;
+a reader that acts on it calls `settle` first (hazard A5).
+
+A failed sync is final. The kernel reports it once, may drop the pages, and
+lets the next sync succeed without them (see "fsyncgate", Postgres 2018). So
+after one, this handle writes and syncs no more, and says so every time.
+"""
+
+import errno
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.durable.blob import Listed
+from penstock.durable.disk import OS_DISK, Disk
+from penstock.durable.keys import UNFINISHED, checked_key, checked_prefix, word_of_a_key
+from penstock.durable.unfinished import abandoned, new_name
+from penstock.errors import (
+    DeterminateError,
+    DurabilityLost,
+    IndeterminateError,
+    StoreError,
+    StoreRefused,
+    UsageError,
+)
+
+__all__ = ["FileBlob"]
+
+
+class FileBlob:
+    """A `Blob` below the folder `root`. Nothing is made there before the first write."""
+
+    def __init__(self, root: str, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._root = os.path.abspath(root)  # noqa: PTH100 - symbolic links stay as the user has them.
+        self._disk = disk
+        self._clock = clock
+        self._folders = _Folders(disk, self._root, self._sync)
+        self._lost = ""
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """`file:` and the absolute path."""
+        return f"file:{self._root}"
+
+    def get(self, key: str) -> bytes | None:
+        """See `Blob`."""
+        self._open()
+        try:
+            return self._disk.read(self._path(checked_key(key)))
+        except _NOTHING_THERE:
+            return None
+        except OSError as error:
+            raise self._undone("read", key, error) from error
+
+    def put(self, key: str, data: bytes) -> None:
+        """See `Blob`."""
+        self._write(key, data, self._disk.replace)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `Blob`."""
+        return self._write(key, data, self._disk.link)
+
+    def settle(self, keys: list[str]) -> None:
+        """Sync each file and its folder; permission to read them is enough.
+
+        What has been deleted since needs no sync: nobody relies on it any more.
+        """
+        self._trusted()
+        folders: dict[str, str] = {}
+        for key in keys:
+            path = self._path(checked_key(key))
+            folders.setdefault(path.rpartition("/")[0], key)
+            with self._reaching("settle", key), suppress(*_NOTHING_THERE):
+                self._settle(key, path)
+        for folder, key in folders.items():
+            with (
+                self._reaching("settle", key),
+                suppress(*_NOTHING_THERE),
+                self._folders.held(folder, make=False) as handle,
+            ):
+                self._sync(key, self._disk.sync_folder, handle)
+
+    def delete(self, key: str) -> None:
+        """See `Blob`. A power cut may bring back what was deleted shortly before it."""
+        self._trusted()
+        folder, _, name = self._path(checked_key(key)).rpartition("/")
+        try:
+            with self._folders.held(folder, make=False) as handle:
+                self._disk.unlink(handle, name)
+        except _NOTHING_THERE:
+            self._folders.forget(folder)
+        except OSError as error:
+            raise self._undone("delete", key, error) from error
+
+    def children(self) -> list[str]:
+        """The names of the folders directly below, in order."""
+        self._open()
+        try:
+            found = self._disk.names(self._root)
+        except _NOTHING_THERE:
+            return []
+        except OSError as error:
+            raise self._undone("list", "", error) from error
+        return sorted(
+            each.name
+            for each in found
+            if each.folder and each.name != UNFINISHED and word_of_a_key(each.name)
+        )
+
+    def list(self, prefix: str, *, after: str = "") -> list[Listed]:
+        """See `Blob`. Looks only into folders that `prefix` leads to."""
+        self._open()
+        folder = checked_prefix(prefix).rpartition("/")[0]
+        try:
+            return sorted(self._walk(f"{folder}/" if folder else "", prefix, after))
+        except OSError as error:
+            raise self._undone("list", prefix, error) from error
+
+    def sweep(self) -> int:
+        """Remove what dead writers left half written; how many files that were.
+
+        Those of living writers stay. Should one be removed by mistake, its
+        writer finds that its link fails and that nothing happened.
+        """
+        self._trusted()
+        folder = f"{self._root}/{UNFINISHED}"
+        swept = 0
+        try:
+            for found in self._disk.names(folder):
+                with suppress(*_NOTHING_THERE):
+                    _, modified_ms = self._disk.size_and_mtime_ms(f"{folder}/{found.name}")
+                    if abandoned(found.name, age_ms=self._clock.now_ms() - modified_ms):
+                        with self._folders.held(folder, make=False) as handle:
+                            self._disk.unlink(handle, found.name)
+                        swept += 1
+        except _NOTHING_THERE:
+            return 0
+        except OSError as error:
+            raise self._undone("sweep", UNFINISHED, error) from error
+        return swept
+
+    def close(self) -> bool:
+        """See `Blob`. A write that is under way in another thread is finished."""
+        with self._lock:
+            closing, self._closed = not self._closed, True
+        self._folders.close()
+        return closing
+
+    def _write(self, key: str, data: bytes, publish: Callable[[int, str, int, str], None]) -> bool:
+        self._trusted()
+        folder, _, name = self._path(checked_key(key)).rpartition("/")
+        unfinished = f"{self._root}/{UNFINISHED}"
+        temp = new_name()
+        with (
+            self._reaching("write", key),
+            self._folders.held(unfinished, make=True) as source,
+            self._folders.held(folder, make=True) as target,
+        ):
+            try:
+                self._write_temp(key, data, source, temp)
+                try:
+                    publish(source, temp, target, name)
+                except FileExistsError:
+                    return False
+                except FileNotFoundError:
+                    # Our file was swept, or a folder was taken away from under us.
+                    self._folders.forget(folder)
+                    self._folders.forget(unfinished)
+                    raise
+                except OSError as error:
+                    if error.errno in _REFUSALS:
+                        raise
+                    raise self._in_doubt(key) from error
+                self._sync(key, self._disk.sync_folder, target)
+            finally:
+                with suppress(OSError):  # Moved by `put`, or left to the next sweep.
+                    self._disk.unlink(source, temp)
+        return True
+
+    def _write_temp(self, key: str, data: bytes, folder: int, temp: str) -> None:
+        try:
+            file = self._disk.write_new(folder, temp, data)
+        except FileNotFoundError:
+            self._folders.forget(f"{self._root}/{UNFINISHED}")
+            raise
+        try:
+            self._sync(key, self._disk.sync_file, file)
+        finally:
+            self._disk.close(file)
+
+    def _settle(self, key: str, path: str) -> None:
+        file = self._disk.open_file(path)
+        try:
+            self._sync(key, self._disk.sync_file, file)
+        finally:
+            self._disk.close(file)
+
+    def _sync(self, what: str, sync: Callable[[int], None], handle: int) -> None:
+        # SUBTLE: trust is looked at again just before each sync, since another
+        # thread's may have failed meanwhile, and ours would then prove nothing.
+        self._trusted()
+        try:
+            sync(handle)
+        except OSError as error:
+            self._lost = what
+            raise self._distrust() from error
+
+    @contextmanager
+    def _reaching(self, verb: str, key: str) -> Iterator[None]:
+        """Turn what the system says, when nothing has been published, into our errors."""
+        try:
+            yield
+        except OSError as error:
+            raise self._undone(verb, key, error) from error
+
+    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[Listed]:
+        path = f"{self._root}/{folder}".rstrip("/")
+        try:
+            found = self._disk.names(path)
+        except _NOTHING_THERE:
+            return
+        for each in found:
+            key = folder + each.name
+            if not word_of_a_key(each.name) or key == UNFINISHED:
+                continue
+            if each.folder:
+                inside = f"{key}/"
+                if inside.startswith(prefix) or prefix.startswith(inside):
+                    yield from self._walk(inside, prefix, after)
+            elif key.startswith(prefix) and key > after:
+                with suppress(*_NOTHING_THERE):  # Deleted since we saw its name.
+                    yield Listed(key, *self._disk.size_and_mtime_ms(f"{self._root}/{key}"))
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def _open(self) -> None:
+        if self._closed:
+            raise UsageError(f'location "{self.name}" is closed', hint="Open it again.")
+
+    def _trusted(self) -> None:
+        self._open()
+        if self._lost:
+            raise self._distrust()
+
+    def _distrust(self) -> DurabilityLost:
+        return DurabilityLost(
+            f'location "{self.name}" lost a sync and takes no more writes',
+            detail=f'The sync of "{self._lost}" failed. The system may have dropped what was '
+            "written, and a second sync would not tell.",
+            hint="Check the disk and the kernel's log (dmesg), then start the process again.",
+        )
+
+    def _in_doubt(self, key: str) -> IndeterminateError:
+        return IndeterminateError(
+            f'write of object "{key}" of location "{self.name}" is in doubt',
+            hint="Check the disk and the kernel's log (dmesg).",
+        )
+
+    def _undone(self, verb: str, key: str, error: OSError) -> StoreError:
+        message = f'could not {verb} object "{key}" of location "{self.name}"'
+        detail = f"The system says: {os.strerror(error.errno or 0)}."
+        hint = _REFUSALS.get(error.errno or 0)
+        if hint is not None:
+            return StoreRefused(message, detail=detail, hint=hint)
+        return DeterminateError(message, detail=detail)
+
+
+class _Folders:
+    """Folders held open, and known to be there after a power cut.
+
+    A folder is itself a name in its parent, made perhaps a moment ago by
+    another process that has not synced it yet. So on first use every folder
+    on the way is made if need be and its parent synced, whoever made it.
+    """
+
+    def __init__(
+        self, disk: Disk, root: str, sync: Callable[[str, Callable[[int], None], int], None]
+    ) -> None:
+        self._disk = disk
+        self._root = root
+        self._sync = sync
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, _Folder] = OrderedDict()
+        self._known: set[str] = set()
+        self._closed = False
+
+    @contextmanager
+    def held(self, path: str, *, make: bool) -> Iterator[int]:
+        """A handle on the folder `path`, good until the block ends."""
+        with self._lock:
+            if make and path not in self._known:
+                self._make_known(path)
+            folder = self._held.get(path)
+            if folder is None:
+                folder = self._held[path] = _Folder(self._disk.open_folder(path))
+            else:
+                self._held.move_to_end(path)
+            folder.users += 1
+        try:
+            yield folder.handle
+        finally:
+            with self._lock:
+                folder.users -= 1
+                if folder.users == 0 and self._held.get(path) is not folder:
+                    self._disk.close(folder.handle)  # Forgotten meanwhile.
+                self._shrink(0 if self._closed else _MOST_HELD)
+
+    def forget(self, path: str) -> None:
+        """Look again next time: the folder may have been taken away."""
+        with self._lock:
+            self._known.clear()
+            folder = self._held.pop(path, None)
+            if folder is not None and folder.users == 0:
+                self._disk.close(folder.handle)
+
+    def close(self) -> None:
+        """Give back every handle, those in use as soon as they no longer are."""
+        with self._lock:
+            self._closed = True
+            self._shrink(0)
+
+    def _make_known(self, path: str) -> None:
+        for folder in self._missing(path):
+            self._disk.make_folder(folder)
+        for folder in _upwards(path):
+            if folder in self._known:
+                break
+            parent = os.path.dirname(folder)  # noqa: PTH120
+            inside = folder != self._root and folder.startswith(self._root)
+            if not inside and not self._disk.same_device(folder, parent):
+                break
+            try:
+                handle = self._disk.open_folder(parent)
+            except PermissionError:
+                if inside:
+                    raise
+                break  # Nor could we have made anything there.
+            try:
+                self._sync(folder, self._disk.sync_folder, handle)
+            finally:
+                self._disk.close(handle)
+        self._known.update(_upwards(path))
+
+    def _missing(self, path: str) -> list[str]:
+        missing: list[str] = []
+        for folder in _upwards(path):
+            try:
+                self._disk.close(self._disk.open_folder(folder))
+            except FileNotFoundError:
+                missing.append(folder)
+            except PermissionError:
+                break
+            else:
+                break
+        return missing[::-1]
+
+    def _shrink(self, most: int) -> None:
+        if len(self._held) <= most:
+            return
+        idle = [path for path, folder in self._held.items() if folder.users == 0]
+        for path in idle[: len(self._held) - most]:
+            self._disk.close(self._held.pop(path).handle)
+
+
+@dataclass(slots=True)
+class _Folder:
+    handle: int
+    users: int = 0
+
+
+_MOST_HELD: Final = 64
+
+_NOTHING_THERE: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+_REFUSALS: Final = {
+    errno.ENOSPC: "Make room on the disk.",
+    errno.EDQUOT: "Make room within the quota of this user.",
+    errno.EACCES: "Give this user permission to read and write the folder.",
+    errno.EPERM: "Give this user permission to read and write the folder.",
+    errno.EROFS: "Mount the file system for writing, or choose another location.",
+    errno.EISDIR: "Remove the folder that has the name of this object.",
+    errno.ENOTDIR: "Remove the file that stands where a folder must be.",
+    errno.ENAMETOOLONG: "Choose a location with a shorter path.",
+    errno.EMLINK: "Choose a file system that has hard links.",
+    errno.EOPNOTSUPP: "Choose a file system that has hard links.",
+}
+
+
+def _upwards(path: str) -> Iterator[str]:
+    while path != "/":
+        yield path
+        path = os.path.dirname(path)  # noqa: PTH120

@@ -1,0 +1,162 @@
+"""A URL, and the store it opens.
+
+    memory:               a fresh store of one's own
+    memory:NAME           one store for the whole process
+    file:./data  file:/abs/data
+    s3://bucket/prefix    with the usual AWS_… environment variables
+
+Folders of a location are locations too: `join` names one, `children` lists
+them.
+"""
+
+import os
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, assert_never
+
+from penstock.durable.blob import Blob
+from penstock.durable.files import FileBlob
+from penstock.durable.keys import UNFINISHED, word_of_a_key
+from penstock.durable.memory import MemoryBlob, Shelf
+from penstock.durable.objects import ObjectBlob
+from penstock.errors import UsageError
+
+__all__ = ["children", "join", "local_path", "normal", "open_blob"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    shelf: str
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    bucket: str
+    prefix: str
+
+
+def open_blob(url: str, *, writing: bool = False) -> Blob:
+    """The store at `url`.
+
+    For `writing`, a folder need not exist yet, and what dead writers left half
+    written in it is swept. Without it nothing is made or touched by opening,
+    and a folder that does not exist is refused; a reader may still write, as
+    it does to place a hold.
+    """
+    match _parsed(url):
+        case _Memory(shelf, prefix):
+            name = f"memory:{shelf}/{prefix}".rstrip("/")
+            return MemoryBlob(_shelf(shelf), name=name, prefix=prefix)
+        case _Files(path):
+            if not writing and not Path(path).is_dir():
+                raise UsageError(
+                    f'folder "{path}" of location "{url}" does not exist',
+                    hint="Check the path; a writer makes the folder when it first writes there.",
+                )
+            blob = FileBlob(path)
+            if writing:
+                blob.sweep()
+            return blob
+        case _Objects(bucket, prefix):
+            return ObjectBlob(bucket, prefix)
+        case unhandled:
+            assert_never(unhandled)
+
+
+def children(url: str) -> list[str]:
+    """The names of the folders directly below `url`, in order; none if there is nothing."""
+    match _parsed(url):
+        case _Memory(shelf, prefix):
+            listed = MemoryBlob(_shelf(shelf), prefix=prefix).list("")
+            return sorted({each.key.partition("/")[0] for each in listed if "/" in each.key})
+        case _Files(path):
+            return FileBlob(path).children()
+        case _Objects(bucket, prefix):
+            return ObjectBlob(bucket, prefix).children()
+        case unhandled:
+            assert_never(unhandled)
+
+
+def join(url: str, name: str) -> str:
+    """The URL of the folder `name` of `url`."""
+    if name == UNFINISHED or not word_of_a_key(name):
+        raise UsageError(
+            f'folder name "{name}" cannot be joined to location "{url}"',
+            hint='Use letters, digits, dot, underscore, equals sign and hyphen; not "tmp".',
+        )
+    if _parsed(url) == _Memory("", ""):
+        raise UsageError(
+            f'location "{url}" has no folders, since each opening makes a new one',
+            hint="Give it a name, for example memory:lake.",
+        )
+    return f"{url.rstrip('/')}/{name}"
+
+
+def normal(url: str) -> str:
+    """The one way to write `url`: paths absolute, no slash at the end."""
+    match _parsed(url):
+        case _Memory(shelf, prefix):
+            return f"memory:{shelf}/{prefix}".rstrip("/")
+        case _Files(path):
+            return f"file:{path}"
+        case _Objects(bucket, prefix):
+            return f"s3://{bucket}/{prefix}".rstrip("/")
+        case unhandled:
+            assert_never(unhandled)
+
+
+def local_path(url: str) -> str | None:
+    """Where `url` lies on this machine's disk, or None if it does not."""
+    match _parsed(url):
+        case _Files(path):
+            return path
+        case _:
+            return None
+
+
+def _parsed(url: str) -> _Memory | _Files | _Objects:
+    scheme, colon, rest = url.partition(":")
+    match scheme if colon else "":
+        case "memory":
+            shelf, _, prefix = rest.strip("/").partition("/")
+            if all(word_of_a_key(word) for word in rest.strip("/").split("/")) or not rest:
+                return _Memory(shelf, f"{prefix}/" if prefix else "")
+        case "file":
+            path = rest.removeprefix("//") if rest.startswith("///") else rest
+            if path and not path.startswith("//") and "\0" not in path:
+                return _Files(os.path.abspath(path))  # noqa: PTH100 - leaves symbolic links alone.
+        case "s3":
+            bucket, _, prefix = rest.removeprefix("//").rstrip("/").partition("/")
+            words = [bucket, *(prefix.split("/") if prefix else [])]
+            if rest.startswith("//") and all(map(word_of_a_key, words)):
+                return _Objects(bucket, f"{prefix}/" if prefix else "")
+        case _:
+            pass
+    raise UsageError(f'location "{_without_secrets(url)}" is malformed', hint=_VALID)
+
+
+_VALID: Final = "Write file:./data, file:/abs/data, s3://bucket/prefix, memory: or memory:NAME."
+
+
+def _without_secrets(url: str) -> str:
+    before, at, after = url.rpartition("@")
+    return f"{before.partition('://')[0]}://…@{after}" if at else url
+
+
+_shelves_lock: Final = threading.Lock()
+_shelves: Final[defaultdict[str, Shelf]] = defaultdict(Shelf)
+
+
+def _shelf(name: str) -> Shelf:
+    if not name:
+        return Shelf()
+    with _shelves_lock:
+        return _shelves[name]

@@ -1,0 +1,148 @@
+"""Log: numbered entries, each created once.
+
+Entry *n* is an object that is created only if it does not exist, and that
+creation is the one linearization point of everything above. Numbers start at
+0 and have no gaps.
+
+    mark/floor-3          entries below 3 are void, present or not
+    log/…03  log/…04      dense from the floor to the head
+    mark/head-5           entries below 5 existed when this was written
+
+Truncation writes the floor first and deletes after, so that an entry created
+at a number that had been truncated is never taken for one that counts
+(hazard A1). A head mark is a witness: it lets `verify` and any reader notice
+that the newest entry has been lost, which its absence alone would not show.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.durable.blob import Blob
+from penstock.errors import Corruption, UsageError
+from penstock.failpoints import Failpoint, pass_by
+
+__all__ = ["Log", "Marks", "entry_key"]
+
+ENTRIES: Final = "log/"
+MARKS: Final = "mark/"
+
+
+def entry_key(number: int) -> str:
+    """What the object of entry `number` is called."""
+    return f"{ENTRIES}{number:020d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What is known of a log's two ends without reading it."""
+
+    floor: int
+    """Entries below it are void."""
+
+    head: int
+    """Entries below it existed once."""
+
+
+class Log:
+    """The numbered entries of one storage location."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+
+    def create(self, number: int, data: bytes) -> bool:
+        """Make `data` entry `number` if there is none; whether it was done."""
+        pass_by(Failpoint.LOG_CREATE_BEGIN)
+        created = self._blob.create(entry_key(number), data)
+        pass_by(Failpoint.LOG_CREATE_DONE)
+        return created
+
+    def read(self, number: int) -> bytes | None:
+        """Entry `number`, settled, or None if there is none (yet, or any more)."""
+        data = self._blob.get(entry_key(number))
+        if data is not None:
+            self._blob.settle([entry_key(number)])
+        return data
+
+    def read_from(self, number: int, *, limit: int) -> list[bytes]:
+        """The entries from `number` on, settled, up to the first that is missing or `limit`."""
+        found: list[bytes] = []
+        while len(found) < limit:
+            data = self._blob.get(entry_key(number + len(found)))
+            if data is None:
+                break
+            found.append(data)
+        if found:
+            self._blob.settle([entry_key(number + i) for i in range(len(found))])
+        return found
+
+    def marks(self) -> Marks:
+        """The floor and the newest witness of the head."""
+        floor = head = 0
+        for listed in self._blob.list(MARKS):
+            kind, _, number = listed.key.removeprefix(MARKS).partition("-")
+            if kind == "floor":
+                floor = max(floor, int(number))
+            elif kind == "head":
+                head = max(head, int(number))
+        return Marks(floor=floor, head=max(floor, head))
+
+    def nothing_beyond(self, number: int) -> None:
+        """Check that `number` is where the log ends, not a hole in it."""
+        beyond = self._blob.list(ENTRIES, after=entry_key(number))
+        # The number itself may have been created since the caller looked.
+        if beyond and self._blob.get(entry_key(number)) is None and self.marks().floor <= number:
+            raise Corruption(
+                entry_key(number),
+                where=self._blob.name,
+                detail=f"The log entry is missing, though {beyond[0].key} exists after it.",
+            )
+
+    def entries(self) -> list[int]:
+        """The numbers that have an object, voided ones included."""
+        return [int(listed.key.removeprefix(ENTRIES)) for listed in self._blob.list(ENTRIES)]
+
+    def ages(self) -> list[tuple[int, int]]:
+        """Each entry's number and when it was written by the store's clock, in order."""
+        return [
+            (int(listed.key.removeprefix(ENTRIES)), listed.modified_ms)
+            for listed in self._blob.list(ENTRIES)
+        ]
+
+    def truncate(self, floor: int, *, head: int) -> None:
+        """Make entries below `floor` void, then delete them. Exclusive.
+
+        The caller vouches that everything below is in a rollup and that no
+        entry below `floor` is young enough for a paused writer to believe it
+        stands at the head.
+        """
+        marks = self.marks()
+        if not marks.floor <= floor <= head:
+            raise UsageError(
+                f'log of location "{self._blob.name}" cannot be truncated to {floor}',
+                detail=f"Its entries are {marks.floor} up to {head}, the latter not included.",
+                hint=f"Truncate to a number from {marks.floor} to {head}.",
+            )
+        pass_by(Failpoint.FLOOR_BEGIN)
+        self._mark("floor", floor)
+        pass_by(Failpoint.FLOOR_DONE)
+        self.sweep(floor)
+        pass_by(Failpoint.TRUNCATE_DONE)
+
+    def sweep(self, floor: int) -> None:
+        """Delete what lies below the floor, such as a void entry that landed late."""
+        for number in self.entries():
+            if number >= floor:
+                break
+            self._blob.delete(entry_key(number))
+
+    def witness(self, head: int) -> None:
+        """Note down that entries below `head` exist."""
+        self._mark("head", head)
+
+    def _mark(self, kind: str, number: int) -> None:
+        older = [listed.key for listed in self._blob.list(f"{MARKS}{kind}-")]
+        key = f"{MARKS}{kind}-{number:020d}"
+        self._blob.create(key, b"")
+        for stale in older:
+            if stale < key:
+                self._blob.delete(stale)

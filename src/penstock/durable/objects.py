@@ -1,0 +1,277 @@
+"""A store in a bucket of S3, or of anything that speaks as S3 does.
+
+`create` is a PUT with `If-None-Match: *`, which such a store either honours
+or, worse, ignores; `probe.py` tells which. Credentials, region and endpoint
+come from the usual `AWS_…` environment variables. The client's own retries
+are off, because ours are seen: `SteadyBlob` says what fails and since when.
+
+What the client raises was found by experiment (obstore 0.12 against SeaweedFS
+4.48 and a server that answers each status). It has a class for some answers and
+for the rest only text, so the status and the store's own code are read from
+the text, in one place (`_Answer`). Of note: 409 comes as "already exists",
+though S3 means by it that two creators met and *neither* may have won.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Self
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store
+
+from penstock.durable.blob import Listed
+from penstock.durable.keys import checked_key, checked_prefix, word_of_a_key
+from penstock.errors import (
+    DeterminateError,
+    IndeterminateError,
+    StoreError,
+    StoreRefused,
+    UsageError,
+)
+
+__all__ = ["ObjectBlob"]
+
+
+class ObjectBlob:
+    """A `Blob` below `prefix`, which is empty or ends in a slash, of a bucket."""
+
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        self._name = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._prefix = prefix
+        self._closed = False
+        self._reached = False
+        self._lock = threading.Lock()
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        with self._asking("open", "", writes=False):
+            self._store = S3Store(
+                bucket,
+                region=os.environ.get("AWS_REGION")
+                or os.environ.get("AWS_DEFAULT_REGION")
+                or "us-east-1",
+                # Behind an endpoint of one's own there is seldom a domain for each bucket.
+                virtual_hosted_style_request=endpoint is None,
+                client_options={
+                    "allow_http": (endpoint or "").startswith("http://")
+                    or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
+                    "connect_timeout": timedelta(seconds=5),
+                    "read_timeout": timedelta(seconds=60),
+                    "timeout": timedelta(minutes=5),
+                },
+                retry_config={"max_retries": 0},
+            )
+
+    @property
+    def name(self) -> str:
+        """`s3://`, the bucket and the prefix."""
+        return self._name
+
+    def get(self, key: str) -> bytes | None:
+        """See `Blob`."""
+        whole = self._checked(key)
+        with self._asking("read", key, writes=False):
+            try:
+                return bytes(obstore.get(self._store, whole).bytes())
+            except FileNotFoundError as error:
+                if _Answer.of(error).code == "NoSuchBucket":
+                    raise
+                return None
+
+    def put(self, key: str, data: bytes) -> None:
+        """See `Blob`."""
+        whole = self._checked(key)
+        with self._asking("write", key, writes=True):
+            obstore.put(self._store, whole, data, mode="overwrite", use_multipart=False)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `Blob`."""
+        whole = self._checked(key)
+        with self._asking("create", key, writes=True):
+            try:
+                obstore.put(self._store, whole, data, mode="create", use_multipart=False)
+            except AlreadyExistsError as error:
+                if _Answer.of(error).status == 409:
+                    raise
+                return False
+            return True
+
+    def settle(self, keys: list[str]) -> None:
+        """An object store answers only when it is durable, so there is nothing to wait for."""
+        for key in keys:
+            self._checked(key)
+
+    def delete(self, key: str) -> None:
+        """See `Blob`."""
+        whole = self._checked(key)
+        with self._asking("delete", key, writes=False):
+            try:
+                obstore.delete(self._store, whole)
+            except FileNotFoundError as error:
+                if _Answer.of(error).code == "NoSuchBucket":
+                    raise
+
+    def children(self) -> list[str]:
+        """The names of the folders directly below, in order."""
+        self._open()
+        with self._asking("list", "", writes=False):
+            below = obstore.list_with_delimiter(self._store, self._prefix or None)
+        names = (path.removeprefix(self._prefix).rstrip("/") for path in below["common_prefixes"])
+        return sorted(filter(word_of_a_key, names))
+
+    def list(self, prefix: str, *, after: str = "") -> list[Listed]:
+        """See `Blob`."""
+        self._open()
+        whole = self._prefix + checked_prefix(prefix)
+        # The client takes a prefix that is a folder, and the rest is left to us.
+        folder = whole.rpartition("/")[0]
+        found: list[Listed] = []
+        with self._asking("list", prefix, writes=False):
+            for chunk in obstore.list(
+                self._store,
+                folder or None,
+                offset=self._prefix + after if after else None,
+                chunk_size=1_000,
+            ):
+                found += [
+                    Listed(
+                        meta["path"].removeprefix(self._prefix),
+                        meta["size"],
+                        int(meta["last_modified"].timestamp() * 1_000),
+                    )
+                    for meta in chunk
+                    if meta["path"].startswith(whole)
+                ]
+        return sorted(listed for listed in found if listed.key > after)
+
+    def close(self) -> bool:
+        """See `Blob`."""
+        with self._lock:
+            closing, self._closed = not self._closed, True
+        return closing
+
+    @contextmanager
+    def _asking(self, verb: str, key: str, *, writes: bool) -> Iterator[None]:
+        """Turn what the client raises into our errors.
+
+        They are not chained: the store's answer repeats headers of the
+        request, and a session's token may be among them.
+        """
+        try:
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            raise self._error(verb, key, _Answer.of(error), writes=writes) from None
+        self._reached = True
+
+    def _error(self, verb: str, key: str, answer: "_Answer", *, writes: bool) -> StoreError:
+        subject = f'object "{key}" of location' if key else "location"
+        message = f'could not {verb} {subject} "{self._name}"'
+        hint = answer.refusal(first=not self._reached)
+        if hint is not None:
+            return StoreRefused(message, detail=answer.sentence(), hint=hint)
+        if not writes or answer.nothing_happened():
+            return DeterminateError(message, detail=answer.sentence())
+        return IndeterminateError(
+            f'{verb} of {subject} "{self._name}" is in doubt', detail=answer.sentence()
+        )
+
+    def _checked(self, key: str) -> str:
+        self._open()
+        return self._prefix + checked_key(key)
+
+    def _open(self) -> None:
+        if self._closed:
+            raise UsageError(f'location "{self._name}" is closed', hint="Open it again.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a failed request came back with, as far as the client's text tells."""
+
+    kind: str
+    """The client's class of error."""
+
+    status: int | None
+    """The HTTP status, if the store answered."""
+
+    code: str
+    """The store's own word, such as `NoSuchBucket`."""
+
+    transport: str
+    """What went wrong on the way, such as `Connect` or `Timeout`."""
+
+    credentials: bool
+    """Whether it was not the store that was asked but who we are."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Read the client's text."""
+        text = str(error)
+        status = _STATUS.search(text)
+        code = _CODE.search(text)
+        transport = _TRANSPORT.search(text)
+        return cls(
+            kind=type(error).__name__.removesuffix("Error"),
+            status=int(status[1]) if status else None,
+            code=(code[1] or code[2]) if code else "",
+            transport=transport[1] if transport else "",
+            credentials="169.254.169.254" in text or "Missing" in text.partition("\n")[0],
+        )
+
+    def refusal(self, *, first: bool) -> str | None:
+        """What a person must do, or None if asking again may help."""
+        if self.credentials:
+            # Credentials that have worked before are only late.
+            return _NO_CREDENTIALS if first else None
+        if self.code in _TRANSIENT_CODES or self.status in _TRANSIENT_STATUSES:
+            return None
+        if self.code == "NoSuchBucket" or self.kind == "FileNotFound" or self.status == 404:
+            return "Create the bucket, or check its name and AWS_ENDPOINT_URL."
+        if self.kind in ("PermissionDenied", "Unauthenticated") or (
+            self.status in (401, 403) or self.code in _WRONG_CREDENTIALS
+        ):
+            return (
+                "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and this machine's clock; the key "
+                "needs s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket."
+            )
+        if self.status is not None and (300 <= self.status < 400):
+            return "Set AWS_REGION to the bucket's region."
+        if self.kind in ("NotSupported", "InvalidPath", "UnknownConfigurationKey") or (
+            self.status == 501 or (self.status is not None and 400 <= self.status < 500)
+        ):
+            return (
+                "Use a store that has S3's conditional create (If-None-Match), or another prefix."
+            )
+        return None
+
+    def nothing_happened(self) -> bool:
+        """Whether it is certain that the request changed nothing."""
+        return (
+            self.credentials
+            or self.transport == "Connect"
+            or (self.status is not None and self.status < 500)
+        )
+
+    def sentence(self) -> str:
+        """For a person, without anything the request carried."""
+        if self.credentials:
+            return "No credentials were found."
+        if self.status is not None:
+            return f"The store answered {f'{self.status} {self.code}'.rstrip()}."
+        return f"The store did not answer ({self.transport or self.code or self.kind})."
+
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
+_TRANSPORT: Final = re.compile(r"HttpError \{\s+kind: (\w+)")
+
+_TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
+_TRANSIENT_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "InternalError"})
+_WRONG_CREDENTIALS: Final = frozenset({"AccessDenied", "ExpiredToken", "InvalidToken"})
+_NO_CREDENTIALS: Final = (
+    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role."
+)

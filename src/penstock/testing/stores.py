@@ -1,0 +1,492 @@
+"""Stores that fail on request, and a disk whose plug can be pulled.
+
+`UnreliableBlob` plays each write in one of four ways: it happens or not, and
+is answered or not. `PowerCutDisk` lies under the real `FileBlob` and keeps
+apart what was written and what was synced, so that
+
+    disk = PowerCutDisk()
+    blob = FileBlob("/lake", disk=disk)
+    …
+    reopened = FileBlob("/lake", disk=disk.after_power_cut(chance))
+
+shows one of the states a machine may wake up in. `CarelessDisk` and
+`lying_create` plant bugs, by which a checker proves that it checks.
+"""
+
+import errno
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, TypeVar
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.durable.blob import Blob, Listed
+from penstock.durable.disk import Disk, Found
+from penstock.errors import DeterminateError, IndeterminateError
+
+__all__ = [
+    "CarelessDisk",
+    "Fate",
+    "PlantedBug",
+    "PowerCut",
+    "PowerCutDisk",
+    "Step",
+    "UnreliableBlob",
+]
+
+_Outcome = TypeVar("_Outcome")
+
+
+class Fate(Enum):
+    """What becomes of one write: whether it happens, and whether it is answered."""
+
+    ANSWERED = auto()
+    """It happened and we were told."""
+
+    ANSWER_LOST = auto()
+    """It happened, and all we got is an error that leaves it in doubt."""
+
+    REQUEST_LOST = auto()
+    """It did not happen, with the same error."""
+
+    FAILED = auto()
+    """It did not happen, and the error says so."""
+
+
+class UnreliableBlob:
+    """A `Blob` whose writes meet the fates of `script`, and then those that `chance` draws.
+
+    Without either they are all answered. With `lying_create`, a planted bug,
+    creating a key that is taken overwrites it and claims to have created it.
+    """
+
+    def __init__(
+        self,
+        inner: Blob,
+        *,
+        script: Iterable[Fate] = (),
+        chance: random.Random | None = None,
+        lying_create: bool = False,
+    ) -> None:
+        self._inner = inner
+        self._script = iter(script)
+        self._chance = chance
+        self._lying_create = lying_create
+        self._lock = threading.Lock()
+        self.fates: list[Fate] = []
+        """What became of each write so far."""
+
+    @property
+    def name(self) -> str:
+        """The name of the store within."""
+        return self._inner.name
+
+    def get(self, key: str) -> bytes | None:
+        """Read, reliably."""
+        return self._inner.get(key)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write, as fate has it."""
+        self._met(key, lambda: self._inner.put(key, data))
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create, as fate has it."""
+        if self._lying_create and self._inner.get(key) is not None:
+            self._met(key, lambda: self._inner.put(key, data))
+            return True
+        return self._met(key, lambda: self._inner.create(key, data))
+
+    def settle(self, keys: list[str]) -> None:
+        """Settle, reliably."""
+        self._inner.settle(keys)
+
+    def delete(self, key: str) -> None:
+        """Delete, as fate has it."""
+        self._met(key, lambda: self._inner.delete(key))
+
+    def list(self, prefix: str, *, after: str = "") -> list[Listed]:
+        """List, reliably."""
+        return self._inner.list(prefix, after=after)
+
+    def close(self) -> bool:
+        """Close the store within."""
+        return self._inner.close()
+
+    def _met(self, key: str, write: Callable[[], _Outcome]) -> _Outcome:
+        with self._lock:
+            drawn = self._chance.choice([*Fate]) if self._chance else Fate.ANSWERED
+            fate = next(self._script, drawn)
+            self.fates.append(fate)
+        if fate is Fate.FAILED:
+            raise DeterminateError(f'write of object "{key}" failed as asked')
+        if fate is Fate.REQUEST_LOST:
+            raise IndeterminateError(f'write of object "{key}" was lost as asked')
+        outcome = write()
+        if fate is Fate.ANSWER_LOST:
+            raise IndeterminateError(f'answer to the write of object "{key}" was lost as asked')
+        return outcome
+
+
+class PowerCut(BaseException):
+    """The machine is off. Not an `Exception`, since no code of ours outlives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that was done to a disk."""
+
+    deed: str
+    """`make folder`, `write`, `sync file`, `link`, `replace`, `sync folder` or `unlink`."""
+
+    name: str
+    """The last part of the path."""
+
+
+class PowerCutDisk:
+    """A `Disk` in memory that knows what is synced.
+
+    The plug is pulled just before step number `cut_before`, if that is given:
+    it and everything after raise `PowerCut`. The syncs whose numbers are in
+    `failing_syncs` raise EIO, and what they should have saved stays unsynced
+    whatever is synced later, as with a kernel that has dropped the pages.
+    Steps and syncs are numbered from 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        cut_before: int | None = None,
+        failing_syncs: Iterable[int] = (),
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._cut_before = cut_before
+        self._failing_syncs = set(failing_syncs)
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._top = _FolderNode()
+        self._handles: dict[int, _Node] = {}
+        self._next_handle = 0
+        self._syncs = 0
+        self.steps: list[Step] = []
+        """Everything that was done, in order."""
+
+    def after_power_cut(self, chance: random.Random) -> "PowerCutDisk":
+        """A disk as it may be found afterwards: all that was synced, and any part of the rest."""
+        with self._lock:
+            found = PowerCutDisk(clock=self._clock)
+            found._top = self._top.surviving(chance)
+            return found
+
+    def restore_power(self) -> None:
+        """Go on as if only the process had died: what was written is seen, synced or not."""
+        self._cut_before = None
+
+    def fail_sync(self, number: int) -> None:
+        """Let the sync with this number fail, counting from the first ever."""
+        self._failing_syncs.add(number)
+
+    def contents(self, root: str) -> dict[str, bytes]:
+        """The bytes of each file below `root`, by path from there."""
+        with self._lock:
+            return dict(_files(self._folder(root), ""))
+
+    def make_folder(self, path: str) -> bool:
+        """See `Disk`."""
+        with self._stepping("make folder", path):
+            parent, name = self._parent(path)
+            if name in parent.names:
+                return False
+            parent.change(name, _FolderNode())
+            return True
+
+    def open_folder(self, path: str) -> int:
+        """See `Disk`."""
+        with self._lock:
+            return self._opened(self._folder(path))
+
+    def same_device(self, path: str, other: str) -> bool:
+        """All of it is one file system."""
+        return True
+
+    def write_new(self, folder: int, name: str, data: bytes) -> int:
+        """See `Disk`."""
+        with self._stepping("write", name):
+            names = self._held_folder(folder)
+            if name in names.names:
+                raise _os_error(errno.EEXIST)
+            file = _FileNode(bytes(data), self._clock.now_ms())
+            names.change(name, file)
+            return self._opened(file)
+
+    def open_file(self, path: str) -> int:
+        """See `Disk`."""
+        with self._lock:
+            return self._opened(self._file(path))
+
+    def sync_file(self, file: int) -> None:
+        """See `Disk`."""
+        with self._stepping("sync file", ""):
+            self._sync(self._handles[file])
+
+    def link(self, source: int, name: str, target: int, as_name: str) -> None:
+        """See `Disk`."""
+        with self._stepping("link", as_name):
+            node = self._held_folder(source).found(name)
+            names = self._held_folder(target)
+            if as_name in names.names:
+                raise _os_error(errno.EEXIST)
+            names.change(as_name, node)
+
+    def replace(self, source: int, name: str, target: int, as_name: str) -> None:
+        """See `Disk`."""
+        with self._stepping("replace", as_name):
+            node = self._held_folder(source).found(name)
+            names = self._held_folder(target)
+            if isinstance(names.names.get(as_name), _FolderNode):
+                raise _os_error(errno.EISDIR)
+            names.change(as_name, node)
+            self._held_folder(source).change(name, None)
+
+    def sync_folder(self, folder: int) -> None:
+        """See `Disk`."""
+        with self._stepping("sync folder", ""):
+            self._sync(self._held_folder(folder))
+
+    def unlink(self, folder: int, name: str) -> None:
+        """See `Disk`."""
+        with self._stepping("unlink", name):
+            names = self._held_folder(folder)
+            if isinstance(names.found(name), _FolderNode):
+                raise _os_error(errno.EISDIR)
+            names.change(name, None)
+
+    def close(self, handle: int) -> None:
+        """See `Disk`."""
+        with self._lock:
+            del self._handles[handle]
+
+    def read(self, path: str) -> bytes:
+        """See `Disk`."""
+        with self._lock:
+            return self._file(path).data
+
+    def names(self, path: str) -> list[Found]:
+        """See `Disk`."""
+        with self._lock:
+            names = self._folder(path).names
+            return [Found(name, isinstance(node, _FolderNode)) for name, node in names.items()]
+
+    def size_and_mtime_ms(self, path: str) -> tuple[int, int]:
+        """See `Disk`."""
+        with self._lock:
+            file = self._file(path)
+            return len(file.data), file.modified_ms
+
+    def _sync(self, node: "_Node") -> None:
+        number, self._syncs = self._syncs, self._syncs + 1
+        if number in self._failing_syncs:
+            node.lose()
+            raise _os_error(errno.EIO)
+        node.sync()
+
+    @contextmanager
+    def _stepping(self, deed: str, path: str) -> Iterator[None]:
+        with self._lock:
+            if self._cut_before is not None and len(self.steps) >= self._cut_before:
+                raise PowerCut
+            self.steps.append(Step(deed, path.rpartition("/")[2]))
+            yield
+
+    def _opened(self, node: "_Node") -> int:
+        handle, self._next_handle = self._next_handle, self._next_handle + 1
+        self._handles[handle] = node
+        return handle
+
+    def _held_folder(self, handle: int) -> "_FolderNode":
+        node = self._handles[handle]
+        if isinstance(node, _FileNode):
+            raise _os_error(errno.ENOTDIR)
+        return node
+
+    def _parent(self, path: str) -> tuple["_FolderNode", str]:
+        above, _, name = path.rpartition("/")
+        return self._folder(above), name
+
+    def _folder(self, path: str) -> "_FolderNode":
+        node: _Node = self._top
+        for name in filter(None, path.split("/")):
+            if isinstance(node, _FileNode):
+                raise _os_error(errno.ENOTDIR)
+            node = node.found(name)
+        if isinstance(node, _FileNode):
+            raise _os_error(errno.ENOTDIR)
+        return node
+
+    def _file(self, path: str) -> "_FileNode":
+        parent, name = self._parent(path)
+        node = parent.found(name)
+        if isinstance(node, _FolderNode):
+            raise _os_error(errno.EISDIR)
+        return node
+
+
+class PlantedBug(Enum):
+    """Mistakes that a checker of durability must catch (row 8 of the invariants)."""
+
+    LINK_BEFORE_SYNC = auto()
+    """Files are synced only after the next link, so a name may come to mean half a file."""
+
+    RETRY_SYNC = auto()
+    """A sync that failed is tried again, and its success believed."""
+
+
+class CarelessDisk:
+    """A `Disk` that does what `inner` does, with one mistake."""
+
+    def __init__(self, inner: Disk, bug: PlantedBug) -> None:
+        self._inner = inner
+        self._bug = bug
+        self._owed: list[int] = []
+        self.make_folder = inner.make_folder
+        self.open_folder = inner.open_folder
+        self.same_device = inner.same_device
+        self.write_new = inner.write_new
+        self.open_file = inner.open_file
+        self.replace = inner.replace
+        self.unlink = inner.unlink
+        self.read = inner.read
+        self.names = inner.names
+        self.size_and_mtime_ms = inner.size_and_mtime_ms
+
+    def sync_file(self, file: int) -> None:
+        """Sync a file: later, or once more."""
+        if self._bug is PlantedBug.LINK_BEFORE_SYNC:
+            self._owed.append(file)
+        else:
+            self._sync(self._inner.sync_file, file)
+
+    def sync_folder(self, folder: int) -> None:
+        """Sync a folder: perhaps once more."""
+        self._sync(self._inner.sync_folder, folder)
+
+    def link(self, source: int, name: str, target: int, as_name: str) -> None:
+        """Link, and only then sync what was to be synced before."""
+        self._inner.link(source, name, target, as_name)
+        while self._owed:
+            file = self._owed.pop(0)
+            self._inner.sync_file(file)
+            self._inner.close(file)
+
+    def close(self, handle: int) -> None:
+        """Give back a handle, unless its sync is still owed."""
+        if handle not in self._owed:
+            self._inner.close(handle)
+
+    def _sync(self, sync: Callable[[int], None], handle: int) -> None:
+        try:
+            sync(handle)
+        except OSError:
+            if self._bug is not PlantedBug.RETRY_SYNC:
+                raise
+            sync(handle)
+
+
+@dataclass(slots=True)
+class _FileNode:
+    """A file's bytes, which are written once."""
+
+    data: bytes
+    modified_ms: int
+    synced: bool = False
+    lost: bool = False
+    """A sync failed, and later ones prove nothing."""
+
+    def sync(self) -> None:
+        self.synced = not self.lost
+
+    def lose(self) -> None:
+        self.lost = not self.synced
+
+    def surviving(self, chance: random.Random) -> "_FileNode":
+        data = self.data
+        if not self.synced:
+            # A disk may have the length without the bytes, or the first of them.
+            kept = data[: chance.randrange(len(data) + 1)]
+            data = chance.choice([data, kept, kept + bytes(len(data) - len(kept)), b""])
+        return _FileNode(data, self.modified_ms, synced=True)
+
+
+@dataclass(slots=True)
+class _FolderNode:
+    """A folder's names: as seen now, as synced, and what lies between."""
+
+    names: dict[str, "_Node"] = field(default_factory=dict)
+    synced: dict[str, "_Node"] = field(default_factory=dict)
+    unsynced: list[tuple[str, "_Node | None"]] = field(default_factory=list)
+    lost: list[tuple[str, "_Node | None"]] = field(default_factory=list)
+    """Changes whose sync failed; later ones prove nothing of them."""
+
+    def found(self, name: str) -> "_Node":
+        node = self.names.get(name)
+        if node is None:
+            raise _os_error(errno.ENOENT)
+        return node
+
+    def change(self, name: str, node: "_Node | None") -> None:
+        self.unsynced.append((name, node))
+        _apply(self.names, name, node)
+
+    def sync(self) -> None:
+        for name, node in self.unsynced:
+            _apply(self.synced, name, node)
+        self.unsynced.clear()
+
+    def lose(self) -> None:
+        self.lost += self.unsynced
+        self.unsynced.clear()
+
+    def surviving(self, chance: random.Random) -> "_FolderNode":
+        names = dict(self.synced)
+        for name, node in self.lost + self.unsynced:
+            if chance.randrange(2):
+                _apply(names, name, node)
+        kept = {name: node.surviving(chance) for name, node in sorted(names.items(), key=_by_name)}
+        return _FolderNode(kept, dict(kept))
+
+
+_Node = _FileNode | _FolderNode
+
+
+def _by_name(item: tuple[str, _Node]) -> str:
+    return item[0]
+
+
+def _apply(names: dict[str, _Node], name: str, node: _Node | None) -> None:
+    if node is None:
+        names.pop(name, None)
+    else:
+        names[name] = node
+
+
+def _files(folder: _FolderNode, path: str) -> Iterator[tuple[str, bytes]]:
+    for name, node in folder.names.items():
+        if isinstance(node, _FileNode):
+            yield path + name, node.data
+        else:
+            yield from _files(node, f"{path}{name}/")
+
+
+def _os_error(number: int) -> OSError:
+    return OSError(number, _SAID[number])
+
+
+_SAID: Final = {
+    errno.EEXIST: "exists",
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "is no folder",
+    errno.EISDIR: "is a folder",
+    errno.EIO: "failed as asked",
+}
