@@ -1,0 +1,156 @@
+"""Codecs: how a key or a value of a collection becomes a column, and comes back.
+
+A codec has a name and a version, and both are stored with the collection. A
+collection written with one codec is refused to another by name; a newer
+version of the same codec reads what older ones wrote, because `decode` is
+told which version did.
+
+The built-in ones store plain columns that any tool can read: text as text,
+64-bit integers as integers, big integers as decimal text, JSON as text with
+sorted keys, unit as nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from penstock.errors import UsageError
+
+__all__ = ["BIGINT", "BUILT_IN", "BYTES", "INT64", "JSON", "TEXT", "UNIT", "Codec", "UserCodec"]
+
+
+class Codec(Protocol):
+    """Turns values into what a column of `stored_as` holds, and back."""
+
+    @property
+    def name(self) -> str:
+        """Stored with the collection; another name is refused."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Stored with the collection; an older one is refused, a newer one reads old data."""
+        ...
+
+    @property
+    def stored_as(self) -> pa.DataType:
+        """The type of the column."""
+        ...
+
+    def encode(self, value: Any, /) -> Any:
+        """What the column holds for `value`. Raises UsageError for what it cannot hold."""
+        ...
+
+    def decode(self, stored: Any, version: int, /) -> Any:
+        """The value that `version` of this codec stored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    name: str
+    stored_as: pa.DataType
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any, int], Any]
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UserCodec:
+    """A codec of your own, over bytes.
+
+    `from_bytes` is given the bytes and the version that wrote them.
+    """
+
+    name: str
+    version: int
+    to_bytes: Callable[[Any], bytes]
+    from_bytes: Callable[[bytes, int], Any]
+
+    @property
+    def stored_as(self) -> pa.DataType:
+        """Bytes, whatever they mean."""
+        return pa.binary()
+
+    def encode(self, value: Any, /) -> bytes:
+        """The bytes of `value`."""
+        stored = self.to_bytes(value)
+        if not isinstance(stored, bytes):
+            raise UsageError(
+                f'codec "{self.name}" gave {type(stored).__name__}',
+                hint="Its to_bytes must return bytes.",
+            )
+        return stored
+
+    def decode(self, stored: bytes, version: int, /) -> Any:
+        """The value of `stored`, as `version` wrote it."""
+        return self.from_bytes(stored, version)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _unfit("text", value, "a str")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise _unfit("text", value, "text without lone surrogates") from error
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise _unfit("bytes", value, "bytes")
+    return value
+
+
+def _int64(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _unfit("int64", value, "an int")
+    if not -(2**63) <= value < 2**63:
+        raise _unfit("int64", value, "an int of 64 bits, or use the codec bigint")
+    return value
+
+
+def _bigint(value: Any) -> str:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _unfit("bigint", value, "an int")
+    return str(value)
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value, order="sorted").decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _unfit("json", value, "what JSON can say") from error
+
+
+def _unit(value: Any) -> None:
+    if value is not None and value != ():
+        raise _unfit("unit", value, "None")
+
+
+def _unfit(codec: str, value: Any, wanted: str) -> UsageError:
+    return UsageError(
+        f'codec "{codec}" cannot store a value of type {type(value).__name__}',
+        hint=f"Give it {wanted}.",
+    )
+
+
+def _same(stored: Any, _version: int) -> Any:
+    return stored
+
+
+TEXT: Final[Codec] = _BuiltIn("text", pa.string(), _text, _same)
+BYTES: Final[Codec] = _BuiltIn("bytes", pa.binary(), _bytes, _same)
+INT64: Final[Codec] = _BuiltIn("int64", pa.int64(), _int64, _same)
+BIGINT: Final[Codec] = _BuiltIn("bigint", pa.string(), _bigint, lambda stored, _: int(stored))
+JSON: Final[Codec] = _BuiltIn(
+    "json", pa.string(), _json, lambda stored, _: msgspec.json.decode(stored)
+)
+UNIT: Final[Codec] = _BuiltIn("unit", pa.null(), _unit, lambda _stored, _version: None)
+
+BUILT_IN: Final = {codec.name: codec for codec in (TEXT, BYTES, INT64, BIGINT, JSON, UNIT)}

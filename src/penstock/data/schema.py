@@ -1,0 +1,174 @@
+"""Row schemas, and how they may grow.
+
+A schema grows by columns at its end that are nullable or have a default, and
+by columns whose type widens. Both ways old rows have exactly one reading in
+the new schema, so an old insertion and a new deletion of the same row still
+meet and cancel; anything else would break that and is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.data.arrow import DIFF, TIME
+from penstock.errors import UsageError
+
+__all__ = ["check_row_schema", "conform", "default_row", "evolve", "stored_schema"]
+
+_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_NATURALS: Final = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_FLOATS: Final = (pa.float16(), pa.float32(), pa.float64())
+_WIDENINGS: Final = (
+    _INTEGERS,
+    _NATURALS,
+    _FLOATS,
+    (pa.string(), pa.large_string()),
+    (pa.binary(), pa.large_binary()),
+    (pa.uint8(), pa.int16()),
+    (pa.uint16(), pa.int32()),
+    (pa.uint32(), pa.int64()),
+)
+
+
+def check_row_schema(schema: pa.Schema, key: Sequence[str], *, collection: str) -> pa.Schema:
+    """The schema as we store it, or an error that says what cannot be stored."""
+    what = f'schema of collection "{collection}"'
+    names = schema.names
+    if len(set(names)) != len(names):
+        raise UsageError(f"{what} names a column twice", hint="Give every column its own name.")
+    for taken in (TIME, DIFF):
+        if taken in names:
+            raise UsageError(
+                f'{what} has a column "{taken}"',
+                detail="Penstock keeps the time and the count of each update under that name.",
+                hint="Rename the column.",
+            )
+    for field in schema:
+        if field.name.startswith("__"):
+            raise UsageError(
+                f'{what} has a column "{field.name}"',
+                hint="Use a name that does not begin with two underscores.",
+            )
+        _check_storable(field.type, what=f'column "{field.name}" of collection "{collection}"')
+    for name in key:
+        if name not in names:
+            raise UsageError(
+                f'{what} has no key column "{name}"',
+                hint=f"Name some of its columns: {', '.join(names)}.",
+            )
+        if pa.types.is_nested(schema.field(name).type):
+            raise UsageError(
+                f'key column "{name}" of collection "{collection}" is nested',
+                hint="Choose a plain column as key.",
+            )
+    return pa.schema([pa.field(f.name, f.type, f.nullable) for f in schema])
+
+
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """`schema` with the columns for time and diff."""
+    return schema.append(pa.field(TIME, pa.int64(), nullable=False)).append(
+        pa.field(DIFF, pa.int64(), nullable=False)
+    )
+
+
+def evolve(old: pa.Schema, new: pa.Schema, defaults: Mapping[str, Any], *, collection: str) -> None:
+    """Check that rows of `old` have exactly one reading in `new`."""
+    what = f'schema of collection "{collection}"'
+    if new.names[: len(old.names)] != old.names:
+        raise UsageError(
+            f"{what} cannot drop, rename or reorder columns",
+            detail=f"It has {', '.join(old.names)}; the new one has {', '.join(new.names)}.",
+            hint="Keep the columns as they are and add new ones at the end.",
+        )
+    for was, now in zip(old, new, strict=False):
+        if not _widens(was.type, now.type):
+            raise UsageError(
+                f'column "{was.name}" of collection "{collection}" cannot change '
+                f"from {was.type} to {now.type}",
+                hint="Only a type that holds every old value exactly can follow: a wider integer, "
+                "float or decimal.",
+            )
+        if was.nullable and not now.nullable:
+            raise UsageError(
+                f'column "{was.name}" of collection "{collection}" cannot become not null',
+                hint="Older rows may hold nulls; keep it nullable.",
+            )
+    for added in list(new)[len(old.names) :]:
+        if not added.nullable and added.name not in defaults:
+            raise UsageError(
+                f'column "{added.name}" is new in collection "{collection}" and has no value for '
+                "older rows",
+                hint="Make it nullable, or give it a default.",
+            )
+    unknown = set(defaults) - set(new.names[len(old.names) :])
+    if unknown:
+        raise UsageError(
+            f'{what} got a default for "{min(unknown)}", which is not a new column',
+            hint="Defaults are for the columns that this version adds.",
+        )
+
+
+def default_row(schema: pa.Schema, defaults: Mapping[str, Any]) -> pa.RecordBatch:
+    """One row that holds the values older rows have in the columns they lack."""
+    named = [field for field in schema if field.name in defaults]
+    return pa.record_batch(
+        [pa.array([defaults[field.name]], field.type) for field in named], schema=pa.schema(named)
+    )
+
+
+def conform(updates: pa.Table, schema: pa.Schema, defaults: Mapping[str, pa.Scalar]) -> pa.Table:
+    """`updates` as rows of `schema`, a newer or an older version of their own.
+
+    Columns they lack take the default of the version that added them, else
+    null; columns they have too many were added later and are left out.
+    """
+    if updates.schema.equals(schema):
+        return updates
+    columns = []
+    for field in schema:
+        at = updates.schema.get_field_index(field.name)
+        if at >= 0:
+            column = updates.column(at)
+            columns.append(column if column.type == field.type else pc.cast(column, field.type))
+        elif field.name in defaults:
+            columns.append(pa.chunked_array([pa.repeat(defaults[field.name], updates.num_rows)]))
+        else:
+            columns.append(pa.nulls(updates.num_rows, field.type))
+    return pa.table(columns, schema=schema)
+
+
+def _widens(old: pa.DataType, new: pa.DataType) -> bool:
+    if old == new:
+        return True
+    if pa.types.is_decimal(old) and pa.types.is_decimal(new):
+        return bool(
+            new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale
+        )
+    return any(
+        old in chain and new in chain and chain.index(old) < chain.index(new)
+        for chain in _WIDENINGS
+    )
+
+
+def _check_storable(kind: pa.DataType, *, what: str) -> None:
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        raise UsageError(
+            f"{what} is encoded as {kind}",
+            hint=f"Decode it first, for example to {kind.value_type}.",
+        )
+    unstorable = (
+        pa.types.is_union(kind)
+        or pa.types.is_interval(kind)
+        or isinstance(kind, pa.BaseExtensionType)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
+    if unstorable:
+        raise UsageError(
+            f"{what} has the type {kind}, which Parquet cannot hold",
+            hint="Store it as text or bytes.",
+        )
+    for i in range(kind.num_fields):
+        _check_storable(kind.field(i).type, what=what)

@@ -1,0 +1,62 @@
+"""Durable, definite, named collections.
+
+    import penstock.persist as persist
+
+    with persist.open("file:./data", writer="laptop-1") as client:
+        words = client.create_or_load("words", key=persist.TEXT, value=persist.UNIT)
+        words.compare_and_append([(("hello", None), 1, +1)], 0, 2)
+        words.snapshot(as_of=1)
+
+A collection is described by `[since, upper)`: readable from `since`, complete
+below `upper`, and the same at every reading in between.
+"""
+
+from penstock.data import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
+from penstock.persist.client import AppendTo, Client, Collection, Unsealed, open, release
+from penstock.persist.errors import (
+    AlreadyFailed,
+    Closed,
+    CollectionMissing,
+    HoldLost,
+    LockHeld,
+    NotYetComplete,
+    SinceError,
+)
+from penstock.persist.holds import DurableHold
+from penstock.persist.read import Changes, Listener, Snapshot
+from penstock.persist.settings import Settings
+from penstock.persist.state import END
+from penstock.persist.write import Allowed, Appended, UpperMismatch
+
+__all__ = [
+    "BIGINT",
+    "BYTES",
+    "END",
+    "INT64",
+    "JSON",
+    "TEXT",
+    "UNIT",
+    "Allowed",
+    "AlreadyFailed",
+    "AppendTo",
+    "Appended",
+    "Changes",
+    "Client",
+    "Closed",
+    "Codec",
+    "Collection",
+    "CollectionMissing",
+    "DurableHold",
+    "HoldLost",
+    "Listener",
+    "LockHeld",
+    "NotYetComplete",
+    "Settings",
+    "SinceError",
+    "Snapshot",
+    "Unsealed",
+    "UpperMismatch",
+    "UserCodec",
+    "open",
+    "release",
+]

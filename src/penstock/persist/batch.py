@@ -1,0 +1,184 @@
+"""Batches: building their parts, and reading them back.
+
+A small batch becomes bytes inside the log entry that links it, a large one
+Parquet objects written before it under a staging id. Either way the parts hold
+the user's columns, `mz_timestamp` and `mz_diff`, and reading verifies every
+byte: inline ones with their entry, objects against the size and checksum that
+the entry recorded.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.data import TIME, Codec, conform, from_ipc, to_ipc
+from penstock.durable import Blob
+from penstock.durable.cache import CachedBlob
+from penstock.failpoints import Failpoint, pass_by
+from penstock.persist.encoding import checksum
+from penstock.persist.paths import batch_key
+from penstock.persist.settings import Settings
+from penstock.persist.state import (
+    END,
+    Batch,
+    CollectionState,
+    Inline,
+    Part,
+    SchemaVersion,
+    Stored,
+    columns_of,
+    stored_columns_of,
+)
+
+__all__ = ["Batches", "schema_as_of"]
+
+ROW_GROUP_ROWS = 1 << 18
+
+
+class Batches:
+    """Builds and reads the batches of one location."""
+
+    def __init__(self, blob: Blob, cache: CachedBlob, settings: Settings) -> None:
+        self._blob = blob
+        self._cache = cache
+        self._settings = settings
+        self.codecs: dict[int, tuple[Codec, Codec]] = {}
+        """The codecs that collections of keys and values were opened with, by collection."""
+
+    def inline(self, updates: pa.Table) -> bool:
+        """Whether these updates are few enough to travel inside an entry."""
+        return bool(updates.nbytes <= self._settings.inline_bytes)
+
+    def build_inline(
+        self, updates: pa.Table, schema: int, *, since: int = 0, merged: bool = False
+    ) -> Batch:
+        """A batch that travels inside the entry."""
+        rows = to_ipc(updates)
+        return _batch(updates, schema, (Inline(rows),), len(rows), since, merged)
+
+    def build_stored(
+        self, updates: pa.Table, schema: int, staging: str, *, since: int = 0, merged: bool = False
+    ) -> Batch:
+        """A batch whose parts are durable objects under a staging id, waiting to be linked."""
+        parts: list[Part] = []
+        rows = max(1, int(updates.num_rows * self._settings.part_bytes / max(updates.nbytes, 1)))
+        for start in range(0, updates.num_rows, rows):
+            sink = pa.BufferOutputStream()
+            pq.write_table(
+                updates.slice(start, rows),
+                sink,
+                write_page_checksum=True,
+                row_group_size=ROW_GROUP_ROWS,
+            )
+            data = sink.getvalue().to_pybytes()
+            key = batch_key(staging, f"{self._settings.chance.getrandbits(64):016x}")
+            pass_by(Failpoint.BLOB_PUT_BEGIN)
+            self._blob.create(key, data)
+            pass_by(Failpoint.BLOB_PUT_DONE)
+            parts.append(Stored(key=key, size=len(data), checksum=checksum(data)))
+        size = sum(part.size for part in parts if isinstance(part, Stored))
+        return _batch(updates, schema, tuple(parts), size, since, merged)
+
+    def rows(
+        self,
+        collection: CollectionState,
+        batch: Batch,
+        schema: SchemaVersion,
+        *,
+        lower: int = 0,
+        upper: int = END,
+    ) -> pa.Table:
+        """The updates of `batch` with times in `[lower, upper)`, as rows of `schema`."""
+        written = collection.schemas[batch.schema]
+        upper = min(upper, batch.until)
+        pieces = []
+        for part in batch.parts:
+            piece = self._part(part, stored_columns_of(written))
+            if lower > batch.lower or upper < batch.upper or batch.until < END:
+                times = piece.column(TIME)
+                piece = piece.filter(pc.and_(pc.greater_equal(times, lower), pc.less(times, upper)))
+            pieces.append(self._read_through(collection, piece, written, schema))
+        return pa.concat_tables(pieces) if len(pieces) != 1 else pieces[0]
+
+    def _part(self, part: Part, schema: pa.Schema) -> pa.Table:
+        match part:
+            case Inline(rows=rows):
+                return from_ipc(rows, schema)
+            case Stored(key=key, size=size, checksum=told):
+                data = self._cache.read(key, size, told)
+                table = pq.read_table(pa.BufferReader(data), use_threads=False)
+                return table if table.schema.equals(schema) else table.cast(schema)
+
+    def _read_through(
+        self,
+        collection: CollectionState,
+        rows: pa.Table,
+        written: SchemaVersion,
+        schema: SchemaVersion,
+    ) -> pa.Table:
+        if written.version == schema.version:
+            return rows
+        if written.codecs != schema.codecs and collection.id in self.codecs:
+            rows = _recoded(rows, written, self.codecs[collection.id])
+        return conform(rows, stored_columns_of(schema), defaults_of(collection.schemas))
+
+
+def schema_as_of(collection: CollectionState, as_of: int) -> SchemaVersion:
+    """The version that readers as of a time see.
+
+    Keys and values always come through the newest codecs; only the columns of
+    rows are part of what was promised as of a time.
+    """
+    if collection.schemas[-1].codecs:
+        return collection.schemas[-1]
+    seen = collection.schemas[0]
+    for version in collection.schemas:
+        if version.since <= as_of:
+            seen = version
+    return seen
+
+
+@lru_cache(maxsize=1024)
+def defaults_of(schemas: tuple[SchemaVersion, ...]) -> Mapping[str, pa.Scalar]:
+    """What rows hold in the columns that were added after they were written."""
+    found: dict[str, pa.Scalar] = {}
+    for version in schemas:
+        if version.defaults:
+            row = pa.ipc.open_stream(pa.py_buffer(version.defaults)).read_all()
+            columns = columns_of(schemas[-1])
+            for name in row.schema.names:
+                found[name] = row.column(name).cast(columns.field(name).type)[0]
+    return found
+
+
+def _recoded(rows: pa.Table, written: SchemaVersion, codecs: tuple[Codec, Codec]) -> pa.Table:
+    """Keys and values as the codecs write them now."""
+    for (name, codec), (_, version) in zip(
+        (("key", codecs[0]), ("value", codecs[1])), written.codecs, strict=True
+    ):
+        if version != codec.version:
+            at = rows.schema.get_field_index(name)
+            values = [
+                codec.encode(codec.decode(old, version)) for old in rows.column(at).to_pylist()
+            ]
+            rows = rows.set_column(at, rows.schema.field(at), pa.array(values, codec.stored_as))
+    return rows
+
+
+def _batch(
+    updates: pa.Table, schema: int, parts: tuple[Part, ...], size: int, since: int, merged: bool
+) -> Batch:
+    bounds = pc.min_max(updates.column(TIME))
+    return Batch(
+        schema=schema,
+        lower=bounds["min"].as_py(),
+        upper=bounds["max"].as_py() + 1,
+        rows=updates.num_rows,
+        size=size,
+        parts=parts,
+        since=since,
+        merged=merged,
+    )

@@ -1,0 +1,736 @@
+"""Open a storage location, and hand out its collections.
+
+A client with a writer's id reads and writes; without one it only reads. It may
+be shared by threads. `close` finishes what was accepted, refuses what comes
+after, and gives the lock back; a client that is merely forgotten is closed when
+it is collected or the program ends, and one that is killed loses nothing.
+"""
+
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import structs
+
+from penstock.data import TIME, Codec, check_row_schema, evolve
+from penstock.data.codec import BUILT_IN
+from penstock.data.schema import default_row
+from penstock.durable import open_blob
+from penstock.durable.cache import CachedBlob
+from penstock.durable.probe import probe
+from penstock.durable.steady import SteadyBlob, SteadyStatistics
+from penstock.errors import UsageError
+from penstock.failpoints import Failpoint, pass_by
+from penstock.persist.batch import Batches
+from penstock.persist.errors import Closed, CollectionMissing, LockHeld
+from penstock.persist.gc import Collector
+from penstock.persist.holds import Claims, DurableHold, LeasedClaims, LocalClaims, NoClaims
+from penstock.persist.intake import (
+    Updates,
+    check_as_of,
+    check_frontier,
+    columns_shown,
+    put_pairs,
+    put_rows,
+    put_table,
+    table_of,
+)
+from penstock.persist.machine import Machine
+from penstock.persist.notify import Bell, Ear, News
+from penstock.persist.read import Listener, Reader, Snapshot
+from penstock.persist.settings import Settings
+from penstock.persist.staging import Staging
+from penstock.persist.state import (
+    Alter,
+    CollectionState,
+    Create,
+    Destroy,
+    Discard,
+    OpenStaging,
+    Operation,
+    Release,
+    SchemaVersion,
+    State,
+    TakeEpoch,
+    Writer,
+    columns_of,
+)
+from penstock.persist.upkeep import Upkeep
+from penstock.persist.write import (
+    Allowed,
+    Allowing,
+    Append,
+    Appended,
+    Committer,
+    Piece,
+    UpperMismatch,
+)
+
+__all__ = ["AppendTo", "Client", "Collection", "Unsealed", "open", "release"]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendTo:
+    """One collection's share of an atomic `append_all`."""
+
+    collection: "Collection"
+    updates: Updates
+    expected_upper: int
+    new_upper: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsealed:
+    """Updates that were written and not sealed, as a takeover finds them."""
+
+    collection: str
+    updates: int
+    lower: int
+    upper: int
+
+
+def open(
+    url: str, *, writer: str | None = None, hold: bool = True, settings: Settings | None = None
+) -> "Client":
+    """Open one storage location.
+
+    With `writer`, a reentrance id, it is opened for reading and writing: the
+    same id takes over from a crashed or running predecessor, which is fenced;
+    another id is refused while one holds the lock. Without, only for reading;
+    `hold=False` then leaves no trace at all and needs no permission to write,
+    at the price that compaction may get in the way, as an error that says so.
+
+    Raises:
+        LockHeld: another id is writing.
+        StoreRefused: the store cannot be trusted with a log, or refuses us.
+    """
+    settings = settings or Settings()
+    if writer is not None:
+        _check_writer_id(writer)
+    steady = SteadyBlob(
+        open_blob(url, writing=writer is not None),
+        settings.clock,
+        settings.chance,
+        patience_ms=settings.patience_ms,
+    )
+    try:
+        return Client(steady, settings, writer=writer, hold=hold)
+    except BaseException:
+        steady.close()
+        raise
+
+
+def release(url: str, *, settings: Settings | None = None) -> Writer | None:
+    """Give up the lock on behalf of a writer that is dead; who it was, if there was one.
+
+    Should it live after all, it is fenced: this costs it its work, never data.
+    """
+    settings = settings or Settings()
+    blob = SteadyBlob(
+        open_blob(url), settings.clock, settings.chance, patience_ms=settings.patience_ms
+    )
+    try:
+        machine = Machine(blob, settings)
+        holder = machine.load().writer
+        if holder is not None:
+            machine.take_epoch(lambda state: [TakeEpoch(None, state.location)], own=False)
+        return holder
+    finally:
+        blob.close()
+
+
+class Client:
+    """An open storage location. See `open`."""
+
+    def __init__(
+        self, blob: SteadyBlob, settings: Settings, *, writer: str | None, hold: bool
+    ) -> None:
+        self._blob = blob
+        self._settings = settings
+        self._machine = Machine(blob, settings)
+        self._cache = CachedBlob(blob, bound_bytes=settings.cache_bytes)
+        self._batches = Batches(blob, self._cache, settings)
+        self._news = News()
+        self._ear = Ear(self._news)
+        self._closed = threading.Event()
+        self._parts = _Parts(blob, self._closed, self._ear)
+        if writer is not None:
+            probe(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
+            self._machine.load()
+            self._parts.bell = bell = Bell(settings.notify) if settings.notify else None
+            self._take_lock(writer, bell)
+            self._start_writing(bell)
+        else:
+            self._machine.load()
+            owner = f"{socket.gethostname()}-{os.getpid()}"
+            claims: Claims = (
+                LeasedClaims(self._machine, settings, owner=owner)
+                if hold
+                else NoClaims(self._machine)
+            )
+            self._parts.claims = claims
+        self._reader = Reader(
+            machine=self._machine,
+            batches=self._batches,
+            claims=self._parts.claims,
+            settings=settings,
+            owns_writer=writer is not None,
+            news=self._news,
+            ear=self._ear,
+            closed=self._closed,
+        )
+        self._finalizer = weakref.finalize(self, _Parts.close, self._parts)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """The location, as people know it."""
+        return self._blob.name
+
+    @property
+    def state(self) -> State:
+        """Everything that is known about the location, as one value."""
+        return self._reader.look()
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch this client writes in."""
+        return self._machine.epoch
+
+    def statistics(self) -> SteadyStatistics:
+        """Store operations so far, and those that are failing right now, since when."""
+        return self._blob.statistics()
+
+    def create_or_load(
+        self,
+        name: str,
+        *,
+        key: Codec | None = None,
+        value: Codec | None = None,
+        schema: pa.Schema | None = None,
+        key_columns: Sequence[str] = (),
+    ) -> "Collection":
+        """The collection of that name, made if there is none.
+
+        Give codecs for `key` and `value`, or a `schema` for rows with the
+        columns that identify one. An existing collection must have the same;
+        codecs may be of a newer version than what is stored.
+        """
+        wanted = _schema_version(name, key, value, schema, key_columns)
+        found = self._reader.look().named(name)
+        if found is None:
+            found = self._writing().run(
+                lambda state: [] if state.named(name) else [Create(name, wanted)],
+                lambda _, after: after.named(name),
+            )
+        self._accept(found, wanted)
+        if key is not None and value is not None:
+            self._batches.codecs[found.id] = (key, value)
+        if found.schemas[-1].codecs != wanted.codecs and self._parts.committer is not None:
+            self._move_codecs(found.id, wanted)
+        return Collection(self, found.id, name)
+
+    def collection(self, name: str) -> "Collection":
+        """The collection of that name, with whatever codecs or schema it has."""
+        state = self._reader.look()
+        found = state.named(name)
+        if found is None:
+            raise CollectionMissing(name, where=self.url, known=sorted(state.names))
+        names = [codec for codec, _ in found.schemas[-1].codecs]
+        if names and found.id not in self._batches.codecs and all(n in BUILT_IN for n in names):
+            self._batches.codecs[found.id] = (BUILT_IN[names[0]], BUILT_IN[names[1]])
+        return Collection(self, found.id, name)
+
+    def collections(self) -> list[str]:
+        """The names of all collections, in order."""
+        return sorted(self._reader.look().names)
+
+    def append_all(self, appends: Sequence[AppendTo]) -> Appended | UpperMismatch:
+        """`compare_and_append` on several collections: all of it or none, uppers included."""
+        if not appends:
+            raise UsageError("append_all was given no collection", hint="Name at least one.")
+        if len({append.collection.id for append in appends}) != len(appends):
+            raise UsageError(
+                "append_all names a collection twice", hint="Give each its updates once."
+            )
+        for append in appends:
+            if append.collection.client is not self:
+                raise UsageError(
+                    f'collection "{append.collection.name}" belongs to another client',
+                    hint="Only collections of one location can be written together.",
+                )
+        pieces = [
+            append.collection._piece(
+                append.updates, expected=append.expected_upper, upper=append.new_upper
+            )
+            for append in appends
+        ]
+        outcome: Appended | UpperMismatch = self._writing().submit(Append(pieces)).result()
+        return outcome
+
+    def seal_all(self, uppers: "Mapping[Collection, int]") -> "Future[Appended]":
+        """Seal several collections at once."""
+        pieces = [Piece(c.id, upper=check_frontier(upper)) for c, upper in uppers.items()]
+        if not pieces:
+            raise UsageError("seal_all was given no collection", hint="Name at least one.")
+        return self._writing().submit(Append(pieces))
+
+    def destroy(self, name: str) -> bool:
+        """Remove a collection and everything in it; whether it was there.
+
+        The name may be used again, for a new and empty collection.
+        """
+
+        def plan(state: State) -> list[Operation]:
+            found = state.named(name)
+            return [] if found is None else [Destroy(found.id)]
+
+        there = self._writing().run(plan, lambda before, after: before is not after)
+        return bool(there)
+
+    def unsealed(self) -> list[Unsealed]:
+        """What was written and never sealed: after a takeover, what the predecessor left."""
+        state = self._reader.look()
+        found = []
+        for collection in state.collections.values():
+            rows = [
+                self._batches.rows(
+                    collection, batch, collection.schemas[-1], lower=collection.upper
+                )
+                for batch in collection.batches
+                if batch.upper > collection.upper
+            ]
+            count = sum(table.num_rows for table in rows)
+            if count:
+                bounds = [pc.min_max(table.column(TIME)) for table in rows if table.num_rows]
+                found.append(
+                    Unsealed(
+                        collection.name,
+                        count,
+                        min(each["min"].as_py() for each in bounds),
+                        max(each["max"].as_py() for each in bounds) + 1,
+                    )
+                )
+        return sorted(found, key=lambda each: each.collection)
+
+    def discard_unsealed(self, names: Sequence[str] | None = None) -> None:
+        """Void what was written and never sealed, in one entry; of all collections or some."""
+
+        def plan(state: State) -> list[Operation]:
+            chosen = sorted(state.names) if names is None else names
+            found = [self._named(state, name) for name in chosen]
+            return [Discard(c.id) for c in found if any(b.upper > c.upper for b in c.batches)]
+
+        self._writing().run(plan, lambda _before, _after: None)
+
+    def hold(self, owner: str) -> DurableHold:
+        """The durable hold of `owner`, taken over if another process has it."""
+        self._reader.look()
+        return DurableHold(self._machine, self._settings, owner)
+
+    def compact(self) -> None:
+        """Do all upkeep now: merge, roll up, let go of what nobody needs."""
+        self._writing()
+        assert self._parts.upkeep is not None
+        self._parts.upkeep.compact()
+
+    def upkeep(self) -> None:
+        """One round of what otherwise happens in the background."""
+        self._writing()
+        assert self._parts.upkeep is not None
+        self._parts.upkeep.round()
+
+    def close(self) -> None:
+        """Finish what was accepted, refuse what comes after, release the lock.
+
+        May be called twice. Raises if the lock could not be released because
+        this writer was fenced or broke; everything is closed all the same.
+        """
+        if self._finalizer.detach() is not None:
+            self._parts.close()
+
+    def _take_lock(self, writer: str, bell: Bell | None) -> None:
+        clock = self._settings.clock
+        me = Writer(
+            id=writer,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            taken_ms=clock.now_ms(),
+            address=bell.address if bell else "",
+        )
+        name = f"l{self._settings.chance.getrandbits(64):016x}"
+
+        def plan(state: State) -> list[Operation]:
+            if state.writer is not None and state.writer.id != writer:
+                held = state.writer
+                raise LockHeld(
+                    where=self.url,
+                    writer=writer,
+                    holder=held.id,
+                    host=held.host,
+                    pid=held.pid,
+                    taken_ms=held.taken_ms,
+                )
+            return [TakeEpoch(me, state.location or name), OpenStaging(f"{state.epoch + 1}-0")]
+
+        self._machine.take_epoch(plan)
+
+    def _start_writing(self, bell: Bell | None) -> None:
+        machine, settings, parts = self._machine, self._settings, self._parts
+        epoch = machine.epoch
+        assert epoch is not None
+        staging = Staging(epoch)
+        claims = LocalClaims(machine, settings)
+        collector = Collector(machine, claims, settings)
+        if bell is not None:
+            bell.start(machine.state.location)
+        news = self._news
+
+        def wake(seqno: int) -> None:
+            news.tell()
+            if bell is not None:
+                bell.ring(seqno)
+
+        parts.claims = claims
+        parts.machine = machine
+        parts.upkeep = Upkeep(machine, self._batches, staging, collector, settings)
+        parts.committer = Committer(
+            machine, self._batches, staging, allow=collector.allow_and_settle, wake=wake
+        )
+        if settings.background:
+            parts.upkeep.start()
+
+    def _writing(self) -> Committer:
+        if self._closed.is_set():
+            raise Closed(self.url)
+        if self._parts.committer is None:
+            raise UsageError(
+                f'client of location "{self.url}" only reads',
+                hint='Open it with a writer\'s id: penstock.persist.open(url, writer="…").',
+            )
+        return self._parts.committer
+
+    def _named(self, state: State, name: str) -> CollectionState:
+        found = state.named(name)
+        if found is None:
+            raise CollectionMissing(name, where=self.url, known=sorted(state.names))
+        return found
+
+    def _accept(self, found: CollectionState, wanted: SchemaVersion) -> None:
+        stored = found.schemas[-1]
+        what = f'collection "{found.name}" of location "{self.url}"'
+        if bool(stored.codecs) != bool(wanted.codecs):
+            holds = "keys and values" if stored.codecs else "rows"
+            raise UsageError(f"{what} holds {holds}", hint=f"Open it for {holds}.")
+        for role, (has, at), (asked, asked_at) in zip(
+            ("key", "value"), stored.codecs, wanted.codecs, strict=False
+        ):
+            if has != asked:
+                raise UsageError(
+                    f'{what} has codec "{has}" for its {role}, not "{asked}"',
+                    hint=f'Open it with the codec "{has}".',
+                )
+            if asked_at < at:
+                raise UsageError(
+                    f'{what} was written with version {at} of codec "{has}"',
+                    detail=f"The codec given is version {asked_at}.",
+                    hint="Open it with that version or a newer one.",
+                )
+        if not stored.codecs and (
+            not columns_of(stored).equals(columns_of(wanted)) or stored.key != wanted.key
+        ):
+            raise UsageError(
+                f"{what} has another schema",
+                detail=f"It has {_shown(stored)}; asked for was {_shown(wanted)}.",
+                hint="Open it with its own schema, then let it grow with alter.",
+            )
+
+    def _move_codecs(self, id: int, wanted: SchemaVersion) -> None:
+        def plan(state: State) -> list[Operation]:
+            stored = state.collections[id].schemas[-1]
+            if stored.codecs == wanted.codecs:
+                return []
+            return [Alter(id, structs.replace(wanted, version=stored.version + 1))]
+
+        self._writing().run(plan, lambda _before, _after: None, touches=[id])
+
+
+class Collection:
+    """One named collection: its writing end and its reading end.
+
+    Updates are `((key, value), time, diff)` for keys and values. For rows they
+    are an Arrow table with the columns `mz_timestamp` and `mz_diff`, or without
+    them and one `time` for all, or `(row, time, diff)` with the row as a dict.
+    """
+
+    def __init__(self, client: Client, id: int, name: str) -> None:
+        self.client = client
+        self.id = id
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Collection({self.name!r})"
+
+    @property
+    def state(self) -> CollectionState:
+        """What is known of it now."""
+        found = self.client.state.collections.get(self.id)
+        if found is None:
+            raise UsageError(
+                f'collection "{self.name}" was destroyed', hint="Make it again with create_or_load."
+            )
+        return found
+
+    @property
+    def since(self) -> int:
+        """Readable from here on."""
+        return self.state.since
+
+    @property
+    def upper(self) -> int:
+        """Complete below here."""
+        return self.state.upper
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The newest version of the user's columns."""
+        return columns_of(self.state.schemas[-1])
+
+    def write(self, updates: Updates, *, time: int | None = None) -> "Future[Appended]":
+        """Make updates durable, at times at or past upper. They are seen once sealed."""
+        return self._submit(self._piece(updates, time=time))
+
+    def seal(self, upper: int) -> "Future[Appended]":
+        """Declare all times below `upper` complete, for ever. `END` closes the collection."""
+        return self._submit(Piece(self.id, upper=check_frontier(upper)))
+
+    def compare_and_append(
+        self, updates: Updates, expected_upper: int, new_upper: int, *, time: int | None = None
+    ) -> Appended | UpperMismatch:
+        """Write and seal in one step, if upper is what was expected."""
+        piece = self._piece(updates, expected=expected_upper, upper=new_upper, time=time)
+        outcome: Appended | UpperMismatch = self._submit(piece).result()
+        return outcome
+
+    def allow_compaction(self, since: int) -> "Future[Allowed]":
+        """Permit what was before `since` to be forgotten; `END` gives up all history.
+
+        The permission is kept; a hold that lies lower only delays it.
+        """
+        work = Allowing({self.id: check_frontier(since)})
+        return self.client._writing().submit(work)
+
+    def alter(
+        self, schema: pa.Schema, *, defaults: Mapping[str, Any] | None = None, at: int | None = None
+    ) -> None:
+        """Let the schema grow, for readers as of `at` (default: upper) and later."""
+        values = dict(defaults or {})
+
+        def plan(state: State) -> list[Operation]:
+            found = state.collections.get(self.id)
+            if found is None:
+                raise CollectionMissing(self.name, where=self.client.url, known=sorted(state.names))
+            newest = found.schemas[-1]
+            if newest.codecs:
+                raise UsageError(
+                    f'collection "{self.name}" holds keys and values',
+                    hint="Its codecs have versions; only the schema of rows can be altered.",
+                )
+            wanted = check_row_schema(schema, newest.key, collection=self.name)
+            if wanted.equals(columns_of(newest)):
+                return []
+            evolve(columns_of(newest), wanted, values, collection=self.name)
+            since = found.upper if at is None else at
+            if since < max(found.upper, newest.since):
+                raise UsageError(
+                    f'schema of collection "{self.name}" cannot change as of {since}',
+                    detail=f"Times below {found.upper} are complete with the schema they have.",
+                    hint=f"Change it as of {max(found.upper, newest.since)} or later.",
+                )
+            version = SchemaVersion(
+                version=newest.version + 1,
+                since=since,
+                columns=wanted.serialize().to_pybytes(),
+                key=newest.key,
+                defaults=_stream_of(default_row(wanted, values)) if values else b"",
+            )
+            return [Alter(self.id, version)]
+
+        self.client._writing().run(plan, lambda _before, _after: None, touches=[self.id])
+
+    def snapshot(self, as_of: int) -> Snapshot:
+        """The contents as of a time.
+
+        Raises:
+            SinceError: the time lies below since.
+            NotYetComplete: it lies at or past upper.
+        """
+        return self.client._reader.snapshot(self.state, check_as_of(as_of))
+
+    def listen(self, as_of: int, *, snapshot: bool = False) -> Listener:
+        """Every change after `as_of`, as it becomes complete; first the contents then, if asked.
+
+        An `as_of` of -1 begins before the first time there is.
+        """
+        checked = as_of if as_of == -1 else check_as_of(as_of)
+        return Listener(self.client._reader, self.state, checked, snapshot=snapshot)
+
+    def destroy(self) -> bool:
+        """Remove it; see `Client.destroy`."""
+
+        def plan(state: State) -> list[Operation]:
+            return [Destroy(self.id)] if self.id in state.collections else []
+
+        there = self.client._writing().run(
+            plan, lambda before, after: before is not after, touches=[self.id]
+        )
+        return bool(there)
+
+    def _submit(self, piece: Piece) -> "Future[Any]":
+        return self.client._writing().submit(Append([piece]))
+
+    def _piece(
+        self,
+        updates: Updates,
+        *,
+        expected: int | None = None,
+        upper: int | None = None,
+        time: int | None = None,
+    ) -> Piece:
+        """The updates in stored form, checked as far as can be without knowing upper."""
+        state = self.state
+        if (
+            expected is not None
+            and upper is not None
+            and check_frontier(upper) < check_frontier(expected)
+        ):
+            raise UsageError(
+                f'upper of collection "{self.name}" cannot go from {expected} back to {upper}',
+                hint="Let the new upper be at or past the expected one.",
+            )
+        piece = Piece(self.id, expected=expected, upper=upper)
+        schema = state.schemas[-1]
+        if isinstance(updates, pa.Table | pa.RecordBatch):
+            rows = table_of(updates, columns_of(schema), time=time, collection=self.name)
+            put_table(piece, rows)
+        elif schema.codecs:
+            codecs = self.client._batches.codecs.get(self.id)
+            if codecs is None:
+                raise UsageError(
+                    f'collection "{self.name}" was opened without its codecs',
+                    hint="Open it with create_or_load and the codecs of its keys and values.",
+                )
+            put_pairs(piece, updates, codecs, columns_of(schema), collection=self.name)
+        else:
+            put_rows(piece, updates, columns_of(schema), collection=self.name)
+        if piece.beyond and expected is not None and upper is not None:
+            if piece.lower < expected:
+                raise UsageError(
+                    f'update of collection "{self.name}" at {piece.lower} lies below {expected}',
+                    hint="Updates must lie at or past the expected upper.",
+                )
+            if piece.beyond > upper:
+                raise UsageError(
+                    f'update of collection "{self.name}" at {piece.beyond - 1} is beyond {upper}',
+                    hint="Updates must lie below the new upper.",
+                )
+        return piece
+
+
+class _Parts:
+    """What a client has running, apart from it, so that it can be closed when it is gone."""
+
+    def __init__(self, blob: SteadyBlob, closed: threading.Event, ear: Ear) -> None:
+        self.blob = blob
+        self.closed = closed
+        self.ear = ear
+        self.claims: Claims
+        self.machine: Machine | None = None
+        self.bell: Bell | None = None
+        self.upkeep: Upkeep | None = None
+        self.committer: Committer | None = None
+
+    def close(self) -> None:
+        self.closed.set()
+        try:
+            if self.committer is not None:
+                self.committer.close()
+            if self.upkeep is not None:
+                self.upkeep.stop()
+            self.claims.close()
+            self._release()
+        finally:
+            self.ear.close()
+            if self.bell is not None:
+                self.bell.close()
+            self.blob.close()
+
+    def _release(self) -> None:
+        if self.machine is None or self.committer is None or self.upkeep is None:
+            return
+        if self.committer.broken is not None:
+            raise self.committer.broken
+        upkeep = self.upkeep
+        if upkeep.entries_since_rollup() >= 16:
+            upkeep.roll_up()
+        _, after = self.machine.commit(lambda _: [*upkeep.rollup_record(), Release()])
+        self.machine.log.witness(after.seqno)
+        pass_by(Failpoint.RELEASE_DONE)
+
+
+def _check_writer_id(writer: str) -> None:
+    if not writer or not writer.isprintable() or len(writer) > 200:
+        raise UsageError(
+            f"writer id {writer!r} cannot be used",
+            hint="Use a short printable name that outlives restarts, such as the host's.",
+        )
+
+
+def _schema_version(
+    name: str,
+    key: Codec | None,
+    value: Codec | None,
+    schema: pa.Schema | None,
+    key_columns: Sequence[str],
+) -> SchemaVersion:
+    if not name or not name.isprintable() or len(name) > 500:
+        raise UsageError(
+            f"collection name {name!r} cannot be used", hint="Use a short printable name."
+        )
+    if (key is None) != (value is None) or (key is None) == (schema is None):
+        raise UsageError(
+            f'collection "{name}" needs either codecs or a schema',
+            hint="Give key=… and value=…, or schema=… with key_columns=….",
+        )
+    if schema is not None:
+        checked = check_row_schema(schema, key_columns, collection=name)
+        return SchemaVersion(0, 0, checked.serialize().to_pybytes(), key=tuple(key_columns))
+    assert key is not None
+    assert value is not None
+    columns = pa.schema([("key", key.stored_as), ("value", value.stored_as)])
+    codecs = ((key.name, key.version), (value.name, value.version))
+    return SchemaVersion(0, 0, columns.serialize().to_pybytes(), key=("key",), codecs=codecs)
+
+
+def _stream_of(row: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as stream:
+        stream.write_batch(row)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _shown(schema: SchemaVersion) -> str:
+    return f"{columns_shown(columns_of(schema))} with key {', '.join(schema.key) or 'none'}"

@@ -1,0 +1,173 @@
+"""The bytes at rest, every version of them.
+
+Entries, rollups and holds are *frames*:
+
+    0    4   magic, "PNST"
+    4    1   kind: E entry, R rollup, H hold
+    5    1   encoding version, 1
+    6    2   zero
+    8    8   length of the body, little-endian
+    16   …   the body: MessagePack
+    …    8   XXH64 (seed 0) of all bytes before it, little-endian
+
+A frame that is short, long, flipped or of a version this code does not know
+is refused by name; nothing is ever guessed, skipped or wiped. The contents of
+the bodies are the structs of `state.py` and `holds.py`, as maps by field name.
+`docs/reference/format.md` tells all of it to someone writing a reader.
+"""
+
+import struct
+from enum import Enum
+from typing import Final, TypeVar
+
+import msgspec
+import xxhash
+from immutables import Map
+from msgspec import Struct
+
+from penstock.errors import Corruption, StoreRefused
+from penstock.persist.state import CollectionState, Entry, State, Writer
+
+__all__ = [
+    "ENCODING_VERSION",
+    "Kind",
+    "checksum",
+    "decode_entry",
+    "decode_frame",
+    "decode_rollup",
+    "encode_entry",
+    "encode_frame",
+    "encode_rollup",
+]
+
+ENCODING_VERSION: Final = 1
+
+_MAGIC: Final = b"PNST"
+_HEAD: Final = struct.Struct("<4scBHQ")
+_TAIL: Final = struct.Struct("<Q")
+
+_encoder: Final = msgspec.msgpack.Encoder()
+
+T = TypeVar("T")
+
+
+class Kind(Enum):
+    """What a frame holds."""
+
+    ENTRY = b"E"
+    ROLLUP = b"R"
+    HOLD = b"H"
+
+
+class _Rollup(Struct, frozen=True):
+    """A state as it is written down, in the order of its keys."""
+
+    seqno: int
+    location: str
+    epoch: int
+    writer: Writer | None
+    next_id: int
+    collections: tuple[CollectionState, ...]
+    staging: dict[str, int]
+    garbage: dict[str, int]
+    collecting: int | None
+    collected: int
+    rollups: tuple[int, ...]
+    expired: dict[str, int]
+    tokens: dict[int, str]
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """XXH64 with seed 0, the one checksum of the house."""
+    return xxhash.xxh64_intdigest(data)
+
+
+def encode_frame(kind: Kind, body: object) -> bytes:
+    """`body` as a frame."""
+    packed = _encoder.encode(body)
+    head = _HEAD.pack(_MAGIC, kind.value, ENCODING_VERSION, 0, len(packed)) + packed
+    return head + _TAIL.pack(checksum(head))
+
+
+def decode_frame(data: bytes, kind: Kind, body: type[T], *, key: str, where: str) -> T:
+    """The body of a frame, verified."""
+    if len(data) < _HEAD.size + _TAIL.size:
+        raise _damaged(key, where, f"It has {len(data)} bytes, too few for a frame.")
+    magic, found, version, _, length = _HEAD.unpack_from(data)
+    if magic != _MAGIC:
+        raise _damaged(key, where, "It does not begin as a frame does.")
+    whole = _HEAD.size + length + _TAIL.size
+    if version == ENCODING_VERSION and len(data) != whole:
+        raise _damaged(key, where, f"It has {len(data)} bytes and should have {whole}.")
+    (told,) = _TAIL.unpack_from(data, len(data) - _TAIL.size)
+    if told != checksum(memoryview(data)[: -_TAIL.size]):
+        raise _damaged(key, where, "Its checksum does not match its contents.")
+    if version != ENCODING_VERSION:
+        raise StoreRefused(
+            f'object "{key}" of location "{where}" has encoding version {version}',
+            detail=f"This release reads version {ENCODING_VERSION}. Nothing was changed.",
+            hint="Open the location with the release that wrote it, or a newer one.",
+        )
+    if found != kind.value:
+        raise _damaged(key, where, f"It holds a frame of kind {found!r}, not {kind.value!r}.")
+    try:
+        return msgspec.msgpack.decode(memoryview(data)[_HEAD.size : -_TAIL.size], type=body)
+    except msgspec.DecodeError as error:
+        raise _damaged(key, where, "Its body is not what this version writes.") from error
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """An entry of the log."""
+    return encode_frame(Kind.ENTRY, entry)
+
+
+def decode_entry(data: bytes, *, key: str, where: str) -> Entry:
+    """An entry of the log, verified."""
+    return decode_frame(data, Kind.ENTRY, Entry, key=key, where=where)
+
+
+def encode_rollup(state: State) -> bytes:
+    """The whole state, with the rows of every inline batch in it (invariant 5)."""
+    return encode_frame(
+        Kind.ROLLUP,
+        _Rollup(
+            seqno=state.seqno,
+            location=state.location,
+            epoch=state.epoch,
+            writer=state.writer,
+            next_id=state.next_id,
+            collections=tuple(state.collections[id] for id in sorted(state.collections)),
+            staging=dict(sorted(state.staging.items())),
+            garbage=dict(sorted(state.garbage.items())),
+            collecting=state.collecting,
+            collected=state.collected,
+            rollups=state.rollups,
+            expired=dict(sorted(state.expired.items())),
+            tokens=dict(sorted(state.tokens.items())),
+        ),
+    )
+
+
+def decode_rollup(data: bytes, *, key: str, where: str) -> State:
+    """The state of a rollup, verified."""
+    rollup = decode_frame(data, Kind.ROLLUP, _Rollup, key=key, where=where)
+    return State(
+        seqno=rollup.seqno,
+        location=rollup.location,
+        epoch=rollup.epoch,
+        writer=rollup.writer,
+        next_id=rollup.next_id,
+        collections=Map({collection.id: collection for collection in rollup.collections}),
+        names=Map({collection.name: collection.id for collection in rollup.collections}),
+        staging=Map(rollup.staging),
+        garbage=Map(rollup.garbage),
+        collecting=rollup.collecting,
+        collected=rollup.collected,
+        rollups=rollup.rollups,
+        expired=Map(rollup.expired),
+        tokens=Map(rollup.tokens),
+    )
+
+
+def _damaged(key: str, where: str, detail: str) -> Corruption:
+    return Corruption(key, where=where, detail=detail)

@@ -1,0 +1,125 @@
+"""What can go wrong with collections, said so that a person can act.
+
+These are the ones that someone would handle apart from their parents.
+"""
+
+from datetime import UTC, datetime
+
+from penstock.errors import PenstockError, UsageError
+
+__all__ = [
+    "AlreadyFailed",
+    "Closed",
+    "CollectionMissing",
+    "HoldLost",
+    "LockHeld",
+    "NotYetComplete",
+    "SinceError",
+]
+
+
+class LockHeld(UsageError):
+    """Another reentrance id holds the writer's lock."""
+
+    sqlstate = "55006"
+
+    def __init__(
+        self, *, where: str, writer: str, holder: str, host: str, pid: int, taken_ms: int
+    ) -> None:
+        super().__init__(
+            f'location "{where}" is being written by "{holder}"',
+            detail=f'"{holder}" took the lock at {shown_ms(taken_ms)}, process {pid} on "{host}". '
+            f'"{writer}" may not take it over; only the same id may.',
+            hint=f'Stop that writer, or, if it is dead, run: penstock release "{where}"',
+        )
+        self.holder = holder
+
+
+class Closed(UsageError):
+    """The client was closed; it takes no new work."""
+
+    sqlstate = "55000"
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f'client of location "{where}" is closed',
+            hint="Open the location again with penstock.persist.open.",
+        )
+
+
+class CollectionMissing(UsageError):
+    """No collection has that name."""
+
+    sqlstate = "42P01"
+
+    def __init__(self, name: str, *, where: str, known: list[str]) -> None:
+        shown = ", ".join(f'"{k}"' for k in known[:20]) or "none"
+        super().__init__(
+            f'collection "{name}" does not exist in location "{where}"',
+            detail=f"Collections there: {shown}.",
+            hint="Name one of these, or make it with create_or_load.",
+        )
+
+
+class SinceError(UsageError):
+    """The time lies below since: its history has been given up."""
+
+    sqlstate = "22023"
+
+    def __init__(self, name: str, *, as_of: int, since: int) -> None:
+        super().__init__(
+            f'collection "{name}" cannot be read as of {as_of}',
+            detail=f"Its since is {since}: what it was before that time has been compacted away.",
+            hint=f"Read as of {since} or later."
+            if since < 2**63 - 1
+            else "Its history was given up for good.",
+        )
+        self.since = since
+
+
+class NotYetComplete(UsageError):
+    """The time lies at or past upper: more may still be written there."""
+
+    sqlstate = "22023"
+
+    def __init__(self, name: str, *, as_of: int, upper: int) -> None:
+        super().__init__(
+            f'collection "{name}" is not complete as of {as_of}',
+            detail=f"Its upper is {upper}: only times below it are complete.",
+            hint=f"Read as of {upper - 1} or earlier, or wait until the writer seals more."
+            if upper > 0
+            else "Wait until the writer seals a first time.",
+        )
+        self.upper = upper
+
+
+class AlreadyFailed(PenstockError):
+    """Not tried, because an operation queued before it failed. Nothing was written."""
+
+    sqlstate = "25P02"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f'operation on collection "{name}" was not tried',
+            detail="An operation queued before it on the same collection failed; to go on could "
+            "have sealed a hole.",
+            hint="Look at the first failure, then repeat both.",
+        )
+
+
+class HoldLost(PenstockError):
+    """The hold ran out, or was taken over; what it kept may be gone."""
+
+    sqlstate = "57P05"
+
+    def __init__(self, owner: str, *, where: str, detail: str) -> None:
+        super().__init__(
+            f'hold of "{owner}" on location "{where}" is lost',
+            detail=detail,
+            hint="Open the location again and read from a time that is still kept.",
+        )
+
+
+def shown_ms(ms: int) -> str:
+    """A wall-clock time as people read it."""
+    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,214 @@
+"""Letting go: sinces that move, files nobody links, entries nobody needs.
+
+Each of the three is announced or recorded in the log before anything is
+deleted, so a crash at any point leaves only work that the next run finds
+again. Holds are looked at between announcing and settling (see `holds.py`).
+
+Order, always: unlink in an entry, settle past every hold, delete, forget. For
+the log: rollup, record it, raise the floor, delete below it (hazard A1).
+"""
+
+import threading
+from collections.abc import Iterable
+
+from penstock.durable import Blob
+from penstock.errors import Corruption
+from penstock.failpoints import Failpoint, pass_by
+from penstock.persist.holds import Hold, LocalClaims, list_holds
+from penstock.persist.machine import Machine
+from penstock.persist.paths import BATCHES, HOLDS, ROLLUPS, number_of
+from penstock.persist.settings import Settings
+from penstock.persist.staging import epoch_of
+from penstock.persist.state import (
+    END,
+    ExpireHold,
+    Forget,
+    ForgetHold,
+    Intend,
+    Operation,
+    Settle,
+    State,
+    staging_of,
+)
+from penstock.telemetry import fields, logger
+
+__all__ = ["Collector"]
+
+log = logger("persist")
+
+
+class Collector:
+    """Moves sinces and deletes what no hold and no state needs, on behalf of the writer."""
+
+    def __init__(self, machine: Machine, claims: LocalClaims, settings: Settings) -> None:
+        self._machine = machine
+        self._claims = claims
+        self._settings = settings
+        self._one_at_a_time = threading.Lock()
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._behind: set[int] = {
+            id for id, c in machine.state.collections.items() if c.allowed > c.since
+        }
+
+    @property
+    def blob(self) -> Blob:
+        """Where it all lies."""
+        return self._machine.blob
+
+    def allow_and_settle(self, ids: Iterable[int]) -> None:
+        """These collections were allowed to forget more: settle."""
+        self._behind.update(ids)
+        self.settle()
+
+    def busy(self) -> bool:
+        """Whether some since stays behind, or something waits to be deleted."""
+        return bool(self._behind or self._machine.state.garbage or self._machine.state.expired)
+
+    def settle(self) -> None:
+        """Move every since as far as holds let it, and delete what that frees."""
+        with self._one_at_a_time:
+            if not self.busy():
+                return
+            self._expire_leases()
+            before, after = self._machine.commit(self._intentions)
+            if before is not after:
+                pass_by(Failpoint.SINCE_INTENDED)
+                # SUBTLE: the holds are listed after the announcement is durable, never before.
+                sinces, position = self._needs()
+                _, after = self._machine.commit(lambda state: _settlement(state, sinces, position))
+                pass_by(Failpoint.SINCE_SETTLED)
+            self._behind = {
+                id
+                for id in self._behind
+                if id in after.collections
+                and after.collections[id].allowed > after.collections[id].since
+            }
+            self._collect(after)
+
+    def sweep(self, staging: str | None = None) -> int:
+        """Delete files that were written under closed ids and never linked; how many.
+
+        List first, then read the log to its head, then check the epoch: a file
+        that the listing shows and the head does not link never will be.
+        """
+        prefix = BATCHES if staging is None else f"{BATCHES}{staging}/"
+        listed = [each.key for each in self.blob.list(prefix)]
+        state = self._machine.refresh(thorough=True)
+        epoch = self._machine.epoch
+        if not listed or epoch is None or state.epoch != epoch:
+            return 0
+        linked = state.linked()
+        swept = 0
+        for key in listed:
+            id = staging_of(key)
+            if id in state.staging or epoch_of(id) > epoch or key in linked or key in state.garbage:
+                continue
+            self.blob.delete(key)
+            swept += 1
+        if swept:
+            log.info("swept files that were never linked", extra=fields(files=swept))
+        return swept
+
+    def truncate(self) -> None:
+        """Delete the log below the older of two rollups, but for young entries."""
+        state = self._machine.state
+        if len(state.rollups) < 2:
+            return
+        marks = self._machine.log.marks()
+        floor = state.rollups[0]
+        ages = self._machine.log.ages()
+        if not ages or ages[0][0] >= floor:
+            return
+        # Ages are told by the store's own clock, and its newest entry says what time it is there.
+        now_ms = ages[-1][1]
+        for number, written_ms in ages:
+            if number >= floor:
+                break
+            if now_ms - written_ms < self._settings.young_ms:
+                floor = number
+                break
+        if floor > marks.floor:
+            self._machine.log.truncate(floor, head=state.seqno)
+        elif ages[0][0] < marks.floor:
+            self._machine.log.sweep(marks.floor)
+        for listed in self.blob.list(ROLLUPS):
+            if number_of(listed.key) < state.rollups[0]:
+                self.blob.delete(listed.key)
+
+    def _intentions(self, state: State) -> list[Operation]:
+        sinces = {
+            id: state.collections[id].allowed
+            for id in sorted(self._behind)
+            if id in state.collections
+            and state.collections[id].allowed > state.collections[id].since
+        }
+        collect = state.seqno if state.garbage else state.collected
+        if not sinces and collect == state.collected:
+            return []
+        return [Intend(sinces, collect)]
+
+    def _needs(self) -> tuple[dict[int, int], int]:
+        """What readers need, here and elsewhere: the least sinces and the least position."""
+        needed, position = self._claims.needs()
+        state = self._machine.state
+        for id, (_, hold) in self._holds().items():
+            if id in state.expired:
+                continue
+            position = min(position, hold.position)
+            for collection, since in hold.sinces.items():
+                needed[collection] = min(since, needed.get(collection, END))
+        return needed, position
+
+    def _holds(self) -> dict[str, tuple[int, Hold]]:
+        try:
+            return list_holds(self.blob)
+        except Corruption as error:
+            # What a damaged hold claims is not known, so everything is kept.
+            log.exception("a hold is damaged; nothing is given up until it is removed")
+            raise error
+
+    def _expire_leases(self) -> None:
+        now_ms = self._settings.clock.boot_ms()
+        holds = self._holds()
+        self._seen = {id: seen for id, seen in self._seen.items() if id in holds}
+        lapsed: list[str] = []
+        for id, (version, hold) in holds.items():
+            if self._seen.get(id, (-1, 0))[0] != version:
+                self._seen[id] = (version, now_ms)
+            elif hold.lease_ms is not None and now_ms - self._seen[id][1] >= hold.lease_ms:
+                lapsed.append(id)
+        if lapsed:
+            log.info("leases ran out", extra=fields(holds=lapsed))
+            self._machine.commit(
+                lambda state: [ExpireHold(id) for id in lapsed if id not in state.expired]
+            )
+        expired = list(self._machine.state.expired)
+        for id in expired:
+            for listed in self.blob.list(f"{HOLDS}{id}/"):
+                self.blob.delete(listed.key)
+
+    def _collect(self, state: State) -> None:
+        keys = sorted(key for key, number in state.garbage.items() if number < state.collected)
+        # An expired hold stays on record until since has settled past it once.
+        expired = sorted(state.expired)
+        if not keys and not expired:
+            return
+        pass_by(Failpoint.COLLECT_BEGIN)
+        for key in keys:
+            self.blob.delete(key)
+        pass_by(Failpoint.COLLECT_DONE)
+        self._machine.commit(
+            lambda _: [*([Forget(tuple(keys))] if keys else []), *map(ForgetHold, expired)]
+        )
+
+
+def _settlement(state: State, needed: dict[int, int], position: int) -> list[Operation]:
+    sinces = {
+        id: max(collection.since, min(collection.intended, needed.get(id, END)))
+        for id, collection in state.collections.items()
+        if collection.intended is not None
+    }
+    if state.collecting is None and not sinces:
+        return []
+    collect = state.collecting or 0
+    return [Settle(sinces, max(state.collected, min(collect, position)))]

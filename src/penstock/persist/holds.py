@@ -1,0 +1,493 @@
+"""Holds: a reader's claim that history from a time on stays readable.
+
+A hold is an object beside the log, so readers never write to the log and
+never slow its writer down. It says from which time on which collections are
+needed (`sinces`), and since which log position it has been reading
+(`position`): files linked at that position are kept even when a merge has
+replaced them.
+
+    hold/<id>/<version>     the newest version counts; each is created, never changed
+
+How a claim and a moving since agree (hazard A6): the writer announces where
+since is going, in an entry, *then* lists the holds, then settles in a second
+entry at most at the least of them. A hold counts once its owner, *after*
+creating it, has read the log to its head and found no announcement above it.
+Whoever comes second sees the other.
+
+A leased hold ends by a log entry, after the writer has seen it unchanged for
+its whole lease; no clock is compared with another's. A durable hold belongs to
+a named owner and lives until dropped. Its token rises with each opening, so an
+older self that still runs is told that the hold is no longer its own.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final, Protocol
+
+from msgspec import Struct, structs
+
+from penstock.durable import Blob
+from penstock.errors import Fenced, PenstockError, UsageError
+from penstock.failpoints import Failpoint, pass_by
+from penstock.persist.encoding import Kind, decode_frame, encode_frame
+from penstock.persist.errors import CollectionMissing, HoldLost, SinceError
+from penstock.persist.machine import Machine
+from penstock.persist.paths import HOLDS, hold_key, number_of
+from penstock.persist.settings import Settings
+from penstock.persist.state import END, State
+from penstock.telemetry import fields, logger
+
+__all__ = [
+    "Claim",
+    "Claims",
+    "DurableHold",
+    "Hold",
+    "LeasedClaims",
+    "LocalClaims",
+    "NoClaims",
+    "list_holds",
+]
+
+log = logger("persist")
+
+SETTLE_PATIENCE_MS: Final = 10_000
+
+
+class Hold(Struct, frozen=True):
+    """What a hold object says."""
+
+    id: str
+    owner: str
+    token: int
+    """Rises with each opening of a durable hold."""
+
+    lease_ms: int | None
+    """How long it lives without a new version; None is until dropped."""
+
+    position: int
+    """Files linked after this many entries are kept."""
+
+    sinces: dict[int, int]
+    """From which time on each collection is kept."""
+
+    placed_ms: int
+    """When the first version was made, by the owner's clock, for people."""
+
+    written_ms: int
+    """When this version was made, by the owner's clock, for people."""
+
+
+def list_holds(blob: Blob) -> dict[str, tuple[int, Hold]]:
+    """Each hold's newest version and what it says."""
+    newest: dict[str, str] = {}
+    for listed in blob.list(HOLDS):
+        newest[listed.key.split("/")[1]] = listed.key
+    found: dict[str, tuple[int, Hold]] = {}
+    for id, key in newest.items():
+        data = blob.get(key)
+        if data is None:
+            # Replaced between the two looks; then the newer version counts, or it was dropped.
+            again = blob.list(f"{HOLDS}{id}/")
+            data = blob.get(again[-1].key) if again else None
+            if data is None:
+                continue
+            key = again[-1].key
+        hold = decode_frame(data, Kind.HOLD, Hold, key=key, where=blob.name)
+        found[id] = (number_of(key), hold)
+    return found
+
+
+class _Object:
+    """The object of one hold, and the versions it goes through."""
+
+    def __init__(self, blob: Blob, hold: Hold, version: int) -> None:
+        self._blob = blob
+        self.hold = hold
+        self.version = version
+
+    def write(self, hold: Hold) -> None:
+        """Make `hold` the next version."""
+        key = hold_key(hold.id, self.version + 1)
+        if not self._blob.create(key, encode_frame(Kind.HOLD, hold)):
+            raise Fenced(
+                f'hold of "{hold.owner}" on location "{self._blob.name}" was taken over',
+                detail="A newer process moved it first.",
+                hint="Only one process may own a durable hold. Stop this one, or the other.",
+            )
+        self.hold, self.version = hold, self.version + 1
+        self._blob.delete(hold_key(hold.id, self.version - 1))
+
+    def drop(self) -> None:
+        """Remove every version."""
+        for listed in self._blob.list(f"{HOLDS}{self.hold.id}/"):
+            self._blob.delete(listed.key)
+
+
+class Claim:
+    """One claim, while it lasts: a state whose files and history are kept."""
+
+    def __init__(self, id: int, since: int, state: State) -> None:
+        self.id = id
+        self.since = since
+        self.state = state
+
+    @property
+    def position(self) -> int:
+        """The log position whose files are kept."""
+        return self.state.seqno
+
+
+class Claims(Protocol):
+    """How the readers of one client keep what they are reading."""
+
+    def claim(self, id: int, name: str, since: int) -> AbstractContextManager[Claim]:
+        """Keep collection `id` from `since` on, and the files of `claim.state`, inside the block.
+
+        Raises:
+            SinceError: what lies there is no longer kept.
+        """
+        ...
+
+    def advance(self, claim: Claim, since: int, state: State) -> None:
+        """The claim needs only times from `since` on now, in `state`."""
+        ...
+
+    def close(self) -> None:
+        """Give up every claim."""
+        ...
+
+
+class NoClaims:
+    """For a reader that may not, or will not, leave a trace: it keeps nothing."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    @contextmanager
+    def claim(self, id: int, name: str, since: int) -> Iterator[Claim]:
+        """The newest state, for as long as its files happen to last."""
+        state = self._machine.refresh()
+        _check_since(state, id, name, since)
+        yield Claim(id, since, state)
+
+    def advance(self, claim: Claim, since: int, state: State) -> None:
+        """Follow."""
+        claim.since, claim.state = since, state
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+
+class _Registered:
+    """Claims that are written down somewhere where the writer looks before it settles."""
+
+    def __init__(self, machine: Machine, settings: Settings) -> None:
+        self._machine = machine
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._claims: dict[int, Claim] = {}
+        self._next = 0
+
+    @contextmanager
+    def claim(self, id: int, name: str, since: int) -> Iterator[Claim]:
+        """Register, then look whether the claim came in time."""
+        with self._lock:
+            number = self._next
+            self._next += 1
+        try:
+            yield self._place(number, id, name, since)
+        finally:
+            with self._lock:
+                self._claims.pop(number, None)
+            self._published_less()
+
+    def advance(self, claim: Claim, since: int, state: State) -> None:
+        """Need less; the writer hears of it in time."""
+        with self._lock:
+            claim.since, claim.state = since, state
+        self._published_less()
+
+    def needs(self) -> tuple[dict[int, int], int]:
+        """The least since of each claimed collection, and the least position."""
+        with self._lock:
+            sinces: dict[int, int] = {}
+            for claim in self._claims.values():
+                sinces[claim.id] = min(claim.since, sinces.get(claim.id, END))
+            return sinces, min((claim.position for claim in self._claims.values()), default=END)
+
+    def _place(self, number: int, id: int, name: str, since: int) -> Claim:
+        while True:
+            state = self._look()
+            _check_since(state, id, name, since)
+            claim = Claim(id, since, state)
+            with self._lock:
+                self._claims[number] = claim
+            self._published_more()
+            pass_by(Failpoint.HOLD_PLACED)
+            state = self._settled(id, since, claim.position)
+            _check_since(state, id, name, since)
+            if state.collected <= claim.position:
+                pass_by(Failpoint.HOLD_COUNTED)
+                return claim
+
+    def _settled(self, id: int, since: int, position: int) -> State:
+        """The state at the log's head, once no announcement stands above the claim."""
+        clock, never = self._settings.clock, threading.Event()
+        deadline = clock.boot_ms() + SETTLE_PATIENCE_MS
+        while True:
+            state = self._look()
+            if _counts(state, {id: since}, position):
+                return state
+            if clock.boot_ms() >= deadline:
+                raise UsageError(
+                    f'location "{self._machine.blob.name}" is moving its since',
+                    detail="Its writer announced a new since and has not settled it; it may have "
+                    "died in between.",
+                    hint="Read as of a later time, or start the writer again.",
+                )
+            clock.wait(never, 20)
+
+    def _look(self) -> State:
+        raise NotImplementedError
+
+    def _published_more(self) -> None:
+        raise NotImplementedError
+
+    def _published_less(self) -> None:
+        raise NotImplementedError
+
+
+class LocalClaims(_Registered):
+    """Claims of readers in the writer's own process; the writer asks `needs` directly."""
+
+    def _look(self) -> State:
+        return self._machine.state
+
+    def _published_more(self) -> None:
+        pass
+
+    def _published_less(self) -> None:
+        pass
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
+
+class LeasedClaims(_Registered):
+    """Claims of a reader in another process, as one leased hold object."""
+
+    def __init__(self, machine: Machine, settings: Settings, *, owner: str) -> None:
+        super().__init__(machine, settings)
+        self._object: _Object | None = None
+        self._owner = owner
+        self._writing = threading.Lock()
+        self._written_ms = 0
+        self._lost: PenstockError | None = None
+        self._stop = threading.Event()
+        self._renewal: threading.Thread | None = None
+
+    def renew(self) -> None:
+        """Write a new version, and make sure that the hold still counts."""
+        with self._writing:
+            self._write()
+        state = self._look()
+        hold = self._object.hold if self._object else None
+        if hold is not None and not _kept(state, hold):
+            self._lost = HoldLost(
+                hold.owner,
+                where=self._machine.blob.name,
+                detail="Its lease ran out before it was renewed, and what it kept may be gone.",
+            )
+            raise self._lost
+
+    def close(self) -> None:
+        """Drop the hold."""
+        self._stop.set()
+        if self._renewal is not None:
+            self._renewal.join()
+        with self._writing:
+            if self._object is not None:
+                self._object.drop()
+                self._object = None
+
+    def _look(self) -> State:
+        if self._lost is not None:
+            raise self._lost
+        return self._machine.refresh()
+
+    def _published_more(self) -> None:
+        with self._writing:
+            self._write()
+            if self._renewal is None and self._settings.background:
+                self._renewal = threading.Thread(
+                    target=self._renew_for_ever, name="penstock-hold", daemon=True
+                )
+                self._renewal.start()
+
+    def _published_less(self) -> None:
+        # Holding a little too much for a little while is cheaper than a write each time.
+        clock = self._settings.clock
+        if clock.boot_ms() - self._written_ms >= min(5_000, self._settings.lease_ms // 8):
+            with self._writing:
+                if self._object is not None:
+                    self._write()
+
+    def _write(self) -> None:
+        now_ms = self._settings.clock.now_ms()
+        sinces, position = self.needs()
+        if self._object is None:
+            id = f"r{self._settings.chance.getrandbits(64):016x}"
+            hold = Hold(
+                id=id,
+                owner=self._owner,
+                token=1,
+                lease_ms=self._settings.lease_ms,
+                position=position,
+                sinces=sinces,
+                placed_ms=now_ms,
+                written_ms=now_ms,
+            )
+            self._object = _Object(self._machine.blob, hold, -1)
+        else:
+            hold = structs.replace(
+                self._object.hold, position=position, sinces=sinces, written_ms=now_ms
+            )
+        self._object.write(hold)
+        self._written_ms = self._settings.clock.boot_ms()
+
+    def _renew_for_ever(self) -> None:
+        while not self._settings.clock.wait(self._stop, self._settings.lease_ms // 4):
+            try:
+                self.renew()
+            except PenstockError as error:
+                log.warning(
+                    "hold could not be renewed", extra=fields(owner=self._owner, error=str(error))
+                )
+                if self._lost is not None:
+                    return
+
+
+class DurableHold:
+    """A hold that lives until it is dropped, owned by one process at a time.
+
+    Opening it again, under the same owner, raises its token; the process that
+    had it before gets `Fenced` at its next move.
+    """
+
+    def __init__(self, machine: Machine, settings: Settings, owner: str) -> None:
+        if not owner or not all(c.isalnum() or c in "._-" for c in owner):
+            raise UsageError(
+                f'owner "{owner}" of a durable hold cannot be used',
+                hint="Use letters, digits, dots, dashes and underscores.",
+            )
+        self._machine = machine
+        self._settings = settings
+        now_ms = settings.clock.now_ms()
+        version, found = list_holds(machine.blob).get(f"d-{owner}", (-1, None))
+        fresh = Hold(
+            id=f"d-{owner}",
+            owner=owner,
+            token=1,
+            lease_ms=None,
+            position=END,
+            sinces={},
+            placed_ms=now_ms,
+            written_ms=now_ms,
+        )
+        self._object = _Object(machine.blob, found or fresh, version)
+        taken = self._object.hold
+        self._object.write(structs.replace(taken, token=taken.token + (found is not None)))
+
+    @property
+    def token(self) -> int:
+        """The fencing token; the highest one owns the hold."""
+        return self._object.hold.token
+
+    def sinces(self) -> dict[str, int]:
+        """What is held, by collection."""
+        state = self._machine.refresh()
+        held = self._object.hold.sinces
+        return {
+            state.collections[id].name: since
+            for id, since in held.items()
+            if id in state.collections
+        }
+
+    def move(self, sinces: Mapping[str, int]) -> None:
+        """Hold exactly these collections from these times on.
+
+        Raises:
+            SinceError: one of them is no longer kept; the hold stays as it was.
+            Fenced: a newer process owns the hold.
+        """
+        state = self._machine.refresh()
+        wanted: dict[int, int] = {}
+        for name, since in sinces.items():
+            collection = state.named(name)
+            if collection is None:
+                raise CollectionMissing(
+                    name, where=self._machine.blob.name, known=list(state.names)
+                )
+            _check_since(state, collection.id, name, since)
+            wanted[collection.id] = since
+        before = self._object.hold
+        # A durable hold keeps history, not the files of one position: whoever
+        # reads under it claims those for itself while it reads.
+        self._object.write(
+            structs.replace(before, sinces=wanted, written_ms=self._settings.clock.now_ms())
+        )
+        pass_by(Failpoint.HOLD_PLACED)
+        clock, never = self._settings.clock, threading.Event()
+        deadline = clock.boot_ms() + SETTLE_PATIENCE_MS
+        while not _counts(state := self._machine.refresh(), wanted, END):
+            if clock.boot_ms() >= deadline:
+                break
+            clock.wait(never, 20)
+        for name, since in sinces.items():
+            collection = state.named(name)
+            if collection is not None and (
+                collection.since > since or not _counts(state, {collection.id: since}, END)
+            ):
+                self._object.write(before)
+                raise SinceError(name, as_of=since, since=collection.intended or collection.since)
+        pass_by(Failpoint.HOLD_COUNTED)
+
+    def drop(self) -> None:
+        """Let go for good."""
+        self._object.drop()
+
+
+def _check_since(state: State, id: int, name: str, since: int) -> None:
+    collection = state.collections.get(id)
+    if collection is None:
+        raise UsageError(
+            f'collection "{name}" was destroyed', hint="Open it again by name if it was made anew."
+        )
+    if collection.since > since:
+        raise SinceError(name, as_of=since, since=collection.since)
+
+
+def _counts(state: State, sinces: Mapping[int, int], position: int) -> bool:
+    """Whether no announcement stands above what is claimed."""
+    for id, since in sinces.items():
+        collection = state.collections.get(id)
+        if (
+            collection is not None
+            and collection.intended is not None
+            and collection.intended > since
+        ):
+            return False
+    return state.collecting is None or state.collecting <= position
+
+
+def _kept(state: State, hold: Hold) -> bool:
+    """Whether all that the hold claims is still there."""
+    return (
+        hold.id not in state.expired
+        and state.collected <= hold.position
+        and all(
+            id not in state.collections or state.collections[id].since <= since
+            for id, since in hold.sinces.items()
+        )
+    )

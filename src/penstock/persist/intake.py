@@ -1,0 +1,218 @@
+"""What callers hand in, checked and brought into stored form.
+
+Bad input stops here, before anything is queued: an update of the wrong shape,
+a time that is none, a row that does not fit. What passes is a `Piece` for the
+commit queue. Whether its times lie at or past upper only the queue can tell.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.data import DIFF, TIME, Codec, stored_schema
+from penstock.errors import UsageError
+from penstock.persist.state import END
+from penstock.persist.write import Loose, Piece
+
+__all__ = [
+    "Updates",
+    "check_as_of",
+    "check_frontier",
+    "columns_shown",
+    "put_pairs",
+    "put_rows",
+    "put_table",
+    "table_of",
+]
+
+LOOSE_ROWS: Final = 64
+"""Up to so many updates of one call are put into a batch together with other calls'."""
+
+LOOSE_BYTES: Final = 4096
+
+Updates: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Any]
+
+
+def put_pairs(
+    piece: Piece,
+    updates: Iterable[Any],
+    codecs: tuple[Codec, Codec],
+    columns: pa.Schema,
+    *,
+    collection: str,
+) -> None:
+    """Keys and values, each through its codec."""
+    encode_key, encode_value = codecs[0].encode, codecs[1].encode
+    keys: list[Any] = []
+    values: list[Any] = []
+    times: list[int] = []
+    diffs: list[int] = []
+    for update in updates:
+        try:
+            (key, value), time, diff = update
+        except (TypeError, ValueError) as error:
+            raise _misshapen(update, "((key, value), time, diff)", collection) from error
+        keys.append(encode_key(key))
+        values.append(encode_value(value))
+        times.append(time)
+        diffs.append(diff)
+    _put_loose(piece, [keys, values], times, diffs, columns, collection=collection)
+
+
+def put_rows(piece: Piece, updates: Iterable[Any], columns: pa.Schema, *, collection: str) -> None:
+    """Rows as dicts."""
+    rows: list[Any] = []
+    times: list[int] = []
+    diffs: list[int] = []
+    for update in updates:
+        try:
+            row, time, diff = update
+            named = dict(row)
+        except (TypeError, ValueError) as error:
+            raise _misshapen(
+                update, "(row, time, diff) with the row as a dict", collection
+            ) from error
+        if set(named) - set(columns.names):
+            raise UsageError(
+                f'collection "{collection}" has no column "{min(set(named) - set(columns.names))}"',
+                hint=f"Its columns are {', '.join(columns.names)}.",
+            )
+        rows.append(named)
+        times.append(time)
+        diffs.append(diff)
+    if not rows:
+        return
+    _check_times(times, diffs, collection=collection)
+    try:
+        table = pa.Table.from_pylist(rows, schema=columns)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f'a row does not fit collection "{collection}"',
+            detail=str(error),
+            hint=f"Its columns are {columns_shown(columns)}.",
+        ) from error
+    table = table.append_column(TIME, pa.array(times, pa.int64())).append_column(
+        DIFF, pa.array(diffs, pa.int64())
+    )
+    put_table(piece, table_of(table, columns, time=None, collection=collection))
+
+
+def put_table(piece: Piece, rows: pa.Table) -> None:
+    """Rows in stored form."""
+    if rows.num_rows == 0:
+        return
+    bounds = pc.min_max(rows.column(TIME))
+    piece.updates = rows
+    piece.lower, piece.beyond = bounds["min"].as_py(), bounds["max"].as_py() + 1
+    piece.size = rows.nbytes
+
+
+def table_of(
+    updates: "pa.Table | pa.RecordBatch", columns: pa.Schema, *, time: int | None, collection: str
+) -> pa.Table:
+    """An Arrow table as we store it: the collection's columns, then time and diff."""
+    table = pa.Table.from_batches([updates]) if isinstance(updates, pa.RecordBatch) else updates
+    if TIME not in table.column_names:
+        if time is None:
+            raise UsageError(
+                f'rows for collection "{collection}" have no column "{TIME}"',
+                hint="Give them one, or say time=… for all of them.",
+            )
+        _check_times([time], [1], collection=collection)
+        table = table.append_column(TIME, pa.repeat(pa.scalar(time, pa.int64()), table.num_rows))
+    if DIFF not in table.column_names:
+        table = table.append_column(DIFF, pa.repeat(pa.scalar(1, pa.int64()), table.num_rows))
+    wanted = stored_schema(columns)
+    if set(table.column_names) != set(wanted.names) or len(table.column_names) != len(wanted):
+        raise UsageError(
+            f'rows do not have the columns of collection "{collection}"',
+            detail=f"They have {', '.join(table.column_names)}; it has {', '.join(wanted.names)}.",
+            hint="Give exactly these columns; let the collection grow with alter first.",
+        )
+    table = table.select(wanted.names)
+    for field, column in zip(wanted, table.columns, strict=True):
+        if column.type != field.type:
+            raise UsageError(
+                f'column "{field.name}" for collection "{collection}" is {column.type}, '
+                f"not {field.type}",
+                hint="Cast it first.",
+            )
+        if not field.nullable and column.null_count:
+            raise UsageError(
+                f'column "{field.name}" for collection "{collection}" holds nulls',
+                hint="It was declared not null.",
+            )
+    if table.num_rows:
+        bounds = pc.min_max(table.column(TIME))
+        _check_times([bounds["min"].as_py(), bounds["max"].as_py()], [1], collection=collection)
+    return table.cast(wanted)
+
+
+def check_frontier(upper: int) -> int:
+    """A frontier, END included."""
+    if type(upper) is not int or not 0 <= upper <= END:
+        raise UsageError(f"{upper!r} is not a frontier", hint=f"Give an int from 0 to {END}.")
+    return upper
+
+
+def check_as_of(as_of: int) -> int:
+    """A time that can be read as of."""
+    if type(as_of) is not int or not 0 <= as_of < END:
+        raise UsageError(f"{as_of!r} is not a time", hint=f"Give an int from 0 to {END - 1}.")
+    return as_of
+
+
+def columns_shown(columns: pa.Schema) -> str:
+    """The columns of a schema, for people."""
+    return ", ".join(f"{field.name} {field.type}" for field in columns)
+
+
+def _put_loose(
+    piece: Piece,
+    columns: list[list[Any]],
+    times: list[int],
+    diffs: list[int],
+    schema: pa.Schema,
+    *,
+    collection: str,
+) -> None:
+    if not times:
+        return
+    _check_times(times, diffs, collection=collection)
+    if len(times) <= LOOSE_ROWS:
+        size = sum(
+            len(value) if isinstance(value, str | bytes) else 8 for c in columns for value in c
+        )
+        if size <= LOOSE_BYTES:
+            piece.updates = Loose(columns, times, diffs)
+            piece.lower, piece.beyond = min(times), max(times) + 1
+            piece.size = size + 16 * len(times)
+            return
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+    arrays += [pa.array(times, pa.int64()), pa.array(diffs, pa.int64())]
+    put_table(piece, pa.Table.from_arrays(arrays, schema=stored_schema(schema)))
+
+
+def _check_times(times: list[int], diffs: list[int], *, collection: str) -> None:
+    for time in times:
+        if type(time) is not int or not 0 <= time < END:
+            raise UsageError(
+                f'update of collection "{collection}" has the time {time!r}',
+                hint=f"A time is an int of milliseconds from 0 up to {END - 1}.",
+            )
+    for diff in diffs:
+        if type(diff) is not int or not -(2**63) <= diff < 2**63:
+            raise UsageError(
+                f'update of collection "{collection}" has the diff {diff!r}',
+                hint="A diff is an int of 64 bits.",
+            )
+
+
+def _misshapen(update: object, wanted: str, collection: str) -> UsageError:
+    return UsageError(
+        f'an update for collection "{collection}" has the wrong shape',
+        detail=f"It is a {type(update).__name__}.",
+        hint=f"Give {wanted}.",
+    )

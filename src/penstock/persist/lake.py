@@ -1,0 +1,37 @@
+"""A lake: a folder of storage locations, each with its own log and writer.
+
+What a user calls a location may be a lake or one of its storage locations. A
+storage location is recognised by what its first writer left there.
+"""
+
+from penstock.durable import children, join, open_blob
+from penstock.durable.probe import PASSED
+from penstock.errors import UsageError
+
+__all__ = ["storage_locations"]
+
+
+def storage_locations(url: str) -> list[str]:
+    """The storage locations at `url`: itself, or those directly below it, in order.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if _written(url):
+        return [url]
+    found = [below for below in (join(url, name) for name in children(url)) if _written(below)]
+    if not found:
+        raise UsageError(
+            f'location "{url}" holds no storage location',
+            detail="Neither it nor a folder directly below it was ever opened for writing.",
+            hint="Check the address; a writer makes a location when it first opens it.",
+        )
+    return found
+
+
+def _written(url: str) -> bool:
+    blob = open_blob(url)
+    try:
+        return blob.get(PASSED) is not None
+    finally:
+        blob.close()

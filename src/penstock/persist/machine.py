@@ -1,0 +1,242 @@
+"""State + log: how a process follows a location, and how a writer changes it.
+
+Following is folding entries onto the newest rollup. Changing is creating the
+next entry: `commit` is given a function from the state to operations, and
+calls it again whenever the state turned out to have moved, so that nothing is
+ever renumbered without being looked at again (hazard A6).
+
+An attempt ends only when its number is occupied. If what occupies it are our
+own bytes, an attempt that seemed to fail had landed; if it is another's, ours
+never will (hazard A3). Creating a number proves nothing once it may have been
+truncated meanwhile, so a creation counts only if the writer stood at the head
+less than `proof_ms` ago or the floor says the number is not below it (A1).
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from penstock.durable.blob import Blob
+from penstock.durable.log import Log, entry_key
+from penstock.errors import Corruption, Fenced, IndeterminateError, InternalError
+from penstock.failpoints import Failpoint, pass_by
+from penstock.persist.encoding import decode_entry, decode_rollup, encode_entry, encode_rollup
+from penstock.persist.paths import ROLLUPS, number_of, rollup_key
+from penstock.persist.settings import Settings
+from penstock.persist.state import Entry, Operation, State, apply, void_reason
+from penstock.telemetry import fields, logger
+
+__all__ = ["Machine"]
+
+log = logger("persist")
+
+READ_AHEAD: Final = 256
+
+
+class Machine:
+    """One process's view of a location's state. Safe to share between threads."""
+
+    def __init__(self, blob: Blob, settings: Settings) -> None:
+        self.blob = blob
+        self.log = Log(blob)
+        self._settings = settings
+        self._advancing = threading.Lock()
+        self._state = State()
+        self._epoch: int | None = None
+        self._proved_ms = 0
+        self._looked_ms = 0
+        self.bytes_since_rollup = 0
+
+    @property
+    def state(self) -> State:
+        """The newest state known here; everything in it is durable."""
+        return self._state
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch this process writes in, once it has taken one."""
+        return self._epoch
+
+    def load(self) -> State:
+        """Find the newest rollup and follow the log from there to its head."""
+        with self._advancing:
+            self._load()
+            return self._state
+
+    def refresh(self, *, thorough: bool = False) -> State:
+        """Follow the log to its head, as far as this process can see.
+
+        `thorough` makes sure that the end found is the log's end: not a hole
+        in it, and not a number that has been truncated (hazard A4).
+        """
+        with self._advancing:
+            self._follow()
+            if thorough:
+                self._check_end()
+            return self._state
+
+    def commit(self, plan: Callable[[State], Sequence[Operation]]) -> tuple[State, State]:
+        """Write what `plan` makes of the state as the next entry, in this process's epoch.
+
+        Returns the state before and after. An empty plan writes nothing.
+
+        Raises:
+            Fenced: another owner's epoch has begun, and nothing was written.
+        """
+        if self._epoch is None:
+            raise InternalError("commit without an epoch")
+        with self._advancing:
+            while True:
+                self._must_own()
+                before = self._state
+                operations = tuple(plan(before))
+                if not operations:
+                    return before, before
+                if self._create(before, self._epoch, operations):
+                    return before, self._state
+
+    def take_epoch(
+        self, plan: Callable[[State], Sequence[Operation]], *, own: bool = True
+    ) -> State:
+        """Begin a new epoch, in the name of this process or, to release, of nobody."""
+        with self._advancing:
+            while True:
+                self._check_end()
+                before = self._state
+                if self._create(before, before.epoch + 1, tuple(plan(before))):
+                    break
+            if own:
+                self._epoch = self._state.epoch
+            pass_by(Failpoint.EPOCH_TAKEN)
+            return self._state
+
+    def write_rollup(self, state: State) -> None:
+        """Write `state` down whole, so that opening need not fold the log from the start."""
+        data = encode_rollup(state)
+        pass_by(Failpoint.ROLLUP_BEGIN)
+        self.blob.create(rollup_key(state.seqno), data)
+        pass_by(Failpoint.ROLLUP_DONE)
+        self.bytes_since_rollup = 0
+
+    def _create(self, before: State, epoch: int, operations: tuple[Operation, ...]) -> bool:
+        """Whether the entry is now number `before.seqno`, and counts."""
+        entry = Entry(
+            epoch=epoch,
+            token=f"{self._settings.chance.getrandbits(64):016x}",
+            at_ms=self._settings.clock.now_ms(),
+            operations=operations,
+        )
+        if (reason := void_reason(before, entry)) is not None:
+            raise InternalError(f"an entry about to be written would be void: {reason}")
+        number, data = before.seqno, encode_entry(entry)
+        asked_ms = self._settings.clock.boot_ms()
+        created = self.log.create(number, data)
+        if not created:
+            occupant = self.log.read(number)
+            if occupant is None:
+                return self._landed_before_truncation(entry)
+            if occupant != data:
+                self._follow()
+                return False
+        elif self._settings.clock.boot_ms() - self._proved_ms >= self._settings.proof_ms and (
+            number < self.log.marks().floor
+        ):
+            # SUBTLE: the number was free because it had been truncated. The
+            # object just made is void, and its owner will sweep it.
+            return self._landed_before_truncation(entry)
+        self._state = apply(before, entry)
+        self._proved_ms = asked_ms
+        self.bytes_since_rollup += len(data)
+        return True
+
+    def _landed_before_truncation(self, entry: Entry) -> bool:
+        """The log was truncated past us: learn from a rollup what became of `entry`."""
+        self._load()
+        if entry.epoch not in self._state.tokens:
+            raise IndeterminateError(
+                f'an entry of epoch {entry.epoch} in location "{self.blob.name}" is in doubt',
+                detail="The log was truncated while the writer was paused, and so many epochs have "
+                "passed that what became of its last entry is no longer known.",
+                hint="Read the collection to find out.",
+            )
+        return self._state.tokens[entry.epoch] == entry.token
+
+    def _must_own(self) -> None:
+        state = self._state
+        if state.epoch == self._epoch and state.writer is not None:
+            return
+        if state.epoch == self._epoch:
+            raise Fenced(
+                f'writer of location "{self.blob.name}" gave up its lock',
+                hint="Open the location again to write.",
+            )
+        by = "released by an operator"
+        if (new := state.writer) is not None:
+            by = f'taken over by "{new.id}", process {new.pid} on host "{new.host}"'
+        raise Fenced(
+            f'writer of location "{self.blob.name}" was fenced',
+            detail=f"It wrote in epoch {self._epoch}; epoch {state.epoch} has begun, {by}. "
+            "What had not been acknowledged was not written.",
+            hint="Only one writer may run. Stop this one, or the other.",
+        )
+
+    def _load(self) -> None:
+        state: State | None = None
+        seen: set[str] = set()
+        while state is None:
+            marks = self.log.marks()
+            rollups = [listed.key for listed in self.blob.list(ROLLUPS)]
+            if not rollups:
+                state = State()
+            elif (data := self.blob.get(rollups[-1])) is not None:
+                state = decode_rollup(data, key=rollups[-1], where=self.blob.name)
+                if state.seqno != number_of(rollups[-1]):
+                    raise self._damaged(rollups[-1], "It holds another rollup.")
+            elif rollups[-1] in seen:
+                raise self._damaged(rollups[-1], "It is listed but cannot be read.")
+            else:
+                seen.add(rollups[-1])  # Deleted between the two looks: a newer one exists.
+                continue
+            if state.seqno < marks.floor:
+                raise self._damaged(
+                    rollup_key(marks.floor),
+                    f"The log begins at entry {marks.floor} and no rollup reaches that far.",
+                )
+        if state.seqno >= self._state.seqno:
+            self._state = state
+        self._follow()
+        self._check_end()
+
+    def _follow(self) -> None:
+        while True:
+            asked_ms = self._settings.clock.boot_ms()
+            first = self._state.seqno
+            found = self.log.read_from(first, limit=READ_AHEAD)
+            for i, data in enumerate(found):
+                key = entry_key(first + i)
+                entry = decode_entry(data, key=key, where=self.blob.name)
+                if (reason := void_reason(self._state, entry)) is not None:
+                    log.info("entry is void", extra=fields(entry=first + i, reason=reason))
+                self._state = apply(self._state, entry)
+                self.bytes_since_rollup += len(data)
+            if len(found) < READ_AHEAD:
+                break
+        self._looked_ms = asked_ms
+
+    def _check_end(self) -> None:
+        marks = self.log.marks()
+        if self._state.seqno < marks.floor:
+            self._load()
+            return
+        if self._state.seqno < marks.head:
+            self._follow()
+            if self._state.seqno < marks.head and self.log.marks().floor <= self._state.seqno:
+                raise self._damaged(
+                    entry_key(self._state.seqno),
+                    f"The log entry is missing, though the log once reached {marks.head}.",
+                )
+        self.log.nothing_beyond(self._state.seqno)
+        self._proved_ms = self._looked_ms
+
+    def _damaged(self, key: str, detail: str) -> Corruption:
+        return Corruption(key, where=self.blob.name, detail=detail)

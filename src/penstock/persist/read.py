@@ -1,0 +1,254 @@
+"""The reading side: contents as of a time, and changes from a time on.
+
+Both are definite: `snapshot(as_of)` is the sum of all updates at or before
+`as_of`, and `listen(as_of)` gives every update after it exactly once, in order
+of time, with the upper reached. So for every t between as_of and upper
+
+    snapshot(t)  =  snapshot(as_of)  +  what listen(as_of) gave up to t
+
+whoever reads, whenever, and whatever was merged in between.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.data import DIFF, TIME, Codec, advance, consolidate
+from penstock.errors import Corruption, UsageError
+from penstock.persist.batch import Batches, schema_as_of
+from penstock.persist.errors import Closed, NotYetComplete, SinceError
+from penstock.persist.holds import Claims
+from penstock.persist.machine import Machine
+from penstock.persist.notify import Ear, News
+from penstock.persist.settings import Settings
+from penstock.persist.state import CollectionState, SchemaVersion, State, stored_columns_of
+from penstock.progress import Update
+
+__all__ = ["Changes", "Listener", "Reader", "Snapshot"]
+
+Decoder = Callable[[pa.Table], Iterator[Any]]
+
+
+class _Rows:
+    """Updates as Arrow or as Python values, as the caller likes."""
+
+    def __init__(self, table: pa.Table, decode: Decoder) -> None:
+        self._table = table
+        self._decode = decode
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __iter__(self) -> Iterator[Update[Any]]:
+        """Each distinct row once, with its time and how often it is there."""
+        times, diffs = self._table.column(TIME), self._table.column(DIFF)
+        data = self._decode(self._table)
+        for datum, time, diff in zip(data, times.to_pylist(), diffs.to_pylist(), strict=True):
+            yield Update(datum, time, diff)
+
+    def arrow(self) -> pa.Table:
+        """The user's columns, then `mz_timestamp` and `mz_diff`."""
+        return self._table
+
+
+class Snapshot(_Rows):
+    """The contents of a collection as of a time."""
+
+    def __init__(self, table: pa.Table, decode: Decoder, as_of: int) -> None:
+        super().__init__(table, decode)
+        self.as_of = as_of
+
+
+class Changes(_Rows):
+    """All updates in `[lower, upper)`: everything below `upper` has now been given."""
+
+    def __init__(self, table: pa.Table, decode: Decoder, lower: int, upper: int) -> None:
+        super().__init__(table, decode)
+        self.lower = lower
+        self.upper = upper
+
+
+@dataclass(slots=True)
+class Reader:
+    """What reading needs, for all collections of one client."""
+
+    machine: Machine
+    batches: Batches
+    claims: Claims
+    settings: Settings
+    owns_writer: bool
+    news: News
+    ear: Ear
+    closed: threading.Event
+
+    def look(self) -> State:
+        """The newest state that this client can see."""
+        if self.closed.is_set():
+            raise Closed(self.machine.blob.name)
+        return self.machine.state if self.owns_writer else self.machine.refresh()
+
+    def snapshot(self, collection: CollectionState, as_of: int) -> Snapshot:
+        """The contents as of a time in `[since, upper)`."""
+        id, name = collection.id, collection.name
+        with self.claims.claim(id, name, as_of) as claim:
+            current = claim.state.collections[id]
+            if as_of >= current.upper:
+                raise NotYetComplete(name, as_of=as_of, upper=current.upper)
+            schema = schema_as_of(current, as_of)
+            rows = self.rows(current, schema, lower=0, upper=as_of + 1)
+        return Snapshot(consolidate(advance(rows, as_of)), self.decoder(current, schema), as_of)
+
+    def rows(
+        self, collection: CollectionState, schema: SchemaVersion, *, lower: int, upper: int
+    ) -> pa.Table:
+        """The updates with times in `[lower, upper)`, not added up."""
+        found = [
+            self._batch_rows(collection, i, schema, lower, upper)
+            for i, batch in enumerate(collection.batches)
+            if batch.lower < upper and batch.upper > lower
+        ]
+        return pa.concat_tables(found) if found else stored_columns_of(schema).empty_table()
+
+    def decoder(self, collection: CollectionState, schema: SchemaVersion) -> Decoder:
+        """How rows become the caller's values."""
+        codecs = self.batches.codecs.get(collection.id)
+        if schema.codecs and codecs is not None:
+            return lambda table: _pairs(table, schema, codecs)
+        return _dicts
+
+    def _batch_rows(
+        self, collection: CollectionState, at: int, schema: SchemaVersion, lower: int, upper: int
+    ) -> pa.Table:
+        batch = collection.batches[at]
+        try:
+            return self.batches.rows(collection, batch, schema, lower=lower, upper=upper)
+        except Corruption as error:
+            now = self.machine.state if self.owns_writer else self.machine.refresh()
+            current = now.collections.get(collection.id)
+            if current is not None and batch.id in {other.id for other in current.batches}:
+                raise
+            raise UsageError(
+                f'collection "{collection.name}" was compacted while it was being read',
+                detail=f"The reader had no hold. The collection's since is "
+                f"{current.since if current else 'gone with it'}.",
+                hint="Read again, or open the location with hold=True.",
+            ) from error
+
+
+class Listener:
+    """Gives the changes of a collection, in order, as they become complete.
+
+    Iterating waits for more; `next_changes` waits as long as it is told. What
+    was given is never given again, whatever is merged meanwhile. A context
+    manager: leaving it lets go of the history it was holding.
+    """
+
+    def __init__(
+        self, reader: Reader, collection: CollectionState, as_of: int, *, snapshot: bool
+    ) -> None:
+        self._reader = reader
+        self._id, self._name = collection.id, collection.name
+        self._frontier = as_of + 1
+        self._snapshot_due = snapshot
+        self._stack = ExitStack()
+        self._claim = self._stack.enter_context(
+            reader.claims.claim(self._id, self._name, max(as_of, 0))
+        )
+        self._news = reader.news.subscribe()
+        self._stack.callback(reader.news.unsubscribe, self._news)
+        self._checked_ms = reader.settings.clock.boot_ms()
+
+    @property
+    def frontier(self) -> int:
+        """Every update below it has been given."""
+        return self._frontier
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator["Changes | Snapshot"]:
+        while True:
+            changes = self.next_changes(timeout_ms=None)
+            if changes is not None:
+                yield changes
+
+    def close(self) -> None:
+        """Let go."""
+        self._stack.close()
+
+    def next_changes(self, *, timeout_ms: int | None) -> "Changes | Snapshot | None":
+        """What has become complete since the last call, or None if nothing did in time.
+
+        Raises:
+            SinceError: the reader has no hold and was overtaken by compaction.
+        """
+        reader = self._reader
+        clock = reader.settings.clock
+        deadline = None if timeout_ms is None else clock.boot_ms() + timeout_ms
+        while True:
+            # Cleared before looking: a ring between the look and the wait is not missed.
+            self._news.clear()
+            state = self._look()
+            collection = state.collections.get(self._id)
+            if collection is None:
+                raise UsageError(
+                    f'collection "{self._name}" was destroyed', hint="Listen to another one."
+                )
+            if self._snapshot_due and collection.upper >= self._frontier:
+                self._snapshot_due = False
+                return reader.snapshot(collection, self._frontier - 1)
+            if collection.upper > self._frontier:
+                return self._changes(state, collection)
+            left = reader.settings.poll_ms
+            if deadline is not None:
+                left = min(left, deadline - clock.boot_ms())
+                if left <= 0:
+                    return None
+            if not reader.owns_writer and state.writer is not None:
+                reader.ear.attend(state.writer.address, state.location)
+            clock.wait(self._news, left)
+
+    def _look(self) -> State:
+        reader = self._reader
+        now_ms = reader.settings.clock.boot_ms()
+        state = reader.look()
+        if not reader.owns_writer and now_ms - self._checked_ms >= 10 * reader.settings.poll_ms:
+            # SUBTLE: "no such entry" may mean truncated rather than not yet
+            # written, and only the floor can tell (hazard A4).
+            self._checked_ms = now_ms
+            state = reader.machine.refresh(thorough=True)
+        return state
+
+    def _changes(self, state: State, collection: CollectionState) -> Changes:
+        lower, upper = self._frontier, collection.upper
+        # Since at the frontier itself is too far: it brings updates that were
+        # given before up to a time that has not been.
+        if collection.since > max(lower - 1, 0):
+            raise SinceError(self._name, as_of=lower - 1, since=collection.since)
+        reader = self._reader
+        schema = schema_as_of(collection, upper - 1)
+        rows = consolidate(reader.rows(collection, schema, lower=lower, upper=upper))
+        rows = rows.sort_by(TIME)
+        self._frontier = upper
+        reader.claims.advance(self._claim, upper - 1, state)
+        return Changes(rows, reader.decoder(collection, schema), lower, upper)
+
+
+def _dicts(table: pa.Table) -> Iterator[dict[str, Any]]:
+    yield from table.drop_columns([TIME, DIFF]).to_pylist()
+
+
+def _pairs(
+    table: pa.Table, schema: SchemaVersion, codecs: tuple[Codec, Codec]
+) -> Iterator[tuple[Any, Any]]:
+    (_, key_version), (_, value_version) = schema.codecs
+    keys, values = (table.column(i).to_pylist() for i in (0, 1))
+    for key, value in zip(keys, values, strict=True):
+        yield codecs[0].decode(key, key_version), codecs[1].decode(value, value_version)

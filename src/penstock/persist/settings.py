@@ -1,0 +1,62 @@
+"""What can be chosen when a location is opened.
+
+The defaults are for production. Tests shorten the ages and turn the
+background off, so that they decide what happens when.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a location is kept; see docs/reference/settings.md."""
+
+    cache_bytes: int = 64 << 20
+    """How much of the batches a client keeps in memory for reading again."""
+
+    inline_bytes: int = 16 << 10
+    """Batches up to this size travel inside the log entry."""
+
+    part_bytes: int = 128 << 20
+    """Larger batches are split into Parquet objects of about this size."""
+
+    merge_bytes: int = 512 << 20
+    """Batches are merged in process up to this size together; beyond it they stay apart."""
+
+    fan_in: int = 8
+    """How many batches of one size are merged into one of the next."""
+
+    rollup_every: int = 512
+    """After how many entries a rollup is written."""
+
+    lease_ms: int = 15 * 60_000
+    """How long a reader's hold lives without being renewed."""
+
+    poll_ms: int = 1_000
+    """How often a listener looks by itself, should the writer not wake it."""
+
+    upkeep_ms: int = 500
+    """How often the writer looks for upkeep to do."""
+
+    young_ms: int = 60 * 60_000
+    """Log entries younger than this are never deleted."""
+
+    proof_ms: int = 30 * 60_000
+    """How long after seeing the log's head a writer may trust that it still stands there."""
+
+    patience_ms: int | None = None
+    """How long a failing store operation is retried before it surfaces; None is for ever."""
+
+    notify: str = "127.0.0.1"
+    """The address on which a writer wakes listeners of other processes; empty for none."""
+
+    background: bool = True
+    """Whether upkeep runs by itself."""
+
+    clock: Clock = SYSTEM_CLOCK
+    chance: random.Random = field(default_factory=random.SystemRandom)

@@ -1,0 +1,206 @@
+"""Upkeep: what a writer does in the background, never needed for correctness.
+
+One thread, one thing at a time: merge what the spine asks for, write a rollup
+when enough entries have come, let go of what nobody needs. Any of it may fail
+or be cut off by `kill -9`; the next round finds it again.
+"""
+
+import threading
+
+from penstock.errors import Fenced, PenstockError
+from penstock.failpoints import Failpoint, pass_by
+from penstock.persist.batch import Batches
+from penstock.persist.compact import due, merge, mergeable
+from penstock.persist.gc import Collector
+from penstock.persist.machine import Machine
+from penstock.persist.settings import Settings
+from penstock.persist.staging import Staging
+from penstock.persist.state import (
+    Batch,
+    CloseStaging,
+    CollectionState,
+    Merge,
+    OpenStaging,
+    Operation,
+    RolledUp,
+    State,
+)
+from penstock.telemetry import fields, logger
+
+__all__ = ["Upkeep"]
+
+log = logger("persist")
+
+
+class Upkeep:
+    """Keeps a location in shape on behalf of its writer."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        batches: Batches,
+        staging: Staging,
+        collector: Collector,
+        settings: Settings,
+    ) -> None:
+        self._machine = machine
+        self._batches = batches
+        self._staging = staging
+        self._collector = collector
+        self._settings = settings
+        self._rolled = machine.state.rollups[-1] if machine.state.rollups else 0
+        self._unrecorded: int | None = None
+        self._truncated_at = 0
+        self._settled_ms = 0
+        self._looked: State | None = None
+        self._working = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.last_error: PenstockError | None = None
+        """Why the last round failed, if it did."""
+
+    def start(self) -> None:
+        """Run in the background until stopped."""
+        self._thread = threading.Thread(target=self._run, name="penstock-upkeep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the round and stop."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def round(self) -> None:
+        """Do whatever is due now."""
+        with self._working:
+            self._merge_due()
+            self._roll_up_if_due()
+            now_ms = self._settings.clock.boot_ms()
+            if self._collector.busy() and now_ms - self._settled_ms >= self._settings.upkeep_ms:
+                self._settled_ms = now_ms
+                self._collector.settle()
+            self._turn_staging()
+            if len(self._machine.state.rollups) > 1 and (
+                self._machine.state.rollups[-1] != self._truncated_at
+            ):
+                self._truncated_at = self._machine.state.rollups[-1]
+                self._collector.truncate()
+
+    def compact(self) -> None:
+        """Merge each collection into as few batches as memory allows; let go of what frees."""
+        with self._working:
+            self._collector.settle()
+            for id in sorted(self._machine.state.collections):
+                collection = self._machine.state.collections.get(id)
+                if collection is not None:
+                    self._merge_all(collection)
+            self.roll_up()
+            self._collector.settle()
+            self._collector.sweep()
+            self._collector.truncate()
+
+    def sweep(self) -> None:
+        """Delete what earlier epochs wrote and never linked."""
+        with self._working:
+            self._collector.sweep()
+
+    def roll_up(self) -> None:
+        """Write a rollup of the present state and record it."""
+        state = self._machine.state
+        if state.seqno > self._rolled:
+            self._machine.write_rollup(state)
+            self._rolled = self._unrecorded = state.seqno
+        self._record_rollup()
+
+    def rollup_record(self) -> list[Operation]:
+        """What the next entry should say of a rollup that no entry mentions yet."""
+        recorded, self._unrecorded = self._unrecorded, None
+        return [] if recorded is None else [RolledUp(recorded)]
+
+    def entries_since_rollup(self) -> int:
+        """How much opening would have to fold."""
+        return self._machine.state.seqno - self._rolled
+
+    def _run(self) -> None:
+        while not self._settings.clock.wait(self._stop, self._settings.upkeep_ms):
+            try:
+                self.round()
+                self.last_error = None
+            except Fenced:
+                return
+            except PenstockError as error:
+                self.last_error = error
+                log.warning("upkeep failed and will be tried again", extra=fields(error=str(error)))
+
+    def _merge_due(self) -> None:
+        state, before = self._machine.state, self._looked
+        self._looked = state
+        for id, collection in state.collections.items():
+            if before is not None and before.collections.get(id) is collection:
+                continue
+            while not self._stop.is_set():
+                inputs = due(collection, self._batches, self._settings)
+                if not inputs:
+                    break
+                collection = self._merge(collection, inputs)
+
+    def _merge_all(self, collection: CollectionState) -> None:
+        limit = self._settings.merge_bytes
+        while True:
+            group: list[Batch] = []
+            for batch in mergeable(collection, self._batches):
+                if group and sum(b.size for b in group) + batch.size > limit:
+                    if len(group) > 1:
+                        break
+                    group = []
+                group.append(batch)
+            lone = len(group) == 1 and (not group[0].merged or group[0].since < collection.since)
+            if len(group) < 2 and not lone:
+                return
+            if lone and group[0].size > limit:
+                return
+            collection = self._merge(collection, group)
+
+    def _merge(self, collection: CollectionState, inputs: list[Batch]) -> CollectionState:
+        ids = tuple(batch.id for batch in inputs)
+        since = max(collection.since, max(batch.since for batch in inputs))
+        output = merge(collection, inputs, self._batches, self._staging, since=since)
+        pass_by(Failpoint.MERGE_BUILT)
+
+        def plan(state: State) -> list[Operation]:
+            current = state.collections.get(collection.id)
+            present = {batch.id for batch in current.batches} if current else set()
+            return [Merge(collection.id, ids, output)] if present.issuperset(ids) else []
+
+        try:
+            _, after = self._machine.commit(plan)
+        finally:
+            if output is not None:
+                self._staging.release(output)
+        pass_by(Failpoint.MERGE_DONE)
+        return after.collections.get(collection.id, CollectionState(0, "", collection.schemas))
+
+    def _roll_up_if_due(self) -> None:
+        grown = self._machine.bytes_since_rollup > (8 << 20)
+        if self.entries_since_rollup() >= self._settings.rollup_every or (
+            grown and self.entries_since_rollup() >= 16
+        ):
+            self.roll_up()
+
+    def _record_rollup(self) -> None:
+        operations = self.rollup_record()
+        if operations:
+            self._machine.commit(lambda _: operations)
+
+    def _turn_staging(self) -> None:
+        if self._staging.worn():
+            opened = self._staging.next_id()
+            self._machine.commit(lambda _: [OpenStaging(opened)])
+            self._staging.turn_over()
+        done = self._staging.finished()
+        if done:
+            self._machine.commit(
+                lambda state: [CloseStaging(id) for id in done if id in state.staging]
+            )
+            for id in done:
+                self._collector.sweep(id)

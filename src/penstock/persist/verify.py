@@ -1,0 +1,162 @@
+"""The checksum walk: every object is there, and is what was written.
+
+It reads everything and trusts nothing, so that one damaged object does not
+hide another: each entry, rollup, hold and batch is looked at for itself. It may
+run beside a writer; what is deleted rightly while it walks is not damage.
+
+What it can know: entries are dense from the floor to the newest trace of the
+head (an entry, a rollup, or the mark a clean close leaves), rollups that the
+log records exist, and so does every file that the state links. The very last
+entry of a writer that was killed has no other witness than itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+from penstock.durable import Blob, Log
+from penstock.durable.log import entry_key
+from penstock.errors import Corruption, InternalError, StoreRefused
+from penstock.persist.encoding import Kind, checksum, decode_entry, decode_frame, decode_rollup
+from penstock.persist.holds import Hold
+from penstock.persist.paths import HOLDS, ROLLUPS, number_of, rollup_key
+from penstock.persist.state import Entry, State, Stored, apply
+
+__all__ = ["Damage", "Report", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One object that is not what was written."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a walk found."""
+
+    location: str
+    objects: int
+    bytes: int
+    damage: tuple[Damage, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything is as it was written."""
+        return not self.damage
+
+
+def verify(blob: Blob) -> Report:
+    """Read every object of a storage location and check it."""
+    walk = _Walk(blob).walked()
+    damage = walk.damage
+    if damage:
+        # A writer may have deleted, rightly, what the walk was about to read.
+        # Then a second walk no longer looks for it.
+        again = _Walk(blob).walked().damage
+        damage = {key: reason for key, reason in damage.items() if key in again}
+    found = tuple(Damage(key, damage[key]) for key in sorted(damage))
+    return Report(blob.name, walk.objects, walk.size, found)
+
+
+class _Walk:
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._log = Log(blob)
+        self._entries: dict[int, Entry] = {}
+        self._rollups: dict[int, State] = {}
+        self.damage: dict[str, str] = {}
+        self.objects = 0
+        self.size = 0
+
+    def walked(self) -> Self:
+        self.entries()
+        self.rollups()
+        self.batches(self.newest_state())
+        self.holds()
+        return self
+
+    def entries(self) -> None:
+        marks = self._log.marks()
+        numbers = self._log.entries()
+        rolled = [number_of(listed.key) for listed in self._blob.list(ROLLUPS)]
+        end = max([marks.head, *(number + 1 for number in numbers[-1:]), *rolled])
+        for number in range(marks.floor, end):
+            key = entry_key(number)
+            data = self._read(key)
+            if data is None:
+                self._damaged(key, "The log entry is missing.")
+                continue
+            try:
+                self._entries[number] = decode_entry(data, key=key, where=self._blob.name)
+            except (Corruption, StoreRefused) as error:
+                self._damaged(key, error.detail)
+
+    def rollups(self) -> None:
+        for listed in self._blob.list(ROLLUPS):
+            data = self._read(listed.key)
+            if data is None:
+                continue  # Deleted since it was listed; a recorded one is missed below.
+            try:
+                state = decode_rollup(data, key=listed.key, where=self._blob.name)
+            except (Corruption, StoreRefused) as error:
+                self._damaged(listed.key, error.detail)
+                continue
+            if state.seqno != number_of(listed.key):
+                self._damaged(listed.key, "It holds another rollup.")
+            else:
+                self._rollups[state.seqno] = state
+
+    def newest_state(self) -> State:
+        """As far as sound objects lead."""
+        state = self._rollups[max(self._rollups)] if self._rollups else State()
+        while state.seqno in self._entries:
+            try:
+                state = apply(state, self._entries[state.seqno])
+            except InternalError as error:
+                self._damaged(
+                    entry_key(state.seqno), f"It does not follow the one before: {error}."
+                )
+                break
+        present = {number_of(listed.key) for listed in self._blob.list(ROLLUPS)}
+        for number in state.rollups:
+            if number not in present:
+                self._damaged(rollup_key(number), "The rollup is missing.")
+        return state
+
+    def batches(self, state: State) -> None:
+        for part in _stored_parts(state):
+            data = self._read(part.key)
+            if data is None:
+                self._damaged(part.key, "The batch is missing.")
+            elif len(data) != part.size:
+                self._damaged(part.key, f"It has {len(data)} bytes and should have {part.size}.")
+            elif checksum(data) != part.checksum:
+                self._damaged(part.key, "Its checksum does not match its contents.")
+
+    def holds(self) -> None:
+        for listed in self._blob.list(HOLDS):
+            data = self._read(listed.key)
+            if data is not None:
+                try:
+                    decode_frame(data, Kind.HOLD, Hold, key=listed.key, where=self._blob.name)
+                except (Corruption, StoreRefused) as error:
+                    self._damaged(listed.key, error.detail)
+
+    def _read(self, key: str) -> bytes | None:
+        data = self._blob.get(key)
+        if data is not None:
+            self.objects += 1
+            self.size += len(data)
+        return data
+
+    def _damaged(self, key: str, reason: str) -> None:
+        self.damage.setdefault(key, reason)
+
+
+def _stored_parts(state: State) -> Iterator[Stored]:
+    for id in sorted(state.collections):
+        for batch in state.collections[id].batches:
+            yield from (part for part in batch.parts if isinstance(part, Stored))

@@ -1,0 +1,497 @@
+"""The writing side: a queue, one thread that commits it, and what came of it.
+
+Calls are linearized in the order in which they are made and committed in
+groups: whatever was called while the last entry was being made durable goes
+into the next one, so sixty-four callers cost one sync. Each call still
+succeeds or fails on its own.
+
+    write(…) ─┐                      ┌─► futures
+    seal(…)  ─┼─► queue ─► one entry ┤
+    write(…) ─┘   in order           └─► listeners are woken
+
+A failed call fails everything queued behind it on the same collections, for a
+seal that overtook its failed write would seal a hole (hazard A8).
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from penstock.data import conform
+from penstock.errors import DeterminateError, InternalError, PenstockError, UsageError
+from penstock.persist.batch import Batches, defaults_of
+from penstock.persist.errors import AlreadyFailed, Closed, CollectionMissing
+from penstock.persist.machine import Machine
+from penstock.persist.staging import Staging
+from penstock.persist.state import (
+    END,
+    Allow,
+    Batch,
+    CollectionState,
+    Link,
+    Operation,
+    Seal,
+    State,
+    stored_columns_of,
+)
+
+__all__ = ["Allowed", "Appended", "Committer", "Loose", "Piece", "UpperMismatch"]
+
+GROUP_BYTES: Final = 1 << 20
+"""How much travels inside one entry at most, but for a single call's share."""
+
+UPLOADS_AT_ONCE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The updates are durable and the collection's upper is now `upper`."""
+
+    upper: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpperMismatch:
+    """Another upper than expected stands there. Nothing was written."""
+
+    collection: str
+    current: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The permission is durable, and since now stands at `since`, behind every hold."""
+
+    since: int
+
+
+@dataclass(slots=True)
+class Loose:
+    """A few updates in stored form, to be put into one batch with others."""
+
+    columns: list[list[Any]]
+    times: list[int]
+    diffs: list[int]
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+Updates: TypeAlias = Loose | pa.Table | None
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one call asks of one collection: updates, a new upper, or both."""
+
+    collection: int
+    updates: Updates = None
+    expected: int | None = None
+    upper: int | None = None
+    stored: "Future[Batch] | None" = None
+    lower: int = 0
+    """The least time among the updates."""
+
+    beyond: int = 0
+    """The greatest time among the updates, plus one; 0 if there are none."""
+
+    size: int = 0
+    schema: int = 0
+    """Which of the collection's schema versions the updates have."""
+
+
+@dataclass(slots=True)
+class Append:
+    """A call that writes or seals, in one or several collections."""
+
+    pieces: list[Piece]
+    future: "Future[Any]" = field(default_factory=Future)
+
+    def touches(self) -> list[int]:
+        return [piece.collection for piece in self.pieces]
+
+
+@dataclass(slots=True)
+class Allowing:
+    """A call that lets sinces go forward."""
+
+    sinces: dict[int, int]
+    future: "Future[Any]" = field(default_factory=Future)
+
+    def touches(self) -> list[int]:
+        return list(self.sinces)
+
+
+@dataclass(slots=True)
+class Control:
+    """A call that is committed in an entry of its own."""
+
+    plan: Callable[[State], Sequence[Operation]]
+    outcome: Callable[[State, State], Any]
+    collections: list[int] = field(default_factory=list)
+    future: "Future[Any]" = field(default_factory=Future)
+
+    def touches(self) -> list[int]:
+        return self.collections
+
+
+Call: TypeAlias = Append | Allowing
+Work: TypeAlias = Call | Control
+
+
+class Committer:
+    """Owns the queue, the thread that commits it and the pool that uploads."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        batches: Batches,
+        staging: Staging,
+        *,
+        allow: Callable[[list[int]], None],
+        wake: Callable[[int], None],
+    ) -> None:
+        self._machine = machine
+        self._batches = batches
+        self._staging = staging
+        self._allow = allow
+        self._wake = wake
+        self._queue: deque[Work] = deque()
+        self._ready = threading.Condition()
+        self._closing = False
+        self._broken: PenstockError | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._uploading = threading.BoundedSemaphore(2 * UPLOADS_AT_ONCE)
+        self._thread = threading.Thread(target=self._run, name="penstock-commit", daemon=True)
+        self._thread.start()
+
+    @property
+    def broken(self) -> PenstockError | None:
+        """Why nothing can be written any more, if that is so."""
+        return self._broken
+
+    def submit(self, work: Work) -> "Future[Any]":
+        """Take `work` into the queue; its future tells what came of it."""
+        uploads = self._start_uploads(work)
+        with self._ready:
+            if self._closing or self._broken:
+                for upload in uploads:
+                    upload.cancel()
+                raise self._broken or Closed(self._machine.blob.name)
+            # From here on it happens or fails; nobody can cancel what may be in an entry.
+            work.future.set_running_or_notify_cancel()
+            self._queue.append(work)
+            if len(self._queue) == 1:
+                self._ready.notify()
+        return work.future
+
+    def run(
+        self,
+        plan: Callable[[State], Sequence[Operation]],
+        outcome: Callable[[State, State], Any],
+        *,
+        touches: list[int] | None = None,
+    ) -> Any:
+        """Commit `plan` in an entry of its own, after all that was called before."""
+        return self.submit(Control(plan, outcome, touches or [])).result()
+
+    def close(self) -> None:
+        """Refuse new work and return when all that was accepted is done."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify()
+        self._thread.join()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                while not self._queue and not self._closing:
+                    self._ready.wait()
+                if not self._queue:
+                    return
+                group = self._take_group()
+            works: list[Work] = [group] if isinstance(group, Control) else [*group]
+            try:
+                if isinstance(group, Control):
+                    self._commit_control(group)
+                else:
+                    self._commit_group(group)
+            except PenstockError as error:
+                self._fail(works, error)
+            except Exception as error:  # noqa: BLE001 - the thread's door: whoever waits must hear of it
+                broke = InternalError("the commit thread broke")
+                broke.__cause__ = error
+                self._fail(works, broke)
+
+    def _take_group(self) -> "Control | list[Call]":
+        first = self._queue[0]
+        if isinstance(first, Control):
+            self._queue.popleft()
+            return first
+        group: list[Call] = []
+        size = 0
+        while self._queue and size < GROUP_BYTES:
+            work = self._queue[0]
+            if isinstance(work, Control):
+                break
+            self._queue.popleft()
+            group.append(work)
+            if isinstance(work, Append):
+                size += sum(piece.size for piece in work.pieces)
+        return group
+
+    def _commit_control(self, control: Control) -> None:
+        before, after = self._machine.commit(control.plan)
+        self._wake(after.seqno)
+        control.future.set_result(control.outcome(before, after))
+
+    def _commit_group(self, group: "list[Call]") -> None:
+        for work in group:
+            if isinstance(work, Append):
+                self._await_uploads(work)
+        gathered = _Gathered([])
+
+        def plan(state: State) -> list[Operation]:
+            nonlocal gathered
+            gathered = _gather(group, state, self._batches)
+            return gathered.operations
+
+        before, after = self._machine.commit(plan)
+        if after is not before:
+            self._wake(after.seqno)
+        # SUBTLE: what was written is told before sinces are settled. Should
+        # settling fail, only those who asked for it may hear that it did.
+        self._answer(group, gathered, after)
+        allowing = [work for work in gathered.outcomes if isinstance(work, Allowing)]
+        if allowing:
+            self._allow([id for work in allowing for id in work.sinces])
+            _tell_allowed(allowing, self._machine.state)
+        for work in group:
+            self._release_uploads(work)
+
+    def _answer(self, group: list[Call], gathered: "_Gathered", state: State) -> None:
+        behind: list[Work] = []
+        if gathered.failed:
+            # Nobody may queue between a failure and the failing of what is
+            # queued behind it, so both happen under the lock.
+            with self._ready:
+                behind = self._drop_behind(gathered.failed)
+                _tell(group, gathered.outcomes, state)
+        else:
+            _tell(group, gathered.outcomes, state)
+        for work in behind:
+            # It may have failed for another's sake, so none of its collections need be in `failed`.
+            touched = work.touches()
+            name = next((id for id in touched if id in gathered.failed), touched[0])
+            work.future.set_exception(AlreadyFailed(_name(state, name)))
+            self._release_uploads(work)
+
+    def _fail(self, group: list[Work], error: PenstockError) -> None:
+        """The whole group failed. What may be repeated, may; else the writer stops."""
+        with self._ready:
+            if not isinstance(error, DeterminateError | UsageError):
+                self._broken = error
+                behind: list[Work] = list(self._queue)
+                self._queue.clear()
+            else:
+                behind = self._drop_behind({id for work in group for id in work.touches()})
+            for work in group:
+                if not work.future.done():
+                    work.future.set_exception(error)
+        state = self._machine.state
+        for work in behind:
+            touched = work.touches()
+            reason = (
+                error if self._broken or not touched else AlreadyFailed(_name(state, touched[0]))
+            )
+            work.future.set_exception(reason)
+        for work in (*group, *behind):
+            self._release_uploads(work)
+
+    def _drop_behind(self, failed: set[int]) -> list[Work]:
+        """Take out of the queue what touches a failed collection; that fails more."""
+        failed = set(failed)
+        dropped: list[Work] = []
+        kept: deque[Work] = deque()
+        for work in self._queue:
+            if failed.isdisjoint(work.touches()):
+                kept.append(work)
+            else:
+                failed.update(work.touches())
+                dropped.append(work)
+        self._queue = kept
+        return dropped
+
+    def _start_uploads(self, work: Work) -> "list[Future[Batch]]":
+        if not isinstance(work, Append):
+            return []
+        uploads: list[Future[Batch]] = []
+        for piece in work.pieces:
+            if isinstance(piece.updates, pa.Table) and not self._batches.inline(piece.updates):
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(UPLOADS_AT_ONCE, "penstock-upload")
+                schema = _newest_schema(self._machine.state, piece.collection)
+                # Callers that outrun the store wait here: uploads in flight bound the memory.
+                self._uploading.acquire()
+                piece.stored = self._pool.submit(self._upload, piece.updates, schema)
+                piece.stored.add_done_callback(lambda _: self._uploading.release())
+                piece.updates = None
+                uploads.append(piece.stored)
+        return uploads
+
+    def _upload(self, updates: pa.Table, schema: int) -> Batch:
+        staging = self._staging.acquire()
+        try:
+            return self._batches.build_stored(updates, schema, staging)
+        except BaseException:
+            self._staging.give_up(staging)
+            raise
+
+    def _await_uploads(self, work: Append) -> None:
+        for piece in work.pieces:
+            if piece.stored is not None:
+                piece.stored.exception()
+
+    def _release_uploads(self, work: Work) -> None:
+        if isinstance(work, Append):
+            for piece in work.pieces:
+                if piece.stored is not None and piece.stored.exception() is None:
+                    self._staging.release(piece.stored.result())
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """One group, looked at against one state."""
+
+    operations: list[Operation]
+    outcomes: list[Any] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+
+
+def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
+    """What each call comes to, in order, and the operations that the sound ones make."""
+    gathered = _Gathered([])
+    uppers: dict[int, int] = {}
+    loose: dict[int, list[Updates]] = {}
+    stored: dict[int, list[Batch]] = {}
+    allowed: dict[int, int] = {}
+    for work in group:
+        failed = next((id for id in work.touches() if id in gathered.failed), None)
+        outcome: Any
+        if failed is not None:
+            outcome = AlreadyFailed(_name(state, failed))
+        elif isinstance(work, Allowing):
+            outcome = work
+            for id, since in work.sinces.items():
+                allowed[id] = max(since, allowed.get(id, 0))
+        else:
+            outcome = _judge(work, state, uppers)
+            if isinstance(outcome, Appended):
+                for piece in work.pieces:
+                    if piece.updates is not None:
+                        loose.setdefault(piece.collection, []).append(piece.updates)
+                    if piece.stored is not None:
+                        stored.setdefault(piece.collection, []).append(piece.stored.result())
+                    if piece.upper is not None:
+                        uppers[piece.collection] = piece.upper
+        gathered.outcomes.append(outcome)
+        # A lost race is no failure: its caller waits for the outcome, so
+        # nothing of theirs is queued behind it.
+        if isinstance(outcome, BaseException):
+            gathered.failed.update(work.touches())
+    for id in dict.fromkeys([*loose, *stored]):
+        linked = list(stored.get(id, []))
+        if id in loose:
+            linked.append(_batch_of(loose[id], state.collections[id], batches))
+        gathered.operations.append(Link(id, tuple(linked)))
+    for id, upper in uppers.items():
+        if upper != state.collections[id].upper:
+            gathered.operations.append(Seal(id, upper))
+    for id, since in allowed.items():
+        if since > state.collections[id].allowed:
+            gathered.operations.append(Allow(id, since))
+    return gathered
+
+
+def _judge(work: Append, state: State, uppers: dict[int, int]) -> Any:
+    """`Appended`, `UpperMismatch` or the error, against the uppers reached so far in the group."""
+    reached = 0
+    for piece in work.pieces:
+        collection = state.collections.get(piece.collection)
+        if collection is None:
+            return UsageError(
+                f"collection {piece.collection} was destroyed",
+                hint="Make it again with create_or_load.",
+            )
+        if piece.stored is not None and (error := piece.stored.exception()) is not None:
+            return error
+        upper = uppers.get(piece.collection, collection.upper)
+        if piece.expected is not None and piece.expected != upper:
+            return UpperMismatch(collection.name, upper)
+        if piece.upper is not None and piece.upper < upper:
+            return UsageError(
+                f'collection "{collection.name}" cannot be sealed at {piece.upper}',
+                detail=f"Its upper is {upper} already, and what was complete stays so.",
+                hint=f"Seal at {upper} or later.",
+            )
+        if piece.beyond and piece.lower < upper:
+            return UsageError(
+                f'collection "{collection.name}" cannot take an update at {piece.lower}',
+                detail=f"Its upper is {upper}: times below it are complete. Nothing was written.",
+                hint=f"Write at {upper} or later." if upper < END else "The collection is closed.",
+            )
+        reached = upper if piece.upper is None else piece.upper
+    return Appended(reached)
+
+
+def _batch_of(pieces: list[Updates], collection: CollectionState, batches: Batches) -> Batch:
+    """All the small updates of one collection in one group as one inline batch."""
+    newest = len(collection.schemas) - 1
+    schema = stored_columns_of(collection.schemas[newest])
+    # A table may have been handed in just before the schema grew.
+    defaults = defaults_of(collection.schemas)
+    tables = [conform(piece, schema, defaults) for piece in pieces if isinstance(piece, pa.Table)]
+    few = [piece for piece in pieces if isinstance(piece, Loose)]
+    if few:
+        columns: list[list[Any]] = [[] for _ in schema]
+        for piece in few:
+            for column, more in zip(
+                columns, (*piece.columns, piece.times, piece.diffs), strict=True
+            ):
+                column.extend(more)
+        arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
+        tables.append(pa.Table.from_arrays(arrays, schema=schema))
+    return batches.build_inline(pa.concat_tables(tables) if len(tables) > 1 else tables[0], newest)
+
+
+def _tell(group: list[Call], outcomes: list[Any], state: State) -> None:
+    for work, outcome in zip(group, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            work.future.set_exception(outcome)
+        elif not isinstance(outcome, Allowing):
+            work.future.set_result(outcome)
+
+
+def _tell_allowed(allowing: list[Allowing], state: State) -> None:
+    for work in allowing:
+        sinces = [state.collections[id].since for id in work.sinces if id in state.collections]
+        work.future.set_result(Allowed(min(sinces, default=0)))
+
+
+def _newest_schema(state: State, id: int) -> int:
+    collection = state.collections.get(id)
+    if collection is None:
+        raise CollectionMissing(str(id), where="", known=list(state.names))
+    return len(collection.schemas) - 1
+
+
+def _name(state: State, id: int) -> str:
+    collection = state.collections.get(id)
+    return str(id) if collection is None else collection.name
