@@ -1,0 +1,62 @@
+"""`penstock`: the verbs, and how they end.
+
+Exit status 0 only on success. An error is told as a person needs it (what
+happened, what is known, what to do) on standard error, without a traceback;
+exit status 1. A call that cannot be understood exits with 2.
+"""
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from penstock import __version__
+from penstock.cli.compact import compact
+from penstock.cli.read import read
+from penstock.cli.release import release
+from penstock.cli.status import status
+from penstock.cli.tail import tail
+from penstock.cli.verify import verify
+from penstock.errors import PenstockError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="penstock",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Moves changing data from where it is made to where it is used, exactly once.",
+)
+for verb in (status, read, tail, compact, verify, release):
+    app.command()(verb)
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        app()
+    except PenstockError as error:
+        print(f"error: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", []):
+            print(note, file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as in `penstock tail … | head`.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

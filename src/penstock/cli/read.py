@@ -1,0 +1,36 @@
+"""`penstock read`: the rows of a collection as of a time."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import AsJson, Location, Name, open_collection, time_of
+from penstock.cli.rows import encode_line, rows_of
+from penstock.errors import InternalError
+
+__all__ = ["read"]
+
+
+def read(
+    location: Location,
+    collection: Name,
+    as_of: Annotated[
+        str, typer.Option(metavar="T", help="Epoch milliseconds, RFC 3339, earliest or latest.")
+    ] = "latest",
+    as_json: AsJson = True,
+) -> None:
+    """Print the rows as of a time, one JSON object a line."""
+    client, found = open_collection(location, collection)
+    with client:
+        moment = time_of(as_of, found.state)
+        snapshot = found.snapshot(moment)
+        for _, count, row in rows_of(snapshot.arrow(), found.state):
+            if count < 0:
+                raise InternalError(
+                    f'collection "{collection}" holds {count} of a row as of {moment}',
+                    detail="It was retracted more often than it was written.",
+                    hint="Look at its changes with penstock tail to see when.",
+                )
+            for _ in range(count):
+                sys.stdout.write(encode_line(row) + "\n")

@@ -1,0 +1,79 @@
+"""`penstock tail`: the changes of a collection, as they become complete."""
+
+import sys
+from typing import Annotated, Any
+
+import pyarrow.compute as pc
+import typer
+
+from penstock.cli.options import AsJson, Location, Name, open_collection, time_of
+from penstock.cli.rows import encode_line, rows_of
+from penstock.data import TIME
+from penstock.errors import UsageError
+from penstock.persist import Snapshot
+
+__all__ = ["tail"]
+
+
+def tail(
+    location: Location,
+    collection: Name,
+    as_of: Annotated[
+        str, typer.Option(metavar="T", help="Epoch milliseconds, RFC 3339, earliest or latest.")
+    ] = "latest",
+    until: Annotated[
+        str | None, typer.Option(metavar="T", help="Stop before this time; without it, follow.")
+    ] = None,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the contents as of T.")
+    ] = True,
+    progress: Annotated[
+        bool, typer.Option(help="Also say how far it has come, in mz_progressed lines.")
+    ] = False,
+    as_json: AsJson = True,
+) -> None:
+    """Print changes, one JSON object a line: mz_timestamp, mz_diff, then the columns."""
+    client, found = open_collection(location, collection)
+    with client:
+        state = found.state
+        start = time_of(as_of, state)
+        end = None if until is None else time_of(until, state)
+        if end is not None and end < start:
+            raise UsageError(
+                f"tail cannot end before {end} and begin as of {start}",
+                hint="Give --until a time at or after --as-of.",
+            )
+        if as_of == "latest" and state.upper == 0:
+            # Nothing is complete yet: begin before the first time there is.
+            start, snapshot = -1, False
+        names = found.schema.names
+        if progress and start >= 0:
+            _print(_line(start, None, dict.fromkeys(names), progressed=True))
+        with found.listen(start, snapshot=snapshot) as listener:
+            while end is None or listener.frontier < end or (snapshot and start < end):
+                changes = listener.next_changes(timeout_ms=None)
+                if changes is None:
+                    continue
+                rows = changes.arrow()
+                if end is not None:
+                    rows = rows.filter(pc.less(rows.column(TIME), end))
+                for moment, diff, row in rows_of(rows, found.state):
+                    _print(_line(moment, diff, row, progressed=False if progress else None))
+                if isinstance(changes, Snapshot):
+                    snapshot = False
+                elif progress:
+                    reached = changes.upper if end is None else min(changes.upper, end)
+                    _print(_line(reached, None, dict.fromkeys(names), progressed=True))
+                sys.stdout.flush()
+
+
+def _line(moment: int, diff: int | None, row: dict[str, Any], *, progressed: bool | None) -> str:
+    line: dict[str, Any] = {"mz_timestamp": moment}
+    if progressed is not None:
+        line["mz_progressed"] = progressed
+    line["mz_diff"] = diff
+    return encode_line(line | row)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")

@@ -1,0 +1,46 @@
+"""`penstock verify`: the checksum walk."""
+
+import typer
+
+from penstock.cli.options import SETTINGS, AsJson, Location
+from penstock.cli.rows import encode_line
+from penstock.durable import open_blob
+from penstock.durable.steady import SteadyBlob
+from penstock.persist.lake import storage_locations
+from penstock.persist.verify import verify as walk
+
+__all__ = ["verify"]
+
+
+def verify(location: Location, as_json: AsJson = False) -> None:
+    """Read every object, check it, name what is damaged; exit 1 if anything is."""
+    sound = True
+    for url in storage_locations(location):
+        blob = SteadyBlob(
+            open_blob(url), SETTINGS.clock, SETTINGS.chance, patience_ms=SETTINGS.patience_ms
+        )
+        try:
+            report = walk(blob)
+        finally:
+            blob.close()
+        sound = sound and report.sound
+        if as_json:
+            damage = [{"object": each.key, "reason": each.reason} for each in report.damage]
+            print(
+                encode_line(
+                    {
+                        "location": report.location,
+                        "objects": report.objects,
+                        "bytes": report.bytes,
+                        "sound": report.sound,
+                        "damage": damage,
+                    }
+                )
+            )
+            continue
+        for each in report.damage:
+            print(f'damaged: object "{each.key}" of location "{report.location}": {each.reason}')
+        verdict = "all sound" if report.sound else f"{len(report.damage)} damaged"
+        print(f"{report.location}: {report.objects} objects, {report.bytes} bytes, {verdict}")
+    if not sound:
+        raise typer.Exit(1)
