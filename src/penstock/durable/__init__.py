@@ -1,7 +1,31 @@
-"""Bytes that survive: keys to bytes (`Blob`), and numbered entries on top (`Log`)."""
+"""Bytes that survive: keys to bytes (`Blob`), and numbered entries on top (`Log`).
+
+`open_blob` opens a location by its URL; `SteadyBlob` asks again when a store
+fails; `CachedBlob` reads what is written once and checks it every time. A
+location is probed (`probe.py`) before it is first written to.
+"""
 
 from penstock.durable.blob import Blob, GetBlob, Listed
-from penstock.durable.location import children, join, open_blob
+from penstock.durable.cache import CachedBlob, CacheStatistics, checksum_of
+from penstock.durable.location import children, join, local_path, normal, open_blob
 from penstock.durable.log import Log, Marks
+from penstock.durable.steady import Failing, SteadyBlob, SteadyStatistics
 
-__all__ = ["Blob", "GetBlob", "Listed", "Log", "Marks", "children", "join", "open_blob"]
+__all__ = [
+    "Blob",
+    "CacheStatistics",
+    "CachedBlob",
+    "Failing",
+    "GetBlob",
+    "Listed",
+    "Log",
+    "Marks",
+    "SteadyBlob",
+    "SteadyStatistics",
+    "checksum_of",
+    "children",
+    "join",
+    "local_path",
+    "normal",
+    "open_blob",
+]

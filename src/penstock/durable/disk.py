@@ -66,7 +66,11 @@ class Disk(Protocol):
         ...
 
     def unlink(self, folder: int, name: str) -> None:
-        """Take a name away."""
+        """Take a name away from a folder that is held open."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Take a name away, wherever its path leads now."""
         ...
 
     def close(self, handle: int) -> None:
@@ -140,6 +144,10 @@ class OsDisk:
     def unlink(self, folder: int, name: str) -> None:
         """See `Disk`."""
         os.unlink(name, dir_fd=folder)
+
+    def remove(self, path: str) -> None:
+        """See `Disk`."""
+        os.unlink(path)  # noqa: PTH108
 
     def close(self, handle: int) -> None:
         """See `Disk`."""

@@ -21,7 +21,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -92,21 +92,15 @@ class FileBlob:
             with (
                 self._reaching("settle", key),
                 suppress(*_NOTHING_THERE),
-                self._folders.held(folder, make=False) as handle,
+                self._folders.held(folder, make=False) as held,
             ):
-                self._sync(key, self._disk.sync_folder, handle)
+                self._sync_folder(key, held)
 
     def delete(self, key: str) -> None:
         """See `Blob`. A power cut may bring back what was deleted shortly before it."""
         self._trusted()
-        folder, _, name = self._path(checked_key(key)).rpartition("/")
-        try:
-            with self._folders.held(folder, make=False) as handle:
-                self._disk.unlink(handle, name)
-        except _NOTHING_THERE:
-            self._folders.forget(folder)
-        except OSError as error:
-            raise self._undone("delete", key, error) from error
+        with self._reaching("delete", key), suppress(*_NOTHING_THERE):
+            self._disk.remove(self._path(checked_key(key)))
 
     def children(self) -> list[str]:
         """The names of the folders directly below, in order."""
@@ -146,13 +140,12 @@ class FileBlob:
                 with suppress(*_NOTHING_THERE):
                     _, modified_ms = self._disk.size_and_mtime_ms(f"{folder}/{found.name}")
                     if abandoned(found.name, age_ms=self._clock.now_ms() - modified_ms):
-                        with self._folders.held(folder, make=False) as handle:
-                            self._disk.unlink(handle, found.name)
+                        self._disk.remove(f"{folder}/{found.name}")
                         swept += 1
         except _NOTHING_THERE:
             return 0
         except OSError as error:
-            raise self._undone("sweep", UNFINISHED, error) from error
+            raise self._undone("sweep", "", error) from error
         return swept
 
     def close(self) -> bool:
@@ -173,9 +166,9 @@ class FileBlob:
             self._folders.held(folder, make=True) as target,
         ):
             try:
-                self._write_temp(key, data, source, temp)
+                self._write_temp(key, data, source.handle, temp)
                 try:
-                    publish(source, temp, target, name)
+                    publish(source.handle, temp, target.handle, name)
                 except FileExistsError:
                     return False
                 except FileNotFoundError:
@@ -187,10 +180,10 @@ class FileBlob:
                     if error.errno in _REFUSALS:
                         raise
                     raise self._in_doubt(key) from error
-                self._sync(key, self._disk.sync_folder, target)
+                self._sync_folder(key, target)
             finally:
                 with suppress(OSError):  # Moved by `put`, or left to the next sweep.
-                    self._disk.unlink(source, temp)
+                    self._disk.unlink(source.handle, temp)
         return True
 
     def _write_temp(self, key: str, data: bytes, folder: int, temp: str) -> None:
@@ -211,10 +204,15 @@ class FileBlob:
         finally:
             self._disk.close(file)
 
+    def _sync_folder(self, key: str, folder: "_Folder") -> None:
+        # SUBTLE: one at a time for each handle. Of two syncs that share one the
+        # kernel tells only the first that it failed, and would let the other pass.
+        with folder.syncing:
+            self._sync(key, self._disk.sync_folder, folder.handle)
+
     def _sync(self, what: str, sync: Callable[[int], None], handle: int) -> None:
-        # SUBTLE: trust is looked at again just before each sync, since another
-        # thread's may have failed meanwhile, and ours would then prove nothing.
-        self._trusted()
+        if self._lost:  # Perhaps by another thread, since we were asked.
+            raise self._distrust()
         try:
             sync(handle)
         except OSError as error:
@@ -274,7 +272,8 @@ class FileBlob:
         )
 
     def _undone(self, verb: str, key: str, error: OSError) -> StoreError:
-        message = f'could not {verb} object "{key}" of location "{self.name}"'
+        subject = f'object "{key}" of location' if key else "location"
+        message = f'could not {verb} {subject} "{self.name}"'
         detail = f"The system says: {os.strerror(error.errno or 0)}."
         hint = _REFUSALS.get(error.errno or 0)
         if hint is not None:
@@ -302,19 +301,19 @@ class _Folders:
         self._closed = False
 
     @contextmanager
-    def held(self, path: str, *, make: bool) -> Iterator[int]:
-        """A handle on the folder `path`, good until the block ends."""
+    def held(self, path: str, *, make: bool) -> Iterator["_Folder"]:
+        """The folder `path`, open until the block ends."""
         with self._lock:
             if make and path not in self._known:
                 self._make_known(path)
             folder = self._held.get(path)
             if folder is None:
-                folder = self._held[path] = _Folder(self._disk.open_folder(path))
+                folder = self._held[path] = _Folder(self._opened(path))
             else:
                 self._held.move_to_end(path)
             folder.users += 1
         try:
-            yield folder.handle
+            yield folder
         finally:
             with self._lock:
                 folder.users -= 1
@@ -335,6 +334,13 @@ class _Folders:
         with self._lock:
             self._closed = True
             self._shrink(0)
+
+    def _opened(self, path: str) -> int:
+        try:
+            return self._disk.open_folder(path)
+        except FileNotFoundError:
+            self._known.clear()  # Taken away while we did not hold it; make it next time.
+            raise
 
     def _make_known(self, path: str) -> None:
         for folder in self._missing(path):
@@ -383,6 +389,7 @@ class _Folders:
 class _Folder:
     handle: int
     users: int = 0
+    syncing: threading.Lock = field(default_factory=threading.Lock)
 
 
 _MOST_HELD: Final = 64

@@ -219,7 +219,7 @@ class _Answer:
             status=int(status[1]) if status else None,
             code=(code[1] or code[2]) if code else "",
             transport=transport[1] if transport else "",
-            credentials="169.254.169.254" in text or "Missing" in text.partition("\n")[0],
+            credentials=_CREDENTIALS.search(text) is not None,
         )
 
     def refusal(self, *, first: bool) -> str | None:
@@ -267,6 +267,8 @@ class _Answer:
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
+# Of which a part is not set, or for which the machine's role was asked in vain.
+_CREDENTIALS: Final = re.compile(r"\AGeneric S3 error: Missing \w+\n|http://169\.254\.169\.254/")
 _TRANSPORT: Final = re.compile(r"HttpError \{\s+kind: (\w+)")
 
 _TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})

@@ -17,17 +17,19 @@ from penstock.durable.blob import Blob
 from penstock.errors import StoreRefused
 from penstock.telemetry import fields, logger
 
-__all__ = ["probe"]
+__all__ = ["PASSED", "probe"]
 
 log = logger("durable")
 
 PASSED: Final = "probe/passed-1"
+"""The object that says so; the number is that of the test it passed."""
 
 
 def probe(blob: Blob, ids: Callable[[], str], *, racers: int = 16, rounds: int = 3) -> bool:
     """Check that `blob` creates only once; whether it had to be tried now.
 
-    `ids` gives words nobody has used before, so that probes do not meet.
+    `ids` gives words nobody has used before, so that probes do not meet. Give
+    it a `SteadyBlob`, or a moment's trouble ends the probe with its error.
 
     Raises:
         StoreRefused: if the store let two creators win, or lost the winner's bytes.

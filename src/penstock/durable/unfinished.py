@@ -62,7 +62,9 @@ def _birth(pid: int) -> int | None:
     except FileNotFoundError:
         return None if Path("/proc/self").exists() or not _signalled(pid) else 0
     # The second field is the program's name, which may hold spaces and brackets.
-    return int(status.rpartition(b")")[2].split()[19])
+    state, *numbers = status.rpartition(b")")[2].split()
+    # A dead process keeps its number until its parent asks after it.
+    return None if state in (b"Z", b"X") else int(numbers[18])
 
 
 def _signalled(pid: int) -> bool:

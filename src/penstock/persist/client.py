@@ -165,7 +165,12 @@ class Client:
             probe(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
             self._machine.load()
             self._parts.bell = bell = Bell(settings.notify) if settings.notify else None
-            self._take_lock(writer, bell)
+            try:
+                self._take_lock(writer, bell)
+            except BaseException:
+                if bell is not None:
+                    bell.close()
+                raise
             self._start_writing(bell)
         else:
             self._machine.load()
@@ -266,11 +271,7 @@ class Client:
                 "append_all names a collection twice", hint="Give each its updates once."
             )
         for append in appends:
-            if append.collection.client is not self:
-                raise UsageError(
-                    f'collection "{append.collection.name}" belongs to another client',
-                    hint="Only collections of one location can be written together.",
-                )
+            self._must_be_ours(append.collection)
         pieces = [
             append.collection._piece(
                 append.updates, expected=append.expected_upper, upper=append.new_upper
@@ -285,6 +286,8 @@ class Client:
         pieces = [Piece(c.id, upper=check_frontier(upper)) for c, upper in uppers.items()]
         if not pieces:
             raise UsageError("seal_all was given no collection", hint="Name at least one.")
+        for collection in uppers:
+            self._must_be_ours(collection)
         return self._writing().submit(Append(pieces))
 
     def destroy(self, name: str) -> bool:
@@ -422,6 +425,13 @@ class Client:
             )
         return self._parts.committer
 
+    def _must_be_ours(self, collection: "Collection") -> None:
+        if collection.client is not self:
+            raise UsageError(
+                f'collection "{collection.name}" belongs to another client',
+                hint="Only collections of one location can be written together.",
+            )
+
     def _named(self, state: State, name: str) -> CollectionState:
         found = state.named(name)
         if found is None:
@@ -537,6 +547,13 @@ class Collection:
     ) -> None:
         """Let the schema grow, for readers as of `at` (default: upper) and later."""
         values = dict(defaults or {})
+        try:
+            given = _stream_of(default_row(schema, values)) if values else b""
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise UsageError(
+                f'a default does not fit its column of collection "{self.name}"',
+                detail=str(error),
+            ) from error
 
         def plan(state: State) -> list[Operation]:
             found = state.collections.get(self.id)
@@ -564,7 +581,7 @@ class Collection:
                 since=since,
                 columns=wanted.serialize().to_pybytes(),
                 key=newest.key,
-                defaults=_stream_of(default_row(wanted, values)) if values else b"",
+                defaults=given,
             )
             return [Alter(self.id, version)]
 
@@ -620,8 +637,9 @@ class Collection:
                 f'upper of collection "{self.name}" cannot go from {expected} back to {upper}',
                 hint="Let the new upper be at or past the expected one.",
             )
-        piece = Piece(self.id, expected=expected, upper=upper)
-        schema = state.schemas[-1]
+        newest = len(state.schemas) - 1
+        piece = Piece(self.id, expected=expected, upper=upper, schema=newest)
+        schema = state.schemas[newest]
         if isinstance(updates, pa.Table | pa.RecordBatch):
             rows = table_of(updates, columns_of(schema), time=time, collection=self.name)
             put_table(piece, rows)

@@ -21,7 +21,7 @@ from penstock.persist.spine import next_merge
 from penstock.persist.staging import Staging
 from penstock.persist.state import Batch, CollectionState, Inline
 
-__all__ = ["due", "merge", "mergeable"]
+__all__ = ["due", "merge", "merge_since", "mergeable"]
 
 
 def mergeable(collection: CollectionState, batches: Batches) -> list[Batch]:
@@ -38,6 +38,14 @@ def mergeable(collection: CollectionState, batches: Batches) -> list[Batch]:
     ]
 
 
+def merge_since(collection: CollectionState) -> int:
+    """To which time a merge may bring its rows up: since, but never past what is sealed.
+
+    Since may stand past upper; rows brought there would count as not sealed.
+    """
+    return min(collection.since, max(collection.upper - 1, 0))
+
+
 def due(collection: CollectionState, batches: Batches, settings: Settings) -> list[Batch]:
     """The batches to merge next, or none."""
     candidates = mergeable(collection, batches)
@@ -48,6 +56,8 @@ def due(collection: CollectionState, batches: Batches, settings: Settings) -> li
         inline = [b for b in candidates if any(isinstance(part, Inline) for part in b.parts)]
         if sum(batch.size for batch in inline) <= 8 * settings.inline_bytes:
             return []
+        if len(inline) == 1 and inline[0].merged:
+            return []  # Many columns and few rows: it would come out as it went in.
         return inline
     inputs = candidates[chosen.start : chosen.stop]
     while len(inputs) > 1 and sum(batch.size for batch in inputs) > settings.merge_bytes:

@@ -70,7 +70,11 @@ class Collector:
             if not self.busy():
                 return
             self._expire_leases()
-            before, after = self._machine.commit(self._intentions)
+            sinces, position = self._needs()
+            # A first look saves announcing what holds would not let happen.
+            before, after = self._machine.commit(
+                lambda state: self._intentions(state, sinces, position)
+            )
             if before is not after:
                 pass_by(Failpoint.SINCE_INTENDED)
                 # SUBTLE: the holds are listed after the announcement is durable, never before.
@@ -135,14 +139,18 @@ class Collector:
             if number_of(listed.key) < state.rollups[0]:
                 self.blob.delete(listed.key)
 
-    def _intentions(self, state: State) -> list[Operation]:
-        sinces = {
-            id: state.collections[id].allowed
-            for id in sorted(self._behind)
-            if id in state.collections
-            and state.collections[id].allowed > state.collections[id].since
-        }
-        collect = state.seqno if state.garbage else state.collected
+    def _intentions(self, state: State, needed: dict[int, int], position: int) -> list[Operation]:
+        sinces: dict[int, int] = {}
+        for id in sorted(self._behind):
+            collection = state.collections.get(id)
+            if collection is None:
+                continue
+            since = min(collection.allowed, needed.get(id, END))
+            if since > collection.since:
+                sinces[id] = since
+        collect = min(state.seqno, position)
+        if not any(state.collected <= number < collect for number in state.garbage.values()):
+            collect = state.collected
         if not sinces and collect == state.collected:
             return []
         return [Intend(sinces, collect)]

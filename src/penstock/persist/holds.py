@@ -85,14 +85,14 @@ def list_holds(blob: Blob) -> dict[str, tuple[int, Hold]]:
         newest[listed.key.split("/")[1]] = listed.key
     found: dict[str, tuple[int, Hold]] = {}
     for id, key in newest.items():
-        data = blob.get(key)
-        if data is None:
-            # Replaced between the two looks; then the newer version counts, or it was dropped.
+        while (data := blob.get(key)) is None:
+            # Replaced between the two looks, perhaps again and again, or dropped.
             again = blob.list(f"{HOLDS}{id}/")
-            data = blob.get(again[-1].key) if again else None
-            if data is None:
-                continue
+            if not again:
+                break
             key = again[-1].key
+        if data is None:
+            continue
         hold = decode_frame(data, Kind.HOLD, Hold, key=key, where=blob.name)
         found[id] = (number_of(key), hold)
     return found
@@ -109,14 +109,21 @@ class _Object:
     def write(self, hold: Hold) -> None:
         """Make `hold` the next version."""
         key = hold_key(hold.id, self.version + 1)
-        if not self._blob.create(key, encode_frame(Kind.HOLD, hold)):
+        created = self._blob.create(key, encode_frame(Kind.HOLD, hold))
+        # SUBTLE: the number is free again once a newer owner has moved on from it.
+        # Of that owner's versions one is always there.
+        versions = self._blob.list(f"{HOLDS}{hold.id}/") if hold.lease_ms is None else []
+        if not created or any(listed.key > key for listed in versions):
+            if created:
+                self._blob.delete(key)
             raise Fenced(
                 f'hold of "{hold.owner}" on location "{self._blob.name}" was taken over',
                 detail="A newer process moved it first.",
                 hint="Only one process may own a durable hold. Stop this one, or the other.",
             )
         self.hold, self.version = hold, self.version + 1
-        self._blob.delete(hold_key(hold.id, self.version - 1))
+        if self.version > 0:
+            self._blob.delete(hold_key(hold.id, self.version - 1))
 
     def drop(self) -> None:
         """Remove every version."""
@@ -294,11 +301,7 @@ class LeasedClaims(_Registered):
         state = self._look()
         hold = self._object.hold if self._object else None
         if hold is not None and not _kept(state, hold):
-            self._lost = HoldLost(
-                hold.owner,
-                where=self._machine.blob.name,
-                detail="Its lease ran out before it was renewed, and what it kept may be gone.",
-            )
+            self._lost = _expired(hold, self._machine.blob.name)
             raise self._lost
 
     def close(self) -> None:
@@ -314,7 +317,12 @@ class LeasedClaims(_Registered):
     def _look(self) -> State:
         if self._lost is not None:
             raise self._lost
-        return self._machine.refresh()
+        state = self._machine.refresh()
+        if self._object is not None and self._object.hold.id in state.expired:
+            # A claim written under an expired hold is never looked at.
+            self._lost = _expired(self._object.hold, self._machine.blob.name)
+            raise self._lost
+        return state
 
     def _published_more(self) -> None:
         with self._writing:
@@ -454,7 +462,12 @@ class DurableHold:
         pass_by(Failpoint.HOLD_COUNTED)
 
     def drop(self) -> None:
-        """Let go for good."""
+        """Let go for good.
+
+        Raises:
+            Fenced: a newer process owns the hold, and keeps it.
+        """
+        self._object.write(self._object.hold)
         self._object.drop()
 
 
@@ -466,6 +479,11 @@ def _check_since(state: State, id: int, name: str, since: int) -> None:
         )
     if collection.since > since:
         raise SinceError(name, as_of=since, since=collection.since)
+
+
+def _expired(hold: Hold, where: str) -> HoldLost:
+    detail = "Its lease ran out before it was renewed, and what it kept may be gone."
+    return HoldLost(hold.owner, where=where, detail=detail)
 
 
 def _counts(state: State, sinces: Mapping[int, int], position: int) -> bool:

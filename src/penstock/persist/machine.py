@@ -70,8 +70,10 @@ class Machine:
         in it, and not a number that has been truncated (hazard A4).
         """
         with self._advancing:
+            # "No such entry" proves nothing once the number may have been truncated.
+            idle_ms = self._settings.clock.boot_ms() - self._looked_ms
             self._follow()
-            if thorough:
+            if thorough or idle_ms >= self._settings.proof_ms:
                 self._check_end()
             return self._state
 
@@ -106,7 +108,8 @@ class Machine:
                 if self._create(before, before.epoch + 1, tuple(plan(before))):
                     break
             if own:
-                self._epoch = self._state.epoch
+                # Not the state's: it may have landed, and others have come after it.
+                self._epoch = before.epoch + 1
             pass_by(Failpoint.EPOCH_TAKEN)
             return self._state
 
@@ -212,6 +215,12 @@ class Machine:
             asked_ms = self._settings.clock.boot_ms()
             first = self._state.seqno
             found = self.log.read_from(first, limit=READ_AHEAD)
+            slept_ms = self._settings.clock.boot_ms() - self._looked_ms
+            if slept_ms >= self._settings.proof_ms and first < self.log.marks().floor:
+                # SUBTLE: nothing there may mean truncated, and something there may be
+                # what a paused writer made at a truncated number (hazards A1, A4).
+                self._load()
+                return
             for i, data in enumerate(found):
                 key = entry_key(first + i)
                 entry = decode_entry(data, key=key, where=self.blob.name)

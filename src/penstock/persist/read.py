@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 
 from penstock.data import DIFF, TIME, Codec, advance, consolidate
 from penstock.errors import Corruption, UsageError
@@ -98,7 +99,7 @@ class Reader:
             current = claim.state.collections[id]
             if as_of >= current.upper:
                 raise NotYetComplete(name, as_of=as_of, upper=current.upper)
-            schema = schema_as_of(current, as_of)
+            schema = self.schema_as_of(current, as_of)
             rows = self.rows(current, schema, lower=0, upper=as_of + 1)
         return Snapshot(consolidate(advance(rows, as_of)), self.decoder(current, schema), as_of)
 
@@ -112,6 +113,20 @@ class Reader:
             if batch.lower < upper and batch.upper > lower
         ]
         return pa.concat_tables(found) if found else stored_columns_of(schema).empty_table()
+
+    def schema_as_of(self, collection: CollectionState, as_of: int) -> SchemaVersion:
+        """The version to read as of a time, keys and values as this client's codecs write them."""
+        schema = schema_as_of(collection, as_of)
+        opened = self.batches.codecs.get(collection.id)
+        if not schema.codecs or opened is None:
+            return schema
+        codecs = tuple((codec.name, codec.version) for codec in opened)
+        # A reader may be ahead of what is stored; no stored version has this number.
+        return (
+            schema
+            if codecs == schema.codecs
+            else structs.replace(schema, version=-1, codecs=codecs)
+        )
 
     def decoder(self, collection: CollectionState, schema: SchemaVersion) -> Decoder:
         """How rows become the caller's values."""
@@ -127,7 +142,8 @@ class Reader:
         try:
             return self.batches.rows(collection, batch, schema, lower=lower, upper=upper)
         except Corruption as error:
-            now = self.machine.state if self.owns_writer else self.machine.refresh()
+            # A writer may have been fenced without knowing, and its files collected.
+            now = self.machine.refresh(thorough=True)
             current = now.collections.get(collection.id)
             if current is not None and batch.id in {other.id for other in current.batches}:
                 raise
@@ -233,7 +249,7 @@ class Listener:
         if collection.since > max(lower - 1, 0):
             raise SinceError(self._name, as_of=lower - 1, since=collection.since)
         reader = self._reader
-        schema = schema_as_of(collection, upper - 1)
+        schema = reader.schema_as_of(collection, upper - 1)
         rows = consolidate(reader.rows(collection, schema, lower=lower, upper=upper))
         rows = rows.sort_by(TIME)
         self._frontier = upper

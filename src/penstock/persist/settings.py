@@ -43,6 +43,9 @@ class Settings:
     upkeep_ms: int = 500
     """How often the writer looks for upkeep to do."""
 
+    settle_ms: int = 5_000
+    """How often the writer looks whether holds let it give up more."""
+
     young_ms: int = 60 * 60_000
     """Log entries younger than this are never deleted."""
 

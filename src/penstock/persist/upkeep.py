@@ -10,7 +10,7 @@ import threading
 from penstock.errors import Fenced, PenstockError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.batch import Batches
-from penstock.persist.compact import due, merge, mergeable
+from penstock.persist.compact import due, merge, merge_since, mergeable
 from penstock.persist.gc import Collector
 from penstock.persist.machine import Machine
 from penstock.persist.settings import Settings
@@ -76,7 +76,7 @@ class Upkeep:
             self._merge_due()
             self._roll_up_if_due()
             now_ms = self._settings.clock.boot_ms()
-            if self._collector.busy() and now_ms - self._settled_ms >= self._settings.upkeep_ms:
+            if self._collector.busy() and now_ms - self._settled_ms >= self._settings.settle_ms:
                 self._settled_ms = now_ms
                 self._collector.settle()
             self._turn_staging()
@@ -131,6 +131,9 @@ class Upkeep:
             except PenstockError as error:
                 self.last_error = error
                 log.warning("upkeep failed and will be tried again", extra=fields(error=str(error)))
+            except Exception:
+                # The thread's door: whatever broke, writing and reading go on without upkeep.
+                log.exception("upkeep broke and will be tried again")
 
     def _merge_due(self) -> None:
         state, before = self._machine.state, self._looked
@@ -140,9 +143,10 @@ class Upkeep:
                 continue
             while not self._stop.is_set():
                 inputs = due(collection, self._batches, self._settings)
-                if not inputs:
+                merged = self._merge(collection, inputs) if inputs else None
+                if merged is None:
                     break
-                collection = self._merge(collection, inputs)
+                collection = merged
 
     def _merge_all(self, collection: CollectionState) -> None:
         limit = self._settings.merge_bytes
@@ -154,16 +158,22 @@ class Upkeep:
                         break
                     group = []
                 group.append(batch)
-            lone = len(group) == 1 and (not group[0].merged or group[0].since < collection.since)
+            lone = len(group) == 1 and (
+                not group[0].merged or group[0].since < merge_since(collection)
+            )
             if len(group) < 2 and not lone:
                 return
             if lone and group[0].size > limit:
                 return
-            collection = self._merge(collection, group)
+            merged = self._merge(collection, group)
+            if merged is None:
+                return
+            collection = merged
 
-    def _merge(self, collection: CollectionState, inputs: list[Batch]) -> CollectionState:
+    def _merge(self, collection: CollectionState, inputs: list[Batch]) -> CollectionState | None:
+        """The collection after the merge, or None if it was destroyed meanwhile."""
         ids = tuple(batch.id for batch in inputs)
-        since = max(collection.since, max(batch.since for batch in inputs))
+        since = merge_since(collection)
         output = merge(collection, inputs, self._batches, self._staging, since=since)
         pass_by(Failpoint.MERGE_BUILT)
 
@@ -178,7 +188,7 @@ class Upkeep:
             if output is not None:
                 self._staging.release(output)
         pass_by(Failpoint.MERGE_DONE)
-        return after.collections.get(collection.id, CollectionState(0, "", collection.schemas))
+        return after.collections.get(collection.id)
 
     def _roll_up_if_due(self) -> None:
         grown = self._machine.bytes_since_rollup > (8 << 20)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from penstock.data import conform
 from penstock.errors import DeterminateError, InternalError, PenstockError, UsageError
 from penstock.persist.batch import Batches, defaults_of
-from penstock.persist.errors import AlreadyFailed, Closed, CollectionMissing
+from penstock.persist.errors import AlreadyFailed, Closed
 from penstock.persist.machine import Machine
 from penstock.persist.staging import Staging
 from penstock.persist.state import (
@@ -39,8 +39,11 @@ from penstock.persist.state import (
     State,
     stored_columns_of,
 )
+from penstock.telemetry import fields, logger
 
 __all__ = ["Allowed", "Appended", "Committer", "Loose", "Piece", "UpperMismatch"]
+
+log = logger("persist")
 
 GROUP_BYTES: Final = 1 << 20
 """How much travels inside one entry at most, but for a single call's share."""
@@ -271,7 +274,11 @@ class Committer:
         self._answer(group, gathered, after)
         allowing = [work for work in gathered.outcomes if isinstance(work, Allowing)]
         if allowing:
-            self._allow([id for work in allowing for id in work.sinces])
+            try:
+                self._allow([id for work in allowing for id in work.sinces])
+            except DeterminateError as error:
+                # The permission is durable all the same; upkeep will settle it.
+                log.warning("since could not be settled yet", extra=fields(error=str(error)))
             _tell_allowed(allowing, self._machine.state)
         for work in group:
             self._release_uploads(work)
@@ -337,10 +344,9 @@ class Committer:
             if isinstance(piece.updates, pa.Table) and not self._batches.inline(piece.updates):
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(UPLOADS_AT_ONCE, "penstock-upload")
-                schema = _newest_schema(self._machine.state, piece.collection)
                 # Callers that outrun the store wait here: uploads in flight bound the memory.
                 self._uploading.acquire()
-                piece.stored = self._pool.submit(self._upload, piece.updates, schema)
+                piece.stored = self._pool.submit(self._upload, piece.updates, piece.schema)
                 piece.stored.add_done_callback(lambda _: self._uploading.release())
                 piece.updates = None
                 uploads.append(piece.stored)
@@ -388,8 +394,9 @@ def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
         if failed is not None:
             outcome = AlreadyFailed(_name(state, failed))
         elif isinstance(work, Allowing):
-            outcome = work
-            for id, since in work.sinces.items():
+            gone = [id for id in work.sinces if id not in state.collections]
+            outcome = _destroyed(gone[0]) if gone else work
+            for id, since in () if gone else work.sinces.items():
                 allowed[id] = max(since, allowed.get(id, 0))
         else:
             outcome = _judge(work, state, uppers)
@@ -426,10 +433,7 @@ def _judge(work: Append, state: State, uppers: dict[int, int]) -> Any:
     for piece in work.pieces:
         collection = state.collections.get(piece.collection)
         if collection is None:
-            return UsageError(
-                f"collection {piece.collection} was destroyed",
-                hint="Make it again with create_or_load.",
-            )
+            return _destroyed(piece.collection)
         if piece.stored is not None and (error := piece.stored.exception()) is not None:
             return error
         upper = uppers.get(piece.collection, collection.upper)
@@ -449,6 +453,10 @@ def _judge(work: Append, state: State, uppers: dict[int, int]) -> Any:
             )
         reached = upper if piece.upper is None else piece.upper
     return Appended(reached)
+
+
+def _destroyed(id: int) -> UsageError:
+    return UsageError(f"collection {id} was destroyed", hint="Make it again with create_or_load.")
 
 
 def _batch_of(pieces: list[Updates], collection: CollectionState, batches: Batches) -> Batch:
@@ -483,13 +491,6 @@ def _tell_allowed(allowing: list[Allowing], state: State) -> None:
     for work in allowing:
         sinces = [state.collections[id].since for id in work.sinces if id in state.collections]
         work.future.set_result(Allowed(min(sinces, default=0)))
-
-
-def _newest_schema(state: State, id: int) -> int:
-    collection = state.collections.get(id)
-    if collection is None:
-        raise CollectionMissing(str(id), where="", known=list(state.names))
-    return len(collection.schemas) - 1
 
 
 def _name(state: State, id: int) -> str:

@@ -263,6 +263,13 @@ class PowerCutDisk:
                 raise _os_error(errno.EISDIR)
             names.change(name, None)
 
+    def remove(self, path: str) -> None:
+        """See `Disk`."""
+        with self._stepping("unlink", path):
+            self._file(path)
+            parent, name = self._parent(path)
+            parent.change(name, None)
+
     def close(self, handle: int) -> None:
         """See `Disk`."""
         with self._lock:
@@ -357,6 +364,7 @@ class CarelessDisk:
         self.open_file = inner.open_file
         self.replace = inner.replace
         self.unlink = inner.unlink
+        self.remove = inner.remove
         self.read = inner.read
         self.names = inner.names
         self.size_and_mtime_ms = inner.size_and_mtime_ms

@@ -1,0 +1,71 @@
+# `make help` lists what there is. Every target sets up what it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+FOR ?= 600
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
+
+RUN := $(VENV)/bin
+PY := $(RUN)/python
+READY := $(VENV)/.ready
+PIN := $(RUN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make requirements"
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: setup
+setup: $(READY) ## the virtual environment, with pinned requirements and penstock itself
+
+$(READY): requirements-dev.txt pyproject.toml scripts/setup
+	@scripts/setup $(VENV) $(PYTHON)
+	@touch $@
+
+.PHONY: check
+check: setup ## formatting, lint, types, who imports whom
+	$(RUN)/ruff format --check
+	$(RUN)/ruff check
+	$(RUN)/mypy
+	$(RUN)/pyright --pythonpath $(PY)
+	$(RUN)/lint-imports --no-logo
+	$(RUN)/shellcheck .ci/run scripts/*
+
+.PHONY: test
+test: check debian ## check, then every test; SEED=n replays a run
+	@echo "seed $(SEED); to replay: make test SEED=$(SEED)"
+	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m pytest --hypothesis-seed=$(SEED)
+
+.PHONY: debian
+debian:
+	@scripts/install-debian
+
+.PHONY: test-matrix
+test-matrix: setup debian ## the tests on every Python, and a clean install; slow
+	scripts/test-matrix
+
+.PHONY: soak
+soak: setup debian ## the nemesis for FOR seconds; SEED=n replays a run
+	@echo "seed $(SEED); to replay: make soak FOR=$(FOR) SEED=$(SEED)"
+	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.faults.nemesis --for $(FOR)
+
+.PHONY: bench-persist
+bench-persist: setup ## persist measured beside bare files and beside Delta Lake
+	$(PY) benchmarks/persist.py
+
+.PHONY: demo
+demo: setup ## write, seal, kill -9, reopen, read as of a past time, verify
+	$(PY) examples/persist_demo.py
+
+.PHONY: requirements
+requirements: setup ## pin requirements*.in again, at the newest versions
+	$(PIN) --upgrade requirements.in -o requirements.txt
+	$(PIN) --upgrade requirements-dev.in -o requirements-dev.txt
+
+.PHONY: clean
+clean: ## remove everything that is not source
+	rm -rf $(VENV) .venv-* build dist demo-data
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

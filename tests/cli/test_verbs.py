@@ -1,0 +1,253 @@
+"""The verbs of the command line, as another program sees them: output and exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import penstock.persist as persist
+
+SETTINGS = persist.Settings(background=False, notify="")
+
+
+def penstock(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def lines(result: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> str:
+    url = f"file:{tmp_path / 'data'}"
+    with persist.open(url, writer="w", settings=SETTINGS) as client:
+        made = client.create_or_load("words", key=persist.TEXT, value=persist.BIGINT)
+        made.compare_and_append([(("hello", 2**80), 1, 1), (("twice", -1), 2, 2)], 0, 3)
+        made.compare_and_append([(("hello", 2**80), 4, -1)], 3, 5)
+    return url
+
+
+def test_read_prints_each_row_as_often_as_it_is_there(words):
+    assert lines(penstock("read", words, "words", "--as-of", "2")) == [
+        {"key": "hello", "value": 2**80},
+        {"key": "twice", "value": -1},
+        {"key": "twice", "value": -1},
+    ]
+
+
+def test_read_takes_the_latest_complete_time_unless_told(words):
+    assert lines(penstock("read", words, "words", "--json")) == [{"key": "twice", "value": -1}] * 2
+    earliest = penstock("read", words, "words", "--as-of", "earliest")
+    assert lines(earliest) == []
+
+
+def test_times_may_be_written_as_people_write_them(words):
+    told = penstock("read", words, "words", "--as-of", "1970-01-01T00:00:00.002Z")
+    assert len(lines(told)) == 3
+    refused = penstock("read", words, "words", "--as-of", "noon")
+    assert refused.returncode == 1
+    assert "RFC 3339" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("as_of", "says"), [("5", "Its upper is 5"), ("99999999", "Its upper is 5")]
+)
+def test_read_at_or_past_upper_says_so(words, as_of, says):
+    result = penstock("read", words, "words", "--as-of", as_of)
+    assert result.returncode == 1
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_read_below_since_says_since(words):
+    with persist.open(words, writer="w", settings=SETTINGS) as client:
+        client.collection("words").allow_compaction(3).result()
+    result = penstock("read", words, "words", "--as-of", "2")
+    assert result.returncode == 1
+    assert "Its since is 3" in result.stderr
+
+
+def test_read_of_a_collection_that_is_not_there_names_those_that_are(words):
+    result = penstock("read", words, "wurst")
+    assert result.returncode == 1
+    assert '"words"' in result.stderr
+
+
+def test_a_negative_count_is_an_error_and_never_hidden(words):
+    with persist.open(words, writer="w", settings=SETTINGS) as client:
+        client.collection("words").compare_and_append([(("ghost", 1), 5, -1)], 5, 6)
+    result = penstock("read", words, "words")
+    assert result.returncode == 1
+    assert "retracted more often" in result.stderr
+
+
+def test_tail_gives_the_contents_then_every_change(words):
+    told = lines(penstock("tail", words, "words", "--as-of", "1", "--until", "5"))
+    assert told == [
+        {"mz_timestamp": 1, "mz_diff": 1, "key": "hello", "value": 2**80},
+        {"mz_timestamp": 2, "mz_diff": 2, "key": "twice", "value": -1},
+        {"mz_timestamp": 4, "mz_diff": -1, "key": "hello", "value": 2**80},
+    ]
+    assert list(told[0]) == ["mz_timestamp", "mz_diff", "key", "value"]
+
+
+def test_tail_without_a_snapshot_begins_after_as_of(words):
+    told = lines(penstock("tail", words, "words", "--as-of", "1", "--until", "5", "--no-snapshot"))
+    assert [line["mz_timestamp"] for line in told] == [2, 4]
+
+
+def test_until_is_exclusive(words):
+    told = lines(penstock("tail", words, "words", "--as-of", "earliest", "--until", "4"))
+    assert [line["mz_timestamp"] for line in told] == [1, 2]
+    assert lines(penstock("tail", words, "words", "--as-of", "2", "--until", "2")) == []
+    assert penstock("tail", words, "words", "--as-of", "3", "--until", "2").returncode == 1
+
+
+def test_progress_lines_promise_that_nothing_earlier_comes(words):
+    told = lines(penstock("tail", words, "words", "--as-of", "1", "--until", "5", "--progress"))
+    assert list(told[0]) == ["mz_timestamp", "mz_progressed", "mz_diff", "key", "value"]
+    assert told[0] == {
+        "mz_timestamp": 1, "mz_progressed": True, "mz_diff": None, "key": None, "value": None
+    }  # fmt: skip
+    assert told[-1]["mz_timestamp"] == 5
+    assert told[-1]["mz_progressed"] is True
+    promised = 0
+    for line in told:
+        assert line["mz_timestamp"] >= promised
+        if line["mz_progressed"]:
+            promised = line["mz_timestamp"]
+
+
+def test_tail_follows_a_writer_in_another_process(words):
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli.main", "tail", words, "words", "--as-of", "4"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert json.loads(follower.stdout.readline())["mz_timestamp"] == 4
+        with persist.open(words, writer="w") as client:
+            found = client.collection("words")
+            for time in range(5, 8):
+                found.compare_and_append([(("new", time), time, 1)], time, time + 1)
+                told = json.loads(follower.stdout.readline())
+                assert (told["mz_timestamp"], told["value"]) == (time, time)
+    finally:
+        follower.kill()
+        follower.communicate()
+
+
+def test_values_without_an_exact_json_form_are_text_and_bytes_are_base64(tmp_path):
+    url = f"file:{tmp_path}"
+    schema = pa.schema(
+        [
+            ("price", pa.decimal128(20, 3)),
+            ("at", pa.timestamp("us", "UTC")),
+            ("raw", pa.binary()),
+            ("x", pa.float64()),
+            ("tags", pa.list_(pa.string())),
+            ("big", pa.uint64()),
+        ]
+    )
+    with persist.open(url, writer="w", settings=SETTINGS) as client:
+        rows = client.create_or_load("rows", schema=schema)
+        table = pa.table(
+            [
+                pa.array(["1.500"]).cast(pa.decimal128(20, 3)),
+                pa.array([1_000_001], pa.timestamp("us", "UTC")),
+                pa.array([b"\x00\xff"]),
+                pa.array([float("nan")]),
+                pa.array([["a", None]], pa.list_(pa.string())),
+                pa.array([2**64 - 1], pa.uint64()),
+            ],
+            schema=schema,
+        )
+        rows.compare_and_append(table, 0, 1, time=0)
+    (row,) = lines(penstock("read", url, "rows"))
+    assert row == {
+        "price": "1.500",
+        "at": "1970-01-01 00:00:01.000001Z",
+        "raw": "AP8=",
+        "x": "NaN",
+        "tags": ["a", None],
+        "big": 2**64 - 1,
+    }
+
+
+def test_status_shows_writer_collections_and_holds(words):
+    client = persist.open(words, writer="w", settings=SETTINGS)
+    client.hold("materialization-7").move({"words": 2})
+    client.collection("words").allow_compaction(4).result()
+    client.collection("words").write([(("later", 1), 9, 1)]).result()
+    (told,) = lines(penstock("status", words, "--json"))
+    (location,) = told["storage_locations"]
+    assert location["writer"]["id"] == "w"
+    (shown,) = location["collections"]
+    assert (shown["name"], shown["since"], shown["upper"]) == ("words", 2, 5)
+    assert shown["held_back_by"] == ["materialization-7"]
+    assert shown["unsealed"] is True
+    assert [hold["owner"] for hold in location["holds"]] == ["materialization-7"]
+    people = penstock("status", words)
+    assert people.returncode == 0
+    assert "materialization-7" in people.stdout
+    client.close()
+
+
+def test_release_frees_a_dead_writers_lock(words):
+    script = f"import sys, penstock.persist as p; c = p.open({words!r}, writer='dead'); "
+    script += "print('open', flush=True); sys.stdin.read()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline() == "open\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    refused = penstock("compact", words)
+    assert refused.returncode == 1
+    assert '"dead"' in refused.stderr
+    assert "penstock release" in refused.stderr
+    assert penstock("release", words).returncode == 0
+    assert lines(penstock("compact", words, "--json"))[0]["after"]["batches"] == 1
+
+
+def test_a_lake_is_looked_through_for_the_collection(tmp_path):
+    for name in ("shop", "users"):
+        with persist.open(f"file:{tmp_path / name}", writer="w", settings=SETTINGS) as client:
+            made = client.create_or_load(f"{name}.rows", key=persist.TEXT, value=persist.UNIT)
+            made.compare_and_append([((name, None), 0, 1)], 0, 1)
+    lake = f"file:{tmp_path}"
+    assert lines(penstock("read", lake, "users.rows")) == [{"key": "users", "value": None}]
+    (told,) = lines(penstock("status", lake, "--json"))
+    assert len(told["storage_locations"]) == 2
+    assert penstock("verify", lake).returncode == 0
+
+
+@pytest.mark.parametrize("verb", ["status", "read", "tail", "compact", "verify", "release"])
+def test_every_verb_explains_itself_and_refuses_a_place_that_is_none(verb, tmp_path):
+    assert "Usage" in penstock(verb, "--help").stdout
+    rest = ["rows"] if verb in ("read", "tail") else []
+    for url in (f"file:{tmp_path / 'missing'}", f"file:{tmp_path}", "ftp://somewhere"):
+        result = penstock(verb, url, *rest)
+        assert result.returncode == 1
+        assert "error:" in result.stderr
+        assert "hint:" in result.stderr
+
+
+def test_version_is_printed():
+    assert penstock("--version").stdout.startswith("penstock ")

@@ -1,0 +1,1 @@
+pytest_plugins = ["tests.fix_hypothesis", "tests.fix_objects", "tests.fix_scripts"]

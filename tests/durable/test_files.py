@@ -1,0 +1,261 @@
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.durable.children import SOURCE, names_in
+
+from penstock.durable.disk import OsDisk
+from penstock.durable.files import FileBlob
+from penstock.durable.location import open_blob
+from penstock.errors import (
+    DeterminateError,
+    DurabilityLost,
+    IndeterminateError,
+    StoreRefused,
+    UsageError,
+)
+
+
+def handles_open() -> int:
+    return len(names_in(Path("/proc/self/fd")))
+
+
+class BrokenDisk(OsDisk):
+    """A real disk on which one kind of call fails."""
+
+    def __init__(self, call: str, number: int) -> None:
+        self._call = call
+        self._number = number
+
+    def _fail(self, call: str) -> None:
+        if call == self._call:
+            raise OSError(self._number, os.strerror(self._number))
+
+    def write_new(self, folder: int, name: str, data: bytes) -> int:
+        file = super().write_new(folder, name, data)
+        try:
+            self._fail("write")
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    def link(self, source: int, name: str, target: int, as_name: str) -> None:
+        self._fail("link")
+        super().link(source, name, target, as_name)
+
+    def replace(self, source: int, name: str, target: int, as_name: str) -> None:
+        self._fail("replace")
+        super().replace(source, name, target, as_name)
+
+    def read(self, path: str) -> bytes:
+        self._fail("read")
+        return super().read(path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["write", "link"])
+def test_what_a_person_must_mend_is_refused_with_a_hint(
+    tmp_path: Path, call: str, number: int
+) -> None:
+    blob = FileBlob(str(tmp_path), disk=BrokenDisk(call, number))
+    with pytest.raises(StoreRefused, match='could not write object "log/0"') as refused:
+        blob.create("log/0", b"x")
+    assert refused.value.hint
+    assert blob.list("") == []
+    assert names_in(tmp_path / "tmp") == set()
+    blob.close()
+
+
+def test_an_error_before_the_link_is_determinate(tmp_path: Path) -> None:
+    blob = FileBlob(str(tmp_path), disk=BrokenDisk("write", errno.EIO))
+    with pytest.raises(DeterminateError):
+        blob.create("log/0", b"x")
+    blob.close()
+
+
+@pytest.mark.parametrize("call", ["link", "replace"])
+def test_an_error_of_the_link_itself_is_in_doubt(tmp_path: Path, call: str) -> None:
+    blob = FileBlob(str(tmp_path), disk=BrokenDisk(call, errno.EIO))
+    with pytest.raises(IndeterminateError):
+        blob.create("k", b"x") if call == "link" else blob.put("k", b"x")
+    blob.close()
+
+
+def test_a_link_that_finds_its_file_swept_is_determinate_and_may_be_asked_again(
+    tmp_path: Path,
+) -> None:
+    class Swept(OsDisk):
+        swept = False
+
+        def link(self, source: int, name: str, target: int, as_name: str) -> None:
+            if not self.swept:
+                self.swept = True
+                os.unlink(name, dir_fd=source)
+            super().link(source, name, target, as_name)
+
+    blob = FileBlob(str(tmp_path), disk=Swept())
+    with pytest.raises(DeterminateError):
+        blob.create("log/0", b"x")
+    assert blob.create("log/0", b"x")
+    blob.close()
+
+
+def test_a_read_that_fails_is_determinate(tmp_path: Path) -> None:
+    blob = FileBlob(str(tmp_path), disk=BrokenDisk("read", errno.EIO))
+    with pytest.raises(DeterminateError, match="could not read"):
+        blob.get("k")
+    blob.close()
+
+
+def test_a_folder_taken_away_while_open_is_made_again(tmp_path: Path) -> None:
+    blob = FileBlob(str(tmp_path / "store"))
+    assert blob.create("log/0", b"x")
+    (tmp_path / "store" / "log" / "0").unlink()
+    (tmp_path / "store" / "log").rmdir()
+    with pytest.raises(DeterminateError):
+        blob.create("log/0", b"y")
+    assert blob.create("log/0", b"y")
+    assert blob.get("log/0") == b"y"
+    blob.close()
+
+
+def test_a_file_where_a_folder_must_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"")
+    blob = FileBlob(str(tmp_path))
+    with pytest.raises(StoreRefused, match="log/0"):
+        blob.create("log/0", b"")
+    assert blob.get("log/0") is None
+    blob.close()
+
+
+def test_opening_to_read_makes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    blob = open_blob(f"file:{tmp_path}/store")
+    assert blob.list("") == []
+    assert blob.get("log/0") is None
+    assert names_in(tmp_path / "store") == set()
+    blob.close()
+
+
+def test_what_is_not_ours_is_not_listed(tmp_path: Path) -> None:
+    for name in ("lost+found", "a~b", "half~1~2~3", "notes"):
+        (tmp_path / name).write_bytes(b"")
+    blob = open_blob(f"file:{tmp_path}")
+    assert [listed.key for listed in blob.list("")] == ["notes"]
+    blob.close()
+
+
+def test_folders_beyond_the_most_that_are_held_open_still_work(tmp_path: Path) -> None:
+    blob = FileBlob(str(tmp_path))
+    before = handles_open()
+    for number in range(150):
+        assert blob.create(f"part/{number}/x", b"")
+    assert handles_open() - before <= 64
+    assert len(blob.list("part/")) == 150
+    blob.close()
+    assert handles_open() <= before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes to another user, which only root may")
+def test_a_reader_with_permission_to_read_reads_and_settles() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # Pytest's own is closed to others.
+        Path(folder).chmod(0o755)
+        writer = open_blob(f"file:{folder}/store", writing=True)
+        writer.create("log/0", b"entry")
+        writer.close()
+        story = (
+            "import os\n"
+            "from penstock.durable.location import open_blob\n"
+            "from penstock.errors import StoreRefused\n"
+            "os.setgid(65534); os.setuid(65534)\n"
+            f"blob = open_blob('file:{folder}/store')\n"
+            "assert blob.get('log/0') == b'entry'\n"
+            "blob.settle(['log/0'])\n"
+            "try: blob.put('log/1', b'')\n"
+            "except StoreRefused as refused: print(refused.hint)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", story],
+            env={**os.environ, "PYTHONPATH": str(SOURCE / "src")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stdout == "Give this user permission to read and write the folder.\n", done.stderr
+
+
+def test_a_closed_store_gives_its_handles_back(tmp_path: Path) -> None:
+    before = handles_open()
+    for _ in range(5):
+        blob = FileBlob(str(tmp_path))
+        blob.put("a/b", b"")
+        assert blob.close()
+        with pytest.raises(UsageError):
+            blob.sweep()
+    assert handles_open() == before
+
+
+def test_a_folder_taken_away_while_not_held_is_made_again(tmp_path: Path) -> None:
+    blob = FileBlob(str(tmp_path))
+    assert blob.create("log/0", b"x")
+    for number in range(70):  # More than are held open, so that log/ no longer is.
+        assert blob.create(f"part/{number}/x", b"")
+    (tmp_path / "log" / "0").unlink()
+    (tmp_path / "log").rmdir()
+    with pytest.raises(DeterminateError):
+        blob.create("log/0", b"y")
+    assert blob.create("log/0", b"y")
+    blob.close()
+
+
+class SharedErrorDisk(OsDisk):
+    """As the kernel does, tells only one of the callers that share a handle."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.both_linked = threading.Barrier(2)
+        self._told = threading.Lock()
+
+    def link(self, source: int, name: str, target: int, as_name: str) -> None:
+        super().link(source, name, target, as_name)
+        if self.armed:
+            self.both_linked.wait(10)
+
+    def sync_folder(self, folder: int) -> None:
+        if self.armed and self._told.acquire(blocking=False):
+            raise OSError(errno.EIO, "once")
+        super().sync_folder(folder)
+
+
+def test_a_failed_folder_sync_is_believed_by_every_thread(tmp_path: Path) -> None:
+    disk = SharedErrorDisk()
+    blob = FileBlob(str(tmp_path), disk=disk)
+    assert blob.create("log/0", b"")
+    disk.armed = True
+    with ThreadPoolExecutor(2) as threads:
+        writes = [threads.submit(blob.create, f"log/{number}", b"") for number in (1, 2)]
+        for write in writes:
+            with pytest.raises(DurabilityLost):
+                write.result(10)
+    blob.close()
+
+
+def test_a_write_under_way_is_finished_when_another_thread_closes(tmp_path: Path) -> None:
+    class ClosedUnderWay(OsDisk):
+        def link(self, source: int, name: str, target: int, as_name: str) -> None:
+            super().link(source, name, target, as_name)
+            assert blob.close()
+
+    before = handles_open()
+    blob = FileBlob(str(tmp_path), disk=ClosedUnderWay())
+    assert blob.create("log/0", b"whole")
+    assert handles_open() == before
+    assert (tmp_path / "log" / "0").read_bytes() == b"whole"
+    assert names_in(tmp_path / "tmp") == set()

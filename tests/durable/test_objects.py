@@ -1,0 +1,180 @@
+import os
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from tests.fix_objects import BUCKET, ObjectServer
+
+from penstock.durable.blob import Blob
+from penstock.durable.location import children, open_blob
+from penstock.errors import (
+    DeterminateError,
+    IndeterminateError,
+    StoreError,
+    StoreRefused,
+)
+from penstock.retry import Policy, policy_of
+
+READS: list[Callable[[Blob], object]] = [
+    lambda blob: blob.get("k"),
+    lambda blob: blob.list(""),
+    lambda blob: blob.delete("k"),
+]
+WRITES: list[Callable[[Blob], object]] = [
+    lambda blob: blob.put("k", b""),
+    lambda blob: blob.create("k", b""),
+]
+
+
+def error_of(call: Callable[[Blob], object], blob: Blob) -> StoreError:
+    with pytest.raises(StoreError) as raised:
+        call(blob)
+    return raised.value
+
+
+@pytest.mark.parametrize("call", READS + WRITES)
+def test_a_missing_bucket_is_refused(object_url: str, call: Callable[[Blob], object]) -> None:
+    error = error_of(call, open_blob("s3://nowhere/prefix"))
+    assert isinstance(error, StoreRefused)
+    assert "NoSuchBucket" in error.detail
+    assert error.hint.startswith("Create the bucket")
+
+
+@pytest.mark.parametrize("call", READS + WRITES)
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_wrong_credentials_are_refused_and_not_repeated(
+    object_url: str, monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[Blob], object]
+) -> None:
+    monkeypatch.setenv(name, "hush-hush")
+    blob = open_blob(object_url)
+    error = error_of(call, blob)
+    assert isinstance(error, StoreRefused)
+    assert "AWS_ACCESS_KEY_ID" in error.hint
+    assert error.__cause__ is None
+    told = f"{error!r} {error.__notes__} {blob.name}"
+    assert "hush" not in told
+    assert "penstock-secret" not in told
+
+
+def test_half_a_pair_of_credentials_is_refused_when_opened(
+    object_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StoreRefused, match="could not open location") as refused:
+        open_blob(object_url)
+    assert "AWS_SECRET_ACCESS_KEY" in refused.value.hint
+
+
+def test_a_server_that_is_not_there_may_be_asked_again(
+    object_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    for call in READS + WRITES:  # Nothing was sent, so nothing is in doubt.
+        error = error_of(call, open_blob(object_url))
+        assert type(error) is DeterminateError
+        assert error.detail == "The store did not answer (Connect)."
+
+
+def test_a_list_longer_than_a_page_is_whole(object_server: ObjectServer, object_url: str) -> None:
+    blob = open_blob(object_url, writing=True)
+    keys = [f"part/{number:04}" for number in range(1_100)]
+    for key in keys:
+        blob.put(key, b"")
+    assert [listed.key for listed in blob.list("part/")] == keys
+    assert [listed.key for listed in blob.list("part/", after=keys[-3])] == keys[-2:]
+    assert children(object_url) == ["part"]
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers every request alike, or hangs up."""
+
+    protocol_version = "HTTP/1.1"
+    status = 0
+    code = "Odd"
+    requests = 0
+
+    def answer(self) -> None:
+        type(self).requests += 1
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.status == 0:
+            self.close_connection = True
+            return
+        body = f"<Error><Code>{self.code}</Code></Error>".encode()
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answers]]:
+    class Own(Answers):
+        pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Own)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    yield Own
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 405, 411, 413, 501])
+def test_an_answer_that_will_not_change_is_refused(answers: type[Answers], status: int) -> None:
+    answers.status = status
+    for call in READS + WRITES:
+        assert isinstance(error_of(call, open_blob(f"s3://{BUCKET}/x")), StoreRefused)
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429])
+def test_an_answer_that_says_not_now_did_nothing_and_is_asked_again(
+    answers: type[Answers], status: int
+) -> None:
+    answers.status = status
+    for call in READS + WRITES:
+        error = error_of(call, open_blob(f"s3://{BUCKET}/x"))
+        assert type(error) is DeterminateError
+        assert policy_of(error) is Policy.RETRY
+
+
+def test_a_timeout_that_comes_as_a_bad_request_is_asked_again(answers: type[Answers]) -> None:
+    answers.status, answers.code = 400, "RequestTimeout"
+    for call in READS + WRITES:
+        assert type(error_of(call, open_blob(f"s3://{BUCKET}/x"))) is DeterminateError
+
+
+@pytest.mark.parametrize("status", [0, 500, 502, 503, 504])
+def test_a_server_in_trouble_leaves_writes_in_doubt(answers: type[Answers], status: int) -> None:
+    answers.status = status
+    for call in READS:
+        assert type(error_of(call, open_blob(f"s3://{BUCKET}/x"))) is DeterminateError
+    for call in WRITES:
+        assert type(error_of(call, open_blob(f"s3://{BUCKET}/x"))) is IndeterminateError
+
+
+def test_the_client_does_not_ask_again_by_itself(answers: type[Answers]) -> None:
+    answers.status = 503
+    error_of(WRITES[0], open_blob(f"s3://{BUCKET}/x"))
+    assert answers.requests == 1
+
+
+def test_a_key_that_is_taken_is_a_412_and_no_error(answers: type[Answers]) -> None:
+    answers.status = 412
+    assert open_blob(f"s3://{BUCKET}/x").create("k", b"") is False
+
+
+def test_the_environment_is_left_as_it_was(object_url: str) -> None:
+    before = dict(os.environ)
+    open_blob(object_url).get("k")
+    assert dict(os.environ) == before

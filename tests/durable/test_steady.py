@@ -1,0 +1,281 @@
+import logging
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.durable.eager_clock import EagerClock
+from tests.fix_objects import ObjectServer
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.durable.blob import Blob
+from penstock.durable.location import open_blob
+from penstock.durable.memory import MemoryBlob, Shelf
+from penstock.durable.steady import SteadyBlob
+from penstock.errors import (
+    DeterminateError,
+    DurabilityLost,
+    IndeterminateError,
+    StoreError,
+    StoreRefused,
+    UsageError,
+)
+from penstock.testing.stores import Fate, UnreliableBlob
+
+fates = st.lists(st.sampled_from(Fate), max_size=8)
+
+
+def steady(
+    inner: Blob, clock: EagerClock | None = None, patience_ms: int | None = None
+) -> SteadyBlob:
+    return SteadyBlob(inner, clock or EagerClock(), random.Random(1), patience_ms)
+
+
+@pytest.mark.parametrize("fate", Fate)
+def test_a_create_of_any_fate_is_known_to_be_ours(fate: Fate) -> None:
+    shelf = Shelf()
+    blob = steady(UnreliableBlob(MemoryBlob(shelf), script=[fate]))
+    assert blob.create("log/0", b"ours")
+    assert MemoryBlob(shelf).get("log/0") == b"ours"
+
+
+@pytest.mark.parametrize("fate", Fate)
+def test_a_create_of_any_fate_is_known_to_be_anothers(fate: Fate) -> None:
+    shelf = Shelf()
+    MemoryBlob(shelf).put("log/0", b"theirs")
+    blob = steady(UnreliableBlob(MemoryBlob(shelf), script=[fate]))
+    assert not blob.create("log/0", b"ours")
+    assert MemoryBlob(shelf).get("log/0") == b"theirs"
+
+
+@settings(deadline=None)  # Two cores, shared.
+@given(scripts=st.lists(fates, min_size=2, max_size=4))
+def test_of_many_creators_whatever_their_fates_one_is_told_it_won(
+    scripts: list[list[Fate]],
+) -> None:
+    shelf = Shelf()
+    told = [
+        steady(UnreliableBlob(MemoryBlob(shelf), script=script)).create("log/0", b"%d" % number)
+        for number, script in enumerate(scripts)
+    ]
+    assert told.count(True) == 1
+    assert MemoryBlob(shelf).get("log/0") == b"%d" % told.index(True)
+
+
+@settings(deadline=None)  # Two cores, shared.
+@given(script=fates)
+def test_a_put_and_a_delete_of_any_fate_are_done_in_the_end(script: list[Fate]) -> None:
+    shelf = Shelf()
+    blob = steady(UnreliableBlob(MemoryBlob(shelf), script=script))
+    blob.put("k", b"v")
+    assert MemoryBlob(shelf).get("k") == b"v"
+    blob.delete("k")
+    assert MemoryBlob(shelf).get("k") is None
+
+
+class RivalBlob(UnreliableBlob):
+    """Loses our request, and a rival takes the key before we ask again."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        try:
+            return super().create(key, data)
+        except IndeterminateError:
+            self._inner.create(key, b"the rival's")
+            raise
+
+
+def test_a_rival_that_cuts_in_while_we_are_in_doubt_wins() -> None:
+    blob = steady(RivalBlob(MemoryBlob(), script=[Fate.REQUEST_LOST]))
+    assert not blob.create("log/0", b"ours")
+
+
+class ForgetfulBlob(UnreliableBlob):
+    """Someone deletes each key as soon as it was found taken."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        created = super().create(key, data)
+        if not created:
+            self._inner.delete(key)
+        return created
+
+
+def test_a_key_taken_and_deleted_while_we_are_in_doubt_stays_in_doubt() -> None:
+    blob = steady(ForgetfulBlob(MemoryBlob(), script=[Fate.ANSWER_LOST]))
+    with pytest.raises(IndeterminateError, match="is in doubt"):
+        blob.create("log/0", b"ours")
+
+
+class FailingBlob(MemoryBlob):
+    """Raises what it is given, one for each call, and then works."""
+
+    def __init__(self, errors: list[StoreError], each: Callable[[], None] = lambda: None) -> None:
+        super().__init__(name="memory:failing")
+        self._errors = errors
+        self._each = each
+
+    def _open(self) -> None:
+        self._each()
+        super()._open()
+        if self._errors:
+            raise self._errors.pop(0)
+
+
+@pytest.mark.parametrize("error", [StoreRefused("no"), DurabilityLost("no")])
+def test_what_will_not_get_better_is_told_at_once(error: StoreError) -> None:
+    clock = EagerClock()
+    blob = steady(FailingBlob([error]), clock)
+    with pytest.raises(type(error)):
+        blob.get("k")
+    assert clock.waits_ms == []
+
+
+def test_a_refusal_after_a_lost_answer_does_not_deny_what_may_have_happened() -> None:
+    shelf = Shelf()
+    lossy = UnreliableBlob(MemoryBlob(shelf), script=[Fate.ANSWER_LOST])
+
+    class ThenRefused(UnreliableBlob):
+        def create(self, key: str, data: bytes) -> bool:
+            if self.fates:
+                raise StoreRefused("credentials were withdrawn", hint="Ask for them.")
+            self.fates.append(Fate.ANSWER_LOST)
+            return lossy.create(key, data)
+
+    with pytest.raises(IndeterminateError) as told:
+        steady(ThenRefused(MemoryBlob(shelf))).create("log/0", b"ours")
+    assert told.value.hint == "Ask for them."
+    assert MemoryBlob(shelf).get("log/0") == b"ours"
+
+
+def test_pauses_grow_and_bytes_stay_the_same() -> None:
+    clock = EagerClock()
+    blob = steady(FailingBlob([DeterminateError("not now")] * 12), clock)
+    blob.put("k", b"same")
+    assert blob.get("k") == b"same"
+    assert len(clock.waits_ms) == 12
+    assert clock.waits_ms[0] <= 20
+    assert 2_500 <= clock.waits_ms[-1] <= 5_000
+
+
+def test_while_an_operation_fails_statistics_and_log_say_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.durable")
+    clock = EagerClock()
+    seen = []
+    blob = steady(
+        FailingBlob(
+            [DeterminateError("not now")] * 20, each=lambda: seen.append(blob.statistics())
+        ),
+        clock,
+    )
+    began_ms = clock.now_ms()
+    assert blob.get("log/7") is None
+    assert seen[0].failing == ()
+    assert [failing.attempts for each in seen for failing in each.failing] == list(range(1, 21))
+    failing = seen[-1].failing[0]
+    assert (failing.operation, failing.key) == ("get", "log/7")
+    assert (failing.since_ms, failing.error) == (began_ms, "not now")
+    after = blob.statistics()
+    assert after.failing == ()
+    assert (after.operations, after.retries) == (1, 20)
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    elapsed_ms = clock.now_ms() - began_ms
+    assert {record.message for record in warnings} == {"store operation fails"}
+    assert 2 <= len(warnings) <= 1 + elapsed_ms // 30_000
+    assert vars(warnings[0])["fields"] == {
+        "operation": "get",
+        "key": "log/7",
+        "store": "memory:failing",
+        "error": "DeterminateError",
+        "attempts": 1,
+    }
+    assert [record.message for record in caplog.records if record.levelno == logging.INFO] == [
+        "store operation recovered"
+    ]
+
+
+def test_statistics_count_operations_and_bytes() -> None:
+    blob = steady(MemoryBlob())
+    blob.put("a", b"four")
+    assert blob.create("b", b"sixsix")
+    assert not blob.create("b", b"again")
+    assert blob.get("a") == b"four"
+    blob.list("")
+    statistics = blob.statistics()
+    assert (statistics.operations, statistics.retries) == (5, 0)
+    assert (statistics.bytes_written, statistics.bytes_read) == (10, 4)
+
+
+@pytest.mark.parametrize(
+    ("fate", "kind"),
+    [(Fate.FAILED, DeterminateError), (Fate.REQUEST_LOST, IndeterminateError)],
+)
+def test_patience_ends_with_what_is_known(fate: Fate, kind: type[StoreError]) -> None:
+    clock = EagerClock()
+    began_ms = clock.boot_ms()
+    blob = steady(UnreliableBlob(MemoryBlob(), script=[fate] * 1_000), clock, patience_ms=10_000)
+    with pytest.raises(kind):
+        blob.create("log/0", b"ours")
+    assert clock.boot_ms() - began_ms == 10_000
+
+
+def test_one_attempt_in_doubt_leaves_the_whole_in_doubt() -> None:
+    script = [Fate.FAILED, Fate.REQUEST_LOST, *[Fate.FAILED] * 1_000]
+    blob = steady(UnreliableBlob(MemoryBlob(), script=script), patience_ms=10_000)
+    with pytest.raises(IndeterminateError):
+        blob.create("log/0", b"ours")
+
+
+def test_closing_ends_a_waiting_operation_with_its_last_error() -> None:
+    failing = threading.Event()
+
+    class Unreachable(MemoryBlob):
+        def put(self, key: str, data: bytes) -> None:
+            failing.set()
+            raise DeterminateError("not now")
+
+    blob = SteadyBlob(Unreachable(), SYSTEM_CLOCK, random.Random(1))
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(blob.put, "k", b"")
+        assert failing.wait(10)
+        assert blob.close()
+        with pytest.raises(DeterminateError, match="not now"):
+            waiting.result(10)
+    with pytest.raises(UsageError):
+        blob.get("k")
+
+
+def test_writes_go_on_when_a_server_is_killed_and_started_again(
+    object_server: ObjectServer, object_url: str
+) -> None:
+    blob = SteadyBlob(open_blob(object_url, writing=True), SYSTEM_CLOCK, random.Random(1))
+    enough = threading.Event()
+
+    def run() -> list[int]:
+        created = []
+        for number in range(40):
+            if blob.create(f"log/{number:03}", b"entry %d" % number):
+                created.append(number)
+            if number == 10:
+                enough.set()
+        return created
+
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(run)
+        assert enough.wait(60)
+        object_server.kill()
+        try:
+            while not blob.statistics().failing and not writing.done():
+                wait([writing], timeout=0.01)
+        finally:
+            object_server.start()
+        assert writing.result(60) == list(range(40))
+    assert blob.statistics().retries > 0
+    reader = open_blob(object_url)
+    assert [listed.key for listed in reader.list("log/")] == [f"log/{n:03}" for n in range(40)]
+    assert all(reader.get(f"log/{n:03}") == b"entry %d" % n for n in range(40))
+    blob.close()
+    reader.close()

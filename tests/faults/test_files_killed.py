@@ -1,0 +1,85 @@
+"""A writer killed in the middle leaves whole objects and litter, and the litter is swept."""
+
+import os
+import signal
+from pathlib import Path
+
+from penstock.durable.files import FileBlob
+from penstock.durable.location import open_blob
+from penstock.durable.unfinished import new_name
+from tests.durable.children import contents_of, line_of, names_in, started
+from tests.durable.eager_clock import EagerClock
+
+
+def test_what_a_killed_writer_acknowledged_is_there_and_whole(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/store"
+    for target in (1, 7, 30):
+        child = started("write", url, "1000000")
+        acknowledged: set[int] = set()
+        while len(acknowledged) < target:
+            word, _, rest = line_of(child.stdout).partition(" ")
+            if word == "acknowledged":
+                acknowledged.add(int(rest))
+        child.kill()
+        said, _ = child.communicate()
+        acknowledged |= {
+            int(line.split()[1]) for line in said.splitlines() if line.startswith("acknowledged ")
+        }
+        blob = open_blob(url, writing=True)
+        found = {int(listed.key.split("/")[1]) for listed in blob.list("log/")}
+        assert acknowledged <= found <= acknowledged | {max(acknowledged) + 1}
+        for number in found:
+            assert blob.get(f"log/{number}") == contents_of(number)
+        assert names_in(tmp_path / "store" / "tmp") == set()
+        for number in found:
+            blob.delete(f"log/{number}")
+        blob.close()
+
+
+def test_litter_of_a_dead_writer_is_swept_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
+    child = started("write", f"file:{tmp_path}", "0")
+    assert line_of(child.stdout) == "ready"
+    living = _name_of(child.pid)
+    child.communicate()
+    own = _name_of(os.getpid())
+    reused = f"{own.split('~')[0]}~{os.getpid()}~1~0"
+    foreign = "00000000~1~1~1"
+    (tmp_path / "tmp").mkdir()
+    for name in (living, own, reused, foreign, "stray"):
+        (tmp_path / "tmp" / name).write_bytes(b"half")
+    blob = open_blob(f"file:{tmp_path}", writing=True)
+    assert names_in(tmp_path / "tmp") == {own, foreign, "stray"}
+    blob.close()
+    mtime_ms = (tmp_path / "tmp" / foreign).stat().st_mtime_ns // 1_000_000
+    later = FileBlob(str(tmp_path), clock=EagerClock(mtime_ms + 61 * 60 * 1_000))
+    assert later.sweep() == 2
+    assert names_in(tmp_path / "tmp") == {own}
+    later.close()
+
+
+def _name_of(pid: int) -> str:
+    """A temporary name as process `pid` of this boot would give it."""
+    boot = new_name().split("~")[0]
+    birth = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{boot}~{pid}~{birth}~99"
+
+
+def test_a_stopped_writer_keeps_its_file_and_goes_on(tmp_path: Path) -> None:
+    child = started("write", f"file:{tmp_path}", "1000000")
+    while not line_of(child.stdout).startswith("acknowledged"):
+        pass
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    before = names_in(tmp_path / "tmp")
+    blob = open_blob(f"file:{tmp_path}", writing=True)
+    assert names_in(tmp_path / "tmp") == before
+    os.kill(child.pid, signal.SIGCONT)
+    said = [line_of(child.stdout) for _ in range(20)]
+    child.kill()
+    child.communicate()
+    for line in said:
+        if line.startswith("acknowledged "):
+            number = int(line.split()[1])
+            assert blob.get(f"log/{number}") == contents_of(number)
+    assert any(line.startswith("acknowledged ") for line in said)
+    blob.close()

