@@ -12,7 +12,8 @@ below `upper`, and the same at every reading in between.
 """
 
 from penstock.data import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
-from penstock.persist.client import AppendTo, Client, Collection, Unsealed, open, release
+from penstock.persist.client import Client, Unsealed, open, release
+from penstock.persist.collection import AppendTo, Collection
 from penstock.persist.errors import (
     AlreadyFailed,
     Closed,

@@ -13,15 +13,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
-from penstock.data import TIME, Codec, check_row_schema, evolve
+from penstock.data import TIME, Codec, check_row_schema
 from penstock.data.codec import BUILT_IN
-from penstock.data.schema import default_row
 from penstock.durable import open_blob
 from penstock.durable.cache import CachedBlob
 from penstock.durable.probe import probe
@@ -29,22 +27,17 @@ from penstock.durable.steady import SteadyBlob, SteadyStatistics
 from penstock.errors import UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.batch import Batches
+from penstock.persist.collection import AppendTo, Collection
 from penstock.persist.errors import Closed, CollectionMissing, LockHeld
 from penstock.persist.gc import Collector
 from penstock.persist.holds import Claims, DurableHold, LeasedClaims, LocalClaims, NoClaims
 from penstock.persist.intake import (
-    Updates,
-    check_as_of,
     check_frontier,
     columns_shown,
-    put_pairs,
-    put_rows,
-    put_table,
-    table_of,
 )
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Bell, Ear, News
-from penstock.persist.read import Listener, Reader, Snapshot
+from penstock.persist.read import Reader
 from penstock.persist.settings import Settings
 from penstock.persist.staging import Staging
 from penstock.persist.state import (
@@ -64,26 +57,17 @@ from penstock.persist.state import (
 )
 from penstock.persist.upkeep import Upkeep
 from penstock.persist.write import (
-    Allowed,
-    Allowing,
     Append,
     Appended,
     Committer,
     Piece,
     UpperMismatch,
 )
+from penstock.telemetry import fields, logger
 
-__all__ = ["AppendTo", "Client", "Collection", "Unsealed", "open", "release"]
+__all__ = ["Client", "Unsealed", "open", "release"]
 
-
-@dataclass(frozen=True, slots=True)
-class AppendTo:
-    """One collection's share of an atomic `append_all`."""
-
-    collection: "Collection"
-    updates: Updates
-    expected_upper: int
-    new_upper: int
+log = logger("persist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +165,7 @@ class Client:
                 else NoClaims(self._machine)
             )
             self._parts.claims = claims
-        self._reader = Reader(
+        self.reader = Reader(
             machine=self._machine,
             batches=self._batches,
             claims=self._parts.claims,
@@ -207,7 +191,7 @@ class Client:
     @property
     def state(self) -> State:
         """Everything that is known about the location, as one value."""
-        return self._reader.look()
+        return self.reader.look()
 
     @property
     def epoch(self) -> int | None:
@@ -233,10 +217,11 @@ class Client:
         columns that identify one. An existing collection must have the same;
         codecs may be of a newer version than what is stored.
         """
+        key, value = _codec(key), _codec(value)
         wanted = _schema_version(name, key, value, schema, key_columns)
-        found = self._reader.look().named(name)
+        found = self.reader.look().named(name)
         if found is None:
-            found = self._writing().run(
+            found = self.committer.run(
                 lambda state: [] if state.named(name) else [Create(name, wanted)],
                 lambda _, after: after.named(name),
             )
@@ -249,7 +234,7 @@ class Client:
 
     def collection(self, name: str) -> "Collection":
         """The collection of that name, with whatever codecs or schema it has."""
-        state = self._reader.look()
+        state = self.reader.look()
         found = state.named(name)
         if found is None:
             raise CollectionMissing(name, where=self.url, known=sorted(state.names))
@@ -260,7 +245,7 @@ class Client:
 
     def collections(self) -> list[str]:
         """The names of all collections, in order."""
-        return sorted(self._reader.look().names)
+        return sorted(self.reader.look().names)
 
     def append_all(self, appends: Sequence[AppendTo]) -> Appended | UpperMismatch:
         """`compare_and_append` on several collections: all of it or none, uppers included."""
@@ -273,12 +258,12 @@ class Client:
         for append in appends:
             self._must_be_ours(append.collection)
         pieces = [
-            append.collection._piece(
+            append.collection.piece(
                 append.updates, expected=append.expected_upper, upper=append.new_upper
             )
             for append in appends
         ]
-        outcome: Appended | UpperMismatch = self._writing().submit(Append(pieces)).result()
+        outcome: Appended | UpperMismatch = self.committer.submit(Append(pieces)).result()
         return outcome
 
     def seal_all(self, uppers: "Mapping[Collection, int]") -> "Future[Appended]":
@@ -288,7 +273,7 @@ class Client:
             raise UsageError("seal_all was given no collection", hint="Name at least one.")
         for collection in uppers:
             self._must_be_ours(collection)
-        return self._writing().submit(Append(pieces))
+        return self.committer.submit(Append(pieces))
 
     def destroy(self, name: str) -> bool:
         """Remove a collection and everything in it; whether it was there.
@@ -300,12 +285,12 @@ class Client:
             found = state.named(name)
             return [] if found is None else [Destroy(found.id)]
 
-        there = self._writing().run(plan, lambda before, after: before is not after)
+        there = self.committer.run(plan, lambda before, after: before is not after)
         return bool(there)
 
     def unsealed(self) -> list[Unsealed]:
         """What was written and never sealed: after a takeover, what the predecessor left."""
-        state = self._reader.look()
+        state = self.reader.look()
         found = []
         for collection in state.collections.values():
             rows = [
@@ -336,24 +321,20 @@ class Client:
             found = [self._named(state, name) for name in chosen]
             return [Discard(c.id) for c in found if any(b.upper > c.upper for b in c.batches)]
 
-        self._writing().run(plan, lambda _before, _after: None)
+        self.committer.run(plan, lambda _before, _after: None)
 
     def hold(self, owner: str) -> DurableHold:
         """The durable hold of `owner`, taken over if another process has it."""
-        self._reader.look()
+        self.reader.look()
         return DurableHold(self._machine, self._settings, owner)
 
     def compact(self) -> None:
         """Do all upkeep now: merge, roll up, let go of what nobody needs."""
-        self._writing()
-        assert self._parts.upkeep is not None
-        self._parts.upkeep.compact()
+        self._upkeep().compact()
 
     def upkeep(self) -> None:
         """One round of what otherwise happens in the background."""
-        self._writing()
-        assert self._parts.upkeep is not None
-        self._parts.upkeep.round()
+        self._upkeep().round()
 
     def close(self) -> None:
         """Finish what was accepted, refuse what comes after, release the lock.
@@ -412,25 +393,45 @@ class Client:
         parts.committer = Committer(
             machine, self._batches, staging, allow=collector.allow_and_settle, wake=wake
         )
+        left = [
+            c.name
+            for c in machine.state.collections.values()
+            if any(batch.upper > c.upper for batch in c.batches)
+        ]
+        if left:
+            log.warning(
+                "found updates that were written and not sealed; see Client.unsealed",
+                extra=fields(location=self.url, collections=left),
+            )
         if settings.background:
             parts.upkeep.start()
 
-    def _writing(self) -> Committer:
-        if self._closed.is_set():
-            raise Closed(self.url)
-        if self._parts.committer is None:
-            raise UsageError(
-                f'client of location "{self.url}" only reads',
-                hint='Open it with a writer\'s id: penstock.persist.open(url, writer="…").',
-            )
+    @property
+    def committer(self) -> Committer:
+        """Where work is queued; for the collections of this client."""
+        if self._parts.committer is None or self._closed.is_set():
+            raise self._cannot_write()
         return self._parts.committer
 
-    def _must_be_ours(self, collection: "Collection") -> None:
+    def _must_be_ours(self, collection: Collection) -> None:
         if collection.client is not self:
             raise UsageError(
                 f'collection "{collection.name}" belongs to another client',
                 hint="Only collections of one location can be written together.",
             )
+
+    def _cannot_write(self) -> UsageError:
+        if self._closed.is_set():
+            return Closed(self.url)
+        return UsageError(
+            f'client of location "{self.url}" only reads',
+            hint='Open it with a writer\'s id: penstock.persist.open(url, writer="…").',
+        )
+
+    def _upkeep(self) -> Upkeep:
+        if self._parts.upkeep is None or self._closed.is_set():
+            raise self._cannot_write()
+        return self._parts.upkeep
 
     def _named(self, state: State, name: str) -> CollectionState:
         found = state.named(name)
@@ -474,197 +475,7 @@ class Client:
                 return []
             return [Alter(id, structs.replace(wanted, version=stored.version + 1))]
 
-        self._writing().run(plan, lambda _before, _after: None, touches=[id])
-
-
-class Collection:
-    """One named collection: its writing end and its reading end.
-
-    Updates are `((key, value), time, diff)` for keys and values. For rows they
-    are an Arrow table with the columns `mz_timestamp` and `mz_diff`, or without
-    them and one `time` for all, or `(row, time, diff)` with the row as a dict.
-    """
-
-    def __init__(self, client: Client, id: int, name: str) -> None:
-        self.client = client
-        self.id = id
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"Collection({self.name!r})"
-
-    @property
-    def state(self) -> CollectionState:
-        """What is known of it now."""
-        found = self.client.state.collections.get(self.id)
-        if found is None:
-            raise UsageError(
-                f'collection "{self.name}" was destroyed', hint="Make it again with create_or_load."
-            )
-        return found
-
-    @property
-    def since(self) -> int:
-        """Readable from here on."""
-        return self.state.since
-
-    @property
-    def upper(self) -> int:
-        """Complete below here."""
-        return self.state.upper
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The newest version of the user's columns."""
-        return columns_of(self.state.schemas[-1])
-
-    def write(self, updates: Updates, *, time: int | None = None) -> "Future[Appended]":
-        """Make updates durable, at times at or past upper. They are seen once sealed."""
-        return self._submit(self._piece(updates, time=time))
-
-    def seal(self, upper: int) -> "Future[Appended]":
-        """Declare all times below `upper` complete, for ever. `END` closes the collection."""
-        return self._submit(Piece(self.id, upper=check_frontier(upper)))
-
-    def compare_and_append(
-        self, updates: Updates, expected_upper: int, new_upper: int, *, time: int | None = None
-    ) -> Appended | UpperMismatch:
-        """Write and seal in one step, if upper is what was expected."""
-        piece = self._piece(updates, expected=expected_upper, upper=new_upper, time=time)
-        outcome: Appended | UpperMismatch = self._submit(piece).result()
-        return outcome
-
-    def allow_compaction(self, since: int) -> "Future[Allowed]":
-        """Permit what was before `since` to be forgotten; `END` gives up all history.
-
-        The permission is kept; a hold that lies lower only delays it.
-        """
-        work = Allowing({self.id: check_frontier(since)})
-        return self.client._writing().submit(work)
-
-    def alter(
-        self, schema: pa.Schema, *, defaults: Mapping[str, Any] | None = None, at: int | None = None
-    ) -> None:
-        """Let the schema grow, for readers as of `at` (default: upper) and later."""
-        values = dict(defaults or {})
-        try:
-            given = _stream_of(default_row(schema, values)) if values else b""
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(
-                f'a default does not fit its column of collection "{self.name}"',
-                detail=str(error),
-            ) from error
-
-        def plan(state: State) -> list[Operation]:
-            found = state.collections.get(self.id)
-            if found is None:
-                raise CollectionMissing(self.name, where=self.client.url, known=sorted(state.names))
-            newest = found.schemas[-1]
-            if newest.codecs:
-                raise UsageError(
-                    f'collection "{self.name}" holds keys and values',
-                    hint="Its codecs have versions; only the schema of rows can be altered.",
-                )
-            wanted = check_row_schema(schema, newest.key, collection=self.name)
-            if wanted.equals(columns_of(newest)):
-                return []
-            evolve(columns_of(newest), wanted, values, collection=self.name)
-            since = found.upper if at is None else at
-            if since < max(found.upper, newest.since):
-                raise UsageError(
-                    f'schema of collection "{self.name}" cannot change as of {since}',
-                    detail=f"Times below {found.upper} are complete with the schema they have.",
-                    hint=f"Change it as of {max(found.upper, newest.since)} or later.",
-                )
-            version = SchemaVersion(
-                version=newest.version + 1,
-                since=since,
-                columns=wanted.serialize().to_pybytes(),
-                key=newest.key,
-                defaults=given,
-            )
-            return [Alter(self.id, version)]
-
-        self.client._writing().run(plan, lambda _before, _after: None, touches=[self.id])
-
-    def snapshot(self, as_of: int) -> Snapshot:
-        """The contents as of a time.
-
-        Raises:
-            SinceError: the time lies below since.
-            NotYetComplete: it lies at or past upper.
-        """
-        return self.client._reader.snapshot(self.state, check_as_of(as_of))
-
-    def listen(self, as_of: int, *, snapshot: bool = False) -> Listener:
-        """Every change after `as_of`, as it becomes complete; first the contents then, if asked.
-
-        An `as_of` of -1 begins before the first time there is.
-        """
-        checked = as_of if as_of == -1 else check_as_of(as_of)
-        return Listener(self.client._reader, self.state, checked, snapshot=snapshot)
-
-    def destroy(self) -> bool:
-        """Remove it; see `Client.destroy`."""
-
-        def plan(state: State) -> list[Operation]:
-            return [Destroy(self.id)] if self.id in state.collections else []
-
-        there = self.client._writing().run(
-            plan, lambda before, after: before is not after, touches=[self.id]
-        )
-        return bool(there)
-
-    def _submit(self, piece: Piece) -> "Future[Any]":
-        return self.client._writing().submit(Append([piece]))
-
-    def _piece(
-        self,
-        updates: Updates,
-        *,
-        expected: int | None = None,
-        upper: int | None = None,
-        time: int | None = None,
-    ) -> Piece:
-        """The updates in stored form, checked as far as can be without knowing upper."""
-        state = self.state
-        if (
-            expected is not None
-            and upper is not None
-            and check_frontier(upper) < check_frontier(expected)
-        ):
-            raise UsageError(
-                f'upper of collection "{self.name}" cannot go from {expected} back to {upper}',
-                hint="Let the new upper be at or past the expected one.",
-            )
-        newest = len(state.schemas) - 1
-        piece = Piece(self.id, expected=expected, upper=upper, schema=newest)
-        schema = state.schemas[newest]
-        if isinstance(updates, pa.Table | pa.RecordBatch):
-            rows = table_of(updates, columns_of(schema), time=time, collection=self.name)
-            put_table(piece, rows)
-        elif schema.codecs:
-            codecs = self.client._batches.codecs.get(self.id)
-            if codecs is None:
-                raise UsageError(
-                    f'collection "{self.name}" was opened without its codecs',
-                    hint="Open it with create_or_load and the codecs of its keys and values.",
-                )
-            put_pairs(piece, updates, codecs, columns_of(schema), collection=self.name)
-        else:
-            put_rows(piece, updates, columns_of(schema), collection=self.name)
-        if piece.beyond and expected is not None and upper is not None:
-            if piece.lower < expected:
-                raise UsageError(
-                    f'update of collection "{self.name}" at {piece.lower} lies below {expected}',
-                    hint="Updates must lie at or past the expected upper.",
-                )
-            if piece.beyond > upper:
-                raise UsageError(
-                    f'update of collection "{self.name}" at {piece.beyond - 1} is beyond {upper}',
-                    hint="Updates must lie below the new upper.",
-                )
-        return piece
+        self.committer.run(plan, lambda _before, _after: None, touches=[id])
 
 
 class _Parts:
@@ -716,6 +527,17 @@ def _check_writer_id(writer: str) -> None:
         )
 
 
+def _codec(given: Codec | str | None) -> Codec | None:
+    if not isinstance(given, str):
+        return given
+    if given not in BUILT_IN:
+        raise UsageError(
+            f'codec "{given}" does not exist',
+            hint=f"Name one of {', '.join(BUILT_IN)}, or give a UserCodec.",
+        )
+    return BUILT_IN[given]
+
+
 def _schema_version(
     name: str,
     key: Codec | None,
@@ -740,14 +562,6 @@ def _schema_version(
     columns = pa.schema([("key", key.stored_as), ("value", value.stored_as)])
     codecs = ((key.name, key.version), (value.name, value.version))
     return SchemaVersion(0, 0, columns.serialize().to_pybytes(), key=("key",), codecs=codecs)
-
-
-def _stream_of(row: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, row.schema) as stream:
-        stream.write_batch(row)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
 
 
 def _shown(schema: SchemaVersion) -> str:
