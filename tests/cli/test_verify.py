@@ -10,6 +10,7 @@ import pytest
 
 import penstock.persist as persist
 from penstock.durable import open_blob
+from penstock.durable.log import entry_number
 from penstock.errors import Corruption, StoreRefused
 from penstock.persist.encoding import ENCODING_VERSION, checksum
 from penstock.persist.verify import verify
@@ -109,7 +110,7 @@ def test_reading_meets_damage_with_its_name_and_never_with_wrong_rows(location):
     newest_rollup = objects(folder, "rollup")[-1]
     rolled = int(newest_rollup.name)
     needed = [newest_rollup, *objects(folder, "batch")]
-    needed += [path for path in objects(folder, "log") if int(path.name) >= rolled]
+    needed += [p for p in objects(folder, "log") if entry_number(key_of(p, folder)) >= rolled]
     assert len(needed) > 3
     for path in needed:
         contents = path.read_bytes()

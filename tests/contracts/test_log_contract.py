@@ -74,7 +74,7 @@ def test_entries_below_the_floor_are_swept_even_if_they_come_late(opener: Opener
     assert log.entries() == [3]
     assert log.create(1, b"late")  # A writer that was paused; hazard A1.
     assert log.marks().floor == 3
-    log.sweep(3)
+    log.sweep()
     assert log.entries() == [3]
 
 

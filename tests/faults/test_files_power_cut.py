@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.durable.disk import Disk
 from penstock.durable.files import FileBlob
-from penstock.durable.log import Log
+from penstock.durable.log import Log, entry_key
 from penstock.errors import DurabilityLost, StoreError
 from penstock.testing.stores import CarelessDisk, PlantedBug, PowerCut, PowerCutDisk, Step
 
@@ -155,7 +155,7 @@ def test_an_entry_that_a_reader_has_settled_survives() -> None:
 
 def test_an_entry_that_a_reader_has_merely_seen_may_be_gone() -> None:
     disk = visible_and_unsynced()
-    assert FileBlob(ROOT, disk=disk).get("log/00000000000000000001") == b"one"
+    assert FileBlob(ROOT, disk=disk).get(entry_key(1)) == b"one"
     found = {
         Log(FileBlob(ROOT, disk=disk.after_power_cut(random.Random(seed)))).read(1)
         for seed in range(30)

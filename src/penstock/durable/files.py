@@ -239,6 +239,8 @@ class FileBlob:
                 continue
             if each.folder:
                 inside = f"{key}/"
+                if key < after and not after.startswith(inside):
+                    continue  # All of it sorts before what is asked for.
                 if inside.startswith(prefix) or prefix.startswith(inside):
                     yield from self._walk(inside, prefix, after)
             elif key.startswith(prefix) and key > after:

@@ -4,9 +4,9 @@ Entry *n* is an object that is created only if it does not exist, and that
 creation is the one linearization point of everything above. Numbers start at
 0 and have no gaps.
 
-    mark/floor-3          entries below 3 are void, present or not
-    log/…03  log/…04      dense from the floor to the head
-    mark/head-5           entries below 5 existed when this was written
+    mark/floor-3             entries below 3 are void, present or not
+    log/…0/003  log/…0/004   dense from the floor to the head, a thousand to a folder
+    mark/head-5              entries below 5 existed when this was written
 
 Truncation writes the floor first and deletes after, so that an entry created
 at a number that had been truncated is never taken for one that counts
@@ -22,10 +22,13 @@ from penstock.durable.blob import Blob
 from penstock.errors import Corruption, UsageError
 from penstock.failpoints import Failpoint, pass_by
 
-__all__ = ["Log", "Marks", "entry_key"]
+__all__ = ["Log", "Marks", "entry_key", "entry_number"]
 
 ENTRIES: Final = "log/"
 MARKS: Final = "mark/"
+
+SEGMENT: Final = 1_000
+"""Entries to a folder: a look at one end of the log need not list all of it."""
 
 FEW: Final = 8
 AT_ONCE: Final = 16
@@ -33,7 +36,12 @@ AT_ONCE: Final = 16
 
 def entry_key(number: int) -> str:
     """What the object of entry `number` is called."""
-    return f"{ENTRIES}{number:020d}"
+    return f"{_folder(number)}{number % SEGMENT:03d}"
+
+
+def entry_number(key: str) -> int:
+    """The number of the entry whose object is called `key`."""
+    return int(key.removeprefix(ENTRIES).replace("/", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +127,12 @@ class Log:
 
     def entries(self) -> list[int]:
         """The numbers that have an object, voided ones included."""
-        return [int(listed.key.removeprefix(ENTRIES)) for listed in self._blob.list(ENTRIES)]
+        return [entry_number(listed.key) for listed in self._blob.list(ENTRIES)]
 
-    def ages(self) -> list[tuple[int, int]]:
-        """Each entry's number and when it was written by the store's clock, in order."""
-        return [
-            (int(listed.key.removeprefix(ENTRIES)), listed.modified_ms)
-            for listed in self._blob.list(ENTRIES)
-        ]
+    def written_ms(self, number: int) -> int | None:
+        """When entry `number` was written, by the store's clock; None if it is not there."""
+        found = self._blob.list(entry_key(number))
+        return found[0].modified_ms if found else None
 
     def truncate(self, floor: int, *, head: int) -> None:
         """Make entries below `floor` void, then delete them. Exclusive.
@@ -145,15 +151,19 @@ class Log:
         pass_by(Failpoint.FLOOR_BEGIN)
         self._mark("floor", floor)
         pass_by(Failpoint.FLOOR_DONE)
-        self.sweep(floor)
+        for first in range(marks.floor // SEGMENT * SEGMENT, floor, SEGMENT):
+            self._delete_below(floor, _folder(first))
         pass_by(Failpoint.TRUNCATE_DONE)
 
-    def sweep(self, floor: int) -> None:
+    def sweep(self) -> None:
         """Delete what lies below the floor, such as a void entry that landed late."""
-        for number in self.entries():
-            if number >= floor:
+        self._delete_below(self.marks().floor, ENTRIES)
+
+    def _delete_below(self, floor: int, prefix: str) -> None:
+        for listed in self._blob.list(prefix):
+            if entry_number(listed.key) >= floor:
                 break
-            self._blob.delete(entry_key(number))
+            self._blob.delete(listed.key)
 
     def witness(self, head: int) -> None:
         """Note down that entries below `head` exist."""
@@ -166,3 +176,7 @@ class Log:
         for stale in older:
             if stale < key:
                 self._blob.delete(stale)
+
+
+def _folder(number: int) -> str:
+    return f"{ENTRIES}{number // SEGMENT:017d}/"

@@ -22,7 +22,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from penstock.clock import Clock
@@ -83,7 +83,7 @@ class SteadyBlob:
         self._patience_ms = patience_ms
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._counts = SteadyStatistics()
+        self._operations = self._retries = self._bytes_read = self._bytes_written = 0
         self._failing: dict[int, Failing] = {}
 
     @property
@@ -123,7 +123,13 @@ class SteadyBlob:
     def statistics(self) -> SteadyStatistics:
         """Counts, and the operations that are failing right now."""
         with self._lock:
-            return replace(self._counts, failing=tuple(self._failing.values()))
+            return SteadyStatistics(
+                operations=self._operations,
+                retries=self._retries,
+                bytes_read=self._bytes_read,
+                bytes_written=self._bytes_written,
+                failing=tuple(self._failing.values()),
+            )
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
         """See `Blob`."""
@@ -153,15 +159,20 @@ class SteadyBlob:
         if self._stopped.is_set():
             raise UsageError(f'location "{self.name}" is closed', hint="Open it again.")
         with self._lock:
-            self._counts = replace(self._counts, operations=self._counts.operations + 1)
-            # Threads do not share one chance: each operation draws its own from it.
-            pauses = pauses_ms(random.Random(self._chance.getrandbits(64)))
-        attempts = _Attempts(verb, key, pauses)
+            self._operations += 1
+        attempts = _Attempts(verb, key, self._pauses())
         try:
             yield attempts
         finally:
-            with self._lock:
-                self._failing.pop(id(attempts), None)
+            if attempts.failed:
+                with self._lock:
+                    self._failing.pop(id(attempts), None)
+
+    def _pauses(self) -> Iterator[int]:
+        """Threads do not share one chance: an operation that fails draws its own from it."""
+        with self._lock:
+            chance = random.Random(self._chance.getrandbits(64))
+        yield from pauses_ms(chance)
 
     def _answer(self, attempts: "_Attempts", ask: Callable[[], _Answer]) -> _Answer:
         """Ask until there is an answer, or an error that is not about the moment."""
@@ -239,12 +250,9 @@ class SteadyBlob:
 
     def _count(self, *, retries: int = 0, bytes_read: int = 0, bytes_written: int = 0) -> None:
         with self._lock:
-            self._counts = replace(
-                self._counts,
-                retries=self._counts.retries + retries,
-                bytes_read=self._counts.bytes_read + bytes_read,
-                bytes_written=self._counts.bytes_written + bytes_written,
-            )
+            self._retries += retries
+            self._bytes_read += bytes_read
+            self._bytes_written += bytes_written
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from penstock.data import TIME, Codec, conform, from_ipc, to_ipc
 from penstock.durable import Blob
 from penstock.durable.cache import CachedBlob
+from penstock.errors import UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.encoding import checksum
 from penstock.persist.paths import batch_key
@@ -58,6 +59,11 @@ class Batches:
         """A batch that travels inside the entry."""
         rows = to_ipc(updates)
         return _batch(updates, schema, (Inline(rows),), len(rows), since, merged)
+
+    def build_few(self, rows: pa.RecordBatch, schema: int, *, lower: int, upper: int) -> Batch:
+        """The same, of rows whose times the caller knows, on the way of every small write."""
+        data: bytes = rows.serialize().to_pybytes()
+        return Batch(schema, lower, upper, rows.num_rows, len(data), (Inline(data),))
 
     def build_stored(
         self, updates: pa.Table, schema: int, staging: str, *, since: int = 0, merged: bool = False
@@ -121,7 +127,13 @@ class Batches:
     ) -> pa.Table:
         if written.version == schema.version:
             return rows
-        if written.codecs != schema.codecs and collection.id in self.codecs:
+        if written.codecs != schema.codecs:
+            if collection.id not in self.codecs:
+                raise UsageError(
+                    f'collection "{collection.name}" was written with several versions of a codec',
+                    detail="Only the codec can bring what they wrote together.",
+                    hint="Open it with create_or_load and the codecs of its keys and values.",
+                )
             rows = _recoded(rows, written, self.codecs[collection.id])
         return conform(rows, stored_columns_of(schema), defaults_of(collection.schemas))
 

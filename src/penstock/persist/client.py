@@ -295,7 +295,7 @@ class Client:
         for collection in state.collections.values():
             rows = [
                 self._batches.rows(
-                    collection, batch, collection.schemas[-1], lower=collection.upper
+                    collection, batch, collection.schemas[batch.schema], lower=collection.upper
                 )
                 for batch in collection.batches
                 if batch.upper > collection.upper

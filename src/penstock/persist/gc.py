@@ -109,6 +109,8 @@ class Collector:
                 continue
             self.blob.delete(key)
             swept += 1
+        if staging is None:
+            self._machine.log.sweep()
         if swept:
             log.info("swept files that were never linked", extra=fields(files=swept))
         return swept
@@ -118,23 +120,19 @@ class Collector:
         state = self._machine.state
         if len(state.rollups) < 2:
             return
-        marks = self._machine.log.marks()
-        floor = state.rollups[0]
-        ages = self._machine.log.ages()
-        if not ages or ages[0][0] >= floor:
-            return
-        # Ages are told by the store's own clock, and its newest entry says what time it is there.
-        now_ms = ages[-1][1]
-        for number, written_ms in ages:
-            if number >= floor:
-                break
-            if now_ms - written_ms < self._settings.young_ms:
-                floor = number
-                break
-        if floor > marks.floor:
-            self._machine.log.truncate(floor, head=state.seqno)
-        elif ages[0][0] < marks.floor:
-            self._machine.log.sweep(marks.floor)
+        entries = self._machine.log
+        lower, floor = entries.marks().floor, state.rollups[0]
+        # Ages are told by the store's own clock; its newest entry says what time it is there.
+        now_ms = entries.written_ms(state.seqno - 1)
+        while lower < floor and now_ms is not None:
+            middle = (lower + floor + 1) // 2
+            written_ms = entries.written_ms(middle - 1)
+            if written_ms is None or now_ms - written_ms >= self._settings.young_ms:
+                lower = middle
+            else:
+                floor = middle - 1
+        if lower > entries.marks().floor:
+            entries.truncate(lower, head=state.seqno)
         for listed in self.blob.list(ROLLUPS):
             if number_of(listed.key) < state.rollups[0]:
                 self.blob.delete(listed.key)

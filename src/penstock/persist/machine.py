@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.durable.blob import Blob
 from penstock.durable.log import Log, entry_key
-from penstock.errors import Corruption, Fenced, IndeterminateError, InternalError
+from penstock.errors import Corruption, DurabilityLost, Fenced, IndeterminateError, InternalError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.encoding import decode_entry, decode_rollup, encode_entry, encode_rollup
 from penstock.persist.paths import ROLLUPS, number_of, rollup_key
@@ -133,7 +133,14 @@ class Machine:
             raise InternalError(f"an entry about to be written would be void: {reason}")
         number, data = before.seqno, encode_entry(entry)
         asked_ms = self._settings.clock.boot_ms()
-        created = self.log.create(number, data)
+        try:
+            created = self.log.create(number, data)
+        except DurabilityLost:
+            raise
+        except IndeterminateError:
+            if number >= self.log.marks().floor:
+                raise
+            return self._landed_before_truncation(entry)
         if not created:
             occupant = self.log.read(number)
             if occupant is None:

@@ -21,13 +21,13 @@ linking a file whose staging id is closed. A void entry takes its number and
 changes nothing else, for every reader alike (hazards A2, A3).
 """
 
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, assert_never
 
 import pyarrow as pa
 from immutables import Map
-from msgspec import Struct, structs
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from penstock.data import stored_schema
 from penstock.errors import InternalError
@@ -322,8 +322,7 @@ class Entry(Struct, frozen=True):
     operations: tuple[Operation, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """A storage location after `seqno` entries have been applied."""
 
     seqno: int = 0
@@ -434,31 +433,29 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
             )
         case Alter(collection=id, schema=schema):
             old = _collection(state, id)
-            return _with(state, structs.replace(old, schemas=(*old.schemas, schema)))
+            return _with(state, replace(old, schemas=(*old.schemas, schema)))
         case Link(collection=id, batches=batches):
             old = _collection(state, id)
-            given = tuple(
-                structs.replace(batch, id=state.next_id + i) for i, batch in enumerate(batches)
-            )
+            given = tuple(replace(batch, id=state.next_id + i) for i, batch in enumerate(batches))
             state = replace(state, next_id=state.next_id + len(batches))
-            return _with(state, structs.replace(old, batches=old.batches + given))
+            return _with(state, replace(old, batches=old.batches + given))
         case Seal(collection=id, upper=upper):
-            return _with(state, structs.replace(_collection(state, id), upper=upper))
+            return _with(state, replace(_collection(state, id), upper=upper))
         case Discard(collection=id):
             return _discarded(state, number, _collection(state, id))
         case Allow(collection=id, since=since):
             old = _collection(state, id)
-            return _with(state, structs.replace(old, allowed=max(old.allowed, since)))
+            return _with(state, replace(old, allowed=max(old.allowed, since)))
         case Intend(sinces=sinces, collect=collect):
             for id, since in sinces.items():
                 if (intending := state.collections.get(id)) is not None:
-                    state = _with(state, structs.replace(intending, intended=since))
+                    state = _with(state, replace(intending, intended=since))
             return replace(state, collecting=collect)
         case Settle(sinces=sinces, collected=collected):
             for id, since in sinces.items():
                 if (settled := state.collections.get(id)) is not None:
                     since = max(since, settled.since)
-                    state = _with(state, structs.replace(settled, since=since, intended=None))
+                    state = _with(state, replace(settled, since=since, intended=None))
             return replace(state, collecting=None, collected=max(state.collected, collected))
         case Merge(collection=id, inputs=inputs, output=output):
             return _merged(state, number, id, inputs, output)
@@ -497,7 +494,7 @@ def _with(state: State, collection: CollectionState) -> State:
 def _without_intentions(collections: Map[int, CollectionState]) -> Map[int, CollectionState]:
     for id, collection in collections.items():
         if collection.intended is not None:
-            collections = collections.set(id, structs.replace(collection, intended=None))
+            collections = collections.set(id, replace(collection, intended=None))
     return collections
 
 
@@ -508,11 +505,11 @@ def _discarded(state: State, number: int, old: CollectionState) -> State:
         if batch.upper <= old.upper:
             kept.append(batch)
         elif batch.lower < old.upper:
-            kept.append(structs.replace(batch, until=old.upper, upper=old.upper))
+            kept.append(replace(batch, until=old.upper, upper=old.upper))
         else:
             dropped.append(batch)
     state = _unlinked(state, number, tuple(dropped))
-    return _with(state, structs.replace(old, batches=tuple(kept)))
+    return _with(state, replace(old, batches=tuple(kept)))
 
 
 def _merged(
@@ -524,13 +521,13 @@ def _merged(
         raise InternalError(f'entry {number} merges batches that collection "{old.name}" lacks')
     given: tuple[Batch, ...] = ()
     if output is not None:
-        given = (structs.replace(output, id=state.next_id),)
+        given = (replace(output, id=state.next_id),)
     at = next(i for i, batch in enumerate(old.batches) if batch.id in inputs)
     rest = [batch for batch in old.batches if batch.id not in inputs]
     batches = (*rest[:at], *given, *rest[at:])
     state = _unlinked(state, number, replaced)
     state = replace(state, next_id=state.next_id + len(given))
-    return _with(state, structs.replace(old, batches=batches))
+    return _with(state, replace(old, batches=batches))
 
 
 def _unlinked(state: State, number: int, batches: tuple[Batch, ...]) -> State:

@@ -122,8 +122,12 @@ class Upkeep:
         return self._machine.state.seqno - self._rolled
 
     def _run(self) -> None:
+        swept = False
         while not self._settings.clock.wait(self._stop, self._settings.upkeep_ms):
             try:
+                if not swept:
+                    self.sweep()
+                    swept = True
                 self.round()
                 self.last_error = None
             except Fenced:

@@ -463,20 +463,26 @@ def _batch_of(pieces: list[Updates], collection: CollectionState, batches: Batch
     """All the small updates of one collection in one group as one inline batch."""
     newest = len(collection.schemas) - 1
     schema = stored_columns_of(collection.schemas[newest])
+    few = [piece for piece in pieces if isinstance(piece, Loose)]
+    loose = _rows_of(few, schema) if few else None
+    if loose is not None and len(few) == len(pieces):
+        times = [time for piece in few for time in piece.times]
+        return batches.build_few(loose, newest, lower=min(times), upper=max(times) + 1)
     # A table may have been handed in just before the schema grew.
     defaults = defaults_of(collection.schemas)
     tables = [conform(piece, schema, defaults) for piece in pieces if isinstance(piece, pa.Table)]
-    few = [piece for piece in pieces if isinstance(piece, Loose)]
-    if few:
-        columns: list[list[Any]] = [[] for _ in schema]
-        for piece in few:
-            for column, more in zip(
-                columns, (*piece.columns, piece.times, piece.diffs), strict=True
-            ):
-                column.extend(more)
-        arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
-        tables.append(pa.Table.from_arrays(arrays, schema=schema))
+    if loose is not None:
+        tables.append(pa.Table.from_batches([loose]))
     return batches.build_inline(pa.concat_tables(tables) if len(tables) > 1 else tables[0], newest)
+
+
+def _rows_of(few: list[Loose], schema: pa.Schema) -> pa.RecordBatch:
+    columns: list[list[Any]] = [[] for _ in range(len(schema))]
+    for piece in few:
+        for column, more in zip(columns, (*piece.columns, piece.times, piece.diffs), strict=True):
+            column.extend(more)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _tell(group: list[Call], outcomes: list[Any], state: State) -> None:
