@@ -1,0 +1,606 @@
+"""The processes of a history: each does its part and writes down what it saw.
+
+    python -m tests.faults.actors ROLE WHO URL FOLDER [key=value …]
+
+`puppet` obeys one command a line and answers each with a line. `writer`,
+`reader`, `listener` and `holder` act by themselves, from a seed, until they
+are told to stop or their standard input ends. They end with
+
+    0  told to stop, all well        3  fenced
+    4  the outcome of a write is in doubt, so the process stops
+    5  another id holds the lock
+
+Bugs to plant come in the environment, as PENSTOCK_PLANTED; see `planted.py`.
+"""
+
+import json
+import os
+import random
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.durable import open_blob
+from penstock.durable.steady import SteadyBlob
+from penstock.errors import Corruption, Fenced, InternalError, PenstockError, UsageError
+from penstock.persist import (
+    TEXT,
+    UNIT,
+    Client,
+    Collection,
+    HoldLost,
+    LockHeld,
+    Settings,
+    SinceError,
+)
+from penstock.testing.stores import UnreliableBlob
+from tests.faults.history import Recorder, Scribe
+from tests.faults.planted import planted
+
+SOURCE = Path(__file__).parents[2]
+
+HASTY: dict[str, Any] = {
+    "inline_bytes": 1 << 10,
+    "rollup_every": 16,
+    "fan_in": 3,
+    "lease_ms": 8_000,
+    "poll_ms": 100,
+    "upkeep_ms": 40,
+    "young_ms": 800,
+    "proof_ms": 300,
+}
+"""Settings under which hours pass in a second."""
+
+FENCED, IN_DOUBT, REFUSED = 3, 4, 5
+
+
+class Child:
+    """A process of ours, which is ended by its own handle whatever happens."""
+
+    def __init__(
+        self,
+        role: str,
+        who: str,
+        url: str,
+        folder: Path,
+        *,
+        before: tuple[str, ...] = (),
+        failpoints: str = "",
+        bug: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.who = who
+        self.role = role
+        self.stopped = False
+        words = [f"{name}={value}" for name, value in options.items()]
+        self.process = subprocess.Popen(
+            [
+                *(*before, sys.executable, "-m", "tests.faults.actors"),
+                *(role, who, url, str(folder), *words),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # So that what select sees is all there is.
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{SOURCE / 'src'}:{SOURCE}",
+                "PENSTOCK_FAILPOINTS": failpoints,
+                "PENSTOCK_PLANTED": bug or "",
+            },
+        )
+
+    def tell(self, line: str) -> None:
+        """Say something to it, if it still listens."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def hear(self, *, timeout_s: float = 60) -> str:
+        """Its next line; empty once it has ended."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        if not ready:
+            raise TimeoutError(f"{self.who} says nothing")
+        return self.process.stdout.readline().decode().strip()
+
+    def ask(self, line: str, *, timeout_s: float = 60) -> str:
+        """Tell it and hear the answer."""
+        self.tell(line)
+        return self.hear(timeout_s=timeout_s)
+
+    def wait(self, *, timeout_s: float = 60) -> int:
+        """How it ended."""
+        return self.process.wait(timeout_s)
+
+    def end(self) -> None:
+        """End it now, if it lives."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def main(words: list[str]) -> int:
+    role, who, url, folder, *rest = words
+    options = dict(word.split("=", 1) for word in rest)
+    recorder = Recorder(who, Path(folder) / f"{who}.jsonl")
+    settings = Settings(**{**HASTY, **json.loads(options.get("settings", "{}"))})
+    stage = _Process(recorder, url, options, settings)
+    with planted(os.environ.get("PENSTOCK_PLANTED") or None):
+        return ROLES[role](stage)
+
+
+class Mostly(random.Random):
+    """Draws the first, which is that all went well, three times out of four.
+
+    A store that fails most of the time is only slow: backoff takes minutes.
+    """
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0] if self.randrange(4) else super().choice(seq)
+
+
+class _Process:
+    """What every role has."""
+
+    def __init__(
+        self, recorder: Recorder, url: str, options: dict[str, str], settings: Settings
+    ) -> None:
+        self.recorder = recorder
+        self.url = url
+        self.options = options
+        self.settings = settings
+        self.chance = random.Random(options.get("seed", "0"))
+        self.stop = threading.Event()
+        self.told: dict[str, Any] = {}
+
+    def open(self) -> Client:
+        writer = self.options.get("writer")
+        blob: Any = open_blob(self.url, writing=writer is not None)
+        if "unreliable" in self.options:
+            blob = UnreliableBlob(blob, chance=Mostly(self.chance.getrandbits(32)))
+        steady = SteadyBlob(
+            blob,
+            self.settings.clock,
+            self.settings.chance,
+            patience_ms=self.settings.patience_ms,
+        )
+        return Client(steady, self.settings, writer=writer, hold=self.options.get("hold") != "no")
+
+    def listen_to_parent(self) -> None:
+        """Stop when told, or when the parent is gone."""
+
+        def hear() -> None:
+            line = sys.stdin.readline()
+            if line.startswith("{"):
+                self.told.update(json.loads(line))
+            self.stop.set()
+
+        threading.Thread(target=hear, daemon=True).start()
+
+    def pause(self, most_ms: int) -> bool:
+        """Let others go on; whether it is time to stop."""
+        return SYSTEM_CLOCK.wait(self.stop, self.chance.randrange(most_ms + 1))
+
+
+def say(line: str) -> None:
+    os.write(1, line.encode() + b"\n")
+
+
+def made(client: Client, name: str) -> Collection:
+    """The collection, with whatever schema it has come to."""
+    try:
+        return client.collection(name)
+    except UsageError:
+        if name.startswith("rows"):
+            return client.create_or_load(
+                name, schema=pa.schema([pa.field("k", pa.string(), False)]), key_columns=["k"]
+            )
+        return client.create_or_load(name, key=TEXT, value=UNIT)
+
+
+# Puppets.
+
+
+def puppet(stage: _Process) -> int:
+    """Obey, and answer each command with what came of it."""
+    try:
+        scribe = Scribe(stage.recorder, stage.open())
+    except LockHeld:
+        say("refused")
+        return REFUSED
+    except PenstockError as error:
+        say(type(error).__name__)
+        return IN_DOUBT
+    say("ready")
+    for line in sys.stdin:
+        command, *words = line.split()
+        try:
+            answer = COMMANDS[command](scribe, *words)
+        except Fenced as error:
+            scribe.recorder.note("fenced", op="", error=str(error))
+            answer = "fenced"
+        except PenstockError as error:
+            answer = type(error).__name__
+        say(answer or "done")
+        if scribe.fenced or answer == "fenced":
+            return FENCED
+        if command == "close":
+            return 0
+    return 0
+
+
+def _append(scribe: Scribe, name: str = "words", wide: str = "0") -> str:
+    words = made(scribe.client, name)
+    upper = words.upper
+    return scribe.append(words, [upper, upper + 3], upper, upper + 5, wide=int(wide))
+
+
+def _write(scribe: Scribe, name: str = "words") -> str:
+    words = made(scribe.client, name)
+    return scribe.write(words, [words.upper + 2])
+
+
+def _seal(scribe: Scribe, name: str = "words") -> str:
+    words = made(scribe.client, name)
+    return scribe.seal(words, words.upper + 5)
+
+
+def _all(scribe: Scribe) -> str:
+    shares = []
+    for name in ("words", "others"):
+        each = made(scribe.client, name)
+        shares.append((each, [each.upper], each.upper, each.upper + 5))
+    return scribe.append_all(shares)
+
+
+def _allow(scribe: Scribe) -> str:
+    words = made(scribe.client, "words")
+    return scribe.control("allow", lambda: words.allow_compaction(words.upper - 1).result())
+
+
+def _snapshot(scribe: Scribe) -> str:
+    words = scribe.client.collection("words")
+    scribe.look(words)
+    return "read" if scribe.snapshot(words, words.upper - 1) is not None else "denied"
+
+
+def _hold(scribe: Scribe) -> str:
+    words = scribe.client.collection("words")
+    since = words.since
+    scribe.client.hold("owner").move({"words": since})
+    scribe.recorder.note("held", holder="owner", id=words.id, since=since)
+    return "held"
+
+
+def _drop(scribe: Scribe) -> str:
+    words = scribe.client.collection("words")
+    scribe.recorder.note("unheld", holder="owner", id=words.id)
+    scribe.client.hold("owner").drop()
+    return "dropped"
+
+
+COMMANDS: dict[str, Callable[..., str | None]] = {
+    "append": _append,
+    "write": _write,
+    "seal": _seal,
+    "all": _all,
+    "allow": _allow,
+    "snapshot": _snapshot,
+    "hold": _hold,
+    "drop": _drop,
+    "compact": lambda scribe: scribe.control("compact", scribe.client.compact),
+    "destroy": lambda scribe, name: scribe.destroy(made(scribe.client, name)),
+    "close": lambda scribe: scribe.client.close(),
+}
+
+
+# Actors of their own.
+
+
+def writer(stage: _Process) -> int:
+    """Write at random until stopped, killed or fenced."""
+    stage.listen_to_parent()
+    bug = os.environ.get("PENSTOCK_PLANTED")
+    while True:
+        status = _write_as_one(stage)
+        if status != FENCED or bug != "retake_after_fenced" or stage.stop.is_set():
+            return status
+
+
+def _write_as_one(stage: _Process) -> int:
+    try:
+        scribe = Scribe(stage.recorder, stage.open())
+    except LockHeld:
+        stage.recorder.note("locked_out")
+        return REFUSED
+    except Fenced:
+        return FENCED
+    say("ready")
+    deeds = Deeds(scribe, stage.chance)
+    pace = int(stage.options.get("pace", "5"))
+    while not stage.pause(pace):
+        try:
+            outcome = deeds.next()
+        except Fenced as error:
+            stage.recorder.note("fenced", op="", error=str(error))
+            outcome = "fenced"
+        except UsageError:
+            continue  # Someone else's takeover shows first in what can no longer be found.
+        except PenstockError as error:
+            stage.recorder.note("stopped", error=repr(error))
+            outcome = "doubt"
+        if outcome == "fenced":
+            say("fenced")
+            _closed(scribe.client)
+            return FENCED
+        if outcome == "doubt":
+            _closed(scribe.client)
+            return IN_DOUBT
+    try:
+        scribe.client.close()
+    except Fenced as error:
+        stage.recorder.note("fenced", op="", error=str(error))
+        return FENCED
+    except PenstockError:
+        return IN_DOUBT
+    return 0
+
+
+def _closed(client: Client) -> None:
+    with suppress(PenstockError):
+        client.close()
+
+
+class Deeds:
+    """Random things for a writer to do."""
+
+    def __init__(self, scribe: Scribe, chance: random.Random) -> None:
+        self._scribe = scribe
+        self._chance = chance
+        self._retractable: dict[int, list[str]] = {}
+        self._number = 0
+
+    def next(self) -> str:
+        """Do one thing; what came of it."""
+        deed = self._chance.choices(
+            [
+                self._append,
+                self._write,
+                self._seal,
+                self._burst,
+                self._all,
+                self._allow,
+                self._compact,
+                self._again,
+                self._alter,
+                self._read,
+            ],
+            [30, 12, 8, 6, 10, 10, 1, 1, 1, 4],
+        )[0]
+        return deed()
+
+    def _pick(self) -> Collection:
+        name = self._chance.choice(["words", "words", "others", "rows"])
+        return made(self._scribe.client, name)
+
+    def _append(self) -> str:
+        each = self._pick()
+        lower = each.upper
+        upper = lower + self._chance.randrange(1, 10)
+        times = [self._chance.randrange(lower, upper) for _ in range(self._chance.randrange(1, 4))]
+        gone = self._retractable.get(each.id, [])
+        retract = [gone.pop() for _ in range(min(len(gone), self._chance.randrange(2)))]
+        wide = self._chance.choice([0, 0, 0, 100])
+        expected = lower if self._chance.randrange(10) else lower + 1  # Sometimes a lost race.
+        if expected != lower:
+            times, upper = [expected], expected + 2
+        outcome = self._scribe.append(each, times, expected, upper, retract=retract, wide=wide)
+        if outcome == "acknowledged":
+            self._retractable.setdefault(each.id, []).append(f"{self._scribe.last}.0")
+        return outcome
+
+    def _write(self) -> str:
+        each = self._pick()
+        at = each.upper + self._chance.randrange(20)
+        if not self._chance.randrange(8):
+            at = max(0, each.upper - 1)  # Refused, and changes nothing.
+        return self._scribe.write(each, [at, at + self._chance.randrange(3)])
+
+    def _seal(self) -> str:
+        each = self._pick()
+        return self._scribe.seal(each, each.upper + self._chance.randrange(8))
+
+    def _burst(self) -> str:
+        each = self._pick()
+        upper = each.upper
+        times = [[upper + self._chance.randrange(10)] for _ in range(4)]
+        outcomes = self._scribe.burst(each, times, upper + self._chance.randrange(12))
+        return next((o for o in outcomes if o in ("fenced", "doubt")), outcomes[-1])
+
+    def _all(self) -> str:
+        shares = []
+        for name in self._chance.sample(["words", "others", "rows"], self._chance.choice([2, 3])):
+            each = made(self._scribe.client, name)
+            shares.append((each, [each.upper], each.upper, each.upper + 4))
+        return self._scribe.append_all(shares)
+
+    def _allow(self) -> str:
+        each = self._pick()
+        if each.upper < 2:
+            return "nothing"
+        to = self._chance.randrange(each.since, max(each.since + 1, each.upper - 1))
+        return self._scribe.control("allow", lambda: each.allow_compaction(to).result())
+
+    def _compact(self) -> str:
+        return self._scribe.control("compact", self._scribe.client.compact)
+
+    def _again(self) -> str:
+        each = made(self._scribe.client, "others")
+        return self._scribe.destroy(each)
+
+    def _alter(self) -> str:
+        rows = made(self._scribe.client, "rows")
+        names = rows.schema.names
+        if len(names) > 6:
+            return "nothing"
+        grown = rows.schema.append(pa.field(f"c{len(names)}", pa.int64()))
+        return self._scribe.control("alter", lambda: rows.alter(grown))
+
+    def _read(self) -> str:
+        each = self._pick()
+        since, upper = self._scribe.look(each)
+        if upper > since:
+            self._scribe.snapshot(each, self._chance.randrange(since, upper))
+        return "read"
+
+
+def _opened(stage: _Process) -> Scribe:
+    """A reader waits until there is something to read."""
+    while True:
+        try:
+            client = stage.open()
+        except UsageError:
+            stage.pause(20)
+            continue
+        if {"words", "others", "rows"} <= set(client.collections()):
+            return Scribe(stage.recorder, client)
+        client.close()
+        if stage.pause(50):
+            raise SystemExit(0)
+
+
+def reader(stage: _Process) -> int:
+    """Read collections as of random times, again and again."""
+    stage.listen_to_parent()
+    scribe = _opened(stage)
+    say("ready")
+    while not stage.pause(20):
+        try:
+            name = stage.chance.choice(["words", "others", "rows"])
+            each = scribe.client.collection(name)
+            since, upper = scribe.look(each)
+            if upper > since:
+                recent = max(since, upper - stage.chance.choice([1, 5, 50, 1_000]))
+                scribe.snapshot(each, stage.chance.randrange(recent, upper))
+        except HoldLost:
+            _closed(scribe.client)
+            scribe = Scribe(stage.recorder, stage.open())
+        except UsageError:
+            continue  # Destroyed just now.
+        except (Corruption, InternalError) as error:
+            stage.recorder.note("damaged", error=repr(error), key=getattr(error, "key", ""))
+    _closed(scribe.client)
+    return 0
+
+
+def listener(stage: _Process) -> int:
+    """Listen from some time on, holding it; at the end, come to where the parent says."""
+    stage.listen_to_parent()
+    scribe = _opened(stage)
+    number = 0
+    while True:
+        name = stage.chance.choice(["words", "rows"])
+        each = scribe.client.collection(name)
+        since = each.since
+        number += 1
+        called = f"{stage.recorder.who}#{number}"
+        try:
+            listening = scribe.listen(each, since, called)
+        except UsageError:
+            stage.pause(20)
+            continue
+        say("ready")
+        try:
+            while not stage.stop.is_set():
+                listening.step(timeout_ms=200)
+                if not stage.chance.randrange(60):
+                    break
+            if not stage.stop.is_set():
+                listening.listener.close()
+                continue
+            expected = int(stage.told.get(name, 0))
+            deadline = SYSTEM_CLOCK.boot_ms() + 30_000
+            while listening.listener.frontier < expected and SYSTEM_CLOCK.boot_ms() < deadline:
+                listening.step(timeout_ms=500)
+            listening.ended(expected=expected)
+        except (HoldLost, SinceError) as error:
+            # Only one without a hold may be overtaken.
+            if isinstance(error, SinceError) and stage.options.get("hold") != "no":
+                stage.recorder.note(
+                    "denied", id=each.id, as_of=since, error=f"SinceError: {error}", held=True
+                )
+            listening.listener.close()
+            if not stage.stop.is_set():
+                continue
+        except (Corruption, InternalError) as error:
+            stage.recorder.note("damaged", error=repr(error), key=getattr(error, "key", ""))
+        except UsageError:
+            if not stage.stop.is_set():
+                continue
+        _closed(scribe.client)
+        return 0
+
+
+def holder(stage: _Process) -> int:
+    """Own a durable hold, move it now and then, and read what it keeps."""
+    stage.listen_to_parent()
+    scribe = _opened(stage)
+    words = scribe.client.collection("words")
+    owner = stage.options.get("owner", "owner")
+    hold = scribe.client.hold(owner)
+    say("ready")
+    at: int | None = hold.sinces().get("words")
+    if at is not None:
+        stage.recorder.note("held", holder=owner, id=words.id, since=at)
+    while not stage.pause(60):
+        since, upper = scribe.look(words)
+        if at is not None and stage.chance.randrange(6):
+            scribe.snapshot(words, at, held=True)
+        elif upper > since + 1:
+            to = stage.chance.randrange(max(since, at or 0), upper)
+            if at is not None:  # Holding less begins when it is asked for, more when answered.
+                stage.recorder.note("held", holder=owner, id=words.id, since=to)
+            try:
+                hold.move({"words": to})
+            except SinceError:
+                if at is not None:
+                    stage.recorder.note(
+                        "denied", id=words.id, as_of=to, error="SinceError: move", held=True
+                    )
+                continue
+            if at is None:
+                stage.recorder.note("held", holder=owner, id=words.id, since=to)
+            at = to
+    if "keep" not in stage.options:
+        stage.recorder.note("unheld", holder=owner, id=words.id)
+        hold.drop()
+    _closed(scribe.client)
+    return 0
+
+
+ROLES: dict[str, Callable[[_Process], int]] = {
+    "puppet": puppet,
+    "writer": writer,
+    "reader": reader,
+    "listener": listener,
+    "holder": holder,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

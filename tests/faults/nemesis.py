@@ -1,0 +1,421 @@
+"""Writers in turn, readers, listeners and a holder, and somebody who does them harm.
+
+    python -m tests.faults.nemesis --for SECONDS [--seed N] [--store file|power|memory]
+
+`file` is the full thing: real processes on real files, killed with -9 at random
+and at named failpoints, stopped and continued across takeovers that truncate
+the log past them, run two at a time under one id, over a store that loses
+requests and answers. `memory` and `power` are executions in one process, where
+the same seed gives the same run: many writers and readers by turns, a store
+that loses requests and answers, writers that lie still for hours, and, for
+`power`, a disk that keeps any part of what was not synced.
+
+Everything is written down (`history.py`) and judged (`validator.py`). It runs
+rounds until the time is over, prints the seed of each, and ends with status 1
+and the history's folder at the first round that breaks a promise.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event as Never
+
+from penstock import persist
+from penstock.clock import SYSTEM_CLOCK
+from penstock.durable.files import FileBlob
+from penstock.durable.memory import MemoryBlob, Shelf
+from penstock.errors import Fenced, PenstockError, UsageError
+from penstock.failpoints import Action, Failpoint
+from penstock.persist import Collection, Settings
+from penstock.testing.stores import PowerCutDisk, UnreliableBlob
+from tests.faults.actors import FENCED, HASTY, IN_DOUBT, REFUSED, Child, made
+from tests.faults.actors import Deeds as WritersDeeds
+from tests.faults.history import Event, Listening, Recorder, read_history
+from tests.faults.inspect import inspected
+from tests.faults.stage import HOUR_MS, Actor, ManualClock, SlowClock, Stage
+from tests.faults.validator import Violation, violations
+
+STORES = ("file", "power", "memory")
+
+
+# Real processes.
+
+
+@dataclass
+class Round:
+    """One location and everybody on it, for some seconds."""
+
+    url: str
+    folder: Path
+    chance: random.Random
+    recorder: Recorder
+    children: list[Child] = field(default_factory=list)
+    number: int = 0
+
+    def play(self, seconds: float) -> None:
+        """Harm people until the time is over, then let everyone finish."""
+        deadline = SYSTEM_CLOCK.boot_ms() + int(seconds * 1_000)
+        writer = self._writer(peaceful=True)
+        bystanders = [self._bystander(i) for i in range(4)]
+        self._wait(300)
+        while SYSTEM_CLOCK.boot_ms() < deadline:
+            writer = self.chance.choice(
+                [
+                    self._killed,
+                    self._killed,
+                    self._tripped,
+                    self._tripped,
+                    self._stopped,
+                    self._stopped,
+                    self._two_at_once,
+                    self._another_id,
+                    self._released,
+                ]
+            )(writer)
+            if not self.chance.randrange(3):
+                at = self.chance.randrange(len(bystanders))
+                self._kill(bystanders[at])
+                bystanders[at] = self._bystander(at)
+        self._finish(writer, bystanders)
+
+    def close(self) -> None:
+        """End every process that was started."""
+        for child in self.children:
+            child.end()
+
+    def _killed(self, writer: Child) -> Child:
+        self._wait(self.chance.randrange(50, 900))
+        self._kill(writer)
+        return self._writer()
+
+    def _tripped(self, writer: Child) -> Child:
+        """The next writer dies, fails or stops at a named point."""
+        self._kill(writer)
+        point = self.chance.choice([*Failpoint])
+        action = self.chance.choice([Action.KILL, Action.KILL, Action.ERROR, Action.STOP])
+        turn = self.chance.randrange(1, 25)
+        tripped = self._writer(failpoints=f"{point}={action}@{turn}")
+        self._wait(self.chance.randrange(300, 1_500))
+        if not self.chance.randrange(3):
+            return tripped
+        successor = self._writer()
+        self._wait(self.chance.randrange(100, 1_500))
+        # Should it have stopped itself, it now wakes behind its successor.
+        self._signal(tripped, signal.SIGCONT)
+        self._ended(tripped)
+        return successor
+
+    def _stopped(self, writer: Child) -> Child:
+        """A writer sleeps while its successor runs, rolls up and truncates past it."""
+        self._signal(writer, signal.SIGSTOP)
+        successor = self._writer(peaceful=True)
+        self._wait(self.chance.choice([100, 1_200, 2_500]))
+        self._signal(writer, signal.SIGCONT)
+        self._ended(writer)
+        return successor
+
+    def _two_at_once(self, writer: Child) -> Child:
+        begin = self._now()
+        successor = self._writer(peaceful=True)
+        self._ended(writer)
+        self._wait(800)
+        if successor.process.poll() is None:
+            self.recorder.note("contest", begin=begin, end=self._now())
+        return successor
+
+    def _another_id(self, writer: Child) -> Child:
+        other = self._child("writer", writer="b", seed=1)
+        status = other.wait()
+        self.recorder.note("exit", of=other.who, status=status)
+        assert status == REFUSED, f"another id was not refused but ended with {status}"
+        return writer
+
+    def _released(self, writer: Child) -> Child:
+        """An operator gives up the lock of a writer that is not dead at all."""
+        persist.release(self.url)
+        self._ended(writer)
+        return self._writer()
+
+    def _finish(self, writer: Child, bystanders: list[Child]) -> None:
+        self._signal(writer, signal.SIGCONT)
+        writer.tell("stop")
+        self._ended(writer)
+        settings = Settings(**HASTY)
+        with persist.open(self.url, writer="a", settings=settings) as client:
+            uppers = {}
+            for name in ("words", "others", "rows"):
+                each = made(client, name)
+                each.seal(each.upper + 1).result()
+                uppers[name] = each.upper
+            client.compact()
+        told = str(uppers).replace("'", '"')
+        for child in bystanders:
+            child.tell(told)
+        for child in bystanders:
+            status = child.wait(timeout_s=90)
+            assert status == 0, f"{child.who} ended with {status}"
+
+    def _writer(self, *, peaceful: bool = False, failpoints: str = "") -> Child:
+        options = {"writer": "a", "seed": self.chance.getrandbits(32), "pace": 8}
+        if not peaceful and not failpoints and not self.chance.randrange(3):
+            options["unreliable"] = 1
+        writer = self._child("writer", failpoints=failpoints, **options)
+        # One that is not yet there cannot be harmed; one that is tripped may never be.
+        with suppress(TimeoutError):
+            writer.hear(timeout_s=3 if failpoints else 60)
+        return writer
+
+    def _bystander(self, at: int) -> Child:
+        role = ["listener", "reader", "holder", "listener"][at]
+        hold = "no" if role == "reader" and self.chance.randrange(2) else "yes"
+        return self._child(role, seed=self.chance.getrandbits(32), hold=hold)
+
+    def _child(self, role: str, *, failpoints: str = "", **options: object) -> Child:
+        self.number += 1
+        who = f"{role}-{self.number}"
+        self.recorder.note("started", of=who, failpoints=failpoints, **options)
+        child = Child(role, who, self.url, self.folder, failpoints=failpoints, **options)
+        self.children.append(child)
+        return child
+
+    def _kill(self, child: Child) -> None:
+        self._signal(child, signal.SIGKILL)
+        child.wait()
+
+    def _ended(self, child: Child) -> None:
+        """It has met its successor, or its fault, and ends by itself."""
+        with suppress(ProcessLookupError):
+            child.process.send_signal(signal.SIGCONT)  # It may have been tripped to stop.
+        status = child.wait(timeout_s=60)
+        self.recorder.note("exit", of=child.who, status=status)
+        well = (0, FENCED, IN_DOUBT, -signal.SIGKILL)
+        assert status in well, f"{child.who} ended with {status}"
+
+    def _signal(self, child: Child, which: signal.Signals) -> None:
+        self.recorder.note("signal", of=child.who, signal=which.name)
+        with suppress(ProcessLookupError):
+            child.process.send_signal(which)
+
+    def _wait(self, ms: int) -> None:
+        SYSTEM_CLOCK.wait(Never(), ms)
+
+    def _now(self) -> int:
+        return SYSTEM_CLOCK.boot_ms() * 1_000_000
+
+
+def play_processes(seed: int, seconds: float, folder: Path) -> list[Violation]:
+    """A round of real processes; what it broke."""
+    history = folder / "history"
+    history.mkdir(parents=True)
+    url = f"file:{folder / 'data'}"
+    recorder = Recorder("nemesis", history / "nemesis.jsonl")
+    play = Round(url, history, random.Random(seed), recorder)
+    try:
+        play.play(seconds)
+    finally:
+        play.close()
+    return violations([*read_history(history), *inspected(url)])
+
+
+# One process, where the same seed gives the same run.
+
+
+class Simulation:
+    """Writers and readers by turns, on a stage."""
+
+    def __init__(self, seed: int, *, power: bool) -> None:
+        self.chance = random.Random(seed)
+        self.power = power
+        self.disk = PowerCutDisk()
+        shelf = Shelf()
+
+        def store(clock: ManualClock) -> FileBlob | MemoryBlob:
+            if power:
+                return FileBlob("/lake", disk=self.disk, clock=clock)
+            return MemoryBlob(shelf, name="memory:nemesis", clock=clock)
+
+        self.stage = Stage(store, seed=seed)
+        self.stage.settings = Settings(
+            background=False,
+            notify="",
+            upkeep_ms=0,
+            inline_bytes=1 << 10,
+            rollup_every=8,
+            fan_in=3,
+        )
+        self.number = 0
+        self.asleep: list[tuple[Actor, WritersDeeds]] = []
+        self.readers: list[tuple[Actor, Listening | None]] = []
+
+    def play(self, turns: int) -> list[Event]:
+        """Take turns; then look at what is left."""
+        actor, deeds = self._writer()
+        for _ in range(turns):
+            match self.chance.choices(range(8), [60, 10, 12, 3, 3, 3, 2, 1])[0]:
+                case 0:
+                    if not self._deed(actor, deeds):
+                        actor, deeds = self._writer()
+                case 1:
+                    with suppress(PenstockError):
+                        actor.client.upkeep()
+                case 2:
+                    self._look()
+                case 3:
+                    self.stage.clock.advance(self.chance.choice([1_000, HOUR_MS // 2, HOUR_MS]))
+                case 4:
+                    self.asleep.append((actor, deeds))
+                    actor, deeds = self._writer()
+                case 5 if self.asleep:
+                    self._deed(*self.asleep.pop())
+                case 6:
+                    actor.cut_off()
+                    actor, deeds = self._writer()
+                case 7 if self.power:
+                    self._cut()
+                    actor, deeds = self._writer()
+                case _:
+                    self._reader()
+        while self.asleep:
+            self._deed(*self.asleep.pop())
+        last, _ = self._writer(reliable=True)
+        words = made(last.client, "words")
+        last.scribe.seal(words, words.upper + 1)
+        for _, listening in self.readers:
+            if listening is not None:
+                with suppress(UsageError):  # Compaction may overtake one without a hold.
+                    while listening.step():
+                        pass
+                    listening.ended(expected=words.upper)
+        return self.stage.history()
+
+    def _writer(self, *, reliable: bool = False) -> tuple[Actor, WritersDeeds]:
+        self.number += 1
+        inner = self.stage.store(self.stage.clock)
+        if not reliable and not self.chance.randrange(2):
+            inner = UnreliableBlob(inner, chance=random.Random(self.chance.getrandbits(32)))
+        actor = self.stage.enter(f"w{self.number}", writer="a", inner=inner)
+        return actor, WritersDeeds(actor.scribe, self.chance)
+
+    def _deed(self, actor: Actor, deeds: WritersDeeds) -> bool:
+        """Whether the writer may go on."""
+        try:
+            outcome = deeds.next()
+        except Fenced as error:
+            actor.scribe.recorder.note("fenced", op="", error=str(error))
+            outcome = "fenced"
+        except UsageError:
+            return True
+        if outcome not in ("fenced", "doubt"):
+            return True
+        actor.cut_off()
+        return False
+
+    def _reader(self) -> None:
+        self.number += 1
+        hold = bool(self.chance.randrange(3))
+        clock = SlowClock(self.stage.clock, self.chance.choice([0, 9 * HOUR_MS]))
+        actor = self.stage.enter(f"r{self.number}", hold=hold, clock=clock)
+        listening = None
+        with suppress(UsageError):
+            words = actor.client.collection("words")
+            listening = actor.scribe.listen(words, words.since, f"l{self.number}")
+        self.readers.append((actor, listening))
+        if len(self.readers) > 4:
+            gone, _ = self.readers.pop(0)
+            gone.cut_off()
+
+    def _look(self) -> None:
+        for actor, listening in self.readers:
+            with suppress(UsageError, persist.HoldLost):
+                if listening is not None and self.chance.randrange(2):
+                    listening.step()
+                    continue
+                each = self._some(actor)
+                since, upper = actor.scribe.look(each)
+                if upper > since:
+                    actor.scribe.snapshot(each, self.chance.randrange(since, upper))
+
+    def _some(self, actor: Actor) -> Collection:
+        return actor.client.collection(self.chance.choice(actor.client.collections() or ["words"]))
+
+    def _cut(self) -> None:
+        """The power fails for everybody, and any part of what was not synced is left."""
+        for actor in self.stage.actors:
+            actor.cut_off()
+        self.stage.actors.clear()
+        self.readers.clear()
+        self.asleep.clear()
+        self.disk = self.disk.after_power_cut(self.chance)
+        self.stage.recorders[0].note("power_cut")
+
+
+def play_simulation(seed: int, *, power: bool, turns: int = 150) -> list[Violation]:
+    """A round in one process; what it broke."""
+    simulation = Simulation(seed, power=power)
+    try:
+        return violations(simulation.play(turns))
+    finally:
+        simulation.stage.close()
+
+
+# The command.
+
+
+@contextmanager
+def _kept_if_broken(keep: list[bool]) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
+    try:
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--for", dest="seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--store", choices=STORES, action="append")
+    asked = parser.parse_args()
+    seed = asked.seed
+    if seed is None:
+        seed = int(os.environ.get("PENSTOCK_TEST_SEED") or random.SystemRandom().getrandbits(32))
+    stores = asked.store or [*STORES]
+    print(f"seed {seed}; to replay a round: --seed N --store S --for 1", flush=True)
+    deadline = SYSTEM_CLOCK.boot_ms() + int(asked.seconds * 1_000)
+    rounds = 0
+    while rounds == 0 or SYSTEM_CLOCK.boot_ms() < deadline:
+        store = stores[rounds % len(stores)]
+        left = (deadline - SYSTEM_CLOCK.boot_ms()) / 1_000
+        keep: list[bool] = []
+        with _kept_if_broken(keep) as folder:
+            print(f"round {rounds}: --store {store} --seed {seed}", flush=True)
+            try:
+                if store == "file":
+                    found = play_processes(seed, max(5, min(30, left)), folder)
+                else:
+                    found = play_simulation(seed, power=store == "power")
+            except BaseException:
+                keep.append(True)
+                print(f"history in {folder}", flush=True)
+                raise
+            if found:
+                keep.append(True)
+                print(*found, f"history in {folder}", sep="\n", flush=True)
+                return 1
+        rounds += 1
+        seed += 1
+    print(f"{rounds} rounds, no promise broken", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

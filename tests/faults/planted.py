@@ -1,0 +1,323 @@
+"""Bugs to plant, by name, so that the checker can show that it checks.
+
+    with planted("no_floor_check"): …
+
+or, for a child process, the environment variable PENSTOCK_PLANTED, which only
+`tests/faults/actors.py` reads. Each is what a reasonable person might have
+written; the row is that of the table of invariants.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from unittest import mock
+
+import xxhash
+from msgspec import structs
+
+from penstock.durable import Blob
+from penstock.durable.files import FileBlob
+from penstock.durable.log import Log, Marks, entry_key
+from penstock.durable.steady import SteadyBlob
+from penstock.errors import Corruption, DeterminateError, IndeterminateError
+from penstock.persist import machine as machine_module
+from penstock.persist import state as state_module
+from penstock.persist import upkeep as upkeep_module
+from penstock.persist.batch import Batches, schema_as_of
+from penstock.persist.encoding import decode_entry, encode_rollup
+from penstock.persist.gc import Collector
+from penstock.persist.holds import LocalClaims
+from penstock.persist.machine import Machine
+from penstock.persist.paths import BATCHES, HOLDS
+from penstock.persist.read import Changes, Listener
+from penstock.persist.state import (
+    CollectionState,
+    Entry,
+    ExpireHold,
+    Inline,
+    Link,
+    Operation,
+    State,
+    TakeEpoch,
+    staging_of,
+)
+
+BUGS: dict[str, Callable[[], Any]] = {}
+"""What the bug does, as a context manager."""
+
+
+def _bug(plant: Callable[[], Any]) -> Callable[[], Any]:
+    BUGS[plant.__name__] = plant
+    return plant
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """With the bug of that name, or with none."""
+    if name is None:
+        yield
+    else:
+        with BUGS[name]():
+            yield
+
+
+@_bug
+def no_floor_check() -> Any:
+    """Row 1: a creation counts, however long the writer slept before it."""
+    return mock.patch.object(Log, "marks", return_value=Marks(0, 0))
+
+
+@_bug
+def sweep_by_age() -> Any:
+    """Row 2: files that nothing links are old enough to go."""
+
+    def sweep(self: Collector, staging: str | None = None) -> int:
+        listed = [each.key for each in self.blob.list(BATCHES)]
+        state = self._machine.refresh(thorough=True)
+        for key in listed:
+            if key not in state.linked() and key not in state.garbage:
+                self.blob.delete(key)
+        return len(listed)
+
+    return mock.patch.object(Collector, "sweep", sweep)
+
+
+@_bug
+def sweep_reads_state_first() -> Any:
+    """Row 2: the state is read, then the files are listed."""
+
+    def sweep(self: Collector, staging: str | None = None) -> int:
+        state = self._machine.refresh(thorough=True)
+        listed = [each.key for each in self.blob.list(BATCHES)]
+        for key in listed:
+            if staging_of(key) not in state.staging and key not in state.linked():
+                self.blob.delete(key)
+        return len(listed)
+
+    return mock.patch.object(Collector, "sweep", sweep)
+
+
+@_bug
+def missing_means_failed() -> Any:
+    """Row 3: after a lost answer, "not there" is taken for "not written"."""
+
+    def create(self: SteadyBlob, key: str, data: bytes) -> bool:
+        try:
+            return self._inner.create(key, data)
+        except IndeterminateError as error:
+            if self._inner.get(key) is None:
+                raise DeterminateError(f'"{key}" was not written') from error
+            return self._inner.get(key) == data
+
+    return mock.patch.object(SteadyBlob, "create", create)
+
+
+@_bug
+@contextmanager
+def new_bytes_on_retry() -> Iterator[None]:
+    """Row 3: an attempt in doubt is made again from the start, under a new token."""
+    commit = Machine.commit
+
+    def impatient(self: SteadyBlob, key: str, data: bytes) -> bool:
+        return self._inner.create(key, data)
+
+    def commit_again(self: Machine, plan: Any) -> tuple[State, State]:
+        while True:
+            with suppress(IndeterminateError):
+                return commit(self, plan)
+
+    with (
+        mock.patch.object(SteadyBlob, "create", impatient),
+        mock.patch.object(Machine, "commit", commit_again),
+    ):
+        yield
+
+
+@_bug
+@contextmanager
+def no_void_rule() -> Iterator[None]:
+    """Row 4: every entry counts, whatever its epoch."""
+
+    def nothing_is_void(state: State, entry: Entry) -> str | None:
+        return None
+
+    after = state_module._after
+
+    def keeps_epoch(state: State, number: int, epoch: int, operation: Operation) -> State:
+        return after(
+            state, number, epoch if isinstance(operation, TakeEpoch) else state.epoch, operation
+        )
+
+    with (
+        mock.patch.object(state_module, "void_reason", nothing_is_void),
+        mock.patch.object(machine_module, "void_reason", nothing_is_void),
+        mock.patch.object(state_module, "_after", keeps_epoch),
+    ):
+        yield
+
+
+@_bug
+@contextmanager
+def rollup_points_at_entries() -> Iterator[None]:
+    """Row 5: a rollup names the entry that holds an inline batch instead of the batch."""
+    read_part = Batches._part
+
+    def encode(state: State) -> bytes:
+        collections = state.collections
+        for id, collection in collections.items():
+            collections = collections.set(id, _pointing(collection))
+        return encode_rollup(state_module.replace(state, collections=collections))
+
+    def part(self: Batches, part: Any, schema: Any) -> Any:
+        if isinstance(part, Inline) and part.rows.startswith(b"@"):
+            part = Inline(_found_in_log(self._blob, part.rows[1:]))
+        return read_part(self, part, schema)
+
+    with (
+        mock.patch.object(machine_module, "encode_rollup", encode),
+        mock.patch.object(Batches, "_part", part),
+    ):
+        yield
+
+
+def _pointing(collection: CollectionState) -> CollectionState:
+    def pointer(part: Any) -> Any:
+        if isinstance(part, Inline) and not part.rows.startswith(b"@"):
+            return Inline(b"@" + xxhash.xxh64_digest(part.rows))
+        return part
+
+    batches = tuple(
+        structs.replace(batch, parts=tuple(map(pointer, batch.parts)))
+        for batch in collection.batches
+    )
+    return structs.replace(collection, batches=batches)
+
+
+def _found_in_log(blob: Blob, digest: bytes) -> bytes:
+    for number in Log(blob).entries():
+        data = blob.get(entry_key(number))
+        assert data is not None
+        entry = decode_entry(data, key=entry_key(number), where=blob.name)
+        for operation in entry.operations:
+            for batch in operation.batches if isinstance(operation, Link) else ():
+                for part in batch.parts:
+                    if isinstance(part, Inline) and xxhash.xxh64_digest(part.rows) == digest:
+                        return part.rows
+    raise Corruption(entry_key(0), where=blob.name, detail="The entry of a batch is gone.")
+
+
+@_bug
+@contextmanager
+def wait_on_missing() -> Iterator[None]:
+    """Row 6: a listener takes a missing entry for one that is not written yet."""
+    with (
+        mock.patch.object(Log, "marks", return_value=Marks(0, 0)),
+        mock.patch.object(Machine, "_check_end"),
+    ):
+        yield
+
+
+@_bug
+@contextmanager
+def listener_holds_at_frontier() -> Iterator[None]:
+    """Row 6: a listener lets since come up to its frontier, where merging brings old rows."""
+
+    def changes(self: Listener, state: State, collection: CollectionState) -> Changes:
+        lower, upper = self._frontier, collection.upper
+        reader = self._reader
+        schema = schema_as_of(collection, upper - 1)
+        rows = reader.rows(collection, schema, lower=lower, upper=upper).sort_by("mz_timestamp")
+        self._frontier = upper
+        reader.claims.advance(self._claim, upper, state)
+        return Changes(rows, reader.decoder(collection, schema), lower, upper)
+
+    with mock.patch.object(Listener, "_changes", changes):
+        yield
+
+
+@_bug
+@contextmanager
+def merge_past_the_listener() -> Iterator[None]:
+    """Row 6: merging brings times up to upper, whatever anybody still has to be given."""
+    merge = upkeep_module.merge
+
+    def eager(collection: Any, inputs: Any, batches: Any, staging: Any, *, since: int) -> Any:
+        return merge(collection, inputs, batches, staging, since=max(since, collection.upper))
+
+    with mock.patch.object(upkeep_module, "merge", eager):
+        yield
+
+
+@_bug
+@contextmanager
+def holds_looked_at_before_announcing() -> Iterator[None]:
+    """Row 7: the writer looks at holds once and then goes on, wherever its entries land."""
+    settle, needs = Collector.settle, Collector._needs
+
+    def early(self: Collector) -> None:
+        looked = needs(self)
+        with mock.patch.object(Collector, "_needs", return_value=looked):
+            settle(self)
+
+    with mock.patch.object(Collector, "settle", early):
+        yield
+
+
+@_bug
+def renumber_without_looking() -> Any:
+    """Row 7: an entry that lost its number is written again, as it was, under the next one."""
+
+    def commit(self: Machine, plan: Any) -> tuple[State, State]:
+        assert self._epoch is not None
+        with self._advancing:
+            before = self._state
+            operations: Sequence[Operation] = tuple(plan(before))
+            if not operations:
+                return before, before
+            with mock.patch.object(machine_module, "void_reason", return_value=None):
+                while not self._create(self._state, self._epoch, tuple(operations)):
+                    pass
+            return before, self._state
+
+    return mock.patch.object(Machine, "commit", commit)
+
+
+@_bug
+def expire_by_readers_clock() -> Any:
+    """Row 7: a lease is over when the time its owner wrote into it is long ago."""
+
+    def expire(self: Collector) -> None:
+        now_ms = self._settings.clock.now_ms()
+        lapsed = [
+            id
+            for id, (_, hold) in self._holds().items()
+            if hold.lease_ms is not None and now_ms - hold.written_ms >= hold.lease_ms
+        ]
+        if lapsed:
+            self._machine.commit(
+                lambda state: [ExpireHold(id) for id in lapsed if id not in state.expired]
+            )
+        for id in lapsed:
+            for listed in self.blob.list(f"{HOLDS}{id}/"):
+                self.blob.delete(listed.key)
+
+    return mock.patch.object(Collector, "_expire_leases", expire)
+
+
+@_bug
+def claims_are_not_kept() -> Any:
+    """Row 7: readers in the writer's process are forgotten when since moves."""
+    return mock.patch.object(LocalClaims, "needs", return_value=({}, 2**63 - 1))
+
+
+@_bug
+def reader_does_not_settle() -> Any:
+    """Row 8: a reader acts on an entry as soon as it sees it."""
+    return mock.patch.object(FileBlob, "settle")
+
+
+@_bug
+@contextmanager
+def retake_after_fenced() -> Iterator[None]:
+    """Row 28: a fenced process takes the lock back. What does it is in `actors.py`."""
+    yield

@@ -1,0 +1,241 @@
+"""A stage for executions that are told step by step, in one process.
+
+Clients stand for processes: each has its own view of one store and may be cut
+off at any moment, after which nothing it does reaches the store. Time passes
+only when it is told to, or by waiting for it.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.durable import Blob
+from penstock.durable.blob import Listed
+from penstock.durable.memory import MemoryBlob, Shelf
+from penstock.durable.steady import SteadyBlob
+from penstock.errors import IndeterminateError, PenstockError, StoreRefused
+from penstock.persist import TEXT, UNIT, Client, Collection, Settings
+from penstock.persist.upkeep import Upkeep
+from penstock.testing.stores import PowerCut
+from tests.faults.history import Event, Recorder, Scribe, merged, note_final
+
+HOUR_MS = 60 * 60_000
+
+
+class ManualClock:
+    """Time as told; waiting is over at once and takes as long as it says."""
+
+    def __init__(self, now_ms: int = 10 * HOUR_MS) -> None:
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def boot_ms(self) -> int:
+        return self._now_ms
+
+    def advance(self, ms: int) -> None:
+        with self._lock:
+            self._now_ms += ms
+
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+        self.advance(timeout_ms)
+        return event.is_set()
+
+
+class SlowClock(ManualClock):
+    """The same time on another machine, whose calendar is `behind_ms` behind."""
+
+    def __init__(self, other: ManualClock, behind_ms: int) -> None:
+        self._other = other
+        self._behind_ms = behind_ms
+
+    def now_ms(self) -> int:
+        return self._other.now_ms() - self._behind_ms
+
+    def boot_ms(self) -> int:
+        return self._other.boot_ms()
+
+    def advance(self, ms: int) -> None:
+        self._other.advance(ms)
+
+
+class HookBlob:
+    """A `Blob` that tells of each call before it is made, and can be cut off."""
+
+    def __init__(self, inner: Blob) -> None:
+        self.inner = inner
+        self.before: Callable[[str, str, bytes], None] | None = None
+        """Told verb, key and bytes. While it runs it is not told of what it does itself."""
+
+        self.after: Callable[[str, str, bytes], None] | None = None
+        self.dead = False
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def get(self, key: str) -> bytes | None:
+        return self._told("get", key, b"", lambda: self.inner.get(key))
+
+    def put(self, key: str, data: bytes) -> None:
+        self._told("put", key, data, lambda: self.inner.put(key, data))
+
+    def create(self, key: str, data: bytes) -> bool:
+        return self._told("create", key, data, lambda: self.inner.create(key, data))
+
+    def settle(self, keys: list[str]) -> None:
+        self._told("settle", keys[0] if keys else "", b"", lambda: self.inner.settle(keys))
+
+    def delete(self, key: str) -> None:
+        self._told("delete", key, b"", lambda: self.inner.delete(key))
+
+    def list(self, prefix: str, *, after: str = "") -> list[Listed]:
+        return self._told("list", prefix, b"", lambda: self.inner.list(prefix, after=after))
+
+    def close(self) -> bool:
+        return True
+
+    def _told(self, verb: str, key: str, data: bytes, call: Callable[[], Any]) -> Any:
+        hook, self.before = self.before, None
+        if hook is not None:
+            self.before = hook if not self._run(hook, verb, key, data) else self.before
+        if self.dead:
+            raise StoreRefused("this process was cut off")
+        try:
+            answer = call()
+        except PowerCut:
+            self.dead = True
+            raise IndeterminateError("the power failed") from None
+        hook, self.after = self.after, None
+        if hook is not None:
+            self.after = hook if not self._run(hook, verb, key, data) else self.after
+        return answer
+
+    def _run(self, hook: Callable[..., object], verb: str, key: str, data: bytes) -> bool:
+        """Whether the hook has done its work and is not to be told again."""
+        return bool(hook(verb, key, data))
+
+
+def once(verb: str, prefix: str, deed: Callable[[bytes], object]) -> Callable[..., bool]:
+    """A hook that does `deed` at the first call of `verb` on a key with `prefix`, then no more."""
+
+    def hook(told: str, key: str, data: bytes) -> bool:
+        if told != verb or not key.startswith(prefix):
+            return False
+        deed(data)
+        return True
+
+    return hook
+
+
+@dataclass
+class Actor:
+    """One client, standing for a process."""
+
+    scribe: Scribe
+    blob: HookBlob
+    clock: ManualClock
+
+    @property
+    def client(self) -> Client:
+        return self.scribe.client
+
+    def words(self, name: str = "words") -> Collection:
+        return self.client.create_or_load(name, key=TEXT, value=UNIT)
+
+    @property
+    def upkeep(self) -> Upkeep:
+        upkeep = self.client._parts.upkeep
+        assert upkeep is not None
+        return upkeep
+
+    def roll_up(self) -> None:
+        self.upkeep.roll_up()
+
+    def truncate(self) -> None:
+        self.upkeep._collector.truncate()
+
+    def cut_off(self) -> None:
+        """From now on nothing this process does reaches the store, as after `kill -9`."""
+        with suppress(PenstockError):
+            for listener in self.scribe.listeners:
+                listener.close()
+        self.blob.dead = True
+        self.client._finalizer.detach()
+        with suppress(PenstockError):
+            self.client._parts.close()
+
+
+@dataclass
+class Stage:
+    """A store, and everybody who works on it."""
+
+    store: Callable[[ManualClock], Blob]
+    settings: Settings = field(
+        default_factory=lambda: Settings(background=False, notify="", upkeep_ms=0, poll_ms=1_000)
+    )
+    seed: int = 1
+    recorders: list[Recorder] = field(default_factory=list)
+    actors: list[Actor] = field(default_factory=list)
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    @classmethod
+    def in_memory(cls, **settings: Any) -> "Stage":
+        shelf = Shelf()
+        stage = cls(lambda clock: MemoryBlob(shelf, name="memory:stage", clock=clock))
+        stage.settings = replace(stage.settings, **settings)
+        return stage
+
+    def enter(
+        self,
+        who: str,
+        *,
+        writer: str | None = None,
+        hold: bool = True,
+        clock: ManualClock | None = None,
+        inner: Blob | None = None,
+        **settings: Any,
+    ) -> Actor:
+        """A new process opens the location."""
+        clock = clock or self.clock
+        blob = HookBlob(inner or self.store(clock))
+        self.seed += 1
+        chosen = replace(self.settings, clock=clock, chance=random.Random(self.seed), **settings)
+        steady = SteadyBlob(blob, clock, chosen.chance, patience_ms=chosen.patience_ms)
+        recorder = Recorder(who)
+        self.recorders.append(recorder)
+        client = Client(steady, chosen, writer=writer, hold=hold)
+        actor = Actor(Scribe(recorder, client), blob, clock)
+        self.actors.append(actor)
+        return actor
+
+    def history(self, *, final: bool = True) -> list[Event]:
+        """Everything that was noted, with what a fresh reader finds at the end."""
+        if final:
+            recorder = Recorder("inspector")
+            self.recorders.append(recorder)
+            try:
+                actor = self.enter("reader-at-the-end", hold=False)
+            except PenstockError as error:
+                recorder.note("damaged", error=repr(error), key=getattr(error, "key", ""))
+            else:
+                note_final(recorder, actor.client, actor.blob)
+        return merged(self.recorders)
+
+    def close(self) -> None:
+        for actor in self.actors:
+            actor.cut_off()
+
+
+@contextmanager
+def on(stage: Stage) -> Iterator[Stage]:
+    """A stage that is cleared at the end."""
+    try:
+        yield stage
+    finally:
+        stage.close()

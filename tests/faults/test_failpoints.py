@@ -1,0 +1,117 @@
+"""Every failpoint is tripped, by a real `kill -9` there and by an error there.
+
+A child works through a script that passes all of them. Wherever it dies or
+fails, the location opens again, holds all that was acknowledged and the rest
+wholly or not at all, takes new work, and keeps no litter.
+"""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from penstock import persist
+from penstock.durable import open_blob
+from penstock.failpoints import Action, Failpoint
+from penstock.persist import Settings
+from tests.faults.actors import COMMANDS, HASTY, Child
+from tests.faults.history import Recorder, Scribe, read_history
+from tests.faults.inspect import inspected, litter
+from tests.faults.validator import violations
+
+QUICK = {**HASTY, "young_ms": 1, "proof_ms": 0, "lease_ms": 50, "background": False}
+"""Entries are old at once and nothing happens by itself."""
+
+WRITING = ["append", "append words 100", "write", "seal", "all", "allow"] + 3 * [
+    "append words 100",
+    "compact",
+]
+READING = ["snapshot", "hold", "snapshot", "drop"]
+
+READERS = {Failpoint.HOLD_PLACED, Failpoint.HOLD_COUNTED}
+
+# An entry's number, so that more than the opening has happened.
+LATER = {Failpoint.LOG_CREATE_BEGIN: 6, Failpoint.LOG_CREATE_DONE: 6}
+
+
+@pytest.mark.parametrize("action", [Action.KILL, Action.ERROR])
+@pytest.mark.parametrize("point", [*Failpoint])
+def test_nothing_is_lost_or_doubled_or_left_behind(
+    tmp_path: Path, point: Failpoint, action: Action
+) -> None:
+    url, folder = f"file:{tmp_path / 'data'}", tmp_path / "history"
+    folder.mkdir()
+    reads = point in READERS
+    if reads:
+        work(url, folder, "before", ["append", "append words 100"])
+    child = Child(
+        "puppet",
+        "tripped",
+        url,
+        folder,
+        failpoints=f"{point}={action}@{LATER.get(point, 1)}",
+        settings=json.dumps(QUICK).replace(" ", ""),
+        **({} if reads else {"writer": "a"}),
+    )
+    try:
+        answers = [child.hear()]
+        for command in READING if reads else [*WRITING, "close"]:
+            if not answers[-1]:
+                break
+            answers.append(child.ask(command))
+        status = child.wait() if not answers[-1] else child.process.poll()
+        if action is Action.KILL:
+            assert status == -signal.SIGKILL, answers
+    finally:
+        child.end()
+    work(url, folder, "after", WRITING)
+    work(url, folder, "reader", READING, writer=None)
+    for _ in range(20):  # A dead reader's lease takes a while to run out.
+        if not litter(url):
+            break
+        work(url, folder, "sweeper", ["append", "compact", "append", "compact"])
+    found = violations([*read_history(folder), *inspected(url)])
+    assert not found, "\n".join(map(str, found))
+    assert not litter(url)
+    assert not [*(tmp_path / "data" / "tmp").iterdir()]
+
+
+@pytest.mark.parametrize("action", [Action.KILL, Action.ERROR])
+@pytest.mark.parametrize(
+    ("point", "happened"), [(Failpoint.LOG_CREATE_BEGIN, False), (Failpoint.LOG_CREATE_DONE, True)]
+)
+def test_an_append_without_an_answer_is_wholly_there_or_not_at_all(
+    tmp_path: Path, point: Failpoint, happened: bool, action: Action
+) -> None:
+    url, folder = f"file:{tmp_path / 'data'}", tmp_path / "history"
+    folder.mkdir()
+    work(url, folder, "before", ["all"])
+    # The first entry takes the epoch, the second is the append to both collections.
+    child = Child("puppet", "w", url, folder, writer="a", failpoints=f"{point}={action}@2")
+    try:
+        assert child.hear() == "ready"
+        assert child.ask("all") == ("" if action is Action.KILL else "doubt")
+        if action is Action.ERROR:
+            assert child.ask("append") == "doubt"  # A writer in doubt takes no more work.
+    finally:
+        child.end()
+    with persist.open(url, hold=False) as client:
+        uppers = {client.collection(name).upper for name in ("words", "others")}
+    assert uppers == ({10} if happened else {5})
+    found = violations([*read_history(folder), *inspected(url)])
+    assert not found, "\n".join(map(str, found))
+
+
+def work(
+    url: str, folder: Path, who: str, commands: list[str], *, writer: str | None = "a"
+) -> None:
+    """Do all of `commands` in this process, and see each succeed."""
+    recorder = Recorder(who, folder / f"{who}.jsonl")
+    settings = Settings(**QUICK)
+    with persist.open(url, writer=writer, settings=settings) as client:
+        scribe = Scribe(recorder, client)
+        for command in commands:
+            name, *words = command.split()
+            assert COMMANDS[name](scribe, *words) in ("acknowledged", "read", "held", "dropped")
+    open_blob(url).close()

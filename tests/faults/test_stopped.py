@@ -1,0 +1,64 @@
+"""A writer is stopped, a successor runs past it, and it wakes (hazards A1, A3, A7).
+
+Real processes and real signals. Settings make entries old in a fraction of a
+second, so that the log is truncated past what the stopped one believes to be
+its head.
+"""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.durable import Log, open_blob
+from tests.faults.actors import FENCED, Child
+from tests.faults.history import read_history
+from tests.faults.inspect import inspected
+from tests.faults.validator import Invariant, violations
+
+
+@pytest.mark.parametrize("bug", ["no_floor_check", None], ids=["planted", "clean"])
+def test_a_writer_stopped_across_a_truncation_acknowledges_nothing(
+    tmp_path: Path, bug: str | None
+) -> None:
+    url, folder = f"file:{tmp_path / 'data'}", tmp_path / "history"
+    folder.mkdir()
+    children: list[Child] = []
+    try:
+        first = Child("puppet", "w1", url, folder, writer="a", bug=bug, settings=NO_UPKEEP)
+        children.append(first)
+        assert first.hear() == "ready"
+        assert first.ask("append") == "acknowledged"
+        blob = open_blob(url)
+        head = max(Log(blob).entries()) + 1
+
+        first.process.send_signal(signal.SIGSTOP)
+        second = Child("puppet", "w2", url, folder, writer="a", settings=NO_UPKEEP)
+        children.append(second)
+        assert second.hear() == "ready"
+        deadline = SYSTEM_CLOCK.boot_ms() + 30_000
+        while Log(blob).marks().floor <= head and SYSTEM_CLOCK.boot_ms() < deadline:
+            assert second.ask("append") == "acknowledged"
+            assert second.ask("compact") == "acknowledged"
+        assert Log(blob).marks().floor > head
+
+        first.process.send_signal(signal.SIGCONT)
+        answer = first.ask("append")
+        if bug is None:
+            assert answer == "fenced"
+            assert first.wait() == FENCED
+        assert second.ask("append") == "acknowledged"
+        assert second.ask("close") == "done"
+    finally:
+        for child in children:
+            child.end()
+    found = violations([*read_history(folder), *inspected(url)])
+    if bug is None:
+        assert not found, "\n".join(map(str, found))
+    else:
+        assert Invariant.ACKNOWLEDGED in {each.invariant for each in found}
+
+
+NO_UPKEEP = '{"young_ms":300,"proof_ms":100,"background":false}'
+"""Compaction happens when told, so the test decides how far the log is truncated."""
