@@ -13,7 +13,7 @@ from penstock.failpoints import Failpoint
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     page
-    for folder in (ROOT, ROOT / "docs", ROOT / "changes", ROOT / "tests")
+    for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "changes", ROOT / "tests")
     for page in folder.glob("*.md" if folder == ROOT else "**/*.md")
 )
 FRAGMENT = re.compile(r"\d+\.(added|changed|fixed|removed|security)\.md")

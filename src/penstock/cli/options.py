@@ -10,7 +10,7 @@ from penstock.errors import UsageError
 from penstock.persist.lake import storage_locations
 from penstock.persist.state import CollectionState
 
-__all__ = ["SETTINGS", "AsJson", "Location", "Name", "open_collection", "time_of"]
+__all__ = ["SETTINGS", "AsJson", "Hold", "Location", "Name", "open_collection", "time_of"]
 
 Location = Annotated[
     str,
@@ -20,17 +20,27 @@ Location = Annotated[
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="Name of the collection.")]
+Hold = Annotated[
+    bool,
+    typer.Option(
+        "--hold/--no-hold",
+        help="Keep history from being compacted away while reading; --no-hold leaves no trace "
+        "and needs only permission to read.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 SETTINGS = persist.Settings(patience_ms=60_000)
 """Someone is waiting at a terminal: a store that stays away is an error after a minute."""
 
 
-def open_collection(location: str, name: str) -> tuple[persist.Client, persist.Collection]:
+def open_collection(
+    location: str, name: str, *, hold: bool
+) -> tuple[persist.Client, persist.Collection]:
     """The collection of that name, wherever in the lake it is."""
     known: list[str] = []
     for url in storage_locations(location):
-        client = persist.open(url, settings=SETTINGS)
+        client = persist.open(url, hold=hold, settings=SETTINGS)
         names = client.collections()
         if name in names:
             return client, client.collection(name)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import AsJson, Location, Name, open_collection, time_of
+from penstock.cli.options import AsJson, Hold, Location, Name, open_collection, time_of
 from penstock.cli.rows import encode_line, rows_of
 from penstock.errors import InternalError
 
@@ -18,10 +18,11 @@ def read(
     as_of: Annotated[
         str, typer.Option(metavar="T", help="Epoch milliseconds, RFC 3339, earliest or latest.")
     ] = "latest",
+    hold: Hold = True,
     as_json: AsJson = True,
 ) -> None:
     """Print the rows as of a time, one JSON object a line."""
-    client, found = open_collection(location, collection)
+    client, found = open_collection(location, collection, hold=hold)
     with client:
         moment = time_of(as_of, found.state)
         snapshot = found.snapshot(moment)

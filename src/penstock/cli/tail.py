@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import pyarrow.compute as pc
 import typer
 
-from penstock.cli.options import AsJson, Location, Name, open_collection, time_of
+from penstock.cli.options import AsJson, Hold, Location, Name, open_collection, time_of
 from penstock.cli.rows import encode_line, rows_of
-from penstock.data import TIME
+from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
 from penstock.persist import Snapshot
 
@@ -30,10 +30,11 @@ def tail(
     progress: Annotated[
         bool, typer.Option(help="Also say how far it has come, in mz_progressed lines.")
     ] = False,
+    hold: Hold = True,
     as_json: AsJson = True,
 ) -> None:
     """Print changes, one JSON object a line: mz_timestamp, mz_diff, then the columns."""
-    client, found = open_collection(location, collection)
+    client, found = open_collection(location, collection, hold=hold)
     with client:
         state = found.state
         start = time_of(as_of, state)
@@ -68,10 +69,10 @@ def tail(
 
 
 def _line(moment: int, diff: int | None, row: dict[str, Any], *, progressed: bool | None) -> str:
-    line: dict[str, Any] = {"mz_timestamp": moment}
+    line: dict[str, Any] = {TIME: moment}
     if progressed is not None:
-        line["mz_progressed"] = progressed
-    line["mz_diff"] = diff
+        line[PROGRESSED] = progressed
+    line[DIFF] = diff
     return encode_line(line | row)
 
 

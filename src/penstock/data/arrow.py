@@ -10,17 +10,29 @@ Rows are equal when their columns are, bit by bit: NaN equals the same NaN,
 written, not what compares equal to it.
 """
 
-from typing import Final
+import struct
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InternalError
 
-__all__ = ["DIFF", "TIME", "advance", "consolidate", "from_ipc", "sort_rows", "to_ipc"]
+__all__ = [
+    "DIFF",
+    "PROGRESSED",
+    "TIME",
+    "advance",
+    "consolidate",
+    "from_ipc",
+    "sort_rows",
+    "to_ipc",
+]
 
 TIME: Final = "mz_timestamp"
 DIFF: Final = "mz_diff"
+PROGRESSED: Final = "mz_progressed"
+"""Never at rest; in what `tail` prints."""
 
 _ROW: Final = "__row"
 _BYTES_OF: Final = "__bytes_of_"
@@ -92,12 +104,43 @@ def _groupable(updates: pa.Table) -> tuple[pa.Table, list[str]]:
         if field.name in (TIME, DIFF):
             continue
         if pa.types.is_nested(field.type):
-            told = [None if v is None else repr(v) for v in updates.column(field.name).to_pylist()]
+            column = updates.column(field.name).cast(_numbered(field.type))
+            told = [None if value is None else _told(value) for value in column.to_pylist()]
             updates = updates.append_column(_BYTES_OF + field.name, pa.array(told, pa.string()))
             names.append(_BYTES_OF + field.name)
         else:
             names.append(field.name)
     return updates, names
+
+
+def _told(value: Any) -> str:
+    """Text that two nested values share exactly if they are the same, bit by bit."""
+    match value:
+        case float():
+            return struct.pack(">d", value).hex()
+        case dict():
+            return f"{{{','.join(f'{name!r}:{_told(inner)}' for name, inner in value.items())}}}"
+        case list() | tuple():
+            return f"[{','.join(map(_told, value))}]"
+        case _:
+            return repr(value)
+
+
+def _numbered(kind: pa.DataType) -> pa.DataType:
+    """`kind` with times as the integers they are stored as: Python's have no nanoseconds."""
+    if pa.types.is_temporal(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    if pa.types.is_struct(kind):
+        return pa.struct([(inner.name, _numbered(inner.type)) for inner in kind.fields])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_numbered(kind.value_type), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_numbered(kind.value_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_numbered(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_numbered(kind.key_type), _numbered(kind.item_type))
+    return kind
 
 
 def _iota(updates: pa.Table) -> pa.Array:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.data.arrow import DIFF, TIME
+from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
 
 __all__ = ["check_row_schema", "conform", "default_row", "evolve", "stored_schema"]
@@ -38,11 +38,11 @@ def check_row_schema(schema: pa.Schema, key: Sequence[str], *, collection: str) 
     names = schema.names
     if len(set(names)) != len(names):
         raise UsageError(f"{what} names a column twice", hint="Give every column its own name.")
-    for taken in (TIME, DIFF):
+    for taken in (TIME, DIFF, PROGRESSED):
         if taken in names:
             raise UsageError(
                 f'{what} has a column "{taken}"',
-                detail="Penstock keeps the time and the count of each update under that name.",
+                detail="Penstock tells the time, count or progress of updates under that name.",
                 hint="Rename the column.",
             )
     for field in schema:

@@ -85,8 +85,11 @@ class Disk(Protocol):
         """What is in a folder, in no order."""
         ...
 
-    def size_and_mtime_ms(self, path: str) -> tuple[int, int]:
-        """How large a file is and when it was last written."""
+    def size_and_ctime_ms(self, path: str) -> tuple[int, int]:
+        """How large a file is, and when it came to stand there, in milliseconds.
+
+        Not when it was written: a writer may pause between writing and linking.
+        """
         ...
 
 
@@ -163,12 +166,12 @@ class OsDisk:
         with os.scandir(path) as entries:
             return [Found(entry.name, entry.is_dir()) for entry in entries]
 
-    def size_and_mtime_ms(self, path: str) -> tuple[int, int]:
+    def size_and_ctime_ms(self, path: str) -> tuple[int, int]:
         """See `Disk`."""
         status = os.stat(path)  # noqa: PTH116
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(path)
-        return status.st_size, status.st_mtime_ns // 1_000_000
+        return status.st_size, status.st_ctime_ns // 1_000_000
 
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -138,7 +138,7 @@ class FileBlob:
         try:
             for found in self._disk.names(folder):
                 with suppress(*_NOTHING_THERE):
-                    _, modified_ms = self._disk.size_and_mtime_ms(f"{folder}/{found.name}")
+                    _, modified_ms = self._disk.size_and_ctime_ms(f"{folder}/{found.name}")
                     if abandoned(found.name, age_ms=self._clock.now_ms() - modified_ms):
                         self._disk.remove(f"{folder}/{found.name}")
                         swept += 1
@@ -244,8 +244,12 @@ class FileBlob:
                 if inside.startswith(prefix) or prefix.startswith(inside):
                     yield from self._walk(inside, prefix, after)
             elif key.startswith(prefix) and key > after:
-                with suppress(*_NOTHING_THERE):  # Deleted since we saw its name.
-                    yield Listed(key, *self._disk.size_and_mtime_ms(f"{self._root}/{key}"))
+                try:
+                    yield Listed(key, *self._disk.size_and_ctime_ms(f"{self._root}/{key}"))
+                except _NOTHING_THERE:
+                    # Deleted since we saw its name, perhaps because something newer
+                    # took its place; whoever asked must hear that there was something.
+                    yield Listed(key, 0, 0)
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"

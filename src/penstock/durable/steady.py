@@ -152,7 +152,11 @@ class SteadyBlob:
                 f'create of object "{key}" of location "{self.name}" is in doubt',
                 detail="The key was taken and has been deleted since; by whom is not known.",
             ) from attempts.in_doubt
-        return there == data
+        if there != data:
+            return False
+        # Whoever wrote it was not told so: nobody has seen to it that it lasts.
+        self._answer(attempts, lambda: self._inner.settle([key]))
+        return True
 
     @contextmanager
     def _operation(self, verb: str, key: str) -> Iterator["_Attempts"]:

@@ -63,7 +63,15 @@ class Batches:
     def build_few(self, rows: pa.RecordBatch, schema: int, *, lower: int, upper: int) -> Batch:
         """The same, of rows whose times the caller knows, on the way of every small write."""
         data: bytes = rows.serialize().to_pybytes()
-        return Batch(schema, lower, upper, rows.num_rows, len(data), (Inline(data),))
+        return Batch(
+            schema=schema,
+            lower=lower,
+            upper=upper,
+            rows=rows.num_rows,
+            size=len(data),
+            parts=(Inline(data),),
+            memory=rows.nbytes,
+        )
 
     def build_stored(
         self, updates: pa.Table, schema: int, staging: str, *, since: int = 0, merged: bool = False
@@ -191,6 +199,7 @@ def _batch(
         rows=updates.num_rows,
         size=size,
         parts=parts,
+        memory=updates.nbytes,
         since=since,
         merged=merged,
     )

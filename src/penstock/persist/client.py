@@ -263,7 +263,7 @@ class Client:
             )
             for append in appends
         ]
-        outcome: Appended | UpperMismatch = self.committer.submit(Append(pieces)).result()
+        outcome: Appended | UpperMismatch = self.committer.call(Append(pieces))
         return outcome
 
     def seal_all(self, uppers: "Mapping[Collection, int]") -> "Future[Appended]":

@@ -96,7 +96,7 @@ class Collection:
     ) -> Appended | UpperMismatch:
         """Write and seal in one step, if upper is what was expected."""
         piece = self.piece(updates, expected=expected_upper, upper=new_upper, time=time)
-        outcome: Appended | UpperMismatch = self._submit(piece).result()
+        outcome: Appended | UpperMismatch = self.client.committer.call(Append([piece]))
         return outcome
 
     def allow_compaction(self, since: int) -> "Future[Allowed]":
@@ -107,10 +107,8 @@ class Collection:
         work = Allowing({self.id: check_frontier(since)})
         return self.client.committer.submit(work)
 
-    def alter(
-        self, schema: pa.Schema, *, defaults: Mapping[str, Any] | None = None, at: int | None = None
-    ) -> None:
-        """Let the schema grow, for readers as of `at` (default: upper) and later."""
+    def alter(self, schema: pa.Schema, *, defaults: Mapping[str, Any] | None = None) -> None:
+        """Let the schema grow, for readers as of the present upper and later."""
         values = dict(defaults or {})
         try:
             given = _stream_of(default_row(schema, values)) if values else b""
@@ -134,16 +132,9 @@ class Collection:
             if wanted.equals(columns_of(newest)):
                 return []
             evolve(columns_of(newest), wanted, values, collection=self.name)
-            since = found.upper if at is None else at
-            if since < max(found.upper, newest.since):
-                raise UsageError(
-                    f'schema of collection "{self.name}" cannot change as of {since}',
-                    detail=f"Times below {found.upper} are complete with the schema they have.",
-                    hint=f"Change it as of {max(found.upper, newest.since)} or later.",
-                )
             version = SchemaVersion(
                 version=newest.version + 1,
-                since=since,
+                since=found.upper,
                 columns=wanted.serialize().to_pybytes(),
                 key=newest.key,
                 defaults=given,

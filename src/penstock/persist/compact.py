@@ -60,7 +60,7 @@ def due(collection: CollectionState, batches: Batches, settings: Settings) -> li
             return []  # Many columns and few rows: it would come out as it went in.
         return inline
     inputs = candidates[chosen.start : chosen.stop]
-    while len(inputs) > 1 and sum(batch.size for batch in inputs) > settings.merge_bytes:
+    while len(inputs) > 1 and sum(batch.memory for batch in inputs) > settings.merge_bytes:
         inputs = inputs[1:]
     return inputs if len(inputs) > 1 else []
 

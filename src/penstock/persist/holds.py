@@ -21,6 +21,7 @@ older self that still runs is told that the hold is no longer its own.
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
@@ -52,6 +53,9 @@ __all__ = [
 log = logger("persist")
 
 SETTLE_PATIENCE_MS: Final = 10_000
+
+VERSIONS_KEPT: Final = 4
+"""How many versions of a hold lie there; only the newest counts."""
 
 
 class Hold(Struct, frozen=True):
@@ -122,8 +126,10 @@ class _Object:
                 hint="Only one process may own a durable hold. Stop this one, or the other.",
             )
         self.hold, self.version = hold, self.version + 1
-        if self.version > 0:
-            self._blob.delete(hold_key(hold.id, self.version - 1))
+        # SUBTLE: a listing that runs meanwhile may miss both what is new and what is
+        # deleted. It finds one of those in between, which claims no less.
+        if self.version >= VERSIONS_KEPT:
+            self._blob.delete(hold_key(hold.id, self.version - VERSIONS_KEPT))
 
     def drop(self) -> None:
         """Remove every version."""
@@ -186,7 +192,7 @@ class NoClaims:
         """Nothing to give up."""
 
 
-class _Registered:
+class _Registered(ABC):
     """Claims that are written down somewhere where the writer looks before it settles."""
 
     def __init__(self, machine: Machine, settings: Settings) -> None:
@@ -255,14 +261,17 @@ class _Registered:
                 )
             clock.wait(never, 20)
 
+    @abstractmethod
     def _look(self) -> State:
-        raise NotImplementedError
+        """The newest state there is."""
 
+    @abstractmethod
     def _published_more(self) -> None:
-        raise NotImplementedError
+        """More is claimed: the writer must be able to see it when this returns."""
 
+    @abstractmethod
     def _published_less(self) -> None:
-        raise NotImplementedError
+        """Less is claimed: the writer may learn of it in time."""
 
 
 class LocalClaims(_Registered):

@@ -13,12 +13,20 @@ less than `proof_ms` ago or the floor says the number is not below it (A1).
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from penstock.durable.blob import Blob
 from penstock.durable.log import Log, entry_key
-from penstock.errors import Corruption, DurabilityLost, Fenced, IndeterminateError, InternalError
+from penstock.errors import (
+    Corruption,
+    DeterminateError,
+    DurabilityLost,
+    Fenced,
+    IndeterminateError,
+    InternalError,
+)
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.encoding import decode_entry, decode_rollup, encode_entry, encode_rollup
 from penstock.persist.paths import ROLLUPS, number_of, rollup_key
@@ -138,7 +146,9 @@ class Machine:
         except DurabilityLost:
             raise
         except IndeterminateError:
-            if number >= self.log.marks().floor:
+            with self._in_doubt():
+                truncated = number < self.log.marks().floor
+            if not truncated:
                 raise
             return self._landed_before_truncation(entry)
         if not created:
@@ -148,12 +158,13 @@ class Machine:
             if occupant != data:
                 self._follow()
                 return False
-        elif self._settings.clock.boot_ms() - self._proved_ms >= self._settings.proof_ms and (
-            number < self.log.marks().floor
-        ):
-            # SUBTLE: the number was free because it had been truncated. The
-            # object just made is void, and its owner will sweep it.
-            return self._landed_before_truncation(entry)
+        elif self._settings.clock.boot_ms() - self._proved_ms >= self._settings.proof_ms:
+            with self._in_doubt():
+                truncated = number < self.log.marks().floor
+            if truncated:
+                # SUBTLE: the number was free because it had been truncated. The
+                # object just made is void, and its owner will sweep it.
+                return self._landed_before_truncation(entry)
         self._state = apply(before, entry)
         self._proved_ms = asked_ms
         self.bytes_since_rollup += len(data)
@@ -161,7 +172,8 @@ class Machine:
 
     def _landed_before_truncation(self, entry: Entry) -> bool:
         """The log was truncated past us: learn from a rollup what became of `entry`."""
-        self._load()
+        with self._in_doubt():
+            self._load()
         if entry.epoch not in self._state.tokens:
             raise IndeterminateError(
                 f'an entry of epoch {entry.epoch} in location "{self.blob.name}" is in doubt',
@@ -170,6 +182,18 @@ class Machine:
                 hint="Read the collection to find out.",
             )
         return self._state.tokens[entry.epoch] == entry.token
+
+    @contextmanager
+    def _in_doubt(self) -> Iterator[None]:
+        """An entry has been sent: a look that fails leaves it in doubt, never "not written"."""
+        try:
+            yield
+        except DeterminateError as error:
+            raise IndeterminateError(
+                f'an entry of location "{self.blob.name}" is in doubt',
+                detail=f"{error}.",
+                hint=error.hint,
+            ) from error
 
     def _must_own(self) -> None:
         state = self._state

@@ -219,7 +219,7 @@ class Listener:
                 )
             if self._snapshot_due and collection.upper >= self._frontier:
                 self._snapshot_due = False
-                return reader.snapshot(collection, self._frontier - 1)
+                return self._contents(collection)
             if collection.upper > self._frontier:
                 return self._changes(state, collection)
             left = reader.settings.poll_ms
@@ -241,6 +241,14 @@ class Listener:
             self._checked_ms = now_ms
             state = reader.machine.refresh(thorough=True)
         return state
+
+    def _contents(self, collection: CollectionState) -> Snapshot:
+        as_of = self._frontier - 1
+        if as_of >= 0:
+            return self._reader.snapshot(collection, as_of)
+        schema = self._reader.schema_as_of(collection, 0)
+        nothing = stored_columns_of(schema).empty_table()
+        return Snapshot(nothing, self._reader.decoder(collection, schema), as_of)
 
     def _changes(self, state: State, collection: CollectionState) -> Changes:
         lower, upper = self._frontier, collection.upper

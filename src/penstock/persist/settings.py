@@ -26,7 +26,7 @@ class Settings:
     """Larger batches are split into Parquet objects of about this size."""
 
     merge_bytes: int = 512 << 20
-    """Batches are merged in process up to this size together; beyond it they stay apart."""
+    """Batches are merged in process while their rows take up to this much memory together."""
 
     fan_in: int = 8
     """How many batches of one size are merged into one of the next."""

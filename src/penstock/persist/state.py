@@ -108,9 +108,12 @@ class Batch(Struct, frozen=True, omit_defaults=True):
 
     rows: int
     size: int
-    """Bytes of the parts."""
+    """Bytes of the parts at rest."""
 
     parts: tuple[Part, ...]
+    memory: int = 0
+    """Bytes of the rows as Arrow has them in memory."""
+
     since: int = 0
     """Times below it have been advanced to it."""
 

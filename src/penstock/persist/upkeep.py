@@ -157,7 +157,7 @@ class Upkeep:
         while True:
             group: list[Batch] = []
             for batch in mergeable(collection, self._batches):
-                if group and sum(b.size for b in group) + batch.size > limit:
+                if group and sum(b.memory for b in group) + batch.memory > limit:
                     if len(group) > 1:
                         break
                     group = []
@@ -167,7 +167,7 @@ class Upkeep:
             )
             if len(group) < 2 and not lone:
                 return
-            if lone and group[0].size > limit:
+            if lone and group[0].memory > limit:
                 return
             merged = self._merge(collection, group)
             if merged is None:

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from penstock.data import conform
-from penstock.errors import DeterminateError, InternalError, PenstockError, UsageError
+from penstock.errors import DeterminateError, IndeterminateError, PenstockError, UsageError
 from penstock.persist.batch import Batches, defaults_of
 from penstock.persist.errors import AlreadyFailed, Closed
 from penstock.persist.machine import Machine
@@ -166,6 +166,9 @@ class Committer:
         self._wake = wake
         self._queue: deque[Work] = deque()
         self._ready = threading.Condition()
+        self._led = False
+        """Whether somebody is committing: the thread, or a caller in its place."""
+
         self._closing = False
         self._broken: PenstockError | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -180,18 +183,22 @@ class Committer:
 
     def submit(self, work: Work) -> "Future[Any]":
         """Take `work` into the queue; its future tells what came of it."""
-        uploads = self._start_uploads(work)
-        with self._ready:
-            if self._closing or self._broken:
-                for upload in uploads:
-                    upload.cancel()
-                raise self._broken or Closed(self._machine.blob.name)
-            # From here on it happens or fails; nobody can cancel what may be in an entry.
-            work.future.set_running_or_notify_cancel()
-            self._queue.append(work)
-            if len(self._queue) == 1:
-                self._ready.notify()
+        self._enqueue(work)
         return work.future
+
+    def call(self, work: Work) -> Any:
+        """Do `work` and give what came of it.
+
+        If nobody is committing, the caller does so itself, which spares a lone
+        writer the way to another thread and back.
+        """
+        if self._enqueue(work, lead=True):
+            try:
+                while not work.future.done():
+                    self._commit_next()
+            finally:
+                self._step_down()
+        return work.future.result()
 
     def run(
         self,
@@ -201,7 +208,7 @@ class Committer:
         touches: list[int] | None = None,
     ) -> Any:
         """Commit `plan` in an entry of its own, after all that was called before."""
-        return self.submit(Control(plan, outcome, touches or [])).result()
+        return self.call(Control(plan, outcome, touches or []))
 
     def close(self) -> None:
         """Refuse new work and return when all that was accepted is done."""
@@ -212,26 +219,66 @@ class Committer:
         if self._pool is not None:
             self._pool.shutdown()
 
+    def _enqueue(self, work: Work, *, lead: bool = False) -> bool:
+        """Queue `work`; whether the caller, if it would, now leads."""
+        uploads = self._start_uploads(work)
+        with self._ready:
+            if self._closing or self._broken:
+                for upload in uploads:
+                    upload.cancel()
+                raise self._broken or Closed(self._machine.blob.name)
+            # From here on it happens or fails; nobody can cancel what may be in an entry.
+            work.future.set_running_or_notify_cancel()
+            self._queue.append(work)
+            lead = lead and not self._led
+            if lead:
+                self._led = True
+            elif not self._led:
+                self._ready.notify()
+            return lead
+
     def _run(self) -> None:
         while True:
             with self._ready:
-                while not self._queue and not self._closing:
+                while self._led or not (self._queue or self._closing):
                     self._ready.wait()
                 if not self._queue:
                     return
-                group = self._take_group()
-            works: list[Work] = [group] if isinstance(group, Control) else [*group]
+                self._led = True
             try:
-                if isinstance(group, Control):
-                    self._commit_control(group)
-                else:
-                    self._commit_group(group)
-            except PenstockError as error:
-                self._fail(works, error)
-            except Exception as error:  # noqa: BLE001 - the thread's door: whoever waits must hear of it
-                broke = InternalError("the commit thread broke")
-                broke.__cause__ = error
-                self._fail(works, broke)
+                self._commit_next()
+            finally:
+                self._step_down()
+
+    def _step_down(self) -> None:
+        with self._ready:
+            self._led = False
+            if self._queue or self._closing:
+                self._ready.notify()
+
+    def _commit_next(self) -> None:
+        """Commit the next group. Only who leads may."""
+        with self._ready:
+            group = self._take_group()
+        works: list[Work] = [group] if isinstance(group, Control) else [*group]
+        try:
+            if isinstance(group, Control):
+                self._commit_control(group)
+            else:
+                self._commit_group(group)
+        except PenstockError as error:
+            self._fail(works, error)
+        except BaseException as error:
+            # A bug, or Ctrl-C in whoever leads: whoever waits must hear of it.
+            broke = IndeterminateError(
+                f'commit to location "{self._machine.blob.name}" was broken off',
+                detail="What it was writing may have been written.",
+                hint="Open the location again to find out.",
+            )
+            broke.__cause__ = error
+            self._fail(works, broke)
+            if not isinstance(error, Exception):
+                raise
 
     def _take_group(self) -> "Control | list[Call]":
         first = self._queue[0]

@@ -286,7 +286,7 @@ class PowerCutDisk:
             names = self._folder(path).names
             return [Found(name, isinstance(node, _FolderNode)) for name, node in names.items()]
 
-    def size_and_mtime_ms(self, path: str) -> tuple[int, int]:
+    def size_and_ctime_ms(self, path: str) -> tuple[int, int]:
         """See `Disk`."""
         with self._lock:
             file = self._file(path)
@@ -367,7 +367,7 @@ class CarelessDisk:
         self.remove = inner.remove
         self.read = inner.read
         self.names = inner.names
-        self.size_and_mtime_ms = inner.size_and_mtime_ms
+        self.size_and_ctime_ms = inner.size_and_ctime_ms
 
     def sync_file(self, file: int) -> None:
         """Sync a file: later, or once more."""

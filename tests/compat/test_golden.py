@@ -1,0 +1,114 @@
+"""Locations written by past releases open, hold what they held, and go on."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import persist
+from penstock.durable import open_blob
+from penstock.persist.verify import verify
+from tests.compat.make_golden import MOOD_2, ORDERS_2, make
+from tests.compat.reader import shown
+
+GOLDEN = sorted(Path(__file__).parent.glob("v*"))
+SETTINGS = persist.Settings(background=False, notify="")
+
+
+@pytest.fixture(params=GOLDEN, ids=lambda folder: folder.name)
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """A copy of a location, and what it holds."""
+    shutil.copytree(request.param / "location", tmp_path / "location")
+    return f"file:{tmp_path}/location", json.loads((request.param / "expected.json").read_text())
+
+
+def contents(collection: persist.Collection, time: int) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for data, _, diff in collection.snapshot(time):
+        found[shown(data)] += diff
+    return dict(found)
+
+
+def opened(client: persist.Client, name: str) -> persist.Collection:
+    if name == "moods":
+        return client.create_or_load(name, key=MOOD_2, value=persist.UNIT)
+    return client.collection(name)
+
+
+def check(client: persist.Client, expected: dict[str, Any]) -> None:
+    assert client.collections() == sorted(expected)
+    for name, told in expected.items():
+        collection = opened(client, name)
+        assert (name, collection.since, collection.upper) == (name, told["since"], told["upper"])
+        for time, rows in told["as_of"].items():
+            assert (name, time, contents(collection, int(time))) == (name, time, rows)
+
+
+def test_there_is_a_golden_location():
+    assert [folder.name for folder in GOLDEN] == ["v0.1"]
+
+
+def test_a_golden_location_holds_what_it_held(golden):
+    url, expected = golden
+    with persist.open(url, hold=False, settings=SETTINGS) as client:
+        check(client, expected)
+
+
+def test_a_golden_location_is_sound(golden):
+    url, _ = golden
+    blob = open_blob(url)
+    assert verify(blob).damage == ()
+    blob.close()
+
+
+def test_a_golden_location_tells_what_was_left_unsealed(golden):
+    url, _ = golden
+    with persist.open(url, hold=False, settings=SETTINGS) as client:
+        assert client.unsealed() == [persist.Unsealed("words", 1, 12, 13)]
+
+
+def test_a_golden_location_keeps_its_durable_hold(golden):
+    url, _ = golden
+    with persist.open(url, settings=SETTINGS) as client:
+        hold = client.hold("reporting")
+        assert (hold.token, hold.sinces()) == (2, {"orders": 20, "codec-text": 1})
+
+
+def test_a_golden_location_goes_on(golden):
+    url, expected = golden
+    with persist.open(url, writer="successor", settings=SETTINGS) as client:
+        check(client, expected)
+        client.compact()
+        check(client, expected)
+
+        client.collection("words").seal(20).result()
+        assert contents(client.collection("words"), 19) == {
+            '["sealed", null]': 1,
+            '["unsealed", null]': 1,
+        }
+        orders = client.create_or_load("orders", schema=ORDERS_2, key_columns=["id"])
+        before = contents(orders, 39)
+        item = {"id": 5, "item": "item 5", "count": 1, "price": None}
+        assert orders.compare_and_append([(item, 40, -1)], 40, 41) == persist.Appended(41)
+        del before[shown(item)]
+        assert contents(orders, 40) == before
+
+        client.hold("reporting").drop()
+        orders.allow_compaction(40).result()
+        client.compact()
+        assert orders.since == 40
+        assert contents(orders, 40) == before
+
+    blob = open_blob(url)
+    assert verify(blob).damage == ()
+    blob.close()
+
+
+def test_what_this_release_writes_is_what_is_kept(tmp_path):
+    """The maker still makes it, so that the next release can."""
+    expected = make(tmp_path / "location")
+    kept = json.loads((GOLDEN[-1] / "expected.json").read_text())
+    assert expected == kept

@@ -1,0 +1,208 @@
+"""The laws of updates as Arrow tables."""
+
+import math
+import struct
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.data import (
+    DIFF,
+    TIME,
+    advance,
+    consolidate,
+    from_ipc,
+    sort_rows,
+    stored_schema,
+    to_ipc,
+)
+
+COLUMNS = pa.schema(
+    [
+        ("text", pa.string()),
+        ("real", pa.float64()),
+        ("whole", pa.int64()),
+        ("list", pa.list_(pa.float64())),
+        ("pair", pa.struct([("a", pa.int32()), ("b", pa.string())])),
+        ("nothing", pa.null()),
+    ]
+)
+SCHEMA = stored_schema(COLUMNS)
+
+NANS = [struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000000 + n))[0] for n in range(2)]
+
+reals = st.sampled_from([0.0, -0.0, 1.5, math.inf, *NANS])
+tame = st.sampled_from([0.0, -0.0, 1.5, math.inf, NANS[0]])
+rows = st.fixed_dictionaries(
+    {
+        "text": st.sampled_from([None, "", "a", "ä"]),
+        "real": st.one_of(st.none(), reals),
+        "whole": st.sampled_from([None, 0, -1, 2**62]),
+        "list": st.one_of(st.none(), st.lists(st.one_of(st.none(), reals), max_size=2)),
+        "pair": st.one_of(
+            st.none(),
+            st.fixed_dictionaries(
+                {"a": st.sampled_from([None, 1]), "b": st.sampled_from([None, "x"])}
+            ),
+        ),
+        "nothing": st.none(),
+    }
+)
+updates = st.lists(st.tuples(rows, st.integers(0, 3), st.integers(-2, 2)), max_size=12)
+# Few kinds of rows, so that equal ones meet.
+crowded = st.lists(rows, min_size=1, max_size=3).flatmap(
+    lambda few: st.lists(
+        st.tuples(st.sampled_from(few), st.integers(0, 2), st.integers(-2, 2)), max_size=12
+    )
+)
+
+
+def table(given: list[tuple[dict[str, Any], int, int]]) -> pa.Table:
+    return pa.Table.from_pylist(
+        [row | {TIME: time, DIFF: diff} for row, time, diff in given], schema=SCHEMA
+    )
+
+
+def bits(value: Any) -> Any:
+    """What tells a value apart from every other, bit by bit."""
+    match value:
+        case float():
+            return struct.pack("<d", value)
+        case list():
+            return ("list", *map(bits, value))
+        case dict():
+            return tuple((name, bits(each)) for name, each in value.items())
+        case _:
+            return value
+
+
+def sums(found: pa.Table) -> Counter[Any]:
+    """What a table of updates means."""
+    total: Counter[Any] = Counter()
+    for row in found.to_pylist():
+        time, diff = row.pop(TIME), row.pop(DIFF)
+        total[bits(row), time] += diff
+    return Counter({key: count for key, count in total.items() if count})
+
+
+@given(crowded | updates)
+def test_consolidation_keeps_the_sum_and_says_each_row_once(given):
+    found = consolidate(table(given))
+    assert found.schema == SCHEMA
+    assert sums(found) == sums(table(given))
+    assert found.num_rows == len(sums(found))
+    assert 0 not in found.column(DIFF).to_pylist()
+
+
+@given(crowded)
+def test_consolidating_twice_is_consolidating_once(given):
+    once = consolidate(table(given))
+    assert sums(consolidate(once)) == sums(once)
+    assert consolidate(once).num_rows == once.num_rows
+
+
+@given(crowded, st.integers(0, 12))
+def test_any_split_of_a_batch_gives_the_same_sum(given, at):
+    whole = table(given)
+    pieces = [consolidate(whole.slice(0, at)), consolidate(whole.slice(at))]
+    assert sums(consolidate(pa.concat_tables(pieces))) == sums(whole)
+
+
+@given(crowded, st.integers(0, 4), st.integers(0, 4))
+def test_advancing_to_since_is_invisible_from_since_on(given, since, as_of):
+    as_of = max(since, as_of)
+    whole = table(given)
+    moved = consolidate(advance(whole, since))
+    assert sums(as_seen(moved, as_of)) == sums(as_seen(whole, as_of))
+
+
+def as_seen(whole: pa.Table, as_of: int) -> pa.Table:
+    times = whole.column(TIME).to_pylist()
+    return advance(whole.filter(pa.array([time <= as_of for time in times], pa.bool_())), as_of)
+
+
+@given(updates)
+def test_what_travels_in_an_entry_comes_back_bit_by_bit(given):
+    if given:
+        back = from_ipc(to_ipc(table(given)), SCHEMA)
+        assert [bits(row) for row in back.to_pylist()] == [
+            bits(row) for row in table(given).to_pylist()
+        ]
+
+
+@given(crowded)
+def test_sorting_keeps_what_is_there_and_orders_by_key_then_time(given):
+    found = sort_rows(table(given), ("whole",))
+    assert sums(found) == sums(table(given))
+    known = [(row["whole"], row[TIME]) for row in found.to_pylist() if row["whole"] is not None]
+    assert known == sorted(known)
+
+
+def test_nested_nans_differ_as_plain_ones_do():
+    schema = stored_schema(pa.schema([("c", pa.list_(pa.float64()))]))
+    given = pa.table([[[NANS[0]], [NANS[1]]], [1, 1], [1, -1]], schema=schema)
+    assert consolidate(given).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.bool_(),
+        pa.int8(),
+        pa.uint64(),
+        pa.float16(),
+        pa.float32(),
+        pa.decimal128(38, 10),
+        pa.decimal256(76, 10),
+        pa.date32(),
+        pa.date64(),
+        pa.time32("s"),
+        pa.time64("ns"),
+        pa.timestamp("ns"),
+        pa.timestamp("us", "UTC"),
+        pa.duration("ns"),
+        pa.binary(),
+        pa.binary(3),
+        pa.large_string(),
+        pa.large_binary(),
+        pa.list_(pa.timestamp("ns")),
+        pa.list_(pa.int8(), 1),
+        pa.map_(pa.string(), pa.int64()),
+        pa.struct([("x", pa.list_(pa.string()))]),
+    ],
+    ids=str,
+)
+def test_rows_of_every_type_meet_and_cancel(kind):
+    schema = stored_schema(pa.schema([("c", kind)]))
+    value = pa.array([1], pa.int64())
+    if pa.types.is_nested(kind):
+        made = {
+            "list<item: timestamp[ns]>": [[1]],
+            "fixed_size_list<item: int8>[1]": [[1]],
+            "map<string, int64>": [[("a", 1)]],
+        }.get(str(kind), [{"x": ["a"]}])
+        value = pa.array(made, kind)
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary(3):
+        value = pa.array([b"abc"], kind)
+    elif pa.types.is_large_string(kind):
+        value = pa.array(["abc"], kind)
+    elif pa.types.is_date64(kind):
+        value = pa.array([86_400_000], pa.int64()).cast(kind)
+    elif pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        value = value.cast(pa.int32()).cast(kind)
+    elif pa.types.is_float16(kind):
+        value = value.cast(pa.float32()).cast(kind)
+    else:
+        value = value.cast(kind)
+    one = pa.table([value, pa.array([1]), pa.array([1])], schema=schema)
+    gone = pa.table([value, pa.array([1]), pa.array([-1])], schema=schema)
+    null = pa.table([pa.nulls(1, kind), pa.array([1]), pa.array([1])], schema=schema)
+    assert consolidate(pa.concat_tables([one, gone])).num_rows == 0
+    both = consolidate(pa.concat_tables([one, null, one, null]))
+    assert both.column(DIFF).to_pylist() == [2, 2]
+    assert sort_rows(both, ()).num_rows == 2
+    assert from_ipc(to_ipc(both), schema).equals(both.combine_chunks())

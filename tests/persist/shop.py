@@ -1,0 +1,51 @@
+"""Opening locations in tests: nothing in the background, nobody to wake, time by hand."""
+
+import random
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.durable.memory import MemoryBlob, Shelf
+from penstock.durable.steady import SteadyBlob
+from penstock.persist import Client, Settings
+from penstock.testing.clocks import ManualClock
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
+
+
+def by_hand(**changed: Any) -> Settings:
+    """Settings under which things happen only when a test says so."""
+    chosen: dict[str, Any] = {
+        "background": False,
+        "notify": "",
+        "young_ms": 0,
+        "proof_ms": 0,
+        "upkeep_ms": 0,
+        "clock": ManualClock(),
+        "chance": random.Random(7),
+    }
+    return Settings(**(chosen | changed))
+
+
+def opened(
+    shelf: Shelf,
+    *,
+    writer: str | None = "w",
+    hold: bool = True,
+    wrap: Any = lambda blob: blob,
+    **changed: Any,
+) -> Client:
+    """A client on what lies on `shelf`; `wrap` may put something between the two."""
+    settings = by_hand(**changed)
+    blob = wrap(MemoryBlob(shelf, name="memory:shop", clock=settings.clock))
+    steady = SteadyBlob(blob, settings.clock, settings.chance, patience_ms=settings.patience_ms)
+    return Client(steady, settings, writer=writer, hold=hold)
+
+
+def rows(*updates: tuple[str, int, int, int], schema: pa.Schema = SCHEMA) -> pa.Table:
+    """A table of (k, n, time, diff), as `write` takes it."""
+    names = [*schema.names[:2], "mz_timestamp", "mz_diff"]
+    types = [schema.field(0).type, schema.field(1).type, pa.int64(), pa.int64()]
+    columns = list(zip(*updates, strict=True)) or [(), (), (), ()]
+    arrays = [pa.array(list(c), t) for c, t in zip(columns, types, strict=True)]
+    return pa.table(arrays, names=names)

@@ -1,0 +1,75 @@
+"""Bytes at rest are what was written, or they are refused."""
+
+import pytest
+
+from penstock.errors import Corruption, StoreRefused
+from penstock.persist.encoding import (
+    ENCODING_VERSION,
+    Kind,
+    checksum,
+    decode_entry,
+    decode_frame,
+    decode_rollup,
+    encode_entry,
+    encode_frame,
+    encode_rollup,
+)
+from penstock.persist.holds import Hold
+from penstock.persist.state import Entry, OpenStaging, State, TakeEpoch, Writer
+
+ENTRY = encode_entry(Entry(1, "t", 5, (TakeEpoch(Writer("w", "h", 1), "l"), OpenStaging("1-0"))))
+ROLLUP = encode_rollup(State(seqno=3, location="l", epoch=2))
+HOLD = encode_frame(Kind.HOLD, Hold("r1", "me", 1, 9, 4, {1: 2}, 0, 0))
+
+
+def decode(kind: Kind, data: bytes) -> object:
+    match kind:
+        case Kind.ENTRY:
+            return decode_entry(data, key="log/7", where="here")
+        case Kind.ROLLUP:
+            return decode_rollup(data, key="rollup/7", where="here")
+        case Kind.HOLD:
+            return decode_frame(data, Kind.HOLD, Hold, key="hold/7", where="here")
+
+
+FRAMES = [(Kind.ENTRY, ENTRY), (Kind.ROLLUP, ROLLUP), (Kind.HOLD, HOLD)]
+
+
+@pytest.mark.parametrize(("kind", "frame"), FRAMES)
+def test_every_flipped_bit_is_noticed(kind, frame):
+    decode(kind, frame)
+    for at in range(len(frame)):
+        for bit in range(8):
+            flipped = bytearray(frame)
+            flipped[at] ^= 1 << bit
+            with pytest.raises(Corruption, match="/7"):
+                decode(kind, bytes(flipped))
+
+
+@pytest.mark.parametrize(("kind", "frame"), FRAMES)
+def test_every_shorter_or_longer_frame_is_noticed(kind, frame):
+    for length in range(len(frame)):
+        with pytest.raises(Corruption):
+            decode(kind, frame[:length])
+    with pytest.raises(Corruption):
+        decode(kind, frame + b"\0")
+
+
+@pytest.mark.parametrize("version", [0, ENCODING_VERSION + 1, 255])
+def test_another_version_is_refused_by_name_and_not_called_damage(version):
+    frame = bytearray(ENTRY)
+    frame[5] = version
+    frame[-8:] = checksum(bytes(frame[:-8])).to_bytes(8, "little")
+    with pytest.raises(StoreRefused, match=f'"log/7".*encoding version {version}'):
+        decode(Kind.ENTRY, bytes(frame))
+
+
+def test_a_frame_of_another_kind_is_damage():
+    with pytest.raises(Corruption) as found:
+        decode(Kind.ROLLUP, ENTRY)
+    assert "kind" in found.value.detail
+
+
+def test_a_sound_frame_with_a_body_of_another_shape_is_damage():
+    with pytest.raises(Corruption):
+        decode(Kind.ENTRY, encode_frame(Kind.ENTRY, {"epoch": "one"}))

@@ -1,0 +1,833 @@
+"""The whole API of persist against the model of `model.py`, with a store that fails.
+
+Each step of the machine is one call, made on a store whose next few writes
+meet the fates that were drawn: they happen or not, and are answered or not. A
+patient client hides all of it. An impatient one passes it on, and then the
+model goes on with what the error said: nothing happened, or one of two things
+did, and reopening must show which.
+
+After every step everything readable is read, by the writer and by readers with
+and without a hold, and the log is folded from scratch.
+"""
+
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from msgspec import structs
+from tests.persist.model import Ask, Model, ModelCollection, Version
+
+import penstock.persist.machine
+import penstock.persist.write
+from penstock.data import DIFF, TIME, stored_schema
+from penstock.durable.memory import MemoryBlob, Shelf
+from penstock.durable.probe import PASSED
+from penstock.durable.steady import SteadyBlob
+from penstock.errors import DeterminateError, Fenced, IndeterminateError, UsageError
+from penstock.persist import (
+    END,
+    INT64,
+    TEXT,
+    AlreadyFailed,
+    AppendTo,
+    Client,
+    Closed,
+    Collection,
+    DurableHold,
+    Listener,
+    LockHeld,
+    NotYetComplete,
+    Settings,
+    SinceError,
+)
+from penstock.persist.gc import Collector
+from penstock.persist.holds import list_holds
+from penstock.persist.machine import Machine
+from penstock.persist.read import Reader
+from penstock.persist.state import OpenStaging, Seal, TakeEpoch, Writer
+from penstock.testing.clocks import ManualClock
+from penstock.testing.stores import Fate, UnreliableBlob
+
+PAIRS = "pairs"
+ROWS = "rows"
+NAMES = [PAIRS, "more-pairs", ROWS]
+LATEST = 24
+LEASE_MS = 60_000
+
+_K, _A = pa.field("k", pa.string()), pa.field("a", pa.string())
+_B = pa.field("b", pa.int64(), nullable=False)
+GROWTH = [
+    pa.schema([_K, ("n", pa.int32())]),
+    pa.schema([_K, ("n", pa.int32()), _A]),
+    pa.schema([_K, ("n", pa.int32()), _A, _B]),
+    pa.schema([_K, ("n", pa.int64()), _A, _B]),
+]
+DEFAULTS: list[dict[str, Any]] = [{}, {}, {"b": 7}, {}]
+
+names = st.sampled_from(NAMES)
+fates = st.lists(st.sampled_from([*Fate]), max_size=3)
+small = st.integers(0, 3)
+
+
+@dataclass
+class Watch:
+    """A listener, and how far it has come."""
+
+    name: str
+    id: int
+    by: str
+    listener: Listener
+    frontier: int
+
+
+class Persist(RuleBasedStateMachine):
+    """One location, its writer, two readers and some listeners."""
+
+    @initialize(seed=st.integers(0, 2**32), patient=st.booleans())
+    def begin(self, seed: int, patient: bool) -> None:
+        self.chance = random.Random(seed)
+        self.clock = ManualClock()
+        self.shelf = Shelf()
+        self.fates: deque[Fate] = deque()
+        self.store().create(PASSED, b"")
+        self.model = Model()
+        self.clients: list[Client] = []
+        self.watches: list[Watch] = []
+        self.steps = 0
+        self.held: DurableHold | None = None
+        self.writer = "w"
+        self.client = self.opened(patient=patient)
+        self.readers = {
+            "reader": Client(self.steady(self.store()), self.settings(), writer=None, hold=True),
+            "bare": Client(self.steady(self.store()), self.settings(), writer=None, hold=False),
+        }
+        for name in NAMES:
+            self.create_collection(name)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "readers"):
+            return
+        try:
+            self.fates.clear()
+            self.check()
+            self.check_readers()
+            self.client.close()
+            with self.opened(patient=True) as self.client:
+                self.check()
+        finally:
+            for client in (*self.readers.values(), *self.clients):
+                with suppress(Exception):
+                    client.close()
+
+    # Opening.
+
+    def store(self) -> MemoryBlob:
+        return MemoryBlob(self.shelf, name="memory:model", clock=self.clock)
+
+    def steady(self, blob: Any, patience_ms: int | None = None) -> SteadyBlob:
+        return SteadyBlob(blob, self.clock, self.chance, patience_ms=patience_ms)
+
+    def settings(self) -> Settings:
+        return Settings(
+            background=False,
+            notify="",
+            young_ms=0,
+            proof_ms=0,
+            upkeep_ms=0,
+            rollup_every=5,
+            inline_bytes=64,
+            part_bytes=256,
+            fan_in=2,
+            lease_ms=LEASE_MS,
+            clock=self.clock,
+            chance=self.chance,
+        )
+
+    def opened(self, *, patient: bool) -> Client:
+        blob = UnreliableBlob(self.store(), script=self.drawn())
+        steady = self.steady(blob, None if patient else 0)
+        client = Client(steady, self.settings(), writer=self.writer, hold=True)
+        self.clients.append(client)
+        return client
+
+    def drawn(self) -> Iterator[Fate]:
+        while True:
+            yield self.fates.popleft() if self.fates else Fate.ANSWERED
+
+    def reopened(self, candidates: list[Model], *, patient: bool = True) -> None:
+        """Take over, and go on with the candidate that is found there."""
+        self.fates.clear()
+        self.watches = [watch for watch in self.watches if watch.by != "writer"]
+        old, self.client = self.client, self.opened(patient=patient)
+        with suppress(Fenced, IndeterminateError):
+            old.close()
+        found = self.observed()
+        for candidate in candidates:
+            self.follow_since(candidate)
+            if observed_model(candidate) == found:
+                self.model = candidate
+                return
+        raise AssertionError(f"{found} is none of {[observed_model(c) for c in candidates]}")
+
+    # Doing things.
+
+    def tried(self, act: Callable[[], Any], after: Model, expected: Any) -> None:
+        """Make the call; the model goes on with what came of it."""
+        before = self.model
+        try:
+            got = act()
+        except IndeterminateError as error:
+            note(f"in doubt: {error}")
+            self.reopened([before, after])
+        except DeterminateError as error:
+            note(f"did not happen: {error}")
+            self.leftovers_settled()
+        except (UsageError, AlreadyFailed) as error:
+            if type(error) is not expected:
+                raise
+        else:
+            assert got == expected, f"{got} is not {expected}"
+            self.model = after
+        self.fates.clear()
+
+    def leftovers_settled(self) -> None:
+        """An upkeep that was cut off is done again, as the background would."""
+        self.fates.clear()
+        self.client.upkeep()
+        self.model.settle(self.holds())
+
+    def collection(self, name: str, by: str = "writer") -> Collection:
+        client = self.client if by == "writer" else self.readers[by]
+        if name == ROWS:
+            return client.collection(name)
+        return client.create_or_load(name, key=TEXT, value=INT64)
+
+    @rule(name=names, fate=fates)
+    def create(self, name: str, fate: list[Fate]) -> None:
+        self.fates.extend(fate)
+        self.create_collection(name)
+
+    def create_collection(self, name: str) -> None:
+        after = self.model.copy()
+        after.create(name, tuple(GROWTH[0].names) if name == ROWS else ("key", "value"))
+        existing = self.model.collections.get(name)
+        schema = GROWTH[len(existing.versions) - 1 if existing else 0]
+
+        def act() -> int:
+            if name == ROWS:
+                return self.client.create_or_load(name, schema=schema, key_columns=["k"]).upper
+            return self.client.create_or_load(name, key=TEXT, value=INT64).upper
+
+        self.tried(act, after, after.collections[name].upper)
+
+    @rule(name=names, seldom=small, fate=fates)
+    def destroy(self, name: str, seldom: int, fate: list[Fate]) -> None:
+        if seldom != 3:
+            return
+        self.fates.extend(fate)
+        after = self.model.copy()
+        there = after.destroy(name)
+        self.tried(lambda: self.client.destroy(name), after, there)
+
+    def asks(self, data: st.DataObject, kinds: tuple[str, ...]) -> Ask | None:
+        known = sorted(self.model.collections)
+        if not known:
+            return None
+        name = data.draw(st.sampled_from(known))
+        collection = self.model.collections[name]
+        upper = min(collection.upper, LATEST)
+        ask = Ask(name)
+        kind = data.draw(st.sampled_from(kinds))
+        if kind == "append":
+            ask.expected = collection.upper
+            if data.draw(st.integers(0, 5)) == 0:
+                ask.expected = max(0, collection.upper + data.draw(st.sampled_from([-1, 1])))
+            ask.upper = ask.expected + data.draw(small)
+            if collection.upper == END:
+                ask.upper = END
+        elif kind == "seal":
+            ask.upper = max(0, upper + data.draw(st.sampled_from([-1, 0, 1, 1, 2, 4])))
+            if data.draw(st.integers(0, 40)) == 0:
+                ask.upper = END
+        if kind != "seal":
+            times = st.integers(max(0, upper - (data.draw(small) == 3)), upper + 3)
+            if kind == "append" and data.draw(st.integers(0, 9)):
+                if ask.expected == ask.upper or ask.expected is None or ask.expected >= LATEST:
+                    return ask
+                times = st.integers(ask.expected, (ask.upper or 0) - 1)
+            for _ in range(data.draw(st.integers(1, 3))):
+                time = data.draw(times)
+                row = data.draw(st.sampled_from(["x", "y", "z"])), data.draw(small)
+                ask.updates.append(
+                    (self.row(collection, *row), time, data.draw(st.sampled_from([1, 1, -1, 2])))
+                )
+        return ask
+
+    def row(self, collection: ModelCollection, key: str, number: int) -> dict[str, Any]:
+        columns = collection.versions[-1].columns
+        if columns == ("key", "value"):
+            return {"key": key, "value": number}
+        # Mostly as older rows read, so that an old insertion meets a new deletion.
+        whole = {"k": key, "n": number, "a": None, "b": 7}
+        if number == 3:
+            whole |= {"a": key, "b": 8}
+        return {name: value for name, value in whole.items() if name in columns}
+
+    def given(self, ask: Ask) -> Any:
+        if ask.name != ROWS:
+            return [((row["key"], row["value"]), time, diff) for row, time, diff in ask.updates]
+        columns = GROWTH[len(self.model.collections[ROWS].versions) - 1]
+        return pa.Table.from_pylist(
+            [row | {TIME: time, DIFF: diff} for row, time, diff in ask.updates],
+            schema=stored_schema(columns),
+        )
+
+    @rule(data=st.data(), fate=fates)
+    def append(self, data: st.DataObject, fate: list[Fate]) -> None:
+        ask = self.asks(data, ("append",))
+        if ask is None:
+            return
+        self.fates.extend(fate)
+        after = self.model.copy()
+        expected = after.append([ask])
+        given = self.given(ask)
+        handle = self.collection(ask.name)
+        self.tried(
+            lambda: handle.compare_and_append(given, ask.expected or 0, ask.upper or 0),
+            after,
+            expected,
+        )
+
+    @rule(data=st.data(), fate=fates)
+    def write_or_seal(self, data: st.DataObject, fate: list[Fate]) -> None:
+        ask = self.asks(data, ("write", "seal"))
+        if ask is None:
+            return
+        self.fates.extend(fate)
+        after = self.model.copy()
+        expected = after.append([ask])
+        self.tried(lambda: self.submitted(ask).result(), after, expected)
+
+    def submitted(self, ask: Ask) -> Any:
+        handle = self.collection(ask.name)
+        if ask.upper is not None:
+            return handle.seal(ask.upper)
+        return handle.write(self.given(ask))
+
+    @rule(data=st.data())
+    def queue_several(self, data: st.DataObject) -> None:
+        """Calls that are committed in one entry, as far as they succeed."""
+        queue = [self.asks(data, ("write", "seal")) for _ in range(data.draw(st.integers(2, 5)))]
+        queue = [ask for ask in queue if ask is not None]
+        expected = self.model.append_in_turn([[ask] for ask in queue])
+        with self.client.committer._ready:  # Nothing is taken before all are queued.
+            futures = [self.submitted(ask) for ask in queue]
+        for future, outcome in zip(futures, expected, strict=True):
+            error = future.exception()
+            assert (type(error) if error else future.result()) == outcome
+
+    @rule(data=st.data(), fate=fates)
+    def append_all(self, data: st.DataObject, fate: list[Fate]) -> None:
+        asks: dict[str, Ask] = {}
+        for _ in range(3):
+            ask = self.asks(data, ("append",))
+            if ask is not None:
+                asks.setdefault(ask.name, ask)
+        if not asks:
+            return
+        self.fates.extend(fate)
+        after = self.model.copy()
+        expected = after.append(list(asks.values()))
+        appends = [
+            AppendTo(self.collection(a.name), self.given(a), a.expected or 0, a.upper or 0)
+            for a in asks.values()
+        ]
+        self.tried(lambda: self.client.append_all(appends), after, expected)
+
+    @rule(by=small, fate=fates)
+    def seal_all(self, by: int, fate: list[Fate]) -> None:
+        if not self.model.collections:
+            return
+        asks = [
+            Ask(name, upper=min(c.upper + by, max(c.upper, LATEST)))
+            for name, c in self.model.collections.items()
+        ]
+        self.fates.extend(fate)
+        after = self.model.copy()
+        expected = after.append(asks)
+        uppers = {self.collection(ask.name): ask.upper for ask in asks}
+        self.tried(lambda: self.client.seal_all(uppers).result(), after, expected)
+
+    @rule(name=names, fate=fates)
+    def alter(self, name: str, fate: list[Fate]) -> None:
+        collection = self.model.collections.get(ROWS)
+        if collection is None or len(collection.versions) == len(GROWTH) or name != ROWS:
+            return
+        number = len(collection.versions)
+        after = self.model.copy()
+        grown = after.collections[ROWS]
+        version = Version(grown.upper, tuple(GROWTH[number].names), DEFAULTS[number])
+        grown.versions.append(version)
+        self.fates.extend(fate)
+        handle = self.collection(ROWS)
+        self.tried(lambda: handle.alter(GROWTH[number], defaults=DEFAULTS[number]), after, None)
+
+    @rule(some=st.booleans(), fate=fates)
+    def discard(self, some: bool, fate: list[Fate]) -> None:
+        chosen = sorted(self.model.collections)[: 1 if some else None]
+        self.fates.extend(fate)
+        after = self.model.copy()
+        after.discard(chosen)
+        self.tried(lambda: self.client.discard_unsealed(chosen), after, None)
+
+    # Forgetting.
+
+    @rule(name=names, ahead=st.integers(-2, 3), fate=fates)
+    def allow_compaction(self, name: str, ahead: int, fate: list[Fate]) -> None:
+        if name not in self.model.collections:
+            return
+        collection = self.model.collections[name]
+        since = max(0, min(collection.upper, LATEST) + ahead - 1)
+        handle = self.collection(name)
+        self.fates.extend(fate)
+        before, after = self.model, self.model.copy()
+        after.allow(name, since)
+        try:
+            told = handle.allow_compaction(since).result()
+        except IndeterminateError:
+            self.reopened([before, after])
+        except DeterminateError:
+            self.leftovers_settled()
+        else:
+            self.model = after
+            if self.fates or self.client.state.collecting is not None:
+                self.leftovers_settled()
+            self.model.settle(self.holds())
+            assert told.since <= self.model.collections[name].since
+        self.fates.clear()
+
+    @rule(rounds=small, fate=fates)
+    def upkeep(self, rounds: int, fate: list[Fate]) -> None:
+        """One round, or all there is to do several times, which truncates the log to its end."""
+        self.fates.extend(fate)
+        try:
+            if rounds == 0:
+                self.client.upkeep()
+            for _ in range(rounds):
+                self.client.compact()
+        except (IndeterminateError, DeterminateError) as error:
+            note(f"upkeep was cut off: {error}")
+            self.reopened([self.model])
+        self.leftovers_settled()
+
+    @rule(ms=st.sampled_from([1, 6_000, LEASE_MS]))
+    def time_passes(self, ms: int) -> None:
+        self.clock.move_ms(ms)
+
+    @rule(data=st.data())
+    def hold(self, data: st.DataObject) -> None:
+        if self.held is None or data.draw(small) == 0:
+            older, self.held = self.held, self.readers["bare"].hold("materialization")
+            if older is not None:
+                with pytest.raises(Fenced):
+                    older.move({})
+        wanted = {
+            name: data.draw(st.integers(max(0, c.since - 1), min(c.upper, LATEST) + 2))
+            for name, c in self.model.collections.items()
+            if data.draw(st.booleans())
+        }
+        if any(since < self.model.collections[name].since for name, since in wanted.items()):
+            before = self.held.sinces()
+            with pytest.raises(SinceError):
+                self.held.move(wanted)
+            assert self.held.sinces() == before
+        else:
+            self.held.move(wanted)
+            assert self.held.sinces() == wanted
+
+    @precondition(lambda self: self.held is not None)
+    @rule()
+    def drop_hold(self) -> None:
+        self.held.drop()
+        self.held = None
+
+    def holds(self) -> dict[str, int]:
+        """What is held: by objects beside the log, and by listeners of the writer's own."""
+        ids = {c.id: name for name, c in self.named().items()}
+        held = [hold.sinces for _, hold in list_holds(self.store()).values()]
+        held.append(self.client._parts.claims.needs()[0])
+        found: dict[str, int] = {}
+        for sinces in held:
+            for id, since in sinces.items():
+                if id in ids:
+                    found[ids[id]] = min(since, found.get(ids[id], END))
+        return found
+
+    # Ownership.
+
+    @rule(writer=st.sampled_from(["w", "v"]), patient=st.booleans())
+    def close_and_reopen(self, writer: str, patient: bool) -> None:
+        self.client.close()
+        self.client.close()
+        with pytest.raises(Closed):
+            self.client.create_or_load("late", key=TEXT, value=TEXT)
+        self.writer = writer
+        self.watches = [watch for watch in self.watches if watch.by != "writer"]
+        self.client = self.opened(patient=patient)
+
+    @rule(patient=st.booleans())
+    def take_over(self, patient: bool) -> None:
+        old = self.client
+        self.watches = [watch for watch in self.watches if watch.by != "writer"]
+        self.client = self.opened(patient=patient)
+        with pytest.raises(Fenced):
+            old.create_or_load("late", key=TEXT, value=TEXT)
+        with pytest.raises(Fenced):
+            old.close()
+
+    @rule()
+    def refuse_another(self) -> None:
+        before = self.client.state.seqno
+        writer, self.writer = self.writer, "somebody else"
+        with pytest.raises(LockHeld, match=f'is being written by "{writer}"'):
+            self.opened(patient=True)
+        self.writer = writer
+        assert self.client._machine.refresh().seqno == before
+
+    # Reading.
+
+    @rule(data=st.data(), by=st.sampled_from(["writer", "reader", "bare"]))
+    def listen(self, data: st.DataObject, by: str) -> None:
+        if not self.model.collections or len(self.watches) >= 4:
+            return
+        name = data.draw(st.sampled_from(sorted(self.model.collections)))
+        collection = self.model.collections[name]
+        as_of = data.draw(st.integers(-1, min(collection.upper, LATEST) + 1))
+        handle = self.collection(name, by)
+        if max(as_of, 0) < collection.since:
+            with pytest.raises(SinceError):
+                handle.listen(as_of)
+            return
+        self.watches.append(Watch(name, handle.id, by, handle.listen(as_of), as_of + 1))
+
+    @rule()
+    def poll(self) -> None:
+        self.watches = [watch for watch in self.watches if self.heard(watch)]
+
+    def heard(self, watch: Watch) -> bool:
+        """Take what a listener has to give, and check it; whether it goes on."""
+        collection = self.model.collections.get(watch.name)
+        if collection is None or self.named()[watch.name].id != watch.id:
+            with pytest.raises(UsageError, match="was destroyed"):
+                watch.listener.next_changes(timeout_ms=0)
+            watch.listener.close()
+            return False
+        overtaken = collection.since > max(watch.frontier - 1, 0)
+        if overtaken and collection.upper > watch.frontier:
+            # Only a reader whose hold ran out, or that has none, can be overtaken.
+            assert watch.by != "writer"
+            with pytest.raises(SinceError):
+                watch.listener.next_changes(timeout_ms=0)
+            watch.listener.close()
+            return False
+        changes = watch.listener.next_changes(timeout_ms=0)
+        if collection.upper <= watch.frontier:
+            assert changes is None
+            return True
+        assert changes is not None, "a listener does not progress"
+        assert (changes.lower, changes.upper) == (watch.frontier, collection.upper)
+        columns = collection.columns_as_of(collection.upper - 1)
+        given: Counter[Any] = Counter()
+        for update in changes:
+            assert (row_of(update.data, columns), update.time) not in given
+            given[row_of(update.data, columns), update.time] = update.diff
+        assert given == collection.changes(watch.frontier, collection.upper, columns)
+        watch.frontier = collection.upper
+        return True
+
+    @rule()
+    def check_readers(self) -> None:
+        for by in self.readers:
+            assert self.readers[by].collections() == sorted(self.model.collections)
+            for name, collection in self.model.collections.items():
+                handle = self.collection(name, by)
+                assert (handle.since, handle.upper) == (collection.since, collection.upper)
+                self.check_snapshots(handle, collection)
+
+    @invariant()
+    def check(self) -> None:
+        if not hasattr(self, "readers"):
+            return
+        self.steps += 1
+        if self.steps % 4 == 0:
+            self.poll()
+        if self.steps % 8 == 0:
+            self.check_readers()
+        assert self.observed() == observed_model(self.model)
+        fresh = Machine(self.store(), self.settings())
+        assert fresh.load() == self.client.state
+        for name, collection in self.model.collections.items():
+            handle = self.collection(name)
+            assert handle.since == collection.since, f"since of {name}"
+            self.check_snapshots(handle, collection)
+        told = {each.collection: each.updates for each in self.client.unsealed()}
+        assert told == {n: c.unsealed() for n, c in self.model.collections.items() if c.unsealed()}
+
+    def check_snapshots(self, handle: Collection, collection: ModelCollection) -> None:
+        since, upper = collection.since, collection.upper
+        if since:
+            with pytest.raises(SinceError):
+                handle.snapshot(since - 1)
+        if since <= upper < END:
+            with pytest.raises(NotYetComplete):
+                handle.snapshot(upper)
+        last = min(upper, LATEST + 8) - 1
+        for as_of in {since, (since + last) // 2, last - 1, last}:
+            if since <= as_of < upper:
+                columns = collection.columns_as_of(as_of)
+                found = Counter[Any]()
+                for update in handle.snapshot(as_of):
+                    assert update.time == as_of
+                    found[row_of(update.data, columns)] = update.diff
+                assert found == collection.contents(as_of), f"{handle} as of {as_of}"
+
+    def named(self) -> dict[str, Any]:
+        return {c.name: c for c in self.client.state.collections.values()}
+
+    def follow_since(self, model: Model) -> None:
+        """After an outcome in doubt since may have moved, but only as far as was allowed."""
+        for name, real in self.named().items():
+            if name in model.collections:
+                collection = model.collections[name]
+                if collection.since <= real.since <= max(collection.since, collection.allowed):
+                    collection.since = real.since
+
+    def observed(self) -> Any:
+        """All that there is, read past the API so that it can be had at any time."""
+        found = {}
+        for name, real in self.named().items():
+            schema = real.schemas[-1]
+            rows = self.client.reader.rows(real, schema, lower=0, upper=END)
+            columns = tuple(c for c in rows.column_names if c not in (TIME, DIFF))
+            counts: Counter[Any] = Counter()
+            for row in rows.to_pylist():
+                # Since may pass upper, but what is sealed stays below it.
+                time = row[TIME] if row[TIME] >= real.upper else min(real.upper, LATEST) - 1
+                counts[tuple(row[c] for c in columns), time] += row[DIFF]
+            found[name] = (real.upper, real.allowed, real.since, columns, dropped_zeros(counts))
+        return found
+
+
+def observed_model(model: Model) -> Any:
+    """The same of the model."""
+    found = {}
+    for name, collection in model.collections.items():
+        columns = collection.versions[-1].columns
+        counts: Counter[Any] = Counter()
+        for row, time, diff in collection.updates:
+            time = time if time >= collection.upper else min(collection.upper, LATEST) - 1
+            counts[collection.filled(row, columns), time] += diff
+        found[name] = (
+            collection.upper,
+            collection.allowed,
+            collection.since,
+            columns,
+            dropped_zeros(counts),
+        )
+    return found
+
+
+def dropped_zeros(counts: "Counter[Any]") -> "Counter[Any]":
+    return Counter({key: count for key, count in counts.items() if count})
+
+
+def row_of(data: Any, columns: tuple[str, ...]) -> tuple[Any, ...]:
+    """A row as a tuple, with exactly these columns."""
+    if isinstance(data, tuple):
+        return data
+    assert tuple(data) == columns
+    return tuple(data.values())
+
+
+SHORT = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[*HealthCheck],
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """What the stores say of the faults that were asked for is not worth keeping."""
+    logger = logging.getLogger("penstock")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
+
+
+def test_persist_is_its_model():
+    run_state_machine_as_test(Persist, settings=SHORT)
+
+
+# The machine must be able to fail: each of these bugs is found by a short run.
+
+
+def forgets_seals(patch):
+    real = penstock.persist.machine.apply
+
+    def apply(state, entry):
+        kept = tuple(each for each in entry.operations if not isinstance(each, Seal))
+        return real(state, structs.replace(entry, operations=kept))
+
+    patch.setattr("penstock.persist.machine.apply", apply)
+
+
+def forgets_discards(patch):
+    patch.setattr("penstock.persist.state._discarded", lambda state, _number, _old: state)
+
+
+def merges_past_since(patch):
+    def merge_since(collection):
+        return max(collection.upper - 1, 0)
+
+    patch.setattr("penstock.persist.upkeep.merge_since", merge_since)
+
+
+def merges_past_upper(patch):
+    patch.setattr("penstock.persist.upkeep.merge_since", lambda collection: collection.since)
+
+
+def merges_what_is_not_sealed(patch):
+    patch.setattr("penstock.persist.upkeep.mergeable", lambda collection, _: [*collection.batches])
+    patch.setattr(
+        "penstock.persist.upkeep.merge_since",
+        lambda collection: max([collection.since, *(b.since for b in collection.batches)]),
+    )
+
+
+def truncates_without_a_rollup(patch):
+    def truncate(self):
+        head = self._machine.state.seqno
+        self._machine.log.truncate(head, head=head)
+
+    patch.setattr(Collector, "truncate", truncate)
+
+
+def settles_without_looking_at_holds(patch):
+    patch.setattr(Collector, "_needs", lambda _self: ({}, END))
+
+
+def gives_again_what_was_given(patch):
+    real = Reader.rows
+
+    def rows(self, collection, schema, *, lower, upper):
+        return real(self, collection, schema, lower=max(lower - 1, 0), upper=upper)
+
+    patch.setattr(Reader, "rows", rows)
+
+
+def says_not_written_of_what_was(patch):
+    def outcome(_self, error):
+        return DeterminateError(str(error))
+
+    patch.setattr("penstock.durable.steady._Attempts.outcome", outcome)
+
+
+def lets_the_old_writer_write(patch):
+    patch.setattr(Machine, "_must_own", lambda _self: None)
+
+
+def ignores_who_holds_the_lock(patch):
+    def plan_refuses_nobody(self, writer, bell):
+        self._machine.take_epoch(
+            lambda state: [
+                TakeEpoch(Writer(writer), state.location or "l"),
+                OpenStaging(f"{state.epoch + 1}-0"),
+            ]
+        )
+
+    patch.setattr(Client, "_take_lock", plan_refuses_nobody)
+
+
+def waits_for_truncated_entries(patch):
+    def refresh(self, *, thorough=False):
+        with self._advancing:
+            self._looked_ms = (
+                self._settings.clock.boot_ms() + 1
+            )  # So it need not look at the floor.
+            self._follow()
+            return self._state
+
+    patch.setattr(Machine, "refresh", refresh)
+
+
+def reads_old_rows_without_defaults(patch):
+    patch.setattr("penstock.persist.batch.defaults_of", lambda _schemas: {})
+
+
+def seals_over_a_failed_write(patch):
+    real = penstock.persist.write._gather
+
+    def gather(group, state, batches):
+        found = real(group, state, batches)
+        found.failed.clear()
+        return found
+
+    patch.setattr("penstock.persist.write._gather", gather)
+
+
+def deletes_files_that_are_linked(patch):
+    def sweep(self, staging=None):
+        for listed in self.blob.list("batch/"):
+            self.blob.delete(listed.key)
+        return 0
+
+    patch.setattr(Collector, "sweep", sweep)
+
+
+BUGS = [
+    forgets_seals,
+    forgets_discards,
+    merges_past_since,
+    merges_past_upper,
+    merges_what_is_not_sealed,
+    truncates_without_a_rollup,
+    settles_without_looking_at_holds,
+    gives_again_what_was_given,
+    says_not_written_of_what_was,
+    lets_the_old_writer_write,
+    ignores_who_holds_the_lock,
+    waits_for_truncated_entries,
+    reads_old_rows_without_defaults,
+    seals_over_a_failed_write,
+    deletes_files_that_are_linked,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_short_run_finds(bug, monkeypatch):
+    bug(monkeypatch)
+    short = settings(
+        SHORT, max_examples=200, phases=[Phase.generate], derandomize=True, database=None
+    )
+    with pytest.raises(Exception) as found:  # noqa: PT011 - whatever it is, it was found
+        run_state_machine_as_test(Persist, settings=short)
+    assert not isinstance(found.value, TypeError | AttributeError | NameError)

@@ -1,0 +1,160 @@
+"""Readers elsewhere: behind, without permission to write, without a hold."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.persist.shop import SCHEMA, by_hand, opened, rows
+
+import penstock.persist as persist
+from penstock.durable.memory import Shelf
+from penstock.errors import Corruption, UsageError
+from penstock.persist import TEXT, UNIT, SinceError
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+def grown(client, entries):
+    """A collection after many entries, of which all but the last few are truncated."""
+    table = client.create_or_load("rows", schema=SCHEMA)
+    for time in range(table.upper, table.upper + entries):
+        table.compare_and_append(rows(("a", time, time, 1), ("b", 1, time, 1)), time, time + 1)
+    for _ in range(3):
+        client.compact()
+    return table
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_reader_that_was_overtaken_by_truncation_finds_its_way(shelf, hold):
+    with opened(shelf, inline_bytes=8) as client:
+        grown(client, 2)
+        with opened(shelf, writer=None, hold=hold) as reader:
+            behind = reader.collection("rows")
+            assert behind.upper == 2
+            grown(client, 20)
+            assert len([key for key in shelf.objects if key.startswith("log/")]) < 5
+            assert behind.upper == 22
+            assert len(behind.snapshot(21)) == 23
+
+
+def test_a_listener_that_was_overtaken_by_truncation_goes_on(shelf):
+    with opened(shelf) as client, opened(shelf, writer=None) as reader:
+        grown(client, 2)
+        with reader.collection("rows").listen(1) as listener:
+            grown(client, 20)
+            changes = listener.next_changes(timeout_ms=0)
+            assert (changes.lower, changes.upper, len(changes)) == (2, 22, 40)
+
+
+def test_a_reader_without_a_hold_meets_compaction_as_an_error_that_says_so(shelf):
+    with opened(shelf, inline_bytes=8) as client:
+        table = grown(client, 3)
+        with opened(shelf, writer=None, hold=False) as reader:
+            state = reader.collection("rows").state
+            table.compare_and_append(rows(("c", 1, 3, 1)), 3, 4)
+            client.compact()
+            with pytest.raises(UsageError, match="was compacted while it was being read") as told:
+                reader.reader.rows(state, state.schemas[-1], lower=0, upper=9)
+            assert "hold=True" in told.value.hint
+            table.allow_compaction(3).result()
+            with pytest.raises(SinceError):
+                reader.collection("rows").snapshot(2)
+
+
+def test_a_missing_object_is_damage_if_it_is_still_linked(shelf):
+    with opened(shelf, inline_bytes=8, cache_bytes=0) as client:
+        table = grown(client, 3)
+        (key,) = client.state.linked()
+        del shelf.objects[key]
+        with pytest.raises(Corruption, match=key):
+            table.snapshot(2)
+        with opened(shelf, writer=None) as reader, pytest.raises(Corruption, match=key):
+            reader.collection("rows").snapshot(2)
+
+
+def test_readers_place_holds_and_nothing_else(shelf):
+    with opened(shelf) as client:
+        grown(client, 3)
+        before = set(shelf.objects)
+        with opened(shelf, writer=None, hold=False) as reader:
+            with reader.collection("rows").listen(0) as listener:
+                assert listener.next_changes(timeout_ms=0) is not None
+            reader.collection("rows").snapshot(2)
+            assert set(shelf.objects) == before
+        with opened(shelf, writer=None) as reader:
+            reader.collection("rows").snapshot(2)
+            assert {key.split("/")[0] for key in set(shelf.objects) - before} == {"hold"}
+        assert set(shelf.objects) == before
+
+
+READS = """
+import os, sys
+folder, uid = sys.argv[1], int(sys.argv[2])
+import penstock.persist as persist
+import pyarrow.parquet, pyarrow.ipc  # found before the uid is given up
+if uid:
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+try:
+    open(folder + "/log/mine", "w")
+except PermissionError:
+    pass
+else:
+    sys.exit("the folder can be written to, so this shows nothing")
+with persist.open("file:" + folder, hold=False, settings=persist.Settings(notify="")) as client:
+    words = client.collection("words")
+    print(sorted(update.data[0] for update in words.snapshot(as_of=1)))
+    with words.listen(0) as listener:
+        print(listener.next_changes(timeout_ms=0).upper)
+try:
+    persist.open("file:" + folder, writer="me")
+except persist.errors.PenstockError as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.fixture
+def seen_by_all():
+    """A folder whose parents everybody may pass, which pytest's own are not."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    folder.chmod(0o755)
+    yield folder
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    shutil.rmtree(folder)
+
+
+def test_a_folder_that_may_only_be_read_can_be_read(seen_by_all):
+    folder = seen_by_all / "location"
+    with persist.open(f"file:{folder}", writer="w", settings=by_hand()) as client:
+        words = client.create_or_load("words", key=TEXT, value=UNIT)
+        words.compare_and_append([(("a", None), 0, 1), (("b", None), 1, 1)], 0, 2)
+        client.compact()
+    found = sorted(folder.rglob("*"))
+    for path in (*found, folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    child = subprocess.run(
+        # As root nothing is forbidden, so the child becomes nobody.
+        [sys.executable, "-c", READS, str(folder), "65534" if os.getuid() == 0 else "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.splitlines() == ["['a', 'b']", "2", "StoreRefused"]
+    assert sorted(folder.rglob("*")) == found
+
+
+def test_listening_from_the_very_beginning_may_begin_with_a_snapshot_of_nothing(shelf):
+    with opened(shelf) as client:
+        table = grown(client, 2)
+        with table.listen(-1, snapshot=True) as listener:
+            assert len(listener.next_changes(timeout_ms=0)) == 0

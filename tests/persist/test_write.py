@@ -1,0 +1,306 @@
+"""The queue: in order, in groups, each call by itself; and what failing leaves behind."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+from tests.persist.shop import SCHEMA, opened, rows
+
+from penstock.durable.memory import Shelf
+from penstock.errors import IndeterminateError, StoreRefused, UsageError
+from penstock.persist import (
+    INT64,
+    TEXT,
+    UNIT,
+    Allowed,
+    AlreadyFailed,
+    Appended,
+    AppendTo,
+    Client,
+    UpperMismatch,
+)
+from penstock.persist.write import Append, Committer, Control
+
+
+class Refusing:
+    """Refuses to write, or to list, the keys that begin with `refused`."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.refused = ()
+        self.error = StoreRefused("disk is full")
+        self.name = inner.name
+        self.get, self.settle, self.close = inner.get, inner.settle, inner.close
+
+    def _check(self, key):
+        if self.refused and key.startswith(self.refused):
+            raise self.error
+
+    def put(self, key, data):
+        self._check(key)
+        self._inner.put(key, data)
+
+    def create(self, key, data):
+        self._check(key)
+        return self._inner.create(key, data)
+
+    def delete(self, key):
+        self._check(key)
+        self._inner.delete(key)
+
+    def list(self, prefix, *, after=""):
+        self._check(prefix)
+        return self._inner.list(prefix, after=after)
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+@pytest.fixture
+def client(shelf):
+    with opened(shelf) as client:
+        yield client
+
+
+def gate(client: Client):
+    """Nothing is committed inside the block."""
+    return client._machine._advancing
+
+
+def pair(key, time=0, diff=1):
+    return ((key, None), time, diff)
+
+
+def test_calls_of_many_threads_are_grouped_and_each_keeps_its_order(client):
+    collection = client.create_or_load("c", key=TEXT, value=INT64)
+    callers, calls = 64, 20
+    ready = threading.Barrier(callers)
+    before = client.state.seqno
+
+    def call(caller):
+        ready.wait()
+        for number in range(calls):
+            # Whoever is told has their update durable, so the next goes in after it.
+            collection.write([((f"t{caller}", number), 0, 1)]).result()
+            rows = client.reader.rows(
+                collection.state, collection.state.schemas[-1], lower=0, upper=1
+            )
+            mine = [r["value"] for r in rows.to_pylist() if r["key"] == f"t{caller}"]
+            assert mine == list(range(number + 1))
+
+    with ThreadPoolExecutor(callers) as pool:
+        list(pool.map(call, range(callers)))
+    entries = client.state.seqno - before
+    assert entries <= callers * calls / 4, f"{entries} entries for {callers * calls} calls"
+    collection.seal(1).result()
+    assert sum(update.diff for update in collection.snapshot(0)) == callers * calls
+
+
+def test_futures_resolve_in_the_order_of_the_calls(client):
+    collection = client.create_or_load("c", key=TEXT, value=UNIT)
+    told, futures = [], []
+    with gate(client):
+        for number in range(50):
+            future = collection.seal(number)
+            future.add_done_callback(lambda _, number=number: told.append(number))
+            futures.append(future)
+    assert [future.result() for future in futures] == [Appended(n) for n in range(50)]
+    assert told == list(range(50))
+
+
+def test_racing_appends_have_one_winner_and_the_others_learn_the_upper(client):
+    collection = client.create_or_load("c", key=TEXT, value=UNIT)
+    ready = threading.Barrier(8)
+
+    def race(caller):
+        ready.wait()
+        return collection.compare_and_append([pair(str(caller))], 0, 1)
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(race, range(8)))
+    assert outcomes.count(Appended(1)) == 1
+    assert outcomes.count(UpperMismatch("c", 1)) == 7
+    assert len(collection.snapshot(0)) == 1
+
+
+def test_nobody_can_cancel_what_may_already_be_written(client):
+    collection = client.create_or_load("c", key=TEXT, value=UNIT)
+    with gate(client):
+        future = collection.write([pair("a")])
+        assert not future.cancel()
+    assert future.result() == Appended(0)
+    assert collection.seal(1).result() == Appended(1)
+
+
+def test_a_failed_upload_fails_its_call_and_what_is_queued_behind_it(shelf):
+    held = []
+
+    def wrap(blob):
+        held.append(Refusing(blob))
+        return held[0]
+
+    with opened(shelf, wrap=wrap, inline_bytes=8) as client:
+        table = client.create_or_load("rows", schema=SCHEMA)
+        other = client.create_or_load("other", key=TEXT, value=UNIT)
+        held[0].refused = ("batch/",)
+        with gate(client):
+            before = table.seal(1)
+            failed = table.write(rows(("a", 1, 1, 1)))
+            behind = table.seal(5)
+            beside = other.write([pair("x")])
+        assert before.result() == Appended(1)
+        with pytest.raises(StoreRefused, match="disk is full"):
+            failed.result()
+        with pytest.raises(AlreadyFailed):
+            behind.result()
+        assert beside.result() == Appended(0)
+        held[0].refused = ()
+        assert table.write(rows(("a", 1, 1, 1))).result() == Appended(1)
+        table.seal(2).result()
+        assert [update.data for update in table.snapshot(1)] == [{"k": "a", "n": 1}]
+
+
+def test_failing_spreads_along_calls_that_touch_several_collections(client):
+    made = {n: client.create_or_load(n, key=TEXT, value=UNIT) for n in "abc"}
+    made["a"].seal(5).result()
+    with gate(client):
+        # The first one is committed alone, so the rest stands in the queue behind it.
+        first = made["c"].write([pair("c", 3)])
+        wrong = made["a"].write([pair("x", 1)])
+        both = client.seal_all({made["a"]: 6, made["b"]: 6})
+        behind = made["b"].seal(7)
+        beside = made["c"].seal(8)
+    assert first.result() == Appended(0)
+    with pytest.raises(UsageError, match="cannot take an update at 1"):
+        wrong.result()
+    for future in (both, behind):
+        with pytest.raises(AlreadyFailed):
+            future.result()
+    assert beside.result() == Appended(8)
+
+
+def test_failing_spreads_through_the_queue_too(client, monkeypatch):
+    """As above, with each call in a group of its own."""
+
+    def take_one(self):
+        work = self._queue.popleft()
+        return work if isinstance(work, Control) else [work]
+
+    monkeypatch.setattr(Committer, "_take_group", take_one)
+    test_failing_spreads_along_calls_that_touch_several_collections(client)
+    assert client.collection("c").upper == 8
+
+
+def test_what_was_written_is_told_even_if_since_could_not_be_settled(shelf):
+    held = []
+
+    def wrap(blob):
+        held.append(Refusing(blob))
+        return held[0]
+
+    with opened(shelf, wrap=wrap) as client:
+        collection = client.create_or_load("c", key=TEXT, value=UNIT)
+        collection.seal(5).result()
+        held[0].refused = ("hold/",)
+        with gate(client):
+            written = collection.write([pair("a", 5)])
+            allowed = collection.allow_compaction(3)
+        assert written.result() == Appended(5)
+        assert allowed.result() == Allowed(0)
+        held[0].refused = ()
+        client.upkeep()
+        assert collection.since == 3
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_when_patience_ends_the_outcome_is_in_doubt_and_reopening_tells(shelf, happened):
+    held = []
+
+    def wrap(blob):
+        held.append(Refusing(blob))
+        return held[0]
+
+    client = opened(shelf, wrap=wrap, patience_ms=60_000)
+    collection = client.create_or_load("c", key=TEXT, value=UNIT)
+    blob = held[0]
+    create = blob.create
+
+    def silent(key, data):
+        if happened:
+            create(key, data)
+        raise IndeterminateError("no answer")
+
+    blob.create = silent
+    with gate(client):
+        first, second = collection.write([pair("a")]), collection.seal(1)
+    for future in (first, second):
+        with pytest.raises(IndeterminateError):
+            future.result()
+    with pytest.raises(IndeterminateError):
+        collection.seal(2)
+    with pytest.raises(IndeterminateError):
+        client.close()
+    with opened(shelf) as again:
+        found = again.collection("c")
+        # Both calls, or the first, or none: never the seal without its write.
+        left = sum(each.updates for each in again.unsealed())
+        assert (found.upper, left) in ([(0, 1), (1, 0)] if happened else [(0, 0)])
+        found.seal(2).result()
+        assert len(found.snapshot(1)) == happened
+
+
+def test_rows_handed_in_just_before_the_schema_grew_keep_their_version(shelf):
+    with opened(shelf, inline_bytes=8) as client:
+        table = client.create_or_load("rows", schema=SCHEMA)
+        piece = table.piece(rows(("a", 1, 1, 1)))
+        table.alter(SCHEMA.append(pa.field("m", pa.int64())))
+        client.committer.submit(Append([piece])).result()
+        table.seal(2).result()
+        assert [u.data for u in table.snapshot(1)] == [{"k": "a", "n": 1, "m": None}]
+
+
+def test_a_destroyed_collection_takes_nothing_and_breaks_nobody(client):
+    gone = client.create_or_load("gone", key=TEXT, value=UNIT)
+    kept = client.create_or_load("kept", key=TEXT, value=UNIT)
+    assert gone.destroy()
+    assert not gone.destroy()
+    for call in (
+        lambda: gone.write([pair("a")]).result(),
+        lambda: gone.seal(1).result(),
+        lambda: gone.allow_compaction(1).result(),
+        lambda: gone.snapshot(0),
+        lambda: gone.listen(0),
+    ):
+        with pytest.raises(UsageError, match="was destroyed"):
+            call()
+    assert kept.seal(1).result() == Appended(1)
+
+
+def test_a_default_of_the_wrong_type_is_refused_and_breaks_nobody(client):
+    table = client.create_or_load("rows", schema=SCHEMA)
+    with pytest.raises(UsageError, match="does not fit its column"):
+        table.alter(SCHEMA.append(pa.field("m", pa.int64())), defaults={"m": "many"})
+    assert table.seal(1).result() == Appended(1)
+
+
+def test_collections_of_another_client_are_refused(client):
+    with opened(Shelf()) as other:
+        foreign = other.create_or_load("c", key=TEXT, value=UNIT)
+        client.create_or_load("c", key=TEXT, value=UNIT)
+        with pytest.raises(UsageError, match="belongs to another client"):
+            client.seal_all({foreign: 5})
+        with pytest.raises(UsageError, match="belongs to another client"):
+            client.append_all([AppendTo(foreign, [], 0, 5)])
+
+
+def test_a_merge_of_few_rows_and_many_columns_ends(shelf):
+    schema = pa.schema([(f"c{n}", pa.int8()) for n in range(50)])
+    with opened(shelf, inline_bytes=800) as client:
+        table = client.create_or_load("wide", schema=schema)
+        for time in range(4):
+            table.compare_and_append([({"c0": time}, time, 1)], time, time + 1)
+            client.upkeep()
+        assert len(table.snapshot(3)) == 4

@@ -1,0 +1,423 @@
+"""The reference pages are true: a reader made from one reads, and lists are whole."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pyarrow as pa
+import pytest
+import typer.main
+
+import penstock.errors
+import penstock.persist.errors
+from penstock import persist
+from penstock.cli.main import app
+from penstock.durable import Log, open_blob
+from penstock.durable.log import entry_key
+from penstock.persist import encoding, state
+from penstock.persist.encoding import encode_entry
+from penstock.persist.holds import Hold
+from penstock.persist.state import Batch, Entry, Link, Operation, Seal, Stored
+from penstock.testing.clocks import ManualClock
+from tests.compat import make_golden, reader
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+GOLDEN = sorted((ROOT / "tests" / "compat").glob("v*"))
+
+
+def settings(**others: Any) -> persist.Settings:
+    return persist.Settings(
+        background=False,
+        notify="",
+        inline_bytes=800,
+        part_bytes=2_000,
+        young_ms=0,
+        clock=ManualClock(),
+        chance=random.Random(8),
+        **others,
+    )
+
+
+def contents(snapshot: persist.Snapshot) -> Counter[Any]:
+    """As the reader counts them."""
+    found: Counter[Any] = Counter()
+    for data, _, diff in snapshot:
+        found[reader.shown(data)] += diff
+    return found
+
+
+def changes(given: persist.Changes) -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    for data, time, diff in given:
+        found[reader.shown(data), time] += diff
+    return found
+
+
+def assert_read_alike(location: reader.Location, client: persist.Client) -> None:
+    """Same names, same bounds, same contents as of every time, same changes from everywhere."""
+    assert location.names() == client.collections()
+    for name in client.collections():
+        collection = client.collection(name)
+        found = location.collection(name)
+        assert (found.get("since", 0), found.get("upper", 0)) == (
+            collection.since,
+            collection.upper,
+        )
+        ids = [batch.id for batch in collection.state.batches]
+        assert [batch["id"] for batch in found.get("batches", [])] == ids
+        for time in range(collection.since, collection.upper):
+            snapshot = collection.snapshot(time)
+            assert location.as_of(name, time) == contents(snapshot), (name, time)
+        with collection.listen(collection.since) as listener:
+            given = listener.next_changes(timeout_ms=0)
+        if given is not None:
+            assert location.changes(name, given.lower, given.upper) == changes(given), name
+
+
+def test_the_reader_knows_nothing_of_penstock():
+    tree = ast.parse(Path(reader.__file__).read_text())
+    imported = {
+        (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert not {name for name in imported if name.startswith(("penstock", "tests"))}
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda folder: folder.name)
+def test_the_reader_reads_golden_locations(golden):
+    codecs = {"mood": make_golden.MOOD_2.decode}
+    location = reader.Location(golden / "location", codecs)
+    expected = json.loads((golden / "expected.json").read_text())
+    assert location.names() == sorted(expected)
+    for name, told in expected.items():
+        for time, rows in told["as_of"].items():
+            assert (name, time, location.as_of(name, int(time))) == (name, time, rows)
+
+
+def test_the_golden_location_has_something_of_everything():
+    location = reader.Location(GOLDEN[-1] / "location")
+    floor, head = location.marks()
+    assert 0 < floor < head == location.state["seqno"]
+    assert location.void
+    assert location.state["epoch"] == 2
+    assert len(location.collection("orders")["schemas"]) == 2
+    batches = [b for c in location.state["collections"].values() for b in c.get("batches", [])]
+    assert {part["type"] for batch in batches for part in batch["parts"]} == {"inline", "stored"}
+    assert any(len(batch["parts"]) > 1 for batch in batches)
+    assert {batch.get("merged", False) for batch in batches} == {True, False}
+    assert any("until" in batch for batch in batches)
+    assert any(batch.get("since") for batch in batches)
+
+
+def test_the_reader_reads_what_was_just_written(tmp_path):
+    url = f"file:{tmp_path}/location"
+    with persist.open(url, writer="w", settings=settings()) as client:
+        write_a_life(client)
+        client.compact()
+        write_more(client)
+        client.compact()
+        plant(url, client, epoch=0, operation=SEAL)
+        client.compact()
+        client.collection("words").write([(("unsealed", None), 99, +1)]).result()
+        client.discard_unsealed()
+        client.collection("words").write([(("unsealed", None), 77, +1)]).result()
+        location = reader.Location(tmp_path / "location")
+        assert location.state["seqno"] == client.state.seqno
+        assert location.state["next_id"] == client.state.next_id
+        assert location.state["garbage"] == dict(client.state.garbage)
+        assert location.state["rollups"] == list(client.state.rollups)
+        assert_read_alike(location, client)
+        assert (tmp_path / "location" / "rollup").is_dir()
+        assert not (tmp_path / "location" / "log" / f"{0:017d}" / "000").exists()
+
+
+def test_the_reader_folds_the_whole_log_without_a_rollup(tmp_path):
+    url = f"file:{tmp_path}/location"
+    with persist.open(url, writer="w", settings=settings()) as client:
+        write_a_life(client)
+        for _ in range(20):
+            client.upkeep()  # Merges what is due, and writes no rollup yet.
+        write_more(client)
+        plant(url, client, epoch=1, operation=LINK_UNDER_A_CLOSED_ID)
+        client.create_or_load("after the void", key=persist.UNIT, value=persist.UNIT)
+        location = reader.Location(tmp_path / "location")
+        assert len(location.void) == 1
+        assert_read_alike(location, client)
+        assert not (tmp_path / "location" / "rollup").exists()
+
+
+def test_the_reader_follows_a_takeover(tmp_path):
+    url = f"file:{tmp_path}/location"
+    first = persist.open(url, writer="w", settings=settings())
+    write_a_life(first)
+    with persist.open(url, writer="w", settings=settings()) as second:
+        plant(url, second, epoch=1, operation=SEAL)
+        write_more(second)
+        location = reader.Location(tmp_path / "location")
+        assert len(location.void) == 1
+        assert_read_alike(location, second)
+    with pytest.raises(penstock.errors.Fenced):
+        first.collection("words").seal(1_000).result()
+    with pytest.raises(penstock.errors.Fenced):
+        first.close()
+
+
+def test_the_reader_heeds_nothing_after_a_release(tmp_path):
+    url = f"file:{tmp_path}/location"
+    with persist.open(url, writer="w", settings=settings()) as client:
+        write_a_life(client)
+    with persist.open(url, hold=False, settings=settings()) as client:
+        plant(url, client, epoch=1, operation=SEAL)
+        location = reader.Location(tmp_path / "location")
+        assert len(location.void) == 1
+        assert_read_alike(location, client)
+
+
+def write_a_life(client: persist.Client) -> None:
+    words = client.create_or_load("words", key=persist.TEXT, value=persist.UNIT)
+    for time in range(30):
+        words.write([((f"word {time % 7}", None), time, +1)])
+        words.write([((f"word {time % 5}", None), time + 3, -1)]).result()
+        words.seal(time).result()
+    documents = client.create_or_load("documents", key=persist.BIGINT, value=persist.JSON)
+    documents.compare_and_append(
+        [((10**30, value), 1, +1) for value in (1, 1.0, True, None, "x", {"b": 1, "a": [2]})], 0, 9
+    )
+    narrow = pa.schema([("id", pa.int32()), ("f", pa.float32()), ("l", pa.list_(pa.int8()))])
+    rows = client.create_or_load("rows", schema=narrow, key_columns=["id"])
+    rows.compare_and_append(
+        [({"id": n, "f": n / 4, "l": [n % 3]}, n % 9, +1) for n in range(100)], 0, 9
+    )
+    rows.compare_and_append([({"id": 3, "f": 0.75, "l": [0]}, 9, -1)], 9, 11)
+    wide = pa.schema(
+        [("id", pa.int64()), ("f", pa.float64()), ("l", pa.list_(pa.int8())), ("n", pa.int32())]
+    )
+    rows.alter(wide, defaults={"n": 7})
+    gone = client.create_or_load("gone", key=persist.INT64, value=persist.BYTES)
+    gone.compare_and_append([((n, b"x" * 40), 0, +1) for n in range(100)], 0, 1)
+
+
+def write_more(client: persist.Client) -> None:
+    rows = client.collection("rows")
+    rows.compare_and_append(
+        [
+            ({"id": 4, "f": 1.0, "l": [1], "n": 7}, 11, -1),  # As the narrow one was.
+            ({"id": 2**40, "f": -0.0, "l": None, "n": None}, 12, +1),
+            ({"id": 2**40, "f": 0.0, "l": None, "n": None}, 12, +1),
+        ],
+        11,
+        20,
+    )
+    client.collection("gone").destroy()
+    again = client.create_or_load("gone", key=persist.TEXT, value=persist.TEXT)
+    again.compare_and_append([(("back", "again"), 5, +1)], 0, 6)
+    words = client.collection("words")
+    words.write([(("half", None), 32, +1), (("late", None), 50, +1)]).result()
+    words.seal(40).result()
+    client.discard_unsealed(["words"])
+    words.seal(60).result()
+    words.allow_compaction(10).result()
+    empty = client.create_or_load("empty", key=persist.TEXT, value=persist.UNIT)
+    empty.compare_and_append([(("x", None), 1, +1), (("x", None), 2, -1)], 0, 3)
+    empty.allow_compaction(2).result()
+
+
+def plant(url: str, client: persist.Client, *, epoch: int, operation: Operation) -> None:
+    """An entry that no writer of ours would make, or one that was on its way when it was fenced."""
+    entry = Entry(epoch=epoch, token="planted", at_ms=0, operations=(operation,))
+    blob = open_blob(url, writing=True)
+    assert Log(blob).create(client.state.seqno, encode_entry(entry))
+    blob.close()
+
+
+SEAL = Seal(1, 1_000)
+CLOSED = Stored(key="batch/7-7/never.parquet", size=1, checksum=1)
+LINK_UNDER_A_CLOSED_ID = Link(
+    1, (Batch(schema=0, lower=0, upper=1, rows=1, size=1, parts=(CLOSED,)),)
+)
+
+
+def section(page: str, heading: str) -> str:
+    text = (REFERENCE / page).read_text()
+    return re.split(r"\n#", text.partition(f"# {heading}\n")[2])[0]
+
+
+STRUCTURES = {
+    "Entry": Entry,
+    "Writer": state.Writer,
+    "Schema version": state.SchemaVersion,
+    "Batch": Batch,
+    "Collection": state.CollectionState,
+    "Rollup": encoding._Rollup,
+    "Hold": Hold,
+}
+
+
+@pytest.mark.parametrize("heading", STRUCTURES)
+def test_the_page_on_the_format_lists_the_fields_of(heading):
+    kind = STRUCTURES[heading]
+    told = re.findall(r"^\| `(\w+)` \| ([^|]*)", section("format.md", heading), re.MULTILINE)
+    fields = msgspec.structs.fields(kind)
+    assert [name for name, _ in told] == [field.encode_name for field in fields]
+    omitted = kind.__struct_config__.omit_defaults
+    for field, (_, shown) in zip(fields, told, strict=True):
+        default = re.search(r"`= (.*)`", shown)
+        assert (default is not None) == (omitted and field.default is not msgspec.NODEFAULT)
+        if default is not None:
+            assert DEFAULTS.get(default[1], default[1]) == field.default
+
+
+DEFAULTS = {
+    '""': "",
+    "0": 0,
+    "[]": (),
+    "empty": b"",
+    "END": persist.END,
+    "false": False,
+    "nil": None,
+}
+
+
+@pytest.mark.parametrize("heading", ["Operations", "Part"])
+def test_the_page_on_the_format_lists_every_kind_of(heading):
+    union = {"Operations": state.Operation, "Part": state.Part}[heading]
+    told = re.findall(r"^\| `(\w+)` \| (.*) \|$", section("format.md", heading), re.MULTILINE)
+    kinds = {kind.__struct_config__.tag: kind for kind in get_args(union)}
+    assert [name for name, _ in told] == list(kinds)
+    for name, fields in told:
+        config = kinds[name].__struct_config__
+        assert (config.tag_field, config.omit_defaults) == ("type", False)
+        listed = re.findall(r"`(\w+)`:", fields)
+        assert listed == [field.encode_name for field in msgspec.structs.fields(kinds[name])]
+
+
+def test_the_page_on_the_format_says_what_each_operation_does():
+    told = re.findall(r"^\| `(\w+)` \|", section("format.md", "Replay"), re.MULTILINE)
+    assert told == [kind.__struct_config__.tag for kind in get_args(state.Operation)]
+
+
+def test_the_page_on_the_format_says_what_an_entry_is_called():
+    assert f"entry 1234 is `{entry_key(1234)}`" in section("format.md", "Objects")
+
+
+def table_rows(page: str, first: str) -> list[list[str]]:
+    """The cells of every row of the tables whose first heading is `first`."""
+    found: list[list[str]] = []
+    inside = False
+    for line in (REFERENCE / page).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not line.startswith("|"):
+            inside = False
+        elif cells[0] == first:
+            inside = True
+        elif inside and not line.startswith("|---"):
+            found.append(cells)
+    return found
+
+
+def test_the_page_on_settings_lists_each_with_its_default():
+    told = {cells[0].strip("`"): cells[1] for cells in table_rows("settings.md", "Setting")}
+    fields = dataclasses.fields(persist.Settings)
+    assert list(told) == [field.name for field in fields]
+    for field in fields:
+        if told[field.name].startswith("`"):
+            assert ast.literal_eval(told[field.name].strip("`")) == field.default, field.name
+    by_the_system = [name for name, default in told.items() if not default.startswith("`")]
+    assert by_the_system == ["clock", "chance"]
+
+
+@pytest.mark.parametrize(
+    "room", [penstock.errors, penstock.persist.errors], ids=lambda r: r.__name__
+)
+def test_the_page_on_errors_lists_each_with_its_sqlstate(room):
+    told = {cells[0].strip("`"): cells[1] for cells in table_rows("errors.md", "Error")}
+    for name in room.__all__:
+        assert told.get(name) == getattr(room, name).sqlstate, name
+    listed = {*penstock.errors.__all__, *penstock.persist.errors.__all__}
+    assert set(told) == listed
+
+
+def test_the_page_on_errors_draws_the_tree():
+    drawing = (REFERENCE / "errors.md").read_text().partition("    PenstockError\n")[2]
+    parents = ["PenstockError"]
+    for line in drawing.partition("\n\n")[0].splitlines():
+        depth, name = re.match(r"    ([│ ]*)[├└]── (\w+)", line).groups()
+        room = penstock.errors if hasattr(penstock.errors, name) else penstock.persist
+        parents[len(depth) // 4 + 1 :] = [name]
+        assert [base.__name__ for base in getattr(room, name).__bases__] == parents[-2:-1]
+
+
+def test_the_page_on_the_command_line_has_every_verb_and_option():
+    page = (REFERENCE / "cli.md").read_text()
+    program: Any = typer.main.get_command(app)
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == list(program.commands)
+    for verb, command in program.commands.items():
+        usage = re.search(
+            rf"^    penstock {verb} LOCATION(.*?)\n\n", page, re.MULTILINE | re.DOTALL
+        )
+        assert usage is not None, verb
+        options = {
+            name
+            for each in command.params
+            if each.param_type_name == "option"
+            for name in (*each.opts, *each.secondary_opts)
+        }
+        assert set(re.findall(r"--[\w-]+", usage[1])) == options - {"--help"}, verb
+
+
+def test_the_page_on_python_lists_what_there_is():
+    page = (REFERENCE / "python.md").read_text()
+    assert [name for name in persist.__all__ if not re.search(rf"`{name}\b", page)] == []
+    for name in ("open", "release"):
+        assert f"| `{signature(getattr(persist, name), name)}` |" in page
+    for kind in (persist.Client, persist.Collection, persist.Listener, persist.DurableHold):
+        section = page.partition(f"## {kind.__name__}\n")[2].partition("\n## ")[0]
+        told = {
+            re.match(r"`(.*)`", line)[1] for line in re.findall(r"^\| (`.*)", section, re.MULTILINE)
+        }
+        told = {each.partition("`")[0] for each in told}
+        assert told >= public(kind), kind
+        assert {each for each in told if "(" in each} <= public(kind), kind
+
+
+def test_the_page_on_python_lists_the_fields_of_values():
+    for name, fields in table_rows("python.md", "Value"):
+        kind = getattr(persist, name.strip("`"))
+        told = re.findall(r"`(\w+)`", fields)
+        assert told == [field.name for field in dataclasses.fields(kind)]
+
+
+def public(kind: type) -> set[str]:
+    """The methods of a class with their signatures, and its properties."""
+    found: set[str] = set()
+    for name, member in vars(kind).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property):
+            found.add(name)
+        elif inspect.isfunction(member):
+            found.add(signature(member, name))
+    # For the rooms beside it.
+    return found - {"committer", "piece(updates, *, expected=None, upper=None, time=None)"}
+
+
+def signature(function: Any, name: str) -> str:
+    """A signature without types and without self."""
+    given = inspect.signature(function)
+    parameters = [
+        each.replace(annotation=inspect.Parameter.empty)
+        for each in given.parameters.values()
+        if each.name != "self"
+    ]
+    bare = given.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+    return f"{name}{bare}"
