@@ -251,3 +251,18 @@ def test_every_verb_explains_itself_and_refuses_a_place_that_is_none(verb, tmp_p
 
 def test_version_is_printed():
     assert penstock("--version").stdout.startswith("penstock ")
+
+
+def test_a_location_on_an_object_store_is_one_url_away(object_url):
+    with persist.open(object_url, writer="w", settings=SETTINGS) as client:
+        made = client.create_or_load("words", key="text", value="unit")
+        made.compare_and_append([(("hello", None), 1, 1)], 0, 2)
+        made.compare_and_append([((f"{i}" * 100, None), 2, 1) for i in range(400)], 2, 3)
+    assert lines(penstock("read", object_url, "words", "--as-of", "1")) == [
+        {"key": "hello", "value": None}
+    ]
+    (told,) = lines(penstock("status", object_url, "--json"))
+    assert told["storage_locations"][0]["collections"][0]["upper"] == 3
+    assert penstock("verify", object_url).returncode == 0
+    with persist.open(object_url, hold=False) as client:
+        assert len(client.collection("words").snapshot(2)) == 401

@@ -174,7 +174,7 @@ def test_a_hold_that_is_replaced_while_it_is_looked_for_is_found() -> None:
 
         blob.before = moved
         (_, found) = list_holds(blob)["d-owner"]
-        assert found.sinces == {words.id: 11}
+        assert found.sinces[words.id] <= hold.sinces()["words"]
 
 
 def test_a_claim_under_a_lease_that_ran_out_is_not_taken_for_one_that_counts() -> None:

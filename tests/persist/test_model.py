@@ -374,12 +374,10 @@ class Persist(RuleBasedStateMachine):
         uppers = {self.collection(ask.name): ask.upper for ask in asks}
         self.tried(lambda: self.client.seal_all(uppers).result(), after, expected)
 
-    @rule(name=names, fate=fates)
-    def alter(self, name: str, fate: list[Fate]) -> None:
-        collection = self.model.collections.get(ROWS)
-        if collection is None or len(collection.versions) == len(GROWTH) or name != ROWS:
-            return
-        number = len(collection.versions)
+    @precondition(lambda self: self.version_of_rows() < len(GROWTH))
+    @rule(fate=fates)
+    def alter(self, fate: list[Fate]) -> None:
+        number = self.version_of_rows()
         after = self.model.copy()
         grown = after.collections[ROWS]
         version = Version(grown.upper, tuple(GROWTH[number].names), DEFAULTS[number])
@@ -388,9 +386,16 @@ class Persist(RuleBasedStateMachine):
         handle = self.collection(ROWS)
         self.tried(lambda: handle.alter(GROWTH[number], defaults=DEFAULTS[number]), after, None)
 
+    def version_of_rows(self) -> int:
+        """Which version comes next, or one past the last if there is nothing to alter."""
+        collection = self.model.collections.get(ROWS)
+        return len(collection.versions) if collection else len(GROWTH)
+
+    @precondition(lambda self: any(c.unsealed() for c in self.model.collections.values()))
     @rule(some=st.booleans(), fate=fates)
     def discard(self, some: bool, fate: list[Fate]) -> None:
-        chosen = sorted(self.model.collections)[: 1 if some else None]
+        waiting = [name for name, c in self.model.collections.items() if c.unsealed()]
+        chosen = waiting[:1] if some else sorted(self.model.collections)
         self.fates.extend(fate)
         after = self.model.copy()
         after.discard(chosen)
@@ -526,6 +531,7 @@ class Persist(RuleBasedStateMachine):
             return
         self.watches.append(Watch(name, handle.id, by, handle.listen(as_of), as_of + 1))
 
+    @precondition(lambda self: self.watches)
     @rule()
     def poll(self) -> None:
         self.watches = [watch for watch in self.watches if self.heard(watch)]
@@ -784,14 +790,15 @@ def reads_old_rows_without_defaults(patch):
 
 
 def seals_over_a_failed_write(patch):
-    real = penstock.persist.write._gather
+    real = penstock.persist.write._Gathered
 
-    def gather(group, state, batches):
-        found = real(group, state, batches)
-        found.failed.clear()
-        return found
+    class Forgetful(set):
+        def update(self, *_failed):
+            pass
 
-    patch.setattr("penstock.persist.write._gather", gather)
+    patch.setattr(
+        penstock.persist.write, "_Gathered", lambda operations: real(operations, [], Forgetful())
+    )
 
 
 def deletes_files_that_are_linked(patch):
