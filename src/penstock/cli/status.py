@@ -8,11 +8,10 @@ from rich.table import Table
 from penstock import persist
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.cli.rows import encode_line
-from penstock.durable import Blob, open_blob
-from penstock.durable.steady import SteadyBlob
+from penstock.durable import Blob
 from penstock.persist.errors import shown_ms
 from penstock.persist.holds import Hold, list_holds
-from penstock.persist.lake import storage_locations
+from penstock.persist.lake import open_store, storage_locations
 from penstock.persist.machine import Machine
 from penstock.persist.state import END, CollectionState, State
 
@@ -31,9 +30,7 @@ def status(location: Location, as_json: AsJson = False) -> None:
 
 
 def _looked_at(url: str, settings: persist.Settings) -> dict[str, Any]:
-    blob = SteadyBlob(
-        open_blob(url), settings.clock, settings.chance, patience_ms=settings.patience_ms
-    )
+    blob = open_store(url, settings)
     try:
         state = Machine(blob, settings).load()
         holds = _holds(blob, state, settings.clock.now_ms())

@@ -4,9 +4,7 @@ import typer
 
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.cli.rows import encode_line
-from penstock.durable import open_blob
-from penstock.durable.steady import SteadyBlob
-from penstock.persist.lake import storage_locations
+from penstock.persist.lake import open_store, storage_locations
 from penstock.persist.verify import verify as walk
 
 __all__ = ["verify"]
@@ -16,9 +14,7 @@ def verify(location: Location, as_json: AsJson = False) -> None:
     """Read every object, check it, name what is damaged; exit 1 if anything is."""
     sound = True
     for url in storage_locations(location):
-        blob = SteadyBlob(
-            open_blob(url), SETTINGS.clock, SETTINGS.chance, patience_ms=SETTINGS.patience_ms
-        )
+        blob = open_store(url, SETTINGS)
         try:
             report = walk(blob)
         finally:

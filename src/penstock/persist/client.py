@@ -20,7 +20,6 @@ from msgspec import structs
 
 from penstock.data import TIME, Codec, check_row_schema
 from penstock.data.codec import BUILT_IN
-from penstock.durable import open_blob
 from penstock.durable.cache import CachedBlob
 from penstock.durable.probe import probe
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
@@ -35,6 +34,7 @@ from penstock.persist.intake import (
     check_frontier,
     columns_shown,
 )
+from penstock.persist.lake import open_store
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Bell, Ear, News
 from penstock.persist.read import Reader
@@ -98,12 +98,7 @@ def open(
     settings = settings or Settings()
     if writer is not None:
         _check_writer_id(writer)
-    steady = SteadyBlob(
-        open_blob(url, writing=writer is not None),
-        settings.clock,
-        settings.chance,
-        patience_ms=settings.patience_ms,
-    )
+    steady = open_store(url, settings, writing=writer is not None)
     try:
         return Client(steady, settings, writer=writer, hold=hold)
     except BaseException:
@@ -117,9 +112,7 @@ def release(url: str, *, settings: Settings | None = None) -> Writer | None:
     Should it live after all, it is fenced: this costs it its work, never data.
     """
     settings = settings or Settings()
-    blob = SteadyBlob(
-        open_blob(url), settings.clock, settings.chance, patience_ms=settings.patience_ms
-    )
+    blob = open_store(url, settings)
     try:
         machine = Machine(blob, settings)
         holder = machine.load().writer

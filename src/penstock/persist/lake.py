@@ -4,11 +4,22 @@ What a user calls a location may be a lake or one of its storage locations. A
 storage location is recognised by what its first writer left there.
 """
 
-from penstock.durable import children, join, open_blob
+from penstock.durable import SteadyBlob, children, join, open_blob
 from penstock.durable.probe import PASSED
 from penstock.errors import UsageError
+from penstock.persist.settings import Settings
 
-__all__ = ["storage_locations"]
+__all__ = ["open_store", "storage_locations"]
+
+
+def open_store(url: str, settings: Settings, *, writing: bool = False) -> SteadyBlob:
+    """The store of one storage location, asked again as patiently as `settings` say."""
+    return SteadyBlob(
+        open_blob(url, writing=writing),
+        settings.clock,
+        settings.chance,
+        patience_ms=settings.patience_ms,
+    )
 
 
 def storage_locations(url: str) -> list[str]:
