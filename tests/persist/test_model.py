@@ -128,6 +128,7 @@ class Persist(RuleBasedStateMachine):
             self.check()
             self.check_readers()
             self.client.close()
+            self.watches = [watch for watch in self.watches if watch.by != "writer"]
             with self.opened(patient=True) as self.client:
                 self.check()
         finally:
@@ -636,7 +637,8 @@ class Persist(RuleBasedStateMachine):
                 # Since may pass upper, but what is sealed stays below it.
                 time = row[TIME] if row[TIME] >= real.upper else min(real.upper, LATEST) - 1
                 counts[tuple(row[c] for c in columns), time] += row[DIFF]
-            found[name] = (real.upper, real.allowed, real.since, columns, dropped_zeros(counts))
+            bounds = (real.upper, real.allowed, real.since, len(real.schemas))
+            found[name] = (*bounds, columns, dropped_zeros(counts))
         return found
 
 
@@ -649,13 +651,8 @@ def observed_model(model: Model) -> Any:
         for row, time, diff in collection.updates:
             time = time if time >= collection.upper else min(collection.upper, LATEST) - 1
             counts[collection.filled(row, columns), time] += diff
-        found[name] = (
-            collection.upper,
-            collection.allowed,
-            collection.since,
-            columns,
-            dropped_zeros(counts),
-        )
+        bounds = (collection.upper, collection.allowed, collection.since, len(collection.versions))
+        found[name] = (*bounds, columns, dropped_zeros(counts))
     return found
 
 

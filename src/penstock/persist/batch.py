@@ -70,7 +70,7 @@ class Batches:
             rows=rows.num_rows,
             size=len(data),
             parts=(Inline(data),),
-            memory=rows.nbytes,
+            memory=len(data),
         )
 
     def build_stored(

@@ -568,6 +568,12 @@ def columns_of(schema: SchemaVersion) -> pa.Schema:
 
 
 @lru_cache(maxsize=4096)
+def types_of(schema: SchemaVersion) -> tuple[pa.DataType, ...]:
+    """The types of those columns and of time and diff; Arrow takes its time to tell them."""
+    return tuple(stored_columns_of(schema).types)
+
+
+@lru_cache(maxsize=4096)
 def stored_columns_of(schema: SchemaVersion) -> pa.Schema:
     """The columns of a schema version as they are in a batch."""
     return stored_schema(columns_of(schema))

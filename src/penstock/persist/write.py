@@ -38,6 +38,7 @@ from penstock.persist.state import (
     Seal,
     State,
     stored_columns_of,
+    types_of,
 )
 from penstock.telemetry import fields, logger
 
@@ -511,7 +512,7 @@ def _batch_of(pieces: list[Updates], collection: CollectionState, batches: Batch
     newest = len(collection.schemas) - 1
     schema = stored_columns_of(collection.schemas[newest])
     few = [piece for piece in pieces if isinstance(piece, Loose)]
-    loose = _rows_of(few, schema) if few else None
+    loose = _rows_of(few, schema, types_of(collection.schemas[newest])) if few else None
     if loose is not None and len(few) == len(pieces):
         times = [time for piece in few for time in piece.times]
         return batches.build_few(loose, newest, lower=min(times), upper=max(times) + 1)
@@ -523,12 +524,12 @@ def _batch_of(pieces: list[Updates], collection: CollectionState, batches: Batch
     return batches.build_inline(pa.concat_tables(tables) if len(tables) > 1 else tables[0], newest)
 
 
-def _rows_of(few: list[Loose], schema: pa.Schema) -> pa.RecordBatch:
-    columns: list[list[Any]] = [[] for _ in range(len(schema))]
+def _rows_of(few: list[Loose], schema: pa.Schema, types: tuple[pa.DataType, ...]) -> pa.RecordBatch:
+    columns: list[list[Any]] = [[] for _ in types]
     for piece in few:
         for column, more in zip(columns, (*piece.columns, piece.times, piece.diffs), strict=True):
             column.extend(more)
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
