@@ -21,6 +21,7 @@ def by_hand(**changed: Any) -> Settings:
         "young_ms": 0,
         "proof_ms": 0,
         "upkeep_ms": 0,
+        "settle_ms": 0,
         "clock": ManualClock(),
         "chance": random.Random(7),
     }

@@ -11,6 +11,7 @@ and without a hold, and the log is folded from scratch.
 """
 
 import logging
+import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -151,6 +152,7 @@ class Persist(RuleBasedStateMachine):
             young_ms=0,
             proof_ms=0,
             upkeep_ms=0,
+            settle_ms=0,
             rollup_every=5,
             inline_bytes=64,
             part_bytes=256,
@@ -669,7 +671,7 @@ def row_of(data: Any, columns: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 SHORT = settings(
-    max_examples=60,
+    max_examples=int(os.environ.get("PENSTOCK_MODEL_EXAMPLES", "20")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[*HealthCheck],
