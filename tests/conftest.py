@@ -1,1 +1,6 @@
-pytest_plugins = ["tests.fix_hypothesis", "tests.fix_objects", "tests.fix_scripts"]
+pytest_plugins = [
+    "tests.fix_hypothesis",
+    "tests.fix_objects",
+    "tests.fix_scripts",
+    "tests.fix_strace",
+]

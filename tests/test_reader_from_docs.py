@@ -234,7 +234,13 @@ def write_more(client: persist.Client) -> None:
 
 def plant(url: str, client: persist.Client, *, epoch: int, operation: Operation) -> None:
     """An entry that no writer of ours would make, or one that was on its way when it was fenced."""
-    entry = Entry(epoch=epoch, token="planted", at_ms=0, operations=(operation,))
+    entry = Entry(
+        location=client.state.location,
+        epoch=epoch,
+        token="planted",
+        at_ms=0,
+        operations=(operation,),
+    )
     blob = open_blob(url, writing=True)
     assert Log(blob).create(client.state.seqno, encode_entry(entry))
     blob.close()

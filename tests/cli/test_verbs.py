@@ -1,7 +1,9 @@
 """The verbs of the command line, as another program sees them: output and exit status."""
 
 import json
+import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 import penstock.persist as persist
+from penstock.cli.logs import FieldsFormatter
+from penstock.errors import Fenced
+from penstock.telemetry import fields
 
 SETTINGS = persist.Settings(background=False, notify="")
 
@@ -247,6 +252,87 @@ def test_every_verb_explains_itself_and_refuses_a_place_that_is_none(verb, tmp_p
         assert result.returncode == 1
         assert "error:" in result.stderr
         assert "hint:" in result.stderr
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> str:
+    """More than a pipe takes at once."""
+    url = f"file:{tmp_path / 'many'}"
+    with persist.open(url, writer="w", settings=SETTINGS) as client:
+        made = client.create_or_load("words", key=persist.TEXT, value=persist.UNIT)
+        made.compare_and_append([((f"{i}" * 20, None), 0, 1) for i in range(20_000)], 0, 1)
+    return url
+
+
+def piped(tail: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`penstock … | tail` by a shell, which tells the exit status of the former."""
+    line = f"{shlex.join([sys.executable, '-m', 'penstock.cli.main', *words])} {tail}"
+    return subprocess.run(
+        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("verb", ["read", "tail"])
+def test_a_reader_that_has_seen_enough_is_success(many, verb):
+    result = piped("| head -1", verb, many, "words")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert len(result.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", ["read words", "status", "status --json", "verify"])
+def test_a_reader_that_was_never_there_is_success(words, verb):
+    first, *rest = verb.split()
+    result = piped("| true", first, words, *rest)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("verb", ["read words", "status", "verify"])
+def test_output_that_cannot_be_written_is_an_error_that_says_so(many, verb):
+    first, *rest = verb.split()
+    result = piped("> /dev/full", first, many, *rest)
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        "error: could not write to standard output",
+        "detail: The system says: No space left on device.",
+    ]
+
+
+def test_log_lines_show_their_fields():
+    record = logging.LogRecord("penstock.durable", logging.WARNING, "", 0, "store fails", (), None)
+    vars(record).update(fields(key="log/7", attempts=3, error="not now", store=""))
+    line = FieldsFormatter("%(levelname)s %(name)s: %(message)s").format(record)
+    assert line == (
+        'WARNING penstock.durable: store fails key=log/7 attempts=3 error="not now" store=""'
+    )
+
+
+def test_release_of_a_lake_takes_no_lock_from_those_that_live(tmp_path):
+    lake = f"file:{tmp_path}"
+    urls = [f"{lake}/{name}" for name in ("shop", "users", "words")]
+    clients = [persist.open(url, writer=url[-4:], settings=SETTINGS) for url in urls]
+    clients.pop().close()
+    refused = penstock("release", lake)
+    assert refused.returncode == 1
+    assert urls[0] in refused.stderr
+    assert '"sers"' in refused.stderr
+    assert urls[2] not in refused.stderr
+    for client in clients:
+        client.create_or_load("rows", key=persist.TEXT, value=persist.UNIT)
+    clients.pop().close()
+    told = lines(penstock("release", lake, "--json"))
+    assert [each["released"] for each in told] == ["shop", None, None]
+    with pytest.raises(Fenced):
+        clients.pop().close()
+
+
+def test_two_compactions_do_not_fence_each_other(words):
+    with persist.open(words, writer="penstock-compact", settings=SETTINGS):
+        assert "penstock-compact" in penstock("compact", words).stderr
+    assert penstock("compact", words).returncode == 0
 
 
 def test_version_is_printed():

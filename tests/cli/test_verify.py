@@ -154,3 +154,16 @@ def test_verify_exits_non_zero_and_names_the_object(location):
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 1
     assert key_of(victim, folder) in result.stdout
+
+
+def test_what_is_not_ours_is_not_damage(tmp_path):
+    url = build(tmp_path)
+    folder = objects(tmp_path, "log")[0].parent
+    for path in (
+        *(tmp_path / room / ".DS_Store" for room in ("hold", "rollup", "log", "batch", "mark")),
+        *(tmp_path / room / "notes" for room in ("hold", "rollup", "log", "batch", "mark")),
+        *(folder / name for name in (".nfs0001", "003.bak")),
+        *(tmp_path / "mark" / "floor-x", tmp_path / "rollup" / "7"),
+    ):
+        path.write_bytes(b"Bud1")
+    assert damaged(url) == []

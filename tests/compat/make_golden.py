@@ -181,7 +181,9 @@ def leave_unsealed(client: persist.Client, written: Written) -> None:
 def void_entry(url: str, client: persist.Client) -> None:
     """What the first writer had on its way when it was fenced."""
     state = client.state
-    late = Entry(epoch=1, token="late", at_ms=0, operations=(Seal(1, 1_000),))
+    late = Entry(
+        location=state.location, epoch=1, token="late", at_ms=0, operations=(Seal(1, 1_000),)
+    )
     blob = open_blob(url, writing=True)
     assert Log(blob).create(state.seqno, encode_entry(late))
     blob.close()

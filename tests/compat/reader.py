@@ -159,6 +159,8 @@ class Location:
 
     def _void(self, entry: dict[str, Any]) -> bool:
         state, operations = self.state, entry["operations"]
+        if state["location"] and entry["location"] != state["location"]:
+            return True
         if operations and operations[0]["type"] == "take_epoch":
             return bool(entry["epoch"] != state["epoch"] + 1)
         if entry["epoch"] > state["epoch"]:

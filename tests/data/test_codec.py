@@ -1,5 +1,9 @@
 """Codecs bring back what they were given, and refuse the rest at the door."""
 
+from datetime import datetime
+from decimal import Decimal
+from enum import IntEnum
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -65,6 +69,16 @@ def test_equal_documents_are_stored_alike(value):
         (BIGINT, False),
         (JSON, object()),
         (JSON, "\ud800"),
+        (JSON, float("nan")),
+        (JSON, [float("-inf")]),
+        (JSON, b"a"),
+        (JSON, {"a": {1}}),
+        (JSON, (1, 2)),
+        (JSON, {1: 2}),
+        (JSON, {None: 2}),
+        (JSON, datetime(2020, 1, 1)),  # noqa: DTZ001
+        (JSON, Decimal("1.5")),
+        (JSON, IntEnum("Two", ["ONE", "TWO"]).TWO),
         (UNIT, 0),
         (UserCodec("bad", 1, lambda _: "text", lambda b, _: b), 1),
     ],
@@ -73,3 +87,28 @@ def test_equal_documents_are_stored_alike(value):
 def test_what_a_codec_cannot_hold_is_refused(codec, value):
     with pytest.raises(UsageError):
         codec.encode(value)
+
+
+def test_a_document_too_deep_to_be_read_back_is_refused():
+    deep = []
+    for _ in range(150):
+        deep = [deep]
+    assert through_a_column(JSON, deep) == deep
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(UsageError, match="json"):
+        JSON.encode(deep)
+    deep.append(deep)
+    with pytest.raises(UsageError, match="json"):
+        JSON.encode(deep)
+
+
+@pytest.mark.parametrize("value", [10**4299, -(7**20_000), 10**5000 - 1], ids=int.bit_length)
+def test_big_integers_may_have_more_digits_than_python_likes_to_write(value):
+    assert through_a_column(BIGINT, value) == value
+
+
+@pytest.mark.parametrize("name", ["text", "bytes", "int64", "bigint", "json", "unit"])
+def test_a_codec_of_your_own_has_a_name_of_its_own(name):
+    with pytest.raises(UsageError, match=f'"{name}" has the name of a built-in'):
+        UserCodec(name, 1, bytes, lambda b, _: b)

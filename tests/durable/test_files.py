@@ -1,18 +1,24 @@
 import errno
 import os
+import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.durable.children import SOURCE, names_in
+from tests.durable.eager_clock import EagerClock
 
+from penstock.durable.blob import Blob
 from penstock.durable.disk import OsDisk
 from penstock.durable.files import FileBlob
-from penstock.durable.location import open_blob
+from penstock.durable.location import children, open_blob
+from penstock.durable.steady import SteadyBlob
 from penstock.errors import (
     DeterminateError,
     DurabilityLost,
@@ -20,6 +26,7 @@ from penstock.errors import (
     StoreRefused,
     UsageError,
 )
+from penstock.retry import Policy, policy_of
 
 
 def handles_open() -> int:
@@ -59,7 +66,9 @@ class BrokenDisk(OsDisk):
         return super().read(path)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EXDEV]
+)
 @pytest.mark.parametrize("call", ["write", "link"])
 def test_what_a_person_must_mend_is_refused_with_a_hint(
     tmp_path: Path, call: str, number: int
@@ -77,6 +86,23 @@ def test_an_error_before_the_link_is_determinate(tmp_path: Path) -> None:
     blob = FileBlob(str(tmp_path), disk=BrokenDisk("write", errno.EIO))
     with pytest.raises(DeterminateError):
         blob.create("log/0", b"x")
+    blob.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "policy"),
+    [
+        *((number, Policy.RETRY) for number in (errno.EMFILE, errno.EIO, errno.ESTALE)),
+        *((number, Policy.SURFACE) for number in (errno.EFBIG, errno.EUCLEAN, errno.ENODEV)),
+    ],
+)
+def test_only_what_is_known_to_pass_is_asked_again(
+    tmp_path: Path, number: int, policy: Policy
+) -> None:
+    blob = FileBlob(str(tmp_path), disk=BrokenDisk("write", number))
+    with pytest.raises(DeterminateError) as raised:
+        blob.create("log/0", b"x")
+    assert policy_of(raised.value) is policy
     blob.close()
 
 
@@ -101,8 +127,9 @@ def test_a_link_that_finds_its_file_swept_is_determinate_and_may_be_asked_again(
             super().link(source, name, target, as_name)
 
     blob = FileBlob(str(tmp_path), disk=Swept())
-    with pytest.raises(DeterminateError):
+    with pytest.raises(DeterminateError) as raised:
         blob.create("log/0", b"x")
+    assert policy_of(raised.value) is Policy.RETRY
     assert blob.create("log/0", b"x")
     blob.close()
 
@@ -126,6 +153,39 @@ def test_a_folder_taken_away_while_open_is_made_again(tmp_path: Path) -> None:
     blob.close()
 
 
+def used_by_writing(url: str) -> Blob:
+    blob = open_blob(url, writing=True)
+    blob.put("log/0", b"x")
+    return blob
+
+
+def used_by_reading(url: str) -> Blob:
+    used_by_writing(url).close()
+    return open_blob(url)
+
+
+def used_by_finding_what_was_written(url: str) -> Blob:
+    used_by_writing(url).close()
+    blob = open_blob(url, writing=True)
+    assert blob.get("log/0") == b"x"
+    return blob
+
+
+@pytest.mark.parametrize(
+    "used", [used_by_writing, used_by_reading, used_by_finding_what_was_written]
+)
+def test_a_location_that_disappeared_is_not_begun_anew(
+    tmp_path: Path, used: Callable[[str], Blob]
+) -> None:
+    folder = tmp_path / "store"
+    blob = SteadyBlob(used(f"file:{folder}"), EagerClock(), random.Random(1))
+    shutil.rmtree(folder)
+    with pytest.raises(StoreRefused, match=f'folder "{folder}" of location .* has disappeared'):
+        blob.create("log/1", b"y")
+    assert not folder.exists()
+    blob.close()
+
+
 def test_a_file_where_a_folder_must_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"")
     blob = FileBlob(str(tmp_path))
@@ -145,10 +205,13 @@ def test_opening_to_read_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_not_ours_is_not_listed(tmp_path: Path) -> None:
-    for name in ("lost+found", "a~b", "half~1~2~3", "notes"):
+    for name in ("lost+found", "a~b", "half~1~2~3", ".DS_Store", ".nfs0001", "notes"):
         (tmp_path / name).write_bytes(b"")
+    (tmp_path / ".snapshot").mkdir()
+    (tmp_path / ".snapshot" / "notes").write_bytes(b"")
     blob = open_blob(f"file:{tmp_path}")
     assert [listed.key for listed in blob.list("")] == ["notes"]
+    assert children(f"file:{tmp_path}") == []
     blob.close()
 
 

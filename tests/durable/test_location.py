@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.durable.location import children, join, local_path, normal, open_blob
+from penstock.durable.location import children, join, normal, open_blob
 from penstock.errors import UsageError
 
 
@@ -18,6 +18,28 @@ def test_other_urls_are_refused_with_those_that_are_valid(url: str) -> None:
         open_blob(url, writing=True)
     assert "file:./data" in refused.value.hint
     assert "s3://bucket/prefix" in refused.value.hint
+
+
+@pytest.mark.parametrize("url", ["file:~", "file:~/data", "file:~ann/data"])
+def test_a_tilde_is_not_taken_for_a_folder(url: str) -> None:
+    with pytest.raises(UsageError, match="begins with a tilde") as refused:
+        open_blob(url, writing=True)
+    assert "Write the path out" in refused.value.hint
+    assert normal("file:./~").endswith("/~")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["not a url", "hush:hush@host", "http://", "http://host:hush", "ftp://hush"]
+)
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_an_endpoint_that_is_none_is_refused_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, name: str, endpoint: str
+) -> None:
+    monkeypatch.setenv(name, endpoint)
+    with pytest.raises(UsageError, match="AWS_ENDPOINT_URL is malformed") as refused:
+        open_blob("s3://bucket/prefix")
+    assert "hush" not in f"{refused.value!r} {refused.value.__notes__}"
+    assert "not a url" not in str(refused.value)
 
 
 def test_a_password_in_a_url_is_not_repeated() -> None:
@@ -38,8 +60,6 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for url in ("file:./data", "file:data", "file:data/", f"file:{tmp_path}/data"):
         assert normal(url) == f"file:{tmp_path}/data"
     assert normal(f"file://{tmp_path}/data") == f"file:{tmp_path}/data"
-    assert local_path("file:./data") == f"{tmp_path}/data"
-    assert local_path("s3://bucket/data") is None
     assert normal("s3://bucket/a/") == "s3://bucket/a"
     blob = open_blob("file:./data", writing=True)
     assert blob.name == f"file:{tmp_path}/data"

@@ -3,6 +3,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
@@ -190,6 +191,7 @@ def test_while_an_operation_fails_statistics_and_log_say_so(
         "key": "log/7",
         "store": "memory:failing",
         "error": "DeterminateError",
+        "since": datetime.fromtimestamp(began_ms / 1_000, UTC).isoformat(timespec="milliseconds"),
         "attempts": 1,
     }
     assert [record.message for record in caplog.records if record.levelno == logging.INFO] == [

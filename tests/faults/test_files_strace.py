@@ -1,7 +1,5 @@
 """The real system calls fail, or are the last thing a process does (by strace)."""
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,17 +8,6 @@ from penstock.durable.location import open_blob
 from tests.durable.children import contents_of, line_of, names_in, started
 
 COUNT = 4
-
-
-@pytest.fixture
-def strace() -> str:
-    found = shutil.which("strace")
-    if found is None:
-        message = "no strace: apt-get install strace"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
 
 
 def lines_of(strace: str, url: str, *, inject: str) -> tuple[list[str], int]:

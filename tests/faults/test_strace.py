@@ -5,8 +5,6 @@ again; or the process dies exactly at the link that would make an entry be.
 """
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,17 +18,6 @@ from tests.faults.validator import violations
 
 SCRIPT = ["append", "append words 100", "write", "seal", "all", "append", "append words 100"]
 QUIET = json.dumps({"background": False, "notify": ""}).replace(" ", "")
-
-
-@pytest.fixture
-def strace() -> str:
-    found = shutil.which("strace")
-    if found is None:
-        message = "no strace: apt-get install strace"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
 
 
 def played(strace: str, tmp_path: Path, inject: str) -> tuple[list[str], int]:

@@ -17,7 +17,8 @@ from penstock.persist.encoding import (
 from penstock.persist.holds import Hold
 from penstock.persist.state import Entry, OpenStaging, State, TakeEpoch, Writer
 
-ENTRY = encode_entry(Entry(1, "t", 5, (TakeEpoch(Writer("w", "h", 1), "l"), OpenStaging("1-0"))))
+TAKES = TakeEpoch(Writer("w", "h", 1), "l"), OpenStaging("1-0")
+ENTRY = encode_entry(Entry(location="l", epoch=1, token="t", at_ms=5, operations=TAKES))
 ROLLUP = encode_rollup(State(seqno=3, location="l", epoch=2))
 HOLD = encode_frame(Kind.HOLD, Hold("r1", "me", 1, 9, 4, {1: 2}, 0, 0))
 

@@ -1,5 +1,7 @@
 """`penstock compact`: do all upkeep now."""
 
+import os
+import socket
 from typing import Annotated
 
 import typer
@@ -15,8 +17,12 @@ __all__ = ["compact"]
 def compact(
     location: Location,
     writer: Annotated[
-        str, typer.Option(help="The id under which to take the writer's lock.")
-    ] = "penstock-compact",
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="The id under which to take the writer's lock; by default one of this process.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge batches, write a rollup, delete what nobody needs.
@@ -24,6 +30,8 @@ def compact(
     Takes the writer's lock for the while, so it is refused while a writer
     holds it; a running writer does all this by itself in the background.
     """
+    # SUBTLE: two runs under one id would take the lock from each other.
+    writer = writer or f"penstock-compact-{socket.gethostname()}-{os.getpid()}"
     for url in storage_locations(location):
         with persist.open(url, writer=writer, settings=SETTINGS) as client:
             before = _size(client)

@@ -2,10 +2,10 @@
 
 Exit status 0 only on success. An error is told as a person needs it (what
 happened, what is known, what to do) on standard error, without a traceback;
-exit status 1. A call that cannot be understood exits with 2.
+exit status 1. A call that cannot be understood exits with 2. Whoever reads the
+output may go away, as in `penstock tail … | head`: that is success.
 """
 
-import logging
 import sys
 from typing import Annotated
 
@@ -13,6 +13,8 @@ import typer
 
 from penstock import __version__
 from penstock.cli.compact import compact
+from penstock.cli.logs import log_to_stderr
+from penstock.cli.output import OutputFailed, give_up_output, watch_output
 from penstock.cli.read import read
 from penstock.cli.release import release
 from penstock.cli.status import status
@@ -53,18 +55,34 @@ def _options(
 
 def main() -> None:
     """Run the command line."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
+    watch_output()
+    try:
+        status = _run()
+        sys.stdout.flush()
+    except OutputFailed as failed:
+        give_up_output()
+        if failed.reader_gone:
+            status = 0
+        else:
+            status = 1
+            print("error: could not write to standard output", file=sys.stderr)
+            print(f"detail: The system says: {failed}.", file=sys.stderr)
+    sys.exit(status)
+
+
+def _run() -> str | int | None:
+    """The exit status of the verb."""
     try:
         app()
     except PenstockError as error:
         print(f"error: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
-        sys.exit(1)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough, as in `penstock tail … | head`.
-        sys.stderr.close()
-        sys.exit(0)
+        return 1
+    except SystemExit as end:
+        return end.code
+    return 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data import DIFF, TIME
+from penstock.data.arrow import numbered, with_leaves
 from penstock.data.codec import BUILT_IN
 from penstock.persist.state import CollectionState
 
@@ -46,21 +47,31 @@ def encode_line(row: dict[str, Any]) -> str:
 
 
 def _texts(table: pa.Table) -> pa.Table:
-    """Columns whose text Arrow knows exactly, as text."""
+    """Columns with what Arrow knows the exact text of, nested or not, as text."""
     for at, field in enumerate(table.schema):
-        if pa.types.is_decimal(field.type) or (
-            pa.types.is_temporal(field.type) and not pa.types.is_duration(field.type)
-        ):
-            table = table.set_column(at, field.name, pc.cast(table.column(at), pa.string()))
-        elif pa.types.is_duration(field.type):
-            table = table.set_column(at, field.name, pc.cast(table.column(at), pa.int64()))
+        column = table.column(at)
+        try:
+            column = pc.cast(column, with_leaves(field.type, _text))
+        except pa.ArrowException:
+            # A zone nobody knows, or a time past the calendar.
+            column = pc.cast(column, numbered(field.type))
+        table = table.set_column(at, field.name, column)
     return table
+
+
+def _text(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    return pa.string() if pa.types.is_decimal(kind) or pa.types.is_temporal(kind) else kind
 
 
 def _plain(value: Any) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return {"inf": "Infinity", "-inf": "-Infinity"}.get(str(value), "NaN")
+        case int() if value.bit_length() > 2000:
+            # Python refuses to write out an integer of very many digits.
+            return msgspec.Raw(str(Decimal(value)).encode())
         case bytes():
             return base64.b64encode(value).decode()
         case Decimal() | datetime() | date() | time() | timedelta():

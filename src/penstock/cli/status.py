@@ -25,8 +25,10 @@ def status(location: Location, as_json: AsJson = False) -> None:
         print(encode_line({"location": location, "storage_locations": found}))
         return
     console = Console(soft_wrap=True)
-    for each in found:
-        _show(console, each)
+    with console.capture() as shown:  # By itself it would exit with 1 when its reader goes away.
+        for each in found:
+            _show(console, each)
+    print(shown.get(), end="")
 
 
 def _looked_at(url: str, settings: persist.Settings) -> dict[str, Any]:

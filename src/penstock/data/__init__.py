@@ -6,6 +6,7 @@ lives here because two rows are the same exactly when their columns are.
 
 from penstock.data.arrow import DIFF, TIME, advance, consolidate, from_ipc, sort_rows, to_ipc
 from penstock.data.codec import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
+from penstock.data.exact import exact_array
 from penstock.data.schema import check_row_schema, conform, evolve, stored_schema
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "conform",
     "consolidate",
     "evolve",
+    "exact_array",
     "from_ipc",
     "sort_rows",
     "stored_schema",

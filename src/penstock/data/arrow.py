@@ -11,12 +11,15 @@ written, not what compares equal to it.
 """
 
 import struct
+from collections.abc import Callable
+from reprlib import repr as abbreviated
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import InternalError
+from penstock.errors import InternalError, UsageError
+from penstock.progress.update import MAX_DIFF, MIN_DIFF
 
 __all__ = [
     "DIFF",
@@ -25,17 +28,16 @@ __all__ = [
     "advance",
     "consolidate",
     "from_ipc",
+    "numbered",
     "sort_rows",
     "to_ipc",
+    "with_leaves",
 ]
 
 TIME: Final = "mz_timestamp"
 DIFF: Final = "mz_diff"
 PROGRESSED: Final = "mz_progressed"
 """Never at rest; in what `tail` prints."""
-
-_ROW: Final = "__row"
-_BYTES_OF: Final = "__bytes_of_"
 
 
 def advance(updates: pa.Table, since: int) -> pa.Table:
@@ -49,27 +51,37 @@ def consolidate(updates: pa.Table) -> pa.Table:
     """Add up the diffs of equal rows at equal times and drop what adds up to nothing.
 
     Among equal rows the first stays, so the order of first appearance is kept.
+
+    Raises:
+        UsageError: a sum does not fit into 64 bits.
     """
     if updates.num_rows == 0:
         return updates
-    keyed, names = _groupable(updates)
-    rows = (
-        pa.array(range(updates.num_rows), pa.int64()) if updates.num_rows < 64 else _iota(updates)
-    )
-    grouped = (
-        keyed.append_column(_ROW, rows)
-        .group_by([*names, TIME], use_threads=False)
-        .aggregate([(DIFF, "sum"), (_ROW, "min")])
-    )
-    sums = grouped.column(f"{DIFF}_sum")
-    kept = grouped.filter(pc.not_equal(sums, 0))
-    if kept.num_rows == updates.num_rows:
-        return updates
-    order = pc.sort_indices(kept.column(f"{_ROW}_min"))
-    kept = kept.take(order)
     at = updates.schema.get_field_index(DIFF)
-    rows_kept = updates.take(kept.column(f"{_ROW}_min"))
-    return rows_kept.set_column(at, updates.schema.field(at), kept.column(f"{DIFF}_sum"))
+    diffs = updates.column(at)
+    bounds = pc.min_max(diffs)
+    largest = max(-bounds["min"].as_py(), bounds["max"].as_py())
+    exact = largest * updates.num_rows > MAX_DIFF
+    keys = [_groupable(column) for i, column in enumerate(updates.columns) if i != at]
+    by = [f"c{i}" for i in range(len(keys))]
+    grouped = (
+        pa.table(
+            [*keys, diffs.cast(pa.decimal128(19, 0)) if exact else diffs, _iota(updates.num_rows)],
+            names=[*by, "diff", "row"],
+        )
+        .group_by(by, use_threads=False)
+        .aggregate([("diff", "sum"), ("row", "min")])
+    )
+    firsts, sums = grouped.column("row_min"), grouped.column("diff_sum")
+    if exact:
+        sums = _fitting(sums, firsts, updates)
+    kept = pc.not_equal(sums, 0)
+    firsts, sums = firsts.filter(kept), sums.filter(kept)
+    if len(firsts) == updates.num_rows:
+        return updates
+    order = pc.sort_indices(firsts)
+    rows = updates.take(firsts.take(order))
+    return rows.set_column(at, updates.schema.field(at), sums.take(order))
 
 
 def sort_rows(updates: pa.Table, key: tuple[str, ...]) -> pa.Table:
@@ -77,8 +89,12 @@ def sort_rows(updates: pa.Table, key: tuple[str, ...]) -> pa.Table:
     by = [
         name for name in key or updates.schema.names if _sortable(updates.schema.field(name).type)
     ]
-    order = [(name, "ascending") for name in dict.fromkeys([*by, TIME, DIFF])]
-    return updates.take(pc.sort_indices(updates, sort_keys=order))
+    columns = [updates.column(name) for name in dict.fromkeys([*by, TIME, DIFF])]
+    names = [f"c{i}" for i in range(len(columns))]
+    order = pc.sort_indices(
+        pa.table(columns, names=names), sort_keys=[(name, "ascending") for name in names]
+    )
+    return updates.take(order)
 
 
 def to_ipc(updates: pa.Table) -> bytes:
@@ -97,20 +113,57 @@ def from_ipc(data: bytes, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), schema)])
 
 
-def _groupable(updates: pa.Table) -> tuple[pa.Table, list[str]]:
-    """The table with each nested column replaced by bytes that tell its values apart."""
-    names: list[str] = []
-    for field in list(updates.schema):
-        if field.name in (TIME, DIFF):
-            continue
-        if pa.types.is_nested(field.type):
-            column = updates.column(field.name).cast(_numbered(field.type))
-            told = [None if value is None else _told(value) for value in column.to_pylist()]
-            updates = updates.append_column(_BYTES_OF + field.name, pa.array(told, pa.string()))
-            names.append(_BYTES_OF + field.name)
-        else:
-            names.append(field.name)
-    return updates, names
+def numbered(kind: pa.DataType) -> pa.DataType:
+    """`kind` with times as the integers they are stored as: Python's have no nanoseconds."""
+    return with_leaves(
+        kind,
+        lambda leaf: (
+            (pa.int32() if leaf.bit_width == 32 else pa.int64())
+            if pa.types.is_temporal(leaf)
+            else leaf
+        ),
+    )
+
+
+def with_leaves(kind: pa.DataType, replaced: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """`kind` with every type in it that is not nested replaced."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(inner.name, with_leaves(inner.type, replaced)) for inner in kind])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(with_leaves(kind.value_type, replaced), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(with_leaves(kind.value_type, replaced))
+    if pa.types.is_list(kind):
+        return pa.list_(with_leaves(kind.value_type, replaced))
+    if pa.types.is_map(kind):
+        return pa.map_(with_leaves(kind.key_type, replaced), with_leaves(kind.item_type, replaced))
+    return replaced(kind)
+
+
+# SUBTLE: where Arrow takes a column's name it may read it as a path, so that
+# ".a" means the column "a". What it groups and sorts has names of ours.
+
+
+def _groupable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column, or if it is nested, text that tells its values apart."""
+    if not pa.types.is_nested(column.type):
+        return column
+    values = column.cast(numbered(column.type)).to_pylist()
+    told = [None if value is None else _told(value) for value in values]
+    return pa.chunked_array([pa.array(told, pa.large_string())])
+
+
+def _fitting(sums: pa.ChunkedArray, firsts: pa.ChunkedArray, updates: pa.Table) -> pa.ChunkedArray:
+    """Exact sums as integers of 64 bits."""
+    totals = [int(total) for total in sums.to_pylist()]
+    for total, first in zip(totals, firsts.to_pylist(), strict=True):
+        if not MIN_DIFF <= total <= MAX_DIFF:
+            row = updates.slice(first, 1).drop_columns([TIME, DIFF])
+            raise UsageError(
+                f"sum of diffs {total} does not fit into 64 bits",
+                detail=f"The data is {abbreviated([str(c[0]) for c in row.columns])}.",
+            )
+    return pa.chunked_array([pa.array(totals, pa.int64())])
 
 
 def _told(value: Any) -> str:
@@ -126,32 +179,12 @@ def _told(value: Any) -> str:
             return repr(value)
 
 
-def _numbered(kind: pa.DataType) -> pa.DataType:
-    """`kind` with times as the integers they are stored as: Python's have no nanoseconds."""
-    if pa.types.is_temporal(kind):
-        return pa.int32() if kind.bit_width == 32 else pa.int64()
-    if pa.types.is_struct(kind):
-        return pa.struct([(inner.name, _numbered(inner.type)) for inner in kind.fields])
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_numbered(kind.value_type), kind.list_size)
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_numbered(kind.value_type))
-    if pa.types.is_list(kind):
-        return pa.list_(_numbered(kind.value_type))
-    if pa.types.is_map(kind):
-        return pa.map_(_numbered(kind.key_type), _numbered(kind.item_type))
-    return kind
-
-
-def _iota(updates: pa.Table) -> pa.Array:
-    ones = pa.repeat(pa.scalar(1, pa.int64()), updates.num_rows)
+def _iota(rows: int) -> pa.Array:
+    if rows < 64:
+        return pa.array(range(rows), pa.int64())
+    ones = pa.repeat(pa.scalar(1, pa.int64()), rows)
     return pc.subtract(pc.cumulative_sum(ones), 1)
 
 
 def _sortable(kind: pa.DataType) -> bool:
-    return not (
-        pa.types.is_nested(kind)
-        or pa.types.is_float16(kind)
-        or pa.types.is_null(kind)
-        or kind in (pa.string_view(), pa.binary_view())
-    )
+    return not (pa.types.is_nested(kind) or pa.types.is_float16(kind) or pa.types.is_null(kind))

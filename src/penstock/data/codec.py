@@ -10,8 +10,10 @@ The built-in ones store plain columns that any tool can read: text as text,
 sorted keys, unit as nothing.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -20,6 +22,9 @@ import pyarrow as pa
 from penstock.errors import UsageError
 
 __all__ = ["BIGINT", "BUILT_IN", "BYTES", "INT64", "JSON", "TEXT", "UNIT", "Codec", "UserCodec"]
+
+_DEEPEST: Final = 200
+"""How deep a JSON document may go; Python could not read back one of a thousand levels."""
 
 
 class Codec(Protocol):
@@ -70,6 +75,13 @@ class UserCodec:
     to_bytes: Callable[[Any], bytes]
     from_bytes: Callable[[bytes, int], Any]
 
+    def __post_init__(self) -> None:
+        if self.name in BUILT_IN:
+            raise UsageError(
+                f'codec "{self.name}" has the name of a built-in one',
+                hint=f"Choose a name other than {', '.join(BUILT_IN)}.",
+            )
+
     @property
     def stored_as(self) -> pa.DataType:
         """Bytes, whatever they mean."""
@@ -118,14 +130,38 @@ def _int64(value: Any) -> int:
 def _bigint(value: Any) -> str:
     if not isinstance(value, int) or isinstance(value, bool):
         raise _unfit("bigint", value, "an int")
-    return str(value)
+    # By way of a decimal, because Python limits the digits of str and int.
+    return str(Decimal(value))
 
 
 def _json(value: Any) -> str:
+    _check_json(value, value, 0)
     try:
         return msgspec.json.encode(value, order="sorted").decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise _unfit("json", value, "what JSON can say") from error
+
+
+def _check_json(document: Any, value: Any, depth: int) -> None:
+    """That `value`, somewhere in `document`, comes back as it is."""
+    if depth > _DEEPEST:
+        raise _unfit("json", document, f"at most {_DEEPEST} levels")
+    kind = type(value)
+    if kind is dict:
+        for name, inner in value.items():
+            if type(name) is not str:
+                raise _unfit("json", document, "objects whose names are str")
+            _check_json(document, inner, depth + 1)
+    elif kind is list:
+        for inner in value:
+            _check_json(document, inner, depth + 1)
+    elif kind is float:
+        if not math.isfinite(value):
+            raise _unfit("json", document, f"numbers JSON can say, not {value}")
+    elif kind not in (str, int, bool) and value is not None:
+        raise _unfit(
+            "json", document, f"dict, list, str, int, float, bool and None, not {kind.__name__}"
+        )
 
 
 def _unit(value: Any) -> None:
@@ -147,7 +183,9 @@ def _same(stored: Any, _version: int) -> Any:
 TEXT: Final[Codec] = _BuiltIn("text", pa.string(), _text, _same)
 BYTES: Final[Codec] = _BuiltIn("bytes", pa.binary(), _bytes, _same)
 INT64: Final[Codec] = _BuiltIn("int64", pa.int64(), _int64, _same)
-BIGINT: Final[Codec] = _BuiltIn("bigint", pa.string(), _bigint, lambda stored, _: int(stored))
+BIGINT: Final[Codec] = _BuiltIn(
+    "bigint", pa.string(), _bigint, lambda stored, _: int(Decimal(stored))
+)
 JSON: Final[Codec] = _BuiltIn(
     "json", pa.string(), _json, lambda stored, _: msgspec.json.decode(stored)
 )

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
+from penstock.data.exact import exact_array
 from penstock.errors import UsageError
 
 __all__ = ["check_row_schema", "conform", "default_row", "evolve", "stored_schema"]
@@ -30,6 +31,35 @@ _WIDENINGS: Final = (
     (pa.uint16(), pa.int32()),
     (pa.uint32(), pa.int64()),
 )
+_INSTEAD: Final = (
+    (pa.string_view(), "string"),
+    (pa.binary_view(), "binary"),
+    (pa.binary(0), "binary"),
+    (pa.date64(), "date32 or timestamp[ms]"),
+    (pa.time32("s"), "time32[ms]"),
+)
+"""Parquet keeps seconds as milliseconds, and days of date64 as days: not every value comes back."""
+
+_STORABLE: Final = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_map,
+)
 
 
 def check_row_schema(schema: pa.Schema, key: Sequence[str], *, collection: str) -> pa.Schema:
@@ -46,11 +76,6 @@ def check_row_schema(schema: pa.Schema, key: Sequence[str], *, collection: str) 
                 hint="Rename the column.",
             )
     for field in schema:
-        if field.name.startswith("__"):
-            raise UsageError(
-                f'{what} has a column "{field.name}"',
-                hint="Use a name that does not begin with two underscores.",
-            )
         _check_storable(field.type, what=f'column "{field.name}" of collection "{collection}"')
     for name in key:
         if name not in names:
@@ -96,7 +121,7 @@ def evolve(old: pa.Schema, new: pa.Schema, defaults: Mapping[str, Any], *, colle
                 hint="Older rows may hold nulls; keep it nullable.",
             )
     for added in list(new)[len(old.names) :]:
-        if not added.nullable and added.name not in defaults:
+        if not added.nullable and defaults.get(added.name) is None:
             raise UsageError(
                 f'column "{added.name}" is new in collection "{collection}" and has no value for '
                 "older rows",
@@ -113,9 +138,11 @@ def evolve(old: pa.Schema, new: pa.Schema, defaults: Mapping[str, Any], *, colle
 def default_row(schema: pa.Schema, defaults: Mapping[str, Any]) -> pa.RecordBatch:
     """One row that holds the values older rows have in the columns they lack."""
     named = [field for field in schema if field.name in defaults]
-    return pa.record_batch(
-        [pa.array([defaults[field.name]], field.type) for field in named], schema=pa.schema(named)
-    )
+    columns = [
+        exact_array([defaults[field.name]], field, what=f'the default of column "{field.name}"')
+        for field in named
+    ]
+    return pa.record_batch(columns, schema=pa.schema(named))
 
 
 def conform(updates: pa.Table, schema: pa.Schema, defaults: Mapping[str, pa.Scalar]) -> pa.Table:
@@ -158,17 +185,40 @@ def _check_storable(kind: pa.DataType, *, what: str) -> None:
             f"{what} is encoded as {kind}",
             hint=f"Decode it first, for example to {kind.value_type}.",
         )
-    unstorable = (
-        pa.types.is_union(kind)
-        or pa.types.is_interval(kind)
-        or isinstance(kind, pa.BaseExtensionType)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
-    )
-    if unstorable:
+    instead = _instead_of(kind)
+    if instead:
         raise UsageError(
-            f"{what} has the type {kind}, which Parquet cannot hold",
-            hint="Store it as text or bytes.",
+            f"{what} has the type {kind}, which cannot be stored exactly", hint=f"Use {instead}."
         )
-    for i in range(kind.num_fields):
-        _check_storable(kind.field(i).type, what=what)
+    inner = (
+        [kind.key_type, kind.item_type]
+        if pa.types.is_map(kind)
+        else [kind.field(i).type for i in range(kind.num_fields)]
+    )
+    for each in inner:
+        _check_storable(each, what=what)
+
+
+def _instead_of(kind: pa.DataType) -> str:
+    """What to use in place of a type that Arrow IPC, Parquet or a merge would not keep."""
+    for unstorable, instead in _INSTEAD:
+        if kind == unstorable:
+            return instead
+    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return str(pa.timestamp("ms", kind.tz))
+    if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        return "a scale from 0 to the precision"
+    if pa.types.is_fixed_size_list(kind) and kind.list_size == 0:
+        return f"list<{kind.value_type}>"
+    if pa.types.is_fixed_size_list(kind) and not kind.value_field.nullable:
+        return f"items that may be null, or list<{kind.value_type} not null>"
+    if pa.types.is_struct(kind):
+        names = [inner.name for inner in kind]
+        if not names:
+            return "a struct with fields, or null"
+        if len(set(names)) != len(names):
+            return "a struct whose fields have their own names"
+        # SUBTLE: where the struct is null its fields are too, and Parquet refuses that.
+        return "" if all(inner.nullable for inner in kind) else "fields that may be null"
+    storable = any(a_kind(kind) for a_kind in _STORABLE)
+    return "" if storable and not isinstance(kind, pa.BaseExtensionType) else "text or bytes"

@@ -4,7 +4,7 @@ Six verbs, and one promise that everything stands on: of any number of callers
 that `create` the same key, at whatever time and from whatever process, at
 most one is told that it was created. `probe.py` tests a store for it.
 
-Keys are `/`-separated, relative, of `[A-Za-z0-9._=-]`. An object is there
+Keys are `/`-separated, relative, of `[A-Za-z0-9._=-]` (see `keys.py`). An object is there
 whole or not at all, whatever dies when.
 """
 

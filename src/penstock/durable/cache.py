@@ -17,8 +17,8 @@ from penstock.errors import Corruption
 __all__ = ["CacheStatistics", "CachedBlob", "checksum_of"]
 
 
-def checksum_of(data: bytes) -> int:
-    """XXH64 with seed 0, as written beside every link to an object."""
+def checksum_of(data: bytes | memoryview) -> int:
+    """XXH64 with seed 0, the one checksum of the house."""
     return xxhash.xxh64_intdigest(data)
 
 
@@ -54,7 +54,7 @@ class CachedBlob:
             with self._lock:
                 self._hits += 1
             return near
-        self.forget(key)  # A damaged copy says nothing of the object; the store is asked.
+        self._forget(key)  # A damaged copy says nothing of the object; the store is asked.
         with self._lock:
             self._misses += 1
         data = self._blob.get(key)
@@ -65,11 +65,6 @@ class CachedBlob:
             raise Corruption(key, where=self._blob.name, detail=fault)
         self._keep(key, data)
         return data
-
-    def forget(self, key: str) -> None:
-        """Hold no copy of `key`, as when it has been deleted."""
-        with self._lock:
-            self._bytes_held -= len(self._held.pop(key, b""))
 
     def statistics(self) -> CacheStatistics:
         """Hits, misses and what is held now."""
@@ -82,6 +77,10 @@ class CachedBlob:
             if data is not None:
                 self._held.move_to_end(key)
             return data
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._bytes_held -= len(self._held.pop(key, b""))
 
     def _keep(self, key: str, data: bytes) -> None:
         if len(data) > self._bound:

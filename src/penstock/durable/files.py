@@ -42,13 +42,24 @@ __all__ = ["FileBlob"]
 
 
 class FileBlob:
-    """A `Blob` below the folder `root`. Nothing is made there before the first write."""
+    """A `Blob` below the folder `root`. Nothing is made there before the first write.
 
-    def __init__(self, root: str, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> None:
+    The folder itself is made at most once. When it has stood there and is gone,
+    writing is refused: a new one in its place would hold the end of a story only.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        stands: bool = False,
+        disk: Disk = OS_DISK,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._root = os.path.abspath(root)  # noqa: PTH100 - symbolic links stay as the user has them.
         self._disk = disk
         self._clock = clock
-        self._folders = _Folders(disk, self._root, self._sync)
+        self._folders = _Folders(disk, self._root, self._sync, stands=stands)
         self._lost = ""
         self._closed = False
         self._lock = threading.Lock()
@@ -62,11 +73,13 @@ class FileBlob:
         """See `Blob`."""
         self._open()
         try:
-            return self._disk.read(self._path(checked_key(key)))
+            data = self._disk.read(self._path(checked_key(key)))
         except _NOTHING_THERE:
             return None
         except OSError as error:
             raise self._undone("read", key, error) from error
+        self._folders.root_stands = True
+        return data
 
     def put(self, key: str, data: bytes) -> None:
         """See `Blob`."""
@@ -281,10 +294,10 @@ class FileBlob:
         subject = f'object "{key}" of location' if key else "location"
         message = f'could not {verb} {subject} "{self.name}"'
         detail = f"The system says: {os.strerror(error.errno or 0)}."
-        hint = _REFUSALS.get(error.errno or 0)
-        if hint is not None:
-            return StoreRefused(message, detail=detail, hint=hint)
-        return DeterminateError(message, detail=detail)
+        if error.errno in _PASSING:
+            return DeterminateError(message, detail=detail)
+        hint = _REFUSALS.get(error.errno or 0, "Check the disk and the kernel's log (dmesg).")
+        return StoreRefused(message, detail=detail, hint=hint)
 
 
 class _Folders:
@@ -296,8 +309,14 @@ class _Folders:
     """
 
     def __init__(
-        self, disk: Disk, root: str, sync: Callable[[str, Callable[[int], None], int], None]
+        self,
+        disk: Disk,
+        root: str,
+        sync: Callable[[str, Callable[[int], None], int], None],
+        *,
+        stands: bool,
     ) -> None:
+        self.root_stands = stands
         self._disk = disk
         self._root = root
         self._sync = sync
@@ -349,7 +368,14 @@ class _Folders:
             raise
 
     def _make_known(self, path: str) -> None:
-        for folder in self._missing(path):
+        missing = self._missing(path)
+        if self.root_stands and self._root in missing:
+            raise StoreRefused(
+                f'folder "{self._root}" of location "file:{self._root}" has disappeared',
+                detail="It was there when the location was opened. Nothing was written.",
+                hint="Put it back, or mount its file system again, and start the process again.",
+            )
+        for folder in missing:
             self._disk.make_folder(folder)
         for folder in _upwards(path):
             if folder in self._known:
@@ -369,6 +395,7 @@ class _Folders:
             finally:
                 self._disk.close(handle)
         self._known.update(_upwards(path))
+        self.root_stands = True
 
     def _missing(self, path: str) -> list[str]:
         missing: list[str] = []
@@ -413,7 +440,25 @@ _REFUSALS: Final = {
     errno.ENAMETOOLONG: "Choose a location with a shorter path.",
     errno.EMLINK: "Choose a file system that has hard links.",
     errno.EOPNOTSUPP: "Choose a file system that has hard links.",
+    errno.ENOSYS: "Choose a file system that has hard links.",
+    errno.EXDEV: "Keep all folders of the location on one file system.",
+    errno.ELOOP: "Remove the symbolic link that leads back to itself.",
+    errno.EINVAL: "Choose a file system that takes names and files as Linux does.",
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or choose another file system.",
 }
+"""What a call says when it did nothing, and what a person can do about it."""
+
+_PASSING: Final = frozenset(
+    {
+        errno.ENOENT,  # Our file was swept, or a folder was taken away from under us.
+        *(errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EDEADLK, errno.ENOLCK),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN),
+    }
+)
+"""What may be gone at the next attempt. All else is not asked again."""
 
 
 def _upwards(path: str) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """What an object may be called.
 
-A key is made of words of `[A-Za-z0-9._=-]` joined by `/`. That is what every
-store takes as it is: no escaping, no case trouble, no way out of a folder.
+A key is made of words of `[A-Za-z0-9._=-]` joined by `/`, none of which begins
+with a dot. That is what every store takes as it is: no escaping, no case
+trouble, no way out of a folder. Names with a dot are left to the system, which
+puts `.DS_Store` or `.nfs0001` where it likes.
 `tmp/` is left to stores, for what is not finished, and no key is a folder of
 another, since in a folder of files `a` cannot be both.
 """
@@ -15,7 +17,7 @@ __all__ = ["UNFINISHED", "checked_key", "checked_prefix", "word_of_a_key"]
 
 UNFINISHED: Final = "tmp"
 
-_WORD: Final = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._=-]+"
+_WORD: Final = r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*"
 _KEY: Final = re.compile(rf"(?!tmp(?:/|\Z)){_WORD}(?:/{_WORD})*")
 _PREFIX: Final = re.compile(rf"(?:{_WORD}/)*[A-Za-z0-9._=-]*")
 _ONE_WORD: Final = re.compile(_WORD)
@@ -26,7 +28,7 @@ def checked_key(key: str) -> str:
     if _KEY.fullmatch(key) is None:
         raise UsageError(
             f'object key "{key}" is malformed',
-            detail='The word "tmp" at its beginning and the words "." and ".." are not for keys.',
+            detail='No key begins with the word "tmp", and no word of one with a dot.',
             hint="Join words of letters, digits, dot, underscore, equals sign and hyphen with /.",
         )
     return key

@@ -23,7 +23,7 @@ from penstock.durable.memory import MemoryBlob, Shelf
 from penstock.durable.objects import ObjectBlob
 from penstock.errors import UsageError
 
-__all__ = ["children", "join", "local_path", "normal", "open_blob"]
+__all__ = ["children", "join", "normal", "open_blob"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def open_blob(url: str, *, writing: bool = False) -> Blob:
                     f'folder "{path}" of location "{url}" does not exist',
                     hint="Check the path; a writer makes the folder when it first writes there.",
                 )
-            blob = FileBlob(path)
+            blob = FileBlob(path, stands=not writing)
             if writing:
                 blob.sweep()
             return blob
@@ -113,15 +113,6 @@ def normal(url: str) -> str:
             assert_never(unhandled)
 
 
-def local_path(url: str) -> str | None:
-    """Where `url` lies on this machine's disk, or None if it does not."""
-    match _parsed(url):
-        case _Files(path):
-            return path
-        case _:
-            return None
-
-
 def _parsed(url: str) -> _Memory | _Files | _Objects:
     scheme, colon, rest = url.partition(":")
     match scheme if colon else "":
@@ -131,6 +122,12 @@ def _parsed(url: str) -> _Memory | _Files | _Objects:
                 return _Memory(shelf, f"{prefix}/" if prefix else "")
         case "file":
             path = rest.removeprefix("//") if rest.startswith("///") else rest
+            if path.startswith("~"):
+                raise UsageError(
+                    f'location "{url}" begins with a tilde, which only a shell understands',
+                    hint="Write the path out, for example file:/home/ann/data; a folder that is "
+                    "really called so is file:./~.",
+                )
             if path and not path.startswith("//") and "\0" not in path:
                 return _Files(os.path.abspath(path))  # noqa: PTH100 - leaves symbolic links alone.
         case "s3":

@@ -12,8 +12,10 @@ Truncation writes the floor first and deletes after, so that an entry created
 at a number that had been truncated is never taken for one that counts
 (hazard A1). A head mark is a witness: it lets `verify` and any reader notice
 that the newest entry has been lost, which its absence alone would not show.
+Objects called otherwise are not ours, and are neither read nor deleted.
 """
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -39,9 +41,10 @@ def entry_key(number: int) -> str:
     return f"{_folder(number)}{number % SEGMENT:03d}"
 
 
-def entry_number(key: str) -> int:
-    """The number of the entry whose object is called `key`."""
-    return int(key.removeprefix(ENTRIES).replace("/", ""))
+def entry_number(key: str) -> int | None:
+    """The number of the entry whose object is called `key`; None if it is not ours."""
+    found = _ENTRY.fullmatch(key)
+    return None if found is None else int(found[1] + found[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +110,37 @@ class Log:
         """The floor and the newest witness of the head."""
         floor = head = 0
         for listed in self._blob.list(MARKS):
-            kind, _, number = listed.key.removeprefix(MARKS).partition("-")
-            if kind == "floor":
-                floor = max(floor, int(number))
-            elif kind == "head":
-                head = max(head, int(number))
+            match _mark_of(listed.key):
+                case "floor", number:
+                    floor = max(floor, number)
+                case "head", number:
+                    head = max(head, number)
+                case _:
+                    pass
         return Marks(floor=floor, head=max(floor, head))
 
     def nothing_beyond(self, number: int) -> None:
         """Check that `number` is where the log ends, not a hole in it."""
-        beyond = self._blob.list(ENTRIES, after=entry_key(number))
+        listed = self._blob.list(ENTRIES, after=entry_key(number))
+        beyond = [each.key for each in listed if entry_number(each.key) is not None]
         # The number itself may have been created since the caller looked.
         if beyond and self._blob.get(entry_key(number)) is None and self.marks().floor <= number:
             raise Corruption(
                 entry_key(number),
                 where=self._blob.name,
-                detail=f"The log entry is missing, though {beyond[0].key} exists after it.",
+                detail=f"The log entry is missing, though {beyond[0]} exists after it.",
             )
 
     def entries(self) -> list[int]:
         """The numbers that have an object, voided ones included."""
-        return [entry_number(listed.key) for listed in self._blob.list(ENTRIES)]
+        numbers = (entry_number(listed.key) for listed in self._blob.list(ENTRIES))
+        return [number for number in numbers if number is not None]
 
     def written_ms(self, number: int) -> int | None:
         """When entry `number` was written, by the store's clock; None if it is not there."""
-        found = self._blob.list(entry_key(number))
-        return found[0].modified_ms if found else None
+        key = entry_key(number)
+        found = [listed.modified_ms for listed in self._blob.list(key) if listed.key == key]
+        return found[0] if found else None
 
     def truncate(self, floor: int, *, head: int) -> None:
         """Make entries below `floor` void, then delete them. Exclusive.
@@ -161,7 +169,10 @@ class Log:
 
     def _delete_below(self, floor: int, prefix: str) -> None:
         for listed in self._blob.list(prefix):
-            if entry_number(listed.key) >= floor:
+            number = entry_number(listed.key)
+            if number is None:
+                continue
+            if number >= floor:
                 break
             self._blob.delete(listed.key)
 
@@ -174,8 +185,17 @@ class Log:
         key = f"{MARKS}{kind}-{number:020d}"
         self._blob.create(key, b"")
         for stale in older:
-            if stale < key:
+            if stale < key and _mark_of(stale) is not None:
                 self._blob.delete(stale)
+
+
+_ENTRY: Final = re.compile(rf"{ENTRIES}([0-9]{{17}})/([0-9]{{3}})")
+_MARK: Final = re.compile(rf"{MARKS}(floor|head)-([0-9]{{20}})")
+
+
+def _mark_of(key: str) -> tuple[str, int] | None:
+    found = _MARK.fullmatch(key)
+    return None if found is None else (found[1], int(found[2]))
 
 
 def _folder(number: int) -> str:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -48,7 +49,8 @@ class ObjectBlob:
         self._reached = False
         self._lock = threading.Lock()
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        with self._asking("open", "", writes=False):
+        _check_endpoint(endpoint)
+        with self._asking("open", "", writes=False), _understood():
             self._store = S3Store(
                 bucket,
                 region=os.environ.get("AWS_REGION")
@@ -186,6 +188,37 @@ class ObjectBlob:
     def _open(self) -> None:
         if self._closed:
             raise UsageError(f'location "{self._name}" is closed', hint="Open it again.")
+
+
+def _check_endpoint(endpoint: str | None) -> None:
+    if not endpoint:
+        return
+    try:
+        parts = urlsplit(endpoint)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or not endpoint.isprintable() or " " in endpoint:
+        raise _misunderstood()
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Turn the client's panic over a setting, which is no `Exception`, into our error."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise _misunderstood() from None
+
+
+def _misunderstood() -> UsageError:
+    # Its value is not repeated, since it may hold a password.
+    return UsageError(
+        "environment variable AWS_ENDPOINT_URL is malformed",
+        hint="Write AWS_ENDPOINT_URL (or AWS_ENDPOINT_URL_S3) as http://host:port or https://host.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

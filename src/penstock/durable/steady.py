@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from penstock.clock import Clock
@@ -231,6 +232,7 @@ class SteadyBlob:
                     key=attempts.key,
                     store=self.name,
                     error=type(error).__name__,
+                    since=_shown_ms(attempts.since_ms),
                     attempts=attempts.failed,
                 ),
             )
@@ -296,6 +298,10 @@ class _Attempts:
             detail=f"An earlier attempt may have succeeded. The last one: {error}.",
             hint=error.hint,
         )
+
+
+def _shown_ms(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds")
 
 
 _TELL_EVERY_MS: Final = 30_000

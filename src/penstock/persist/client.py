@@ -23,7 +23,7 @@ from penstock.data.codec import BUILT_IN
 from penstock.durable.cache import CachedBlob
 from penstock.durable.probe import probe
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
-from penstock.errors import UsageError
+from penstock.errors import DeterminateError, PenstockError, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.batch import Batches
 from penstock.persist.collection import AppendTo, Collection
@@ -34,7 +34,7 @@ from penstock.persist.intake import (
     check_frontier,
     columns_shown,
 )
-from penstock.persist.lake import open_store
+from penstock.persist.lake import check_not_a_lake, open_store
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Bell, Ear, News
 from penstock.persist.read import Reader
@@ -100,6 +100,8 @@ def open(
         _check_writer_id(writer)
     steady = open_store(url, settings, writing=writer is not None)
     try:
+        if writer is not None:
+            check_not_a_lake(url, steady)
         return Client(steady, settings, writer=writer, hold=hold)
     except BaseException:
         steady.close()
@@ -141,7 +143,7 @@ class Client:
         if writer is not None:
             probe(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
             self._machine.load()
-            self._parts.bell = bell = Bell(settings.notify) if settings.notify else None
+            self._parts.bell = bell = _bell(settings.notify)
             try:
                 self._take_lock(writer, bell)
             except BaseException:
@@ -168,13 +170,19 @@ class Client:
             ear=self._ear,
             closed=self._closed,
         )
-        self._finalizer = weakref.finalize(self, _Parts.close, self._parts)
+        self._finalizer = weakref.finalize(self, _Parts.close_forgotten, self._parts)
 
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            self.close()
+        except PenstockError as failed:
+            if error is None:
+                raise
+            # What went wrong inside is what the caller must hear of first.
+            error.add_note(f"closing failed too: {failed}")
 
     @property
     def url(self) -> str:
@@ -256,7 +264,7 @@ class Client:
             )
             for append in appends
         ]
-        outcome: Appended | UpperMismatch = self.committer.call(Append(pieces))
+        outcome: Appended | UpperMismatch = self.committer.submit(Append(pieces)).result()
         return outcome
 
     def seal_all(self, uppers: "Mapping[Collection, int]") -> "Future[Appended]":
@@ -264,6 +272,8 @@ class Client:
         pieces = [Piece(c.id, upper=check_frontier(upper)) for c, upper in uppers.items()]
         if not pieces:
             raise UsageError("seal_all was given no collection", hint="Name at least one.")
+        if len({collection.id for collection in uppers}) != len(uppers):
+            raise UsageError("seal_all names a collection twice", hint="Seal each once.")
         for collection in uppers:
             self._must_be_ours(collection)
         return self.committer.submit(Append(pieces))
@@ -335,6 +345,8 @@ class Client:
         May be called twice. Raises if the lock could not be released because
         this writer was fenced or broke; everything is closed all the same.
         """
+        if self._parts.committer is not None:
+            self._parts.committer.must_not_be_closed_from_here()
         if self._finalizer.detach() is not None:
             self._parts.close()
 
@@ -402,6 +414,7 @@ class Client:
     @property
     def committer(self) -> Committer:
         """Where work is queued; for the collections of this client."""
+        self._parts.must_not_be_forked()
         if self._parts.committer is None or self._closed.is_set():
             raise self._cannot_write()
         return self._parts.committer
@@ -446,6 +459,13 @@ class Client:
                     f'{what} has codec "{has}" for its {role}, not "{asked}"',
                     hint=f'Open it with the codec "{has}".',
                 )
+            if columns_of(stored).field(role).type != columns_of(wanted).field(role).type:
+                raise UsageError(
+                    f'{what} stores what codec "{has}" makes of its {role} in another type',
+                    detail=f"There it is {columns_of(stored).field(role).type}; the codec given "
+                    f"has {columns_of(wanted).field(role).type}.",
+                    hint="Open it with the codec it was made with.",
+                )
             if asked_at < at:
                 raise UsageError(
                     f'{what} was written with version {at} of codec "{has}"',
@@ -471,6 +491,17 @@ class Client:
         self.committer.run(plan, lambda _before, _after: None, touches=[id])
 
 
+def _bell(address: str) -> Bell | None:
+    """What wakes listeners of other processes, if it can; they poll all the same."""
+    if not address:
+        return None
+    try:
+        return Bell(address)
+    except OSError as error:
+        log.warning("listeners cannot be woken", extra=fields(address=address, error=str(error)))
+        return None
+
+
 class _Parts:
     """What a client has running, apart from it, so that it can be closed when it is gone."""
 
@@ -479,16 +510,19 @@ class _Parts:
         self.closed = closed
         self.ear = ear
         self.claims: Claims
+        self._pid = os.getpid()
         self.machine: Machine | None = None
         self.bell: Bell | None = None
         self.upkeep: Upkeep | None = None
         self.committer: Committer | None = None
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # A forked child has our threads' memory, but not our threads; nor our lock.
+        if self.committer is not None:
+            self.committer.close()
         self.closed.set()
         try:
-            if self.committer is not None:
-                self.committer.close()
             if self.upkeep is not None:
                 self.upkeep.stop()
             self.claims.close()
@@ -499,6 +533,21 @@ class _Parts:
                 self.bell.close()
             self.blob.close()
 
+    def close_forgotten(self) -> None:
+        """Close what nobody closed; nobody is there to hear of an error either."""
+        try:
+            self.close()
+        except PenstockError as error:
+            log.warning("a forgotten client could not be closed", extra=fields(error=str(error)))
+
+    def must_not_be_forked(self) -> None:
+        """A client's threads do not come along through a fork."""
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f'client of location "{self.blob.name}" was opened before a fork',
+                hint="Open the location again in the child process.",
+            )
+
     def _release(self) -> None:
         if self.machine is None or self.committer is None or self.upkeep is None:
             return
@@ -506,7 +555,10 @@ class _Parts:
             raise self.committer.broken
         upkeep = self.upkeep
         if upkeep.entries_since_rollup() >= 16:
-            upkeep.roll_up()
+            try:
+                upkeep.roll_up()
+            except DeterminateError as error:
+                log.warning("no rollup was written", extra=fields(error=str(error)))
         _, after = self.machine.commit(lambda _: [*upkeep.rollup_record(), Release()])
         self.machine.log.witness(after.seqno)
         pass_by(Failpoint.RELEASE_DONE)

@@ -96,7 +96,7 @@ class Collection:
     ) -> Appended | UpperMismatch:
         """Write and seal in one step, if upper is what was expected."""
         piece = self.piece(updates, expected=expected_upper, upper=new_upper, time=time)
-        outcome: Appended | UpperMismatch = self.client.committer.call(Append([piece]))
+        outcome: Appended | UpperMismatch = self._submit(piece).result()
         return outcome
 
     def allow_compaction(self, since: int) -> "Future[Allowed]":
@@ -109,6 +109,11 @@ class Collection:
 
     def alter(self, schema: pa.Schema, *, defaults: Mapping[str, Any] | None = None) -> None:
         """Let the schema grow, for readers as of the present upper and later."""
+        if not isinstance(schema, pa.Schema):
+            raise UsageError(
+                f'schema for collection "{self.name}" is a {type(schema).__name__}',
+                hint="Give a pyarrow schema.",
+            )
         values = dict(defaults or {})
         try:
             given = _stream_of(default_row(schema, values)) if values else b""
@@ -158,7 +163,9 @@ class Collection:
         An `as_of` of -1 begins before the first time there is.
         """
         checked = as_of if as_of == -1 else check_as_of(as_of)
-        return Listener(self.client.reader, self.state, checked, snapshot=snapshot)
+        return Listener(
+            self.client.reader, self.state, checked, snapshot=snapshot, client=self.client
+        )
 
     def destroy(self) -> bool:
         """Remove it; see `Client.destroy`."""
@@ -199,6 +206,11 @@ class Collection:
         if isinstance(updates, pa.Table | pa.RecordBatch):
             rows = table_of(updates, columns_of(schema), time=time, collection=self.name)
             put_table(piece, rows)
+        elif time is not None:
+            raise UsageError(
+                f'updates for collection "{self.name}" have times of their own',
+                hint="Leave out time=…; it is for Arrow tables.",
+            )
         elif schema.codecs:
             codecs = self.client.reader.batches.codecs.get(self.id)
             if codecs is None:

@@ -21,10 +21,10 @@ from enum import Enum
 from typing import Final, TypeVar
 
 import msgspec
-import xxhash
 from immutables import Map
 from msgspec import Struct
 
+from penstock.durable import checksum_of as checksum
 from penstock.errors import Corruption, StoreRefused
 from penstock.persist.state import CollectionState, Entry, State, Writer
 
@@ -75,11 +75,6 @@ class _Rollup(Struct, frozen=True):
     rollups: tuple[int, ...]
     expired: dict[str, int]
     tokens: dict[int, str]
-
-
-def checksum(data: bytes | memoryview) -> int:
-    """XXH64 with seed 0, the one checksum of the house."""
-    return xxhash.xxh64_intdigest(data)
 
 
 def encode_frame(kind: Kind, body: object) -> bytes:

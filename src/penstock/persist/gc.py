@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from penstock.durable import Blob
 from penstock.errors import Corruption
 from penstock.failpoints import Failpoint, pass_by
-from penstock.persist.holds import Hold, LocalClaims, list_holds
+from penstock.persist.holds import LocalClaims, list_holds
 from penstock.persist.machine import Machine
-from penstock.persist.paths import BATCHES, HOLDS, ROLLUPS, number_of
+from penstock.persist.paths import BATCHES, ROLLUPS, hold_prefix, number_of, staging_of
 from penstock.persist.settings import Settings
 from penstock.persist.staging import epoch_of
 from penstock.persist.state import (
@@ -28,7 +28,6 @@ from penstock.persist.state import (
     Operation,
     Settle,
     State,
-    staging_of,
 )
 from penstock.telemetry import fields, logger
 
@@ -105,7 +104,9 @@ class Collector:
         swept = 0
         for key in listed:
             id = staging_of(key)
-            if id in state.staging or epoch_of(id) > epoch or key in linked or key in state.garbage:
+            if id is None or id in state.staging or epoch_of(id) > epoch:
+                continue
+            if key in linked or key in state.garbage:
                 continue
             self.blob.delete(key)
             swept += 1
@@ -134,7 +135,8 @@ class Collector:
         if lower > entries.marks().floor:
             entries.truncate(lower, head=state.seqno)
         for listed in self.blob.list(ROLLUPS):
-            if number_of(listed.key) < state.rollups[0]:
+            number = number_of(listed.key)
+            if number is not None and number < state.rollups[0]:
                 self.blob.delete(listed.key)
 
     def _intentions(self, state: State, needed: dict[int, int], position: int) -> list[Operation]:
@@ -157,7 +159,13 @@ class Collector:
         """What readers need, here and elsewhere: the least sinces and the least position."""
         needed, position = self._claims.needs()
         state = self._machine.state
-        for id, (_, hold) in self._holds().items():
+        try:
+            holds = list_holds(self.blob)
+        except Corruption as damaged:
+            # What a damaged hold claims is not known, so nothing is given up.
+            log.warning("a hold is damaged and keeps everything", extra=fields(object=damaged.key))
+            return dict.fromkeys(state.collections, 0), 0
+        for id, (_, hold) in holds.items():
             if id in state.expired:
                 continue
             position = min(position, hold.position)
@@ -165,17 +173,12 @@ class Collector:
                 needed[collection] = min(since, needed.get(collection, END))
         return needed, position
 
-    def _holds(self) -> dict[str, tuple[int, Hold]]:
-        try:
-            return list_holds(self.blob)
-        except Corruption as error:
-            # What a damaged hold claims is not known, so everything is kept.
-            log.exception("a hold is damaged; nothing is given up until it is removed")
-            raise error
-
     def _expire_leases(self) -> None:
         now_ms = self._settings.clock.boot_ms()
-        holds = self._holds()
+        try:
+            holds = list_holds(self.blob)
+        except Corruption:
+            return
         self._seen = {id: seen for id, seen in self._seen.items() if id in holds}
         lapsed: list[str] = []
         for id, (version, hold) in holds.items():
@@ -190,7 +193,7 @@ class Collector:
             )
         expired = list(self._machine.state.expired)
         for id in expired:
-            for listed in self.blob.list(f"{HOLDS}{id}/"):
+            for listed in self.blob.list(hold_prefix(id)):
                 self.blob.delete(listed.key)
 
     def _collect(self, state: State) -> None:

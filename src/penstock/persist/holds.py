@@ -6,7 +6,7 @@ needed (`sinces`), and since which log position it has been reading
 (`position`): files linked at that position are kept even when a merge has
 replaced them.
 
-    hold/<id>/<version>     the newest version counts; each is created, never changed
+    hold/<id>=<version>     the newest version counts; each is created, never changed
 
 How a claim and a moving since agree (hazard A6): the writer announces where
 since is going, in an entry, *then* lists the holds, then settles in a second
@@ -29,12 +29,12 @@ from typing import Final, Protocol
 from msgspec import Struct, structs
 
 from penstock.durable import Blob
-from penstock.errors import Fenced, PenstockError, UsageError
+from penstock.errors import Fenced, PenstockError, StoreError, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.encoding import Kind, decode_frame, encode_frame
 from penstock.persist.errors import CollectionMissing, HoldLost, SinceError
 from penstock.persist.machine import Machine
-from penstock.persist.paths import HOLDS, hold_key, number_of
+from penstock.persist.paths import HOLDS, hold_key, hold_of, hold_prefix
 from penstock.persist.settings import Settings
 from penstock.persist.state import END, State
 from penstock.telemetry import fields, logger
@@ -84,22 +84,19 @@ class Hold(Struct, frozen=True):
 
 def list_holds(blob: Blob) -> dict[str, tuple[int, Hold]]:
     """Each hold's newest version and what it says."""
-    newest: dict[str, str] = {}
-    for listed in blob.list(HOLDS):
-        newest[listed.key.split("/")[1]] = listed.key
-    found: dict[str, tuple[int, Hold]] = {}
-    for id, key in newest.items():
-        while (data := blob.get(key)) is None:
-            # Replaced between the two looks, perhaps again and again, or dropped.
-            again = blob.list(f"{HOLDS}{id}/")
-            if not again:
+    newest = {found[0] for listed in blob.list(HOLDS) if (found := hold_of(listed.key))}
+    holds: dict[str, tuple[int, Hold]] = {}
+    for id in sorted(newest):
+        # A version may be replaced between two looks, perhaps again and again.
+        while versions := [
+            found[1] for listed in blob.list(hold_prefix(id)) if (found := hold_of(listed.key))
+        ]:
+            key = hold_key(id, versions[-1])
+            if (data := blob.get(key)) is not None:
+                hold = decode_frame(data, Kind.HOLD, Hold, key=key, where=blob.name)
+                holds[id] = (versions[-1], hold)
                 break
-            key = again[-1].key
-        if data is None:
-            continue
-        hold = decode_frame(data, Kind.HOLD, Hold, key=key, where=blob.name)
-        found[id] = (number_of(key), hold)
-    return found
+    return holds
 
 
 class _Object:
@@ -116,7 +113,7 @@ class _Object:
         created = self._blob.create(key, encode_frame(Kind.HOLD, hold))
         # SUBTLE: the number is free again once a newer owner has moved on from it.
         # Of that owner's versions one is always there.
-        versions = self._blob.list(f"{HOLDS}{hold.id}/") if hold.lease_ms is None else []
+        versions = self._blob.list(hold_prefix(hold.id)) if hold.lease_ms is None else []
         if not created or any(listed.key > key for listed in versions):
             if created:
                 self._blob.delete(key)
@@ -133,7 +130,7 @@ class _Object:
 
     def drop(self) -> None:
         """Remove every version."""
-        for listed in self._blob.list(f"{HOLDS}{self.hold.id}/"):
+        for listed in self._blob.list(hold_prefix(self.hold.id)):
             self._blob.delete(listed.key)
 
 
@@ -345,10 +342,15 @@ class LeasedClaims(_Registered):
     def _published_less(self) -> None:
         # Holding a little too much for a little while is cheaper than a write each time.
         clock = self._settings.clock
-        if clock.boot_ms() - self._written_ms >= min(5_000, self._settings.lease_ms // 8):
+        if clock.boot_ms() - self._written_ms < min(5_000, self._settings.lease_ms // 8):
+            return
+        try:
             with self._writing:
                 if self._object is not None:
                     self._write()
+        except StoreError as error:
+            # Claiming too much hurts nobody's reading; the next renewal tries again.
+            log.warning("hold could not be moved", extra=fields(error=str(error)))
 
     def _write(self) -> None:
         now_ms = self._settings.clock.now_ms()
@@ -393,7 +395,7 @@ class DurableHold:
     """
 
     def __init__(self, machine: Machine, settings: Settings, owner: str) -> None:
-        if not owner or not all(c.isalnum() or c in "._-" for c in owner):
+        if not owner or not all(c.isascii() and (c.isalnum() or c in "._-") for c in owner):
             raise UsageError(
                 f'owner "{owner}" of a durable hold cannot be used',
                 hint="Use letters, digits, dots, dashes and underscores.",

@@ -11,7 +11,9 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.data import DIFF, TIME, Codec, stored_schema
+from penstock.data import DIFF, TIME, Codec, exact_array, stored_schema
+from penstock.data.codec import BUILT_IN
+from penstock.data.exact import holds_forbidden_nulls
 from penstock.errors import UsageError
 from penstock.persist.state import END
 from penstock.persist.write import Loose, Piece
@@ -58,6 +60,9 @@ def put_pairs(
         values.append(encode_value(value))
         times.append(time)
         diffs.append(diff)
+    for codec, column, field in zip(codecs, (keys, values), columns, strict=True):
+        if codec is not BUILT_IN.get(codec.name):
+            exact_array(column, field, what=f'what codec "{codec.name}" made of a {field.name}')
     _put_loose(piece, [keys, values], times, diffs, columns, collection=collection)
 
 
@@ -74,9 +79,10 @@ def put_rows(piece: Piece, updates: Iterable[Any], columns: pa.Schema, *, collec
             raise _misshapen(
                 update, "(row, time, diff) with the row as a dict", collection
             ) from error
-        if set(named) - set(columns.names):
+        unknown = set(named) - set(columns.names)
+        if unknown:
             raise UsageError(
-                f'collection "{collection}" has no column "{min(set(named) - set(columns.names))}"',
+                f'collection "{collection}" has no column "{min(map(str, unknown))}"',
                 hint=f"Its columns are {', '.join(columns.names)}.",
             )
         rows.append(named)
@@ -85,18 +91,16 @@ def put_rows(piece: Piece, updates: Iterable[Any], columns: pa.Schema, *, collec
     if not rows:
         return
     _check_times(times, diffs, collection=collection)
-    try:
-        table = pa.Table.from_pylist(rows, schema=columns)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(
-            f'a row does not fit collection "{collection}"',
-            detail=str(error),
-            hint=f"Its columns are {columns_shown(columns)}.",
-        ) from error
-    table = table.append_column(TIME, pa.array(times, pa.int64())).append_column(
-        DIFF, pa.array(diffs, pa.int64())
-    )
-    put_table(piece, table_of(table, columns, time=None, collection=collection))
+    arrays = [
+        exact_array(
+            [row.get(field.name) for row in rows],
+            field,
+            what=f'column "{field.name}" of a row for collection "{collection}"',
+        )
+        for field in columns
+    ]
+    arrays += [pa.array(times, pa.int64()), pa.array(diffs, pa.int64())]
+    put_table(piece, pa.Table.from_arrays(arrays, schema=stored_schema(columns)))
 
 
 def put_table(piece: Piece, rows: pa.Table) -> None:
@@ -139,7 +143,7 @@ def table_of(
                 f"not {field.type}",
                 hint="Cast it first.",
             )
-        if not field.nullable and column.null_count:
+        if holds_forbidden_nulls(column, field):
             raise UsageError(
                 f'column "{field.name}" for collection "{collection}" holds nulls',
                 hint="It was declared not null.",

@@ -4,12 +4,12 @@ What a user calls a location may be a lake or one of its storage locations. A
 storage location is recognised by what its first writer left there.
 """
 
-from penstock.durable import SteadyBlob, children, join, open_blob
+from penstock.durable import Blob, SteadyBlob, children, join, open_blob
 from penstock.durable.probe import PASSED
 from penstock.errors import UsageError
 from penstock.persist.settings import Settings
 
-__all__ = ["open_store", "storage_locations"]
+__all__ = ["check_not_a_lake", "open_store", "storage_locations"]
 
 
 def open_store(url: str, settings: Settings, *, writing: bool = False) -> SteadyBlob:
@@ -38,6 +38,25 @@ def storage_locations(url: str) -> list[str]:
             hint="Check the address; a writer makes a location when it first opens it.",
         )
     return found
+
+
+def check_not_a_lake(url: str, blob: Blob) -> None:
+    """Refuse to make a storage location of a lake. `blob` is the store at `url`.
+
+    Asks only for a mark if `url` was written to before.
+
+    Raises:
+        UsageError: a folder directly below `url` is a storage location, and `url` is none.
+    """
+    if blob.get(PASSED) is not None:
+        return
+    for name in children(url):
+        if blob.get(f"{name}/{PASSED}") is not None:
+            raise UsageError(
+                f'location "{url}" is a lake and cannot be written to itself',
+                detail=f'Its folder "{name}" is a storage location.',
+                hint=f"Open one of its storage locations, for example {join(url, name)}.",
+            )
 
 
 def _written(url: str) -> bool:

@@ -26,19 +26,24 @@ from penstock.errors import (
     Fenced,
     IndeterminateError,
     InternalError,
+    PenstockError,
 )
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.encoding import decode_entry, decode_rollup, encode_entry, encode_rollup
 from penstock.persist.paths import ROLLUPS, number_of, rollup_key
 from penstock.persist.settings import Settings
-from penstock.persist.state import Entry, Operation, State, apply, void_reason
+from penstock.persist.state import Entry, Operation, State, TakeEpoch, apply, void_reason
 from penstock.telemetry import fields, logger
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "PlanFailed"]
 
 log = logger("persist")
 
 READ_AHEAD: Final = 256
+
+
+class PlanFailed(InternalError):
+    """A plan broke before anything was sent: nothing was written."""
 
 
 class Machine:
@@ -97,9 +102,9 @@ class Machine:
             raise InternalError("commit without an epoch")
         with self._advancing:
             while True:
-                self._must_own()
+                self.must_own()
                 before = self._state
-                operations = tuple(plan(before))
+                operations = self._planned(plan, before)
                 if not operations:
                     return before, before
                 if self._create(before, self._epoch, operations):
@@ -132,6 +137,7 @@ class Machine:
     def _create(self, before: State, epoch: int, operations: tuple[Operation, ...]) -> bool:
         """Whether the entry is now number `before.seqno`, and counts."""
         entry = Entry(
+            location=_location_of(before, operations),
             epoch=epoch,
             token=f"{self._settings.chance.getrandbits(64):016x}",
             at_ms=self._settings.clock.now_ms(),
@@ -170,6 +176,20 @@ class Machine:
         self.bytes_since_rollup += len(data)
         return True
 
+    def _planned(
+        self, plan: Callable[[State], Sequence[Operation]], state: State
+    ) -> tuple[Operation, ...]:
+        try:
+            return tuple(plan(state))
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise PlanFailed(
+                f'what was asked of location "{self.blob.name}" could not be prepared',
+                detail="Nothing was written.",
+                hint="This is a bug; please report it with what was asked.",
+            ) from error
+
     def _landed_before_truncation(self, entry: Entry) -> bool:
         """The log was truncated past us: learn from a rollup what became of `entry`."""
         with self._in_doubt():
@@ -195,7 +215,8 @@ class Machine:
                 hint=error.hint,
             ) from error
 
-    def _must_own(self) -> None:
+    def must_own(self) -> None:
+        """Raise `Fenced` if, as far as is known here, another epoch has begun."""
         state = self._state
         if state.epoch == self._epoch and state.writer is not None:
             return
@@ -219,7 +240,8 @@ class Machine:
         seen: set[str] = set()
         while state is None:
             marks = self.log.marks()
-            rollups = [listed.key for listed in self.blob.list(ROLLUPS)]
+            listed = [each.key for each in self.blob.list(ROLLUPS)]
+            rollups = [key for key in listed if number_of(key) is not None]
             if not rollups:
                 state = State()
             elif (data := self.blob.get(rollups[-1])) is not None:
@@ -280,3 +302,9 @@ class Machine:
 
     def _damaged(self, key: str, detail: str) -> Corruption:
         return Corruption(key, where=self.blob.name, detail=detail)
+
+
+def _location_of(state: State, operations: tuple[Operation, ...]) -> str:
+    """The location's id; the first epoch's entry gives it."""
+    first = operations[0]
+    return state.location or (first.location if isinstance(first, TakeEpoch) else "")

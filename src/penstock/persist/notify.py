@@ -166,13 +166,8 @@ class Ear:
             if self._closed or not address or address in (self._address, self._failed):
                 return
             self._hang_up()
-            host, _, port = address.rpartition(":")
             try:
-                line = socket.create_connection((host, int(port)), timeout=1)
-                greeting = _GREETING + location.encode() + b"\n"
-                if _received(line, len(greeting)) != greeting:
-                    raise OSError("somebody else answers there")
-                line.settimeout(None)
+                line = _connected(address, _GREETING + location.encode() + b"\n")
             except (OSError, ValueError):
                 # Another machine's loopback, or a writer that is gone. Polling goes on.
                 self._failed = address
@@ -205,6 +200,19 @@ class Ear:
             with contextlib.suppress(OSError):
                 self._line.shutdown(socket.SHUT_RDWR)
         self._line, self._address = None, ""
+
+
+def _connected(address: str, greeting: bytes) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    line = socket.create_connection((host, int(port)), timeout=1)
+    try:
+        if _received(line, len(greeting)) != greeting:
+            raise OSError("somebody else answers there")
+        line.settimeout(None)
+    except OSError:
+        line.close()
+        raise
+    return line
 
 
 def _received(line: socket.socket, size: int) -> bytes:

@@ -149,8 +149,8 @@ class Reader:
                 raise
             raise UsageError(
                 f'collection "{collection.name}" was compacted while it was being read',
-                detail=f"The reader had no hold. The collection's since is "
-                f"{current.since if current else 'gone with it'}.",
+                detail="The reader had no hold, or had lost it."
+                + (f" The collection's since is now {current.since}." if current else ""),
                 hint="Read again, or open the location with hold=True.",
             ) from error
 
@@ -164,9 +164,17 @@ class Listener:
     """
 
     def __init__(
-        self, reader: Reader, collection: CollectionState, as_of: int, *, snapshot: bool
+        self,
+        reader: Reader,
+        collection: CollectionState,
+        as_of: int,
+        *,
+        snapshot: bool,
+        client: object,
     ) -> None:
         self._reader = reader
+        self._client = client  # Which must not be collected, and closed, while we listen.
+        self._closed = False
         self._id, self._name = collection.id, collection.name
         self._frontier = as_of + 1
         self._snapshot_due = snapshot
@@ -197,6 +205,7 @@ class Listener:
 
     def close(self) -> None:
         """Let go."""
+        self._closed = True
         self._stack.close()
 
     def next_changes(self, *, timeout_ms: int | None) -> "Changes | Snapshot | None":
@@ -205,6 +214,10 @@ class Listener:
         Raises:
             SinceError: the reader has no hold and was overtaken by compaction.
         """
+        if self._closed:
+            raise UsageError(
+                f'listener of collection "{self._name}" is closed', hint="Listen again."
+            )
         reader = self._reader
         clock = reader.settings.clock
         deadline = None if timeout_ms is None else clock.boot_ms() + timeout_ms
@@ -218,10 +231,17 @@ class Listener:
                     f'collection "{self._name}" was destroyed', hint="Listen to another one."
                 )
             if self._snapshot_due and collection.upper >= self._frontier:
+                contents = self._contents(collection)
                 self._snapshot_due = False
-                return self._contents(collection)
+                return contents
             if collection.upper > self._frontier:
-                return self._changes(state, collection)
+                changes = self._changes(collection)
+                self._frontier = changes.upper
+                reader.claims.advance(self._claim, changes.upper - 1, state)
+                return changes
+            if state.seqno != self._claim.position:
+                # Nothing new here, but files that others replaced need not wait for us.
+                reader.claims.advance(self._claim, self._claim.since, state)
             left = reader.settings.poll_ms
             if deadline is not None:
                 left = min(left, deadline - clock.boot_ms())
@@ -235,11 +255,14 @@ class Listener:
         reader = self._reader
         now_ms = reader.settings.clock.boot_ms()
         state = reader.look()
-        if not reader.owns_writer and now_ms - self._checked_ms >= 10 * reader.settings.poll_ms:
+        if now_ms - self._checked_ms >= 10 * reader.settings.poll_ms:
             # SUBTLE: "no such entry" may mean truncated rather than not yet
-            # written, and only the floor can tell (hazard A4).
+            # written, and only the floor can tell (hazard A4). A writer looks too:
+            # it may have been fenced and would hear of nothing any more.
             self._checked_ms = now_ms
             state = reader.machine.refresh(thorough=True)
+            if reader.owns_writer:
+                reader.machine.must_own()
         return state
 
     def _contents(self, collection: CollectionState) -> Snapshot:
@@ -250,8 +273,11 @@ class Listener:
         nothing = stored_columns_of(schema).empty_table()
         return Snapshot(nothing, self._reader.decoder(collection, schema), as_of)
 
-    def _changes(self, state: State, collection: CollectionState) -> Changes:
-        lower, upper = self._frontier, collection.upper
+    def _changes(self, collection: CollectionState) -> Changes:
+        lower = self._frontier
+        # Never across a change of schema, so that all listeners get the same rows.
+        grown = [version.since for version in collection.schemas if version.since > lower]
+        upper = min([collection.upper, *grown])
         # Since at the frontier itself is too far: it brings updates that were
         # given before up to a time that has not been.
         if collection.since > max(lower - 1, 0):
@@ -260,8 +286,6 @@ class Listener:
         schema = reader.schema_as_of(collection, upper - 1)
         rows = consolidate(reader.rows(collection, schema, lower=lower, upper=upper))
         rows = rows.sort_by(TIME)
-        self._frontier = upper
-        reader.claims.advance(self._claim, upper - 1, state)
         return Changes(rows, reader.decoder(collection, schema), lower, upper)
 
 

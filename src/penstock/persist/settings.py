@@ -6,8 +6,10 @@ background off, so that they decide what happens when.
 
 import random
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import UsageError
 
 __all__ = ["Settings"]
 
@@ -49,7 +51,7 @@ class Settings:
     young_ms: int = 60 * 60_000
     """Log entries younger than this are never deleted."""
 
-    proof_ms: int = 30 * 60_000
+    proof_ms: int = 10_000
     """How long after seeing the log's head a writer may trust that it still stands there."""
 
     patience_ms: int | None = None
@@ -63,3 +65,28 @@ class Settings:
 
     clock: Clock = SYSTEM_CLOCK
     chance: random.Random = field(default_factory=random.SystemRandom)
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(
+                    f'setting "{name}" is {value}', hint=f"Give it a number from {least} on."
+                )
+
+
+_LEAST: Final = {
+    "cache_bytes": 0,
+    "inline_bytes": 0,
+    "part_bytes": 1,
+    "merge_bytes": 1,
+    "fan_in": 2,
+    "rollup_every": 1,
+    "lease_ms": 1,
+    "poll_ms": 1,
+    "upkeep_ms": 0,
+    "settle_ms": 0,
+    "young_ms": 0,
+    "proof_ms": 0,
+    "patience_ms": 0,
+}

@@ -315,6 +315,9 @@ Operation = (
 class Entry(Struct, frozen=True):
     """One entry of the log: all of it or none of it."""
 
+    location: str
+    """The id of the location it was written for."""
+
     epoch: int
     token: str
     """Told apart by it: our own earlier attempt from another writer's."""
@@ -370,6 +373,8 @@ class State(Struct, frozen=True):
 
 def void_reason(state: State, entry: Entry) -> str | None:
     """Why `entry` changes nothing, or None if it counts."""
+    if state.location and entry.location != state.location:
+        return f'it was written for location "{entry.location}"'
     takes = bool(entry.operations) and isinstance(entry.operations[0], TakeEpoch)
     if takes:
         if entry.epoch != state.epoch + 1:

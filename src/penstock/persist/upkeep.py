@@ -7,7 +7,7 @@ or be cut off by `kill -9`; the next round finds it again.
 
 import threading
 
-from penstock.errors import Fenced, PenstockError
+from penstock.errors import Fenced, PenstockError, StoreError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.batch import Batches
 from penstock.persist.compact import due, merge, merge_since, mergeable
@@ -56,7 +56,7 @@ class Upkeep:
         self._working = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.last_error: PenstockError | None = None
+        self.last_error: Exception | None = None
         """Why the last round failed, if it did."""
 
     def start(self) -> None:
@@ -128,15 +128,16 @@ class Upkeep:
                 if not swept:
                     self.sweep()
                     swept = True
-                self.round()
                 self.last_error = None
+                self.round()
             except Fenced:
                 return
             except PenstockError as error:
                 self.last_error = error
                 log.warning("upkeep failed and will be tried again", extra=fields(error=str(error)))
-            except Exception:
+            except Exception as error:
                 # The thread's door: whatever broke, writing and reading go on without upkeep.
+                self.last_error = error
                 log.exception("upkeep broke and will be tried again")
 
     def _merge_due(self) -> None:
@@ -145,12 +146,24 @@ class Upkeep:
         for id, collection in state.collections.items():
             if before is not None and before.collections.get(id) is collection:
                 continue
-            while not self._stop.is_set():
-                inputs = due(collection, self._batches, self._settings)
-                merged = self._merge(collection, inputs) if inputs else None
-                if merged is None:
-                    break
-                collection = merged
+            try:
+                self._merge_while_due(collection)
+            except (Fenced, StoreError):
+                raise
+            except Exception as error:
+                # One collection that cannot be merged must not keep the others from it.
+                self.last_error = error
+                log.exception(
+                    "collection could not be merged", extra=fields(collection=collection.name)
+                )
+
+    def _merge_while_due(self, collection: CollectionState) -> None:
+        while not self._stop.is_set():
+            inputs = due(collection, self._batches, self._settings)
+            merged = self._merge(collection, inputs) if inputs else None
+            if merged is None:
+                return
+            collection = merged
 
     def _merge_all(self, collection: CollectionState) -> None:
         limit = self._settings.merge_bytes

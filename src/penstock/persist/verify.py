@@ -19,7 +19,7 @@ from penstock.durable.log import entry_key
 from penstock.errors import Corruption, InternalError, StoreRefused
 from penstock.persist.encoding import Kind, checksum, decode_entry, decode_frame, decode_rollup
 from penstock.persist.holds import Hold
-from penstock.persist.paths import HOLDS, ROLLUPS, number_of, rollup_key
+from penstock.persist.paths import HOLDS, ROLLUPS, hold_of, number_of, rollup_key
 from penstock.persist.state import Entry, State, Stored, apply
 
 __all__ = ["Damage", "Report", "verify"]
@@ -81,7 +81,7 @@ class _Walk:
     def entries(self) -> None:
         marks = self._log.marks()
         numbers = self._log.entries()
-        rolled = [number_of(listed.key) for listed in self._blob.list(ROLLUPS)]
+        rolled = self._listed_rollups()
         end = max([marks.head, *(number + 1 for number in numbers[-1:]), *rolled])
         for number in range(marks.floor, end):
             key = entry_key(number)
@@ -95,17 +95,18 @@ class _Walk:
                 self._damaged(key, error.detail)
 
     def rollups(self) -> None:
-        for listed in self._blob.list(ROLLUPS):
-            data = self._read(listed.key)
+        for number in self._listed_rollups():
+            key = rollup_key(number)
+            data = self._read(key)
             if data is None:
                 continue  # Deleted since it was listed; a recorded one is missed below.
             try:
-                state = decode_rollup(data, key=listed.key, where=self._blob.name)
+                state = decode_rollup(data, key=key, where=self._blob.name)
             except (Corruption, StoreRefused) as error:
-                self._damaged(listed.key, error.detail)
+                self._damaged(key, error.detail)
                 continue
-            if state.seqno != number_of(listed.key):
-                self._damaged(listed.key, "It holds another rollup.")
+            if state.seqno != number:
+                self._damaged(key, "It holds another rollup.")
             else:
                 self._rollups[state.seqno] = state
 
@@ -120,7 +121,7 @@ class _Walk:
                     entry_key(state.seqno), f"It does not follow the one before: {error}."
                 )
                 break
-        present = {number_of(listed.key) for listed in self._blob.list(ROLLUPS)}
+        present = self._listed_rollups()
         for number in state.rollups:
             if number not in present:
                 self._damaged(rollup_key(number), "The rollup is missing.")
@@ -138,12 +139,18 @@ class _Walk:
 
     def holds(self) -> None:
         for listed in self._blob.list(HOLDS):
+            if hold_of(listed.key) is None:
+                continue
             data = self._read(listed.key)
             if data is not None:
                 try:
                     decode_frame(data, Kind.HOLD, Hold, key=listed.key, where=self._blob.name)
                 except (Corruption, StoreRefused) as error:
                     self._damaged(listed.key, error.detail)
+
+    def _listed_rollups(self) -> list[int]:
+        numbers = (number_of(listed.key) for listed in self._blob.list(ROLLUPS))
+        return [number for number in numbers if number is not None]
 
     def _read(self, key: str) -> bytes | None:
         data = self._blob.get(key)

@@ -23,10 +23,16 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from penstock.data import conform
-from penstock.errors import DeterminateError, IndeterminateError, PenstockError, UsageError
+from penstock.errors import (
+    Corruption,
+    DeterminateError,
+    IndeterminateError,
+    PenstockError,
+    UsageError,
+)
 from penstock.persist.batch import Batches, defaults_of
 from penstock.persist.errors import AlreadyFailed, Closed
-from penstock.persist.machine import Machine
+from penstock.persist.machine import Machine, PlanFailed
 from penstock.persist.staging import Staging
 from penstock.persist.state import (
     END,
@@ -167,12 +173,9 @@ class Committer:
         self._wake = wake
         self._queue: deque[Work] = deque()
         self._ready = threading.Condition()
-        self._led = False
-        """Whether somebody is committing: the thread, or a caller in its place."""
-
         self._closing = False
         self._broken: PenstockError | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(UPLOADS_AT_ONCE, "penstock-upload")
         self._uploading = threading.BoundedSemaphore(2 * UPLOADS_AT_ONCE)
         self._thread = threading.Thread(target=self._run, name="penstock-commit", daemon=True)
         self._thread.start()
@@ -184,22 +187,22 @@ class Committer:
 
     def submit(self, work: Work) -> "Future[Any]":
         """Take `work` into the queue; its future tells what came of it."""
-        self._enqueue(work)
-        return work.future
-
-    def call(self, work: Work) -> Any:
-        """Do `work` and give what came of it.
-
-        If nobody is committing, the caller does so itself, which spares a lone
-        writer the way to another thread and back.
-        """
-        if self._enqueue(work, lead=True):
+        with self._ready:
+            self._must_be_open()
+        uploads = self._start_uploads(work)
+        with self._ready:
             try:
-                while not work.future.done():
-                    self._commit_next()
-            finally:
-                self._step_down()
-        return work.future.result()
+                self._must_be_open()
+            except PenstockError:
+                for upload in uploads:
+                    upload.cancel()
+                raise
+            # From here on it happens or fails; nobody can cancel what may be in an entry.
+            work.future.set_running_or_notify_cancel()
+            self._queue.append(work)
+            if len(self._queue) == 1:
+                self._ready.notify()
+        return work.future
 
     def run(
         self,
@@ -209,7 +212,7 @@ class Committer:
         touches: list[int] | None = None,
     ) -> Any:
         """Commit `plan` in an entry of its own, after all that was called before."""
-        return self.call(Control(plan, outcome, touches or []))
+        return self.submit(Control(plan, outcome, touches or [])).result()
 
     def close(self) -> None:
         """Refuse new work and return when all that was accepted is done."""
@@ -217,69 +220,44 @@ class Committer:
             self._closing = True
             self._ready.notify()
         self._thread.join()
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._pool.shutdown()
 
-    def _enqueue(self, work: Work, *, lead: bool = False) -> bool:
-        """Queue `work`; whether the caller, if it would, now leads."""
-        uploads = self._start_uploads(work)
-        with self._ready:
-            if self._closing or self._broken:
-                for upload in uploads:
-                    upload.cancel()
-                raise self._broken or Closed(self._machine.blob.name)
-            # From here on it happens or fails; nobody can cancel what may be in an entry.
-            work.future.set_running_or_notify_cancel()
-            self._queue.append(work)
-            lead = lead and not self._led
-            if lead:
-                self._led = True
-            elif not self._led:
-                self._ready.notify()
-            return lead
+    def must_not_be_closed_from_here(self) -> None:
+        """A callback runs in the thread that would be waited for."""
+        if threading.current_thread() is self._thread:
+            raise UsageError(
+                f'client of location "{self._machine.blob.name}" cannot be closed by a callback',
+                hint="Close it where the future is waited for.",
+            )
+
+    def _must_be_open(self) -> None:
+        if self._closing or self._broken:
+            raise self._broken or Closed(self._machine.blob.name)
 
     def _run(self) -> None:
         while True:
             with self._ready:
-                while self._led or not (self._queue or self._closing):
+                while not self._queue and not self._closing:
                     self._ready.wait()
                 if not self._queue:
                     return
-                self._led = True
+                group = self._take_group()
+            works: list[Work] = [group] if isinstance(group, Control) else [*group]
             try:
-                self._commit_next()
-            finally:
-                self._step_down()
-
-    def _step_down(self) -> None:
-        with self._ready:
-            self._led = False
-            if self._queue or self._closing:
-                self._ready.notify()
-
-    def _commit_next(self) -> None:
-        """Commit the next group. Only who leads may."""
-        with self._ready:
-            group = self._take_group()
-        works: list[Work] = [group] if isinstance(group, Control) else [*group]
-        try:
-            if isinstance(group, Control):
-                self._commit_control(group)
-            else:
-                self._commit_group(group)
-        except PenstockError as error:
-            self._fail(works, error)
-        except BaseException as error:
-            # A bug, or Ctrl-C in whoever leads: whoever waits must hear of it.
-            broke = IndeterminateError(
-                f'commit to location "{self._machine.blob.name}" was broken off',
-                detail="What it was writing may have been written.",
-                hint="Open the location again to find out.",
-            )
-            broke.__cause__ = error
-            self._fail(works, broke)
-            if not isinstance(error, Exception):
-                raise
+                if isinstance(group, Control):
+                    self._commit_control(group)
+                else:
+                    self._commit_group(group)
+            except PenstockError as error:
+                self._fail(works, error)
+            except Exception as error:  # noqa: BLE001 - the thread's door: whoever waits must hear
+                broke = IndeterminateError(
+                    f'commit to location "{self._machine.blob.name}" was broken off',
+                    detail="What it was writing may have been written.",
+                    hint="Open the location again to find out.",
+                )
+                broke.__cause__ = error
+                self._fail(works, broke)
 
     def _take_group(self) -> "Control | list[Call]":
         first = self._queue[0]
@@ -324,7 +302,7 @@ class Committer:
         if allowing:
             try:
                 self._allow([id for work in allowing for id in work.sinces])
-            except DeterminateError as error:
+            except (DeterminateError, Corruption) as error:
                 # The permission is durable all the same; upkeep will settle it.
                 log.warning("since could not be settled yet", extra=fields(error=str(error)))
             _tell_allowed(allowing, self._machine.state)
@@ -351,7 +329,7 @@ class Committer:
     def _fail(self, group: list[Work], error: PenstockError) -> None:
         """The whole group failed. What may be repeated, may; else the writer stops."""
         with self._ready:
-            if not isinstance(error, DeterminateError | UsageError):
+            if not isinstance(error, DeterminateError | UsageError | PlanFailed):
                 self._broken = error
                 behind: list[Work] = list(self._queue)
                 self._queue.clear()
@@ -390,8 +368,6 @@ class Committer:
         uploads: list[Future[Batch]] = []
         for piece in work.pieces:
             if isinstance(piece.updates, pa.Table) and not self._batches.inline(piece.updates):
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(UPLOADS_AT_ONCE, "penstock-upload")
                 # Callers that outrun the store wait here: uploads in flight bound the memory.
                 self._uploading.acquire()
                 piece.stored = self._pool.submit(self._upload, piece.updates, piece.schema)
