@@ -26,9 +26,9 @@ from penstock.persist import upkeep as upkeep_module
 from penstock.persist.batch import Batches, schema_as_of
 from penstock.persist.encoding import decode_entry, encode_rollup
 from penstock.persist.gc import Collector
-from penstock.persist.holds import LocalClaims
+from penstock.persist.holds import Claim, LocalClaims, _Registered, list_holds
 from penstock.persist.machine import Machine
-from penstock.persist.paths import BATCHES, HOLDS
+from penstock.persist.paths import BATCHES, hold_prefix
 from penstock.persist.read import Changes, Listener
 from penstock.persist.state import (
     CollectionState,
@@ -222,16 +222,22 @@ def wait_on_missing() -> Iterator[None]:
 def listener_holds_at_frontier() -> Iterator[None]:
     """Row 6: a listener lets since come up to its frontier, where merging brings old rows."""
 
-    def changes(self: Listener, state: State, collection: CollectionState) -> Changes:
+    def changes(self: Listener, collection: CollectionState) -> Changes:
         lower, upper = self._frontier, collection.upper
         reader = self._reader
         schema = schema_as_of(collection, upper - 1)
         rows = reader.rows(collection, schema, lower=lower, upper=upper).sort_by("mz_timestamp")
-        self._frontier = upper
-        reader.claims.advance(self._claim, upper, state)
         return Changes(rows, reader.decoder(collection, schema), lower, upper)
 
-    with mock.patch.object(Listener, "_changes", changes):
+    real = _Registered.advance
+
+    def advance(self: _Registered, claim: Claim, since: int, state: State) -> None:
+        real(self, claim, since + (since > claim.since), state)
+
+    with (
+        mock.patch.object(Listener, "_changes", changes),
+        mock.patch.object(_Registered, "advance", advance),
+    ):
         yield
 
 
@@ -290,7 +296,7 @@ def expire_by_readers_clock() -> Any:
         now_ms = self._settings.clock.now_ms()
         lapsed = [
             id
-            for id, (_, hold) in self._holds().items()
+            for id, (_, hold) in list_holds(self.blob).items()
             if hold.lease_ms is not None and now_ms - hold.written_ms >= hold.lease_ms
         ]
         if lapsed:
@@ -298,7 +304,7 @@ def expire_by_readers_clock() -> Any:
                 lambda state: [ExpireHold(id) for id in lapsed if id not in state.expired]
             )
         for id in lapsed:
-            for listed in self.blob.list(f"{HOLDS}{id}/"):
+            for listed in self.blob.list(hold_prefix(id)):
                 self.blob.delete(listed.key)
 
     return mock.patch.object(Collector, "_expire_leases", expire)
