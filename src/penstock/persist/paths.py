@@ -1,11 +1,11 @@
 """What the objects of a storage location are called.
 
-log/<number>                    entries, see durable/log.py
-mark/floor-<n>  mark/head-<n>   the log's two ends
-rollup/<number>                 the state after that many entries
-batch/<staging id>/<name>.parquet
-hold/<hold id>=<version>
-probe/…                         what was learned about the store
+    log/<folder>/<number>           entries, see durable/log.py
+    mark/floor-<n>  mark/head-<n>   the log's two ends
+    rollup/<number>                 the state after that many entries
+    batch/<staging id>/<name>.parquet
+    hold/<hold id>=<version>
+    probe/…                         what was learned about the store
 
 What is called otherwise is not ours: somebody's file manager or backup put it
 there, and it is neither read nor deleted.
