@@ -564,20 +564,25 @@ class Persist(RuleBasedStateMachine):
                 watch.listener.next_changes(timeout_ms=0)
             watch.listener.close()
             return False
+        while collection.upper > watch.frontier:
+            self.take(watch, collection)
+        assert watch.listener.next_changes(timeout_ms=0) is None
+        return True
+
+    def take(self, watch: Watch, collection: ModelCollection) -> None:
+        """The next changes: all there are, or all up to the next change of the schema."""
         changes = watch.listener.next_changes(timeout_ms=0)
-        if collection.upper <= watch.frontier:
-            assert changes is None
-            return True
         assert changes is not None, "a listener does not progress"
-        assert (changes.lower, changes.upper) == (watch.frontier, collection.upper)
-        columns = collection.columns_as_of(collection.upper - 1)
+        grown = [v.since for v in collection.versions if v.since > watch.frontier]
+        upper = min([collection.upper, *grown])
+        assert (changes.lower, changes.upper) == (watch.frontier, upper)
+        columns = collection.columns_as_of(upper - 1)
         given: Counter[Any] = Counter()
         for update in changes:
             assert (row_of(update.data, columns), update.time) not in given
             given[row_of(update.data, columns), update.time] = update.diff
-        assert given == collection.changes(watch.frontier, collection.upper, columns)
-        watch.frontier = collection.upper
-        return True
+        assert given == collection.changes(watch.frontier, upper, columns)
+        watch.frontier = upper
 
     @rule()
     def check_readers(self) -> None:
