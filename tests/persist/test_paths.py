@@ -11,7 +11,6 @@ from penstock.persist.paths import (
 def test_a_key_says_what_it_was_made_of():
     assert number_of(rollup_key(7)) == 7
     assert hold_of(hold_key("d-shop.2", 3)) == ("d-shop.2", 3)
-    assert number_of(hold_key("d-shop.2", 3)) == 3
     assert staging_of(batch_key("12-3", "0f")) == "12-3"
 
 
