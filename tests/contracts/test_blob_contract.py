@@ -70,6 +70,15 @@ def test_bytes_come_back_as_they_were(opener: Opener, data: bytes) -> None:
     assert blob.get("put") == blob.get("create") == data
 
 
+def test_the_end_of_an_object_is_read_alone(opener: Opener) -> None:
+    blob = opener()
+    blob.put("batch/a", b"0123456789")
+    assert blob.get("batch/a", start=7) == b"789"
+    assert blob.get("batch/a", start=10) == b""
+    assert blob.get("batch/a", start=11) == b""
+    assert blob.get("batch/b", start=1) is None
+
+
 def test_listing_is_in_order_and_begins_after(opener: Opener) -> None:
     blob = opener()
     keys = ["a-b/0", "a.b", "a/0", "a/1", "a/b/2", "ab", "b/0"]

@@ -79,8 +79,8 @@ class HookBlob:
     def name(self) -> str:
         return self.inner.name
 
-    def get(self, key: str) -> bytes | None:
-        return self._told("get", key, b"", lambda: self.inner.get(key))
+    def get(self, key: str, *, start: int = 0) -> bytes | None:
+        return self._told("get", key, b"", lambda: self.inner.get(key, start=start))
 
     def put(self, key: str, data: bytes) -> None:
         self._told("put", key, data, lambda: self.inner.put(key, data))

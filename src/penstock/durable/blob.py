@@ -27,8 +27,8 @@ class Listed:
 class GetBlob(Protocol):
     """The reading half, for those who need no more."""
 
-    def get(self, key: str) -> bytes | None:
-        """The bytes at `key`, or None if there is no such object."""
+    def get(self, key: str, *, start: int = 0) -> bytes | None:
+        """The bytes at `key` from `start` on, or None if there is no such object."""
         ...
 
 

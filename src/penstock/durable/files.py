@@ -69,11 +69,11 @@ class FileBlob:
         """`file:` and the absolute path."""
         return f"file:{self._root}"
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, *, start: int = 0) -> bytes | None:
         """See `Blob`."""
         self._open()
         try:
-            data = self._disk.read(self._path(checked_key(key)))
+            data = self._disk.read(self._path(checked_key(key)), start)
         except _NOTHING_THERE:
             return None
         except OSError as error:

@@ -48,12 +48,12 @@ class MemoryBlob:
         """`memory:`, and the name it is shared by, if any."""
         return self._name
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, *, start: int = 0) -> bytes | None:
         """See `Blob`."""
         whole = self._checked(key)
         with self._shelf.lock:
             found = self._shelf.objects.get(whole)
-        return None if found is None else found[0]
+        return None if found is None else found[0][start:]
 
     def put(self, key: str, data: bytes) -> None:
         """See `Blob`."""

@@ -92,9 +92,9 @@ class SteadyBlob:
         """The name of the store within."""
         return self._inner.name
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, *, start: int = 0) -> bytes | None:
         """See `Blob`."""
-        data = self._asked("get", key, lambda: self._inner.get(key))
+        data = self._asked("get", key, lambda: self._inner.get(key, start=start))
         self._count(bytes_read=len(data or b""))
         return data
 

@@ -53,12 +53,10 @@ class Batches:
         """Whether these updates are few enough to travel inside an entry."""
         return bool(updates.nbytes <= self._settings.inline_bytes)
 
-    def build_inline(
-        self, updates: pa.Table, schema: int, *, since: int = 0, merged: bool = False
-    ) -> Batch:
+    def build_inline(self, updates: pa.Table, schema: int) -> Batch:
         """A batch that travels inside the entry."""
         rows = to_ipc(updates)
-        return _batch(updates, schema, (Inline(rows),), len(rows), since, merged)
+        return _batch(updates, schema, (Inline(rows),), len(rows))
 
     def build_few(self, rows: pa.RecordBatch, schema: int, *, lower: int, upper: int) -> Batch:
         """The same, of rows whose times the caller knows, on the way of every small write."""
@@ -73,9 +71,7 @@ class Batches:
             memory=len(data),
         )
 
-    def build_stored(
-        self, updates: pa.Table, schema: int, staging: str, *, since: int = 0, merged: bool = False
-    ) -> Batch:
+    def build_stored(self, updates: pa.Table, schema: int, staging: str) -> Batch:
         """A batch whose parts are durable objects under a staging id, waiting to be linked."""
         parts: list[Part] = []
         rows = max(1, int(updates.num_rows * self._settings.part_bytes / max(updates.nbytes, 1)))
@@ -92,9 +88,9 @@ class Batches:
             pass_by(Failpoint.BLOB_PUT_BEGIN)
             self._blob.create(key, data)
             pass_by(Failpoint.BLOB_PUT_DONE)
-            parts.append(Stored(key=key, size=len(data), checksum=checksum(data)))
+            parts.append(_stored(key, data))
         size = sum(part.size for part in parts if isinstance(part, Stored))
-        return _batch(updates, schema, tuple(parts), size, since, merged)
+        return _batch(updates, schema, tuple(parts), size)
 
     def rows(
         self,
@@ -188,9 +184,19 @@ def _recoded(rows: pa.Table, written: SchemaVersion, codecs: tuple[Codec, Codec]
     return rows
 
 
-def _batch(
-    updates: pa.Table, schema: int, parts: tuple[Part, ...], size: int, since: int, merged: bool
-) -> Batch:
+def _stored(key: str, data: bytes) -> Stored:
+    """What is recorded of a Parquet object; it ends in the length of its footer and a magic."""
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    return Stored(
+        key=key,
+        size=len(data),
+        checksum=checksum(data),
+        footer=footer,
+        footer_checksum=checksum(data[-footer:]),
+    )
+
+
+def _batch(updates: pa.Table, schema: int, parts: tuple[Part, ...], size: int) -> Batch:
     bounds = pc.min_max(updates.column(TIME))
     return Batch(
         schema=schema,
@@ -200,6 +206,4 @@ def _batch(
         size=size,
         parts=parts,
         memory=updates.nbytes,
-        since=since,
-        merged=merged,
     )

@@ -27,6 +27,7 @@ from penstock.errors import DeterminateError, PenstockError, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.batch import Batches
 from penstock.persist.collection import AppendTo, Collection
+from penstock.persist.compact import BigMerges, Merger
 from penstock.persist.errors import Closed, CollectionMissing, LockHeld
 from penstock.persist.gc import Collector
 from penstock.persist.holds import Claims, DurableHold, LeasedClaims, LocalClaims, NoClaims
@@ -335,6 +336,10 @@ class Client:
         """Do all upkeep now: merge, roll up, let go of what nobody needs."""
         self._upkeep().compact()
 
+    def delegate_big_merges(self, to: BigMerges | None) -> None:
+        """Let merges beyond `merge_bytes` be done by `to`; `penstock.spark.compactor` makes one."""
+        self._upkeep().merger.big = to
+
     def upkeep(self) -> None:
         """One round of what otherwise happens in the background."""
         self._upkeep().round()
@@ -394,7 +399,8 @@ class Client:
 
         parts.claims = claims
         parts.machine = machine
-        parts.upkeep = Upkeep(machine, self._batches, staging, collector, settings)
+        merger = Merger(self._batches, staging, settings)
+        parts.upkeep = Upkeep(machine, merger, collector, settings)
         parts.committer = Committer(
             machine, self._batches, staging, allow=collector.allow_and_settle, wake=wake
         )

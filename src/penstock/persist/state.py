@@ -90,6 +90,12 @@ class Stored(Struct, frozen=True, tag="stored"):
     checksum: int
     """XXH64, seed 0, of the whole object."""
 
+    footer: int
+    """Bytes of the Parquet footer, from its first to the end of the object."""
+
+    footer_checksum: int
+    """XXH64, seed 0, of the footer, for readers that check pages by their own checksums."""
+
 
 Part = Inline | Stored
 
@@ -122,6 +128,9 @@ class Batch(Struct, frozen=True, omit_defaults=True):
 
     merged: bool = False
     """Sorted and consolidated, by a merge."""
+
+    distinct: bool = False
+    """Of a merge: its rows at `since` are there once each, and no two have the same key."""
 
     id: int = 0
     """Unique in the location; given when the batch is linked."""
@@ -162,6 +171,9 @@ class CollectionState(Struct, frozen=True, omit_defaults=True):
     id: int
     name: str
     schemas: tuple[SchemaVersion, ...]
+    owner: str = ""
+    """Who alone writes it, such as a source; empty if it is the user's own."""
+
     since: int = 0
     upper: int = 0
     allowed: int = 0
@@ -185,11 +197,12 @@ class Release(Struct, frozen=True, tag="release"):
     """Give the lock back. Later entries of this epoch are void."""
 
 
-class Create(Struct, frozen=True, tag="create"):
+class Create(Struct, frozen=True, tag="create", omit_defaults=True):
     """Make a collection."""
 
     name: str
     schema: SchemaVersion
+    owner: str = ""
 
 
 class Alter(Struct, frozen=True, tag="alter"):
@@ -425,8 +438,8 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
             )
         case Release():
             return replace(state, writer=None, staging=Map())
-        case Create(name=name, schema=schema):
-            made = CollectionState(id=state.next_id, name=name, schemas=(schema,))
+        case Create(name=name, schema=schema, owner=owner):
+            made = CollectionState(id=state.next_id, name=name, schemas=(schema,), owner=owner)
             return replace(
                 state,
                 next_id=state.next_id + 1,

@@ -9,12 +9,10 @@ import threading
 
 from penstock.errors import Fenced, PenstockError, StoreError
 from penstock.failpoints import Failpoint, pass_by
-from penstock.persist.batch import Batches
-from penstock.persist.compact import due, merge, merge_since, mergeable
+from penstock.persist.compact import Merger, merge_since, mergeable, settled
 from penstock.persist.gc import Collector
 from penstock.persist.machine import Machine
 from penstock.persist.settings import Settings
-from penstock.persist.staging import Staging
 from penstock.persist.state import (
     Batch,
     CloseStaging,
@@ -38,14 +36,14 @@ class Upkeep:
     def __init__(
         self,
         machine: Machine,
-        batches: Batches,
-        staging: Staging,
+        merger: Merger,
         collector: Collector,
         settings: Settings,
     ) -> None:
         self._machine = machine
-        self._batches = batches
-        self._staging = staging
+        self.merger = merger
+        self._batches = merger.batches
+        self._staging = merger.staging
         self._collector = collector
         self._settings = settings
         self._rolled = machine.state.rollups[-1] if machine.state.rollups else 0
@@ -93,7 +91,10 @@ class Upkeep:
             for id in sorted(self._machine.state.collections):
                 collection = self._machine.state.collections.get(id)
                 if collection is not None:
-                    self._merge_all(collection)
+                    self._merge_all(collection, base=True)
+                collection = self._machine.state.collections.get(id)
+                if collection is not None:
+                    self._merge_all(collection, base=False)
             self.roll_up()
             self._collector.settle()
             self._collector.sweep()
@@ -159,28 +160,30 @@ class Upkeep:
 
     def _merge_while_due(self, collection: CollectionState) -> None:
         while not self._stop.is_set():
-            inputs = due(collection, self._batches, self._settings)
+            inputs = self.merger.due(collection)
             merged = self._merge(collection, inputs) if inputs else None
             if merged is None:
                 return
             collection = merged
 
-    def _merge_all(self, collection: CollectionState) -> None:
-        limit = self._settings.merge_bytes
+    def _merge_all(self, collection: CollectionState, *, base: bool) -> None:
+        """Merge what lies at or below since into a base, or what lies above it."""
         while True:
+            ready = settled(collection, self._batches)
             group: list[Batch] = []
             for batch in mergeable(collection, self._batches):
-                if group and sum(b.memory for b in group) + batch.memory > limit:
+                if (batch in ready) is not base:
+                    continue
+                if group and not self.merger.possible(collection, [*group, batch]):
                     if len(group) > 1:
                         break
                     group = []
                 group.append(batch)
-            lone = len(group) == 1 and (
-                not group[0].merged or group[0].since < merge_since(collection)
+            # A merge of one brings its times up to since; in a base they are there already.
+            lone = len(group) == 1 and not (
+                group[0].merged and (base or group[0].since >= merge_since(collection))
             )
-            if len(group) < 2 and not lone:
-                return
-            if lone and group[0].memory > limit:
+            if (len(group) < 2 and not lone) or not self.merger.possible(collection, group):
                 return
             merged = self._merge(collection, group)
             if merged is None:
@@ -191,7 +194,7 @@ class Upkeep:
         """The collection after the merge, or None if it was destroyed meanwhile."""
         ids = tuple(batch.id for batch in inputs)
         since = merge_since(collection)
-        output = merge(collection, inputs, self._batches, self._staging, since=since)
+        output = self.merger.merge(collection, inputs, since=since)
         pass_by(Failpoint.MERGE_BUILT)
 
         def plan(state: State) -> list[Operation]:

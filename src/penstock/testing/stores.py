@@ -84,9 +84,9 @@ class UnreliableBlob:
         """The name of the store within."""
         return self._inner.name
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, *, start: int = 0) -> bytes | None:
         """Read, reliably."""
-        return self._inner.get(key)
+        return self._inner.get(key, start=start)
 
     def put(self, key: str, data: bytes) -> None:
         """Write, as fate has it."""
@@ -275,10 +275,10 @@ class PowerCutDisk:
         with self._lock:
             del self._handles[handle]
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, start: int = 0) -> bytes:
         """See `Disk`."""
         with self._lock:
-            return self._file(path).data
+            return self._file(path).data[start:]
 
     def names(self, path: str) -> list[Found]:
         """See `Disk`."""

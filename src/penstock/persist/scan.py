@@ -1,0 +1,176 @@
+"""What a reading needs to look at: which parts of which batches, and how much of each. Pure.
+
+The contents as of a time are the sum of all updates up to it. Added up
+plainly, that groups every row there is. But a merge has done most of the
+adding already: the rows it brought up to its since are a *base*, each there
+once and no key twice (`Batch.distinct`). Let D be what all other updates up to
+as_of come to, added up. A row that D takes away was there before, and with a
+key in the base it can only have been the base's row of that key. So
+
+    contents  =  base without the keys of rows that D takes away  +  rows that D brings
+
+and only D is ever grouped. Where there is no such base, everything is D.
+
+A reading is cut into `Slice`s: one part each, with the times that count in it.
+A slice says by itself whether its times must be looked at, so whole batches
+are read without.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock.errors import UsageError
+from penstock.persist.batch import schema_as_of
+from penstock.persist.errors import NotYetComplete, SinceError
+from penstock.persist.state import (
+    END,
+    Batch,
+    CollectionState,
+    Part,
+    SchemaVersion,
+    columns_of,
+)
+
+__all__ = ["ChangesScan", "Slice", "SnapshotScan", "scan_changes", "scan_snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The updates of one part with times in `[lower, upper)`."""
+
+    part: Part
+    written: SchemaVersion
+    """The version of the schema that the part was written in."""
+
+    lower: int
+    upper: int
+    """0 and END where all of the part counts."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every update of the part counts."""
+        return self.lower == 0 and self.upper == END
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotScan:
+    """How to read the contents of a collection as of a time."""
+
+    collection: CollectionState
+    schema: SchemaVersion
+    as_of: int
+    base: tuple[Slice, ...]
+    """Distinct rows; empty if there is no base."""
+
+    rest: tuple[Slice, ...]
+    """All other updates up to `as_of`: what must be added up."""
+
+    rest_rows: int
+    """How many updates there are in `rest`, at most."""
+
+    rest_memory: int
+    """How many bytes they take as Arrow, at most."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that tell a row of the base from any other: its key, else all of it."""
+        return self.schema.key or tuple(columns_of(self.schema).names)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesScan:
+    """How to read the updates of a collection with times in `[lower, upper)`."""
+
+    collection: CollectionState
+    schema: SchemaVersion
+    lower: int
+    upper: int
+    slices: tuple[Slice, ...]
+
+
+def scan_snapshot(collection: CollectionState, as_of: int) -> SnapshotScan:
+    """The plan for the contents as of a time.
+
+    Raises:
+        SinceError: the time lies below since.
+        NotYetComplete: it lies at or past upper.
+    """
+    if as_of < collection.since:
+        raise SinceError(collection.name, as_of=as_of, since=collection.since)
+    if as_of >= collection.upper:
+        raise NotYetComplete(collection.name, as_of=as_of, upper=collection.upper)
+    schema = schema_as_of(collection, as_of)
+    base = _base(collection, as_of)
+    needed = [batch for batch in collection.batches if batch.lower <= as_of]
+    rest: list[Slice] = []
+    rows = memory = 0
+    for batch in needed:
+        lower = base.since + 1 if base is not None and batch.id == base.id else 0
+        if batch.upper > lower:
+            rest += _slices(collection, batch, lower, as_of + 1)
+            rows += batch.rows
+            memory += batch.memory
+    return SnapshotScan(
+        collection=collection,
+        schema=schema,
+        as_of=as_of,
+        base=() if base is None else tuple(_slices(collection, base, 0, base.since + 1)),
+        rest=tuple(rest),
+        rest_rows=rows,
+        rest_memory=memory,
+    )
+
+
+def scan_changes(collection: CollectionState, lower: int, upper: int) -> ChangesScan:
+    """The plan for the updates with times in `[lower, upper)`.
+
+    Raises:
+        SinceError: updates below since have been brought up to it, so an
+            interval must begin past since, or at 0.
+        NotYetComplete: the interval reaches past upper.
+    """
+    if lower > upper:
+        raise UsageError(
+            f'changes of collection "{collection.name}" cannot be read from {lower} to {upper}',
+            hint="Let the interval [lower, upper) begin before it ends.",
+        )
+    if collection.since > max(lower - 1, 0):
+        raise SinceError(collection.name, as_of=lower - 1, since=collection.since)
+    if upper > collection.upper:
+        raise NotYetComplete(collection.name, as_of=upper - 1, upper=collection.upper)
+    slices: list[Slice] = []
+    for batch in collection.batches:
+        if batch.lower < upper and batch.upper > lower:
+            slices += _slices(collection, batch, lower, upper)
+    return ChangesScan(
+        collection=collection,
+        schema=schema_as_of(collection, max(upper - 1, 0)),
+        lower=lower,
+        upper=upper,
+        slices=tuple(slices),
+    )
+
+
+def parts_of(slices: Iterable[Slice]) -> list[Part]:
+    """The parts that are read, each once."""
+    return list(dict.fromkeys(each.part for each in slices))
+
+
+def _base(collection: CollectionState, as_of: int) -> Batch | None:
+    """The best merge to begin from; one that holds nothing but its base comes first."""
+    candidates = [
+        batch
+        for batch in collection.batches
+        if batch.distinct and batch.lower == batch.since <= as_of and batch.until == END
+    ]
+    return max(
+        candidates, key=lambda batch: (batch.upper == batch.since + 1, batch.rows), default=None
+    )
+
+
+def _slices(collection: CollectionState, batch: Batch, lower: int, upper: int) -> Iterator[Slice]:
+    upper = min(upper, batch.until)
+    lower = lower if batch.lower < lower else 0
+    upper = upper if batch.upper > upper or batch.until < END else END
+    for part in batch.parts:
+        yield Slice(part, collection.schemas[batch.schema], lower, upper)
