@@ -2,5 +2,6 @@ pytest_plugins = [
     "tests.fix_hypothesis",
     "tests.fix_objects",
     "tests.fix_scripts",
+    "tests.fix_spark",
     "tests.fix_strace",
 ]

@@ -247,7 +247,7 @@ def plant(url: str, client: persist.Client, *, epoch: int, operation: Operation)
 
 
 SEAL = Seal(1, 1_000)
-CLOSED = Stored(key="batch/7-7/never.parquet", size=1, checksum=1)
+CLOSED = Stored(key="batch/7-7/never.parquet", size=1, checksum=1, footer=1, footer_checksum=1)
 LINK_UNDER_A_CLOSED_ID = Link(
     1, (Batch(schema=0, lower=0, upper=1, rows=1, size=1, parts=(CLOSED,)),)
 )
@@ -301,10 +301,15 @@ def test_the_page_on_the_format_lists_every_kind_of(heading):
     kinds = {kind.__struct_config__.tag: kind for kind in get_args(union)}
     assert [name for name, _ in told] == list(kinds)
     for name, fields in told:
-        config = kinds[name].__struct_config__
-        assert (config.tag_field, config.omit_defaults) == ("type", False)
-        listed = re.findall(r"`(\w+)`:", fields)
-        assert listed == [field.encode_name for field in msgspec.structs.fields(kinds[name])]
+        config, defined = kinds[name].__struct_config__, msgspec.structs.fields(kinds[name])
+        assert config.tag_field == "type"
+        listed = dict(re.findall(r"`(\w+)`: ([^;]*)", fields))
+        assert list(listed) == [field.encode_name for field in defined]
+        for field in defined:
+            default = re.search(r"`= (.*?)`", listed[field.encode_name])
+            omitted = config.omit_defaults and field.default is not msgspec.NODEFAULT
+            assert (default is not None) == omitted
+            assert default is None or DEFAULTS[default[1]] == field.default
 
 
 def test_the_page_on_the_format_says_what_each_operation_does():

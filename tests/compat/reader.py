@@ -303,6 +303,11 @@ class Location:
         data = (self.folder / part["key"]).read_bytes()
         if len(data) != part["size"] or xxhash.xxh64_intdigest(data) != part["checksum"]:
             raise Damaged(f"{part['key']} has another size or checksum")
+        footer = data[len(data) - part["footer"] :]
+        if footer[-4:] != b"PAR1" or int.from_bytes(footer[-8:-4], "little") != len(footer) - 8:
+            raise Damaged(f"{part['key']} has a footer of another length")
+        if xxhash.xxh64_intdigest(footer) != part["footer_checksum"]:
+            raise Damaged(f"{part['key']} has another checksum of its footer")
         return pq.read_table(pa.BufferReader(data), page_checksum_verification=True).cast(schema)
 
     def _conformed(

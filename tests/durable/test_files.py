@@ -61,9 +61,9 @@ class BrokenDisk(OsDisk):
         self._fail("replace")
         super().replace(source, name, target, as_name)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, start: int = 0) -> bytes:
         self._fail("read")
-        return super().read(path)
+        return super().read(path, start)
 
 
 @pytest.mark.parametrize(

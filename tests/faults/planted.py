@@ -22,8 +22,8 @@ from penstock.durable.steady import SteadyBlob
 from penstock.errors import Corruption, DeterminateError, IndeterminateError
 from penstock.persist import machine as machine_module
 from penstock.persist import state as state_module
-from penstock.persist import upkeep as upkeep_module
-from penstock.persist.batch import Batches, schema_as_of
+from penstock.persist.batch import Batches
+from penstock.persist.compact import Merger
 from penstock.persist.encoding import decode_entry, encode_rollup
 from penstock.persist.gc import Collector
 from penstock.persist.holds import Claim, LocalClaims, _Registered, list_holds
@@ -39,6 +39,7 @@ from penstock.persist.state import (
     Operation,
     State,
     TakeEpoch,
+    schema_as_of,
     staging_of,
 )
 
@@ -245,12 +246,12 @@ def listener_holds_at_frontier() -> Iterator[None]:
 @contextmanager
 def merge_past_the_listener() -> Iterator[None]:
     """Row 6: merging brings times up to upper, whatever anybody still has to be given."""
-    merge = upkeep_module.merge
+    merge = Merger.merge
 
-    def eager(collection: Any, inputs: Any, batches: Any, staging: Any, *, since: int) -> Any:
-        return merge(collection, inputs, batches, staging, since=max(since, collection.upper))
+    def eager(self: Merger, collection: Any, inputs: Any, *, since: int) -> Any:
+        return merge(self, collection, inputs, since=max(since, collection.upper))
 
-    with mock.patch.object(upkeep_module, "merge", eager):
+    with mock.patch.object(Merger, "merge", eager):
         yield
 
 

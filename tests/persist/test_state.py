@@ -51,7 +51,7 @@ def entry(epoch, *operations, token="t", location="l1"):
 
 
 def stored(staging="1-0", name="a", lower=0, upper=1):
-    part = Stored(f"batch/{staging}/{name}.parquet", 9, 7)
+    part = Stored(f"batch/{staging}/{name}.parquet", 9, 7, footer=8, footer_checksum=5)
     return Batch(0, lower, upper, 1, 9, (part,))
 
 

@@ -300,8 +300,6 @@ def lost_once(blob):
 
 
 def test_s13f_a_merge_does_not_go_back_behind_its_inputs(client, collection):
-    from penstock.persist.compact import merge
-
     collection.compare_and_append([(("a", ""), 0, 1)], 0, 2)
     (_, _, input_since), output_since = CASES["S13f"]["given"]["inputs_desc"][0], 0
     collection.allow_compaction(input_since).result()
@@ -309,9 +307,7 @@ def test_s13f_a_merge_does_not_go_back_behind_its_inputs(client, collection):
     state = collection.state
     assert state.batches[0].since == input_since
     with pytest.raises(InternalError, match="got a batch compacted to 1"):
-        merge(
-            state, state.batches, client._batches, client._parts.upkeep._staging, since=output_since
-        )
+        client._upkeep().merger.merge(state, state.batches, since=output_since)
 
 
 def test_s17_since_is_the_least_of_what_is_held(client, collection):

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import AsJson, Hold, Location, Name, open_collection, time_of
+from penstock.cli.options import SETTINGS, AsJson, Hold, Location, Name
 from penstock.cli.rows import encode_line, rows_of
 from penstock.errors import InternalError
+from penstock.persist.find import find_collection, time_of
 
 __all__ = ["read"]
 
@@ -22,7 +23,7 @@ def read(
     as_json: AsJson = True,
 ) -> None:
     """Print the rows as of a time, one JSON object a line."""
-    client, found = open_collection(location, collection, hold=hold)
+    client, found = find_collection(location, collection, hold=hold, settings=SETTINGS)
     with client:
         moment = time_of(as_of, found.state)
         snapshot = found.snapshot(moment)

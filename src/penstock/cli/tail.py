@@ -6,11 +6,12 @@ from typing import Annotated, Any
 import pyarrow.compute as pc
 import typer
 
-from penstock.cli.options import AsJson, Hold, Location, Name, open_collection, time_of
+from penstock.cli.options import SETTINGS, AsJson, Hold, Location, Name
 from penstock.cli.rows import encode_line, rows_of
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
 from penstock.persist import Snapshot
+from penstock.persist.find import find_collection, time_of
 
 __all__ = ["tail"]
 
@@ -34,7 +35,7 @@ def tail(
     as_json: AsJson = True,
 ) -> None:
     """Print changes, one JSON object a line: mz_timestamp, mz_diff, then the columns."""
-    client, found = open_collection(location, collection, hold=hold)
+    client, found = find_collection(location, collection, hold=hold, settings=SETTINGS)
     with client:
         state = found.state
         start = time_of(as_of, state)

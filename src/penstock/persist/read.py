@@ -20,13 +20,19 @@ from msgspec import structs
 
 from penstock.data import DIFF, TIME, Codec, advance, consolidate
 from penstock.errors import Corruption, UsageError
-from penstock.persist.batch import Batches, schema_as_of
+from penstock.persist.batch import Batches
 from penstock.persist.errors import Closed, NotYetComplete, SinceError
 from penstock.persist.holds import Claims
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Ear, News
 from penstock.persist.settings import Settings
-from penstock.persist.state import CollectionState, SchemaVersion, State, stored_columns_of
+from penstock.persist.state import (
+    CollectionState,
+    SchemaVersion,
+    State,
+    schema_as_of,
+    stored_columns_of,
+)
 from penstock.progress import Update
 
 __all__ = ["Changes", "Listener", "Reader", "Snapshot"]

@@ -16,40 +16,21 @@ A slice says by itself whether its times must be looked at, so whole batches
 are read without.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.errors import UsageError
-from penstock.persist.batch import schema_as_of
+from penstock.persist.batch import Slice, slices_of
 from penstock.persist.errors import NotYetComplete, SinceError
 from penstock.persist.state import (
     END,
     Batch,
     CollectionState,
-    Part,
     SchemaVersion,
     columns_of,
+    schema_as_of,
 )
 
-__all__ = ["ChangesScan", "Slice", "SnapshotScan", "scan_changes", "scan_snapshot"]
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The updates of one part with times in `[lower, upper)`."""
-
-    part: Part
-    written: SchemaVersion
-    """The version of the schema that the part was written in."""
-
-    lower: int
-    upper: int
-    """0 and END where all of the part counts."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether every update of the part counts."""
-        return self.lower == 0 and self.upper == END
+__all__ = ["ChangesScan", "SnapshotScan", "scan_changes", "scan_snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +88,14 @@ def scan_snapshot(collection: CollectionState, as_of: int) -> SnapshotScan:
     for batch in needed:
         lower = base.since + 1 if base is not None and batch.id == base.id else 0
         if batch.upper > lower:
-            rest += _slices(collection, batch, lower, as_of + 1)
+            rest += slices_of(collection, batch, lower=lower, upper=as_of + 1)
             rows += batch.rows
             memory += batch.memory
     return SnapshotScan(
         collection=collection,
         schema=schema,
         as_of=as_of,
-        base=() if base is None else tuple(_slices(collection, base, 0, base.since + 1)),
+        base=() if base is None else tuple(slices_of(collection, base, upper=base.since + 1)),
         rest=tuple(rest),
         rest_rows=rows,
         rest_memory=memory,
@@ -141,7 +122,7 @@ def scan_changes(collection: CollectionState, lower: int, upper: int) -> Changes
     slices: list[Slice] = []
     for batch in collection.batches:
         if batch.lower < upper and batch.upper > lower:
-            slices += _slices(collection, batch, lower, upper)
+            slices += slices_of(collection, batch, lower=lower, upper=upper)
     return ChangesScan(
         collection=collection,
         schema=schema_as_of(collection, max(upper - 1, 0)),
@@ -149,11 +130,6 @@ def scan_changes(collection: CollectionState, lower: int, upper: int) -> Changes
         upper=upper,
         slices=tuple(slices),
     )
-
-
-def parts_of(slices: Iterable[Slice]) -> list[Part]:
-    """The parts that are read, each once."""
-    return list(dict.fromkeys(each.part for each in slices))
 
 
 def _base(collection: CollectionState, as_of: int) -> Batch | None:
@@ -166,11 +142,3 @@ def _base(collection: CollectionState, as_of: int) -> Batch | None:
     return max(
         candidates, key=lambda batch: (batch.upper == batch.since + 1, batch.rows), default=None
     )
-
-
-def _slices(collection: CollectionState, batch: Batch, lower: int, upper: int) -> Iterator[Slice]:
-    upper = min(upper, batch.until)
-    lower = lower if batch.lower < lower else 0
-    upper = upper if batch.upper > upper or batch.until < END else END
-    for part in batch.parts:
-        yield Slice(part, collection.schemas[batch.schema], lower, upper)

@@ -62,6 +62,7 @@ __all__ = [
     "TakeEpoch",
     "Writer",
     "apply",
+    "schema_as_of",
     "void_reason",
 ]
 
@@ -567,6 +568,21 @@ def _links(operation: Operation) -> list[str]:
             return files_of(output)
         case _:
             return []
+
+
+def schema_as_of(collection: CollectionState, as_of: int) -> SchemaVersion:
+    """The version that readers as of a time see.
+
+    Keys and values always come through the newest codecs; only the columns of
+    rows are part of what was promised as of a time.
+    """
+    if collection.schemas[-1].codecs:
+        return collection.schemas[-1]
+    seen = collection.schemas[0]
+    for version in collection.schemas:
+        if version.since <= as_of:
+            seen = version
+    return seen
 
 
 def files_of(batch: Batch) -> list[str]:

@@ -1,0 +1,1 @@
+"""What becomes of a plan after it was handed out: how long it lives, and how it fails."""

@@ -1,0 +1,162 @@
+"""How long a DataFrame's plan lives, and what its failures say.
+
+A DataFrame is handed out and read later, by an action of the user's that we
+are not asked about. Two things are still ours to do: to let go of what it
+reads once nobody can read it any more, and to have it fail with our error.
+
+*Life.* Plans derived from a plan share its leaves: the relation of a scan, the
+function of a map. In a classic session these are objects of the JVM, where
+weak references tell when the last plan that shares them is gone; over Connect
+they are objects here.
+
+*Failure.* PySpark turns every exception of the JVM into one of Python in one
+function. We stand before it, and give an exception that names one of our files
+back as ours.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions import captured
+from pyspark.sql import DataFrame
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.engine.spark import connect
+from penstock.telemetry import fields, logger
+
+__all__ = ["explain_failures", "when_unused"]
+
+log = logger("engine")
+
+LOOK_EVERY_MS: Final = 5_000
+
+UNREADABLE: Final = ("FAILED_READ_FILE", "PATH_NOT_FOUND")
+"""Spark's names for a file that cannot be read."""
+
+
+def when_unused(frame: DataFrame, call: Callable[[], None]) -> None:
+    """Call `call` some time after no plan can read what `frame` reads, or the session is gone."""
+    if connect(frame.sparkSession):
+        weakref.finalize(getattr(frame, "_plan"), call)  # noqa: B009 - the type has no such attribute.
+        return
+    _WATCH.add(_weak_references(frame), call)
+
+
+def explain_failures(explain: Callable[[str, str], Exception | None]) -> None:
+    """Let `explain(path, reason)` turn the failure to read a file into an error of ours, or not."""
+    _explanations.append(explain)
+    if not getattr(captured.convert_exception, "explains", False):
+        setattr(captured, "convert_exception", _explaining(captured.convert_exception))  # noqa: B010 - of another type.
+
+
+_explanations: Final[list[Callable[[str, str], Exception | None]]] = []
+
+
+def _explaining(convert: Callable[[Any], Exception]) -> Callable[[Any], Exception]:
+    def converted(error: Any) -> Exception:
+        found = _unreadable(error)
+        if found is not None:
+            for explain in _explanations:
+                ours = explain(*found)
+                if ours is not None:
+                    ours.__cause__ = convert(error)
+                    return ours
+        return convert(error)
+
+    converted.explains = True  # type: ignore[attr-defined]
+    return converted
+
+
+def _unreadable(error: Any) -> tuple[str, str] | None:
+    """The file that could not be read, and why, from the chain of causes."""
+    last = ""
+    found: str | None = None
+    for cause in _causes(error):
+        try:
+            last = str(cause.getMessage() or cause.getClass().getSimpleName())
+            if found is None and hasattr(cause, "getCondition"):
+                condition = str(cause.getCondition() or "")
+                if condition.partition(".")[0] in UNREADABLE:
+                    found = str(cause.getMessageParameters().get("path"))
+        except Py4JError:
+            continue
+    return None if found is None else (found, last.partition("\n")[0])
+
+
+def _causes(error: Any) -> Iterator[Any]:
+    for _ in range(20):
+        if error is None:
+            return
+        yield error
+        error = error.getCause()
+
+
+def _weak_references(frame: DataFrame) -> list[Any]:
+    jvm: Any = frame.sparkSession._jvm
+    plan: Any = getattr(frame, "_jdf").queryExecution().analyzed()  # noqa: B009 - likewise.
+    return [jvm.java.lang.ref.WeakReference(shared) for shared in _shared(plan)]
+
+
+def _shared(plan: Any) -> Iterator[Any]:
+    """What all plans derived from `plan` have in common with it."""
+    kind = plan.getClass().getSimpleName()
+    if kind == "LogicalRelation":
+        yield plan.relation()
+    elif kind == "MapInArrow":
+        yield plan.func().func()
+    below = plan.children()
+    for i in range(below.size()):
+        yield from _shared(below.apply(i))
+
+
+class _Watch:
+    """Looks at weak references now and then, while there are any."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watched: list[tuple[list[Any], Callable[[], None]]] = []
+        self._running = False
+
+    def add(self, references: list[Any], call: Callable[[], None]) -> None:
+        with self._lock:
+            self._watched.append((references, call))
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="penstock-plans", daemon=True).start()
+
+    def look(self) -> None:
+        """Call what is due."""
+        with self._lock:
+            watched = list(self._watched)
+        gone = [each for each in watched if not any(map(_alive, each[0]))]
+        with self._lock:
+            self._watched = [each for each in self._watched if each not in gone]
+        for _, call in gone:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - the thread's door: the others go on.
+                log.warning("a reading could not be ended", extra=fields(error=str(error)))
+
+    def _run(self) -> None:
+        never = threading.Event()
+        while True:
+            self._clock.wait(never, LOOK_EVERY_MS)
+            self.look()
+            with self._lock:
+                if not self._watched:
+                    self._running = False
+                    return
+
+
+def _alive(reference: Any) -> bool:
+    try:
+        return reference.get() is not None
+    except (Py4JError, OSError):
+        return False  # The JVM is gone, and its plans with it.
+
+
+_WATCH: Final = _Watch(SYSTEM_CLOCK)

@@ -1,0 +1,1 @@
+"""Whether Spark can reach the files of a location by itself."""

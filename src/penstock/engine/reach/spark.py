@@ -1,0 +1,145 @@
+"""By which way Spark reaches the files of a location: the one place that chooses.
+
+file:      Spark's own reader, if every executor sees the same folder (hazard C11)
+s3:        Spark's own reader where it has an S3 file system that works,
+else tasks that read through our store
+memory:    no way; its contents are in one process, and tasks in others
+"""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.durable import normal
+from penstock.engine.spark import connect, local
+from penstock.errors import UsageError
+from penstock.telemetry import fields, logger
+
+__all__ = ["reach"]
+
+log = logger("engine")
+
+PROBES: Final = 16
+"""How many tasks look for the nonce where the number of slots is not known."""
+
+
+def reach(spark: SparkSession, url: str) -> str | None:
+    """The location as Spark's file systems name it; None if only our own store reaches it.
+
+    Raises:
+        UsageError: Spark's tasks cannot reach it at all.
+    """
+    whole = normal(url)
+    session = _session_id(spark)
+    with _lock:
+        known = _known.get((session, whole))
+    if known is None:
+        known = _reached(spark, whole)
+        with _lock:
+            _known[session, whole] = known
+    root, why = known
+    reader = "tasks" if root is None else "native"
+    log.info("reader chosen", extra=fields(location=whole, reader=reader, because=why))
+    return root
+
+
+_lock: Final = Lock()
+_known: Final[dict[tuple[str, str], tuple[str | None, str]]] = {}
+
+
+def _reached(spark: SparkSession, url: str) -> tuple[str | None, str]:
+    scheme, _, rest = url.partition(":")
+    if scheme == "memory":
+        raise UsageError(
+            f'location "{url}" cannot be reached by Spark',
+            detail="It is in the memory of this process, and Spark's tasks run in others.",
+            hint="Use a location of files, for example file:./data.",
+        )
+    if scheme == "file":
+        if not local(spark):
+            _check_shared(spark, url, Path(rest))
+        return f"file:{rest}", "all tasks see the folder"
+    if connect(spark):
+        return None, "over Connect nobody can tell whether the server has an S3 file system"
+    return _s3(spark, url)
+
+
+def _s3(spark: SparkSession, url: str) -> tuple[str | None, str]:
+    """Spark's own S3 file system, if it is there and finds what we find."""
+    root = f"s3a{url.removeprefix('s3')}"
+    jvm: Any = spark._jvm
+    configuration: Any = getattr(spark, "_jsparkSession").sessionState().newHadoopConf()  # noqa: B009 - the type has no such attribute.
+    try:
+        jvm.java.lang.Class.forName("org.apache.hadoop.fs.s3a.S3AFileSystem")
+    except Py4JError:
+        return None, "Spark has no S3 file system"
+    try:
+        path = jvm.org.apache.hadoop.fs.Path(root)
+        if path.getFileSystem(configuration).exists(path):
+            return root, "Spark's S3 file system finds the location"
+    except Py4JError as error:
+        reason = str(error.args[0] if error.args else error).partition("\n")[0]
+        return None, f"Spark's S3 file system failed: {reason}"
+    return None, "Spark's S3 file system does not find the location"
+
+
+def _check_shared(spark: SparkSession, url: str, folder: Path) -> None:
+    """Every executor must see this very folder, and not one of the same name."""
+    nonce = secrets.token_hex(16)
+    mark = folder / f"tmp-reach-{nonce}"
+    try:
+        mark.write_text(nonce)
+    except OSError as error:
+        raise UsageError(
+            f'location "{url}" cannot be checked for Spark\'s executors',
+            detail=f"A file could not be made there: {error.strerror}.",
+            hint="Reading a local folder on a cluster needs permission to write there.",
+        ) from error
+    try:
+        blind = sorted({host for host, seen in _looks(spark, str(mark), nonce) if not seen})
+    finally:
+        mark.unlink(missing_ok=True)
+    if blind:
+        raise UsageError(
+            f'location "{url}" is not the same folder on all of Spark\'s executors',
+            detail=f"It was not seen on {', '.join(blind)}.",
+            hint="Put it on a file system that all of them share, or on S3.",
+        )
+
+
+def _looks(spark: SparkSession, path: str, nonce: str) -> list[tuple[str, bool]]:
+    """Whether each executor reads the nonce, with its host."""
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import socket
+
+        for batch in batches:
+            try:
+                seen = Path(path).read_text() == nonce
+            except OSError:
+                seen = False
+            hosts, all_seen = [socket.gethostname()] * batch.num_rows, [seen] * batch.num_rows
+            yield pa.record_batch([hosts, all_seen], names=["host", "seen"])
+
+    slots = PROBES if connect(spark) else spark.sparkContext.defaultParallelism
+    numbers = spark.range(0, slots, 1, slots)
+    try:
+        # All at once, so that every executor has its share.
+        rows = numbers.mapInArrow(look, "host string, seen boolean", barrier=True).collect()
+    except PySparkException:
+        # Not possible with dynamic allocation or on a busy cluster; then those that come.
+        rows = numbers.mapInArrow(look, "host string, seen boolean").collect()
+    return [(row["host"], row["seen"]) for row in rows]
+
+
+def _session_id(spark: SparkSession) -> str:
+    if connect(spark):
+        return str(getattr(spark, "session_id"))  # noqa: B009 - only the remote type has it.
+    return str(spark.sparkContext.applicationId)

@@ -1,0 +1,382 @@
+"""The Spark door of the engine: one place that finds the session or starts it.
+
+A session that is already running belongs to whoever started it: it is used as
+it is, and none of its settings is touched. Else one is started, and each
+setting comes from the first that has it:
+
+    what the caller says    master, config
+    PENSTOCK_MASTER         the master alone
+    Spark's configuration   spark-defaults.conf, spark-submit
+    ours                    local[*], quiet, bound to loopback, jobs share the cores
+
+To know the third before choosing the fourth, the JVM is started first and its
+configuration read, and only then the session.
+"""
+
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext, __version__
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.engine.java import find_java, launcher_home
+from penstock.errors import UsageError
+from penstock.telemetry import fields, logger
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["connect", "local", "map_in_arrow", "session"]
+
+log = logger("engine")
+
+LOOPBACK: Final = "127.0.0.1"
+
+CONNECT_PORT: Final = 15002
+"""Where a Spark Connect server listens unless its URL says otherwise."""
+
+NEWEST_JAVA: Final = 23 if __version__.startswith("4.1.") else None
+"""The Hadoop of PySpark 4.1 calls what Java 24 took away; that of 4.2 does not."""
+
+MAP_ARROW: Final = 207
+"""`PythonEvalType.SQL_MAP_ARROW_ITER_UDF`."""
+
+_HERE: Final = Path(__file__).parent
+
+_starting: Final = threading.Lock()
+
+
+def session(
+    *,
+    master: str | None = None,
+    app_name: str = "penstock",
+    config: Mapping[str, str] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> SparkSession:
+    """The running session, or a new one.
+
+    Raises:
+        UsageError: another master runs than the one asked for, or Spark cannot start.
+    """
+    with _starting:
+        try:
+            running = _running()
+        except (Py4JError, OSError) as error:
+            raise UsageError(
+                "the running Spark session does not answer",
+                detail=_reason(error),
+                hint="Its JVM may have ended. Start this process again.",
+            ) from error
+        if running is not None:
+            _check_master(running, master)
+            _tell_unused(running, config or {})
+            return running
+        return _start(master, app_name, dict(config or {}), clock)
+
+
+def local(spark: SparkSession) -> bool:
+    """Whether tasks run in the process of the driver, and so see the files that we see.
+
+    Not in `local-cluster`, whose executors are other processes, and not over
+    Spark Connect, whose server may be anywhere.
+    """
+    return not connect(spark) and _local(str(spark.sparkContext.master))
+
+
+def connect(spark: SparkSession) -> bool:
+    """Whether this is a Spark Connect session: no JVM, no SparkContext, only a line to a server."""
+    return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__)
+
+
+def map_in_arrow(
+    frame: DataFrame,
+    function: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]",
+    schema: str,
+) -> DataFrame:
+    """`frame.mapInArrow(function, schema)`, which does not need pandas.
+
+    PySpark 4.1 to 4.3 check for pandas before they map in Arrow, although
+    neither the driver nor the worker then uses it.
+    """
+    if connect(frame.sparkSession):
+        return frame.mapInArrow(function, schema)
+    from pyspark.sql.udf import UserDefinedFunction
+
+    mapped: Any = UserDefinedFunction(function, returnType=schema, evalType=MAP_ARROW)
+    column: Any = mapped(*(frame[name] for name in frame.columns))
+    plan: Any = getattr(frame, "_jdf")  # noqa: B009 - the type has no such attribute.
+    made: DataFrame = DataFrame(plan.mapInArrow(column._jc, False, None), frame.sparkSession)
+    return made
+
+
+def _running() -> SparkSession | None:
+    # SUBTLE: asked of `sys.modules`, because importing it needs grpc and pandas.
+    if remote := sys.modules.get("pyspark.sql.connect.session"):
+        default = getattr(remote.SparkSession, "_default_session", None)
+        connected: SparkSession | None = remote.SparkSession.getActiveSession()
+        if connected is None and default is not None and not default.is_stopped:
+            connected = default
+        if connected is not None:
+            return connected
+    context = SparkContext._active_spark_context
+    if context is None or getattr(context, "_jsc", None) is None:
+        return None
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def _check_master(running: SparkSession, asked: str | None) -> None:
+    if asked is None:
+        return
+    found = _endpoint(running) if connect(running) else running.sparkContext.master
+    if found != (_normal(asked) if asked.startswith("sc://") else asked):
+        raise UsageError(
+            f'Spark already runs here with master "{found}", not with "{asked}"',
+            detail="A process has one Spark session, and its master cannot be changed.",
+            hint="Ask for no master to use the running session, or stop that session first.",
+        )
+
+
+def _tell_unused(running: SparkSession, config: Mapping[str, str]) -> None:
+    differing = [name for name in sorted(config) if running.conf.get(name, None) != config[name]]
+    if differing:
+        log.warning(
+            "settings are not applied to a running Spark session",
+            extra=fields(settings=",".join(differing)),
+        )
+
+
+def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clock) -> SparkSession:
+    began_ms = clock.boot_ms()
+    asked = master or config.get("spark.master") or os.environ.get("PENSTOCK_MASTER") or None
+    remote = asked if asked and asked.startswith("sc://") else None
+    if asked is None:
+        remote = config.get("spark.remote") or os.environ.get("SPARK_REMOTE") or None
+    if remote is not None:
+        spark = _start_remote(remote, config)
+        _tell_ready(spark, _endpoint(spark), clock.boot_ms() - began_ms)
+        return spark
+    if asked is not None:
+        _check_form(asked)
+        config["spark.master"] = asked
+    config.setdefault("spark.app.name", app_name)
+    launched = _start_jvm(config)
+    with _told_as_ours(config.get("spark.master")):
+        # With a JVM, this is what spark-defaults.conf and spark-submit say.
+        found = {k: v for k, v in SparkConf().getAll() if k not in _SUBMITTED}
+        if launched:
+            # SUBTLE: what spark-submit made of `config` is more than `config`: jars are
+            # resolved. It must not stay in the JVM, which may outlive this session.
+            decided = {**config, **found}
+            _forget(config)
+        else:
+            decided = {**found, **config}
+        runs_on = decided.setdefault("spark.master", "local[*]")
+        settings: dict[str, Any] = {**_ours(runs_on), **decided}
+        if "spark.sql.warehouse.dir" not in settings:
+            settings["spark.sql.warehouse.dir"] = _scratch("penstock-warehouse-")
+        with _environment(PYSPARK_PYTHON=_worker_python(settings)):
+            spark = SparkSession.builder.config(map=settings).getOrCreate()
+    _tell_ready(spark, runs_on, clock.boot_ms() - began_ms)
+    return spark
+
+
+def _start_remote(url: str, config: Mapping[str, str]) -> SparkSession:
+    log.info("connecting to Spark", extra=fields(server=_normal(url)))
+    others: dict[str, Any] = dict(config)
+    for name in ("spark.master", "spark.remote"):
+        others.pop(name, None)
+    try:
+        with _told_as_ours(url):
+            return SparkSession.builder.config(map=others).remote(url).getOrCreate()
+    except ImportError as error:
+        raise UsageError(
+            f'Spark Connect server "{_normal(url)}" cannot be used',
+            detail=f"{error}.",
+            hint="Install what Spark Connect needs: `pip install pyspark[connect]`.",
+        ) from error
+
+
+def _start_jvm(config: Mapping[str, str]) -> bool:
+    """Start the JVM, unless there is one: of a session that was stopped, or of spark-submit."""
+    asked = config.get("spark.master")
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        log.info("starting Spark", extra=fields(master=asked or "default", java="running"))
+        with _told_as_ours(asked):
+            SparkContext._ensure_initialized()
+        return False
+    java = find_java(newest=NEWEST_JAVA)
+    log.info(
+        "starting Spark",
+        extra=fields(master=asked or "default", java=java.version, program=java.program),
+    )
+    launch = SparkConf(loadDefaults=False)
+    for name, value in config.items():
+        launch.set(name, value)
+    # The JVM's own Python side (planning a Python data source) runs beside the driver.
+    changed = {
+        "JAVA_HOME": str(launcher_home(java)),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if not _has_own_logging(config, options):
+        file = (_HERE / "log4j2.properties").as_uri()
+        changed["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={file}".strip()
+    with _told_as_ours(asked), _environment(**changed):
+        SparkContext._ensure_initialized(conf=launch)
+    return True
+
+
+def _forget(config: Mapping[str, str]) -> None:
+    """Take back what the JVM was started with, so that the next session in it is not given it."""
+    jvm: Any = SparkContext._jvm
+    for name in config:
+        jvm.java.lang.System.clearProperty(name)
+
+
+def _ours(master: str) -> dict[str, str]:
+    """What we choose where nobody else does."""
+    settings = {
+        "spark.api.mode": "classic",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.scheduler.mode": "FAIR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if not (_configuration_folder() / "fairscheduler.xml").exists():
+        # Without a file FAIR is between pools only, and all jobs are in one.
+        settings["spark.scheduler.allocation.file"] = (_HERE / "fairscheduler.xml").as_uri()
+    if master.startswith("local"):
+        settings["spark.driver.bindAddress"] = LOOPBACK
+        settings["spark.driver.host"] = LOOPBACK
+    return settings
+
+
+_SUBMITTED: Final = frozenset({"spark.app.name", "spark.ui.showConsoleProgress"})
+"""What spark-submit sets by itself, so that it is nobody's decision."""
+
+
+def _worker_python(settings: Mapping[str, str]) -> str:
+    """The interpreter of tasks: this one, which has what we have.
+
+    On other machines it may lie elsewhere, and the environment may know where.
+    """
+    chosen = settings.get("spark.pyspark.python")
+    if chosen is None and not settings["spark.master"].startswith("local"):
+        chosen = os.environ.get("PYSPARK_PYTHON")
+    return chosen or sys.executable
+
+
+def _check_form(master: str) -> None:
+    # spark-submit would refuse it too, by ending, with its reason on standard error only.
+    if not _MASTER.fullmatch(master):
+        raise UsageError(
+            f'Spark master "{master}" does not exist',
+            detail="A master is local[n], local[*], local-cluster[n,cores,MiB], spark://host:port, "
+            "yarn, k8s://url, or sc://host:port for a Spark Connect server.",
+            hint="Leave the master out to run on this machine, with all its cores.",
+        )
+
+
+_MASTER: Final = re.compile(
+    r"local|local\[(\*|[1-9]\d*)(\s*,\s*[1-9]\d*)?\]"
+    r"|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
+    r"|spark://.+|k8s://.+|yarn"
+)
+
+
+def _local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def _normal(url: str) -> str:
+    """A Connect URL without what may be secret in it, and with its port."""
+    parts = urlsplit(url)
+    return f"sc://{parts.hostname}:{parts.port or CONNECT_PORT}"
+
+
+def _endpoint(spark: SparkSession) -> str:
+    line: Any = spark
+    return f"sc://{line.client._builder.endpoint}"
+
+
+def _configuration_folder() -> Path:
+    from pyspark.find_spark_home import _find_spark_home
+
+    named = os.environ.get("SPARK_CONF_DIR")
+    return Path(named) if named else Path(_find_spark_home()) / "conf"
+
+
+def _has_own_logging(config: Mapping[str, str], options: str) -> bool:
+    said = (options, config.get("spark.driver.extraJavaOptions", ""))
+    return any("configurationFile" in each for each in said) or any(
+        _configuration_folder().glob("log4j2*")
+    )
+
+
+def _scratch(prefix: str) -> str:
+    """A private folder that Spark's JVM removes when it ends, even if this process is killed."""
+    folder = tempfile.mkdtemp(prefix=prefix)
+    jvm: Any = SparkContext._jvm
+    jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(
+        jvm.java.io.File(folder)
+    )
+    return folder
+
+
+def _tell_ready(spark: SparkSession, master: str, took_ms: int) -> None:
+    log.info("Spark is ready", extra=fields(version=spark.version, master=master, took_ms=took_ms))
+
+
+@contextmanager
+def _told_as_ours(master: str | None) -> Iterator[None]:
+    """What Spark raises while it starts, as our error with the reason."""
+    try:
+        yield
+    except (Py4JError, PySparkException, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, ImportError):
+            raise
+        died = "JAVA_GATEWAY_EXITED" in str(error)
+        raise UsageError(
+            f'Spark could not start with master "{master}"' if master else "Spark could not start",
+            detail="Its JVM ended before it was ready. What it printed says why."
+            if died
+            else _reason(error),
+            hint="Check the master and Spark's settings.",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what the error says, as a sentence."""
+    text = str(error)
+    if isinstance(error, Py4JJavaError):
+        thrown: Any = getattr(error, "java_exception")  # noqa: B009 - py4j has no types.
+        text = str(thrown.getMessage() or thrown.toString())
+    first = text.strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    return f"{first}."
+
+
+@contextmanager
+def _environment(**changed: str) -> Iterator[None]:
+    """The environment, changed inside the block: the JVM inherits it, nobody else shall."""
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

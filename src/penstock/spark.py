@@ -1,0 +1,169 @@
+"""Penstock for Spark users: any collection is one line away.
+
+    import penstock.spark as ps
+
+    orders = ps.read(spark, "file:./data", "shop.public.orders")
+
+Reads are DataFrames over the very files, as of one time; each holds what it
+will read until nothing refers to it any more.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.engine.plans.spark import when_unused
+from penstock.engine.reach.spark import reach
+from penstock.engine.spark import session
+from penstock.errors import UsageError
+from penstock.persist import Settings
+from penstock.persist.errors import NotYetComplete
+from penstock.persist.find import find_collection, time_of
+from penstock.persist.readings import Reading, Readings
+from penstock.persist.scan import scan_changes, scan_snapshot
+from penstock.persist.spark import Scanner
+from penstock.persist.state import CollectionState
+
+__all__ = ["changes", "read", "read_all", "session"]
+
+SETTINGS: Final = Settings(patience_ms=60_000)
+"""Someone is waiting: a store that stays away is an error after a minute."""
+
+READINGS: Final = Readings(SETTINGS)
+
+
+def read(
+    spark: SparkSession,
+    location: str,
+    collection: str,
+    as_of: int | str | None = None,
+    *,
+    hold: bool = True,
+) -> DataFrame:
+    """The rows of a collection as of a time, each as often as it is there.
+
+    The time is in milliseconds since the epoch, or a word as on the command
+    line; by default the latest complete one. `hold=False` leaves no trace in
+    the location, at the price that compaction may get in the way of the query.
+
+    Raises:
+        SinceError: the time lies below since.
+        NotYetComplete: it lies at or past upper.
+    """
+    return read_all(spark, location, [collection], as_of, hold=hold)[collection]
+
+
+def read_all(
+    spark: SparkSession,
+    location: str,
+    collections: Sequence[str],
+    as_of: int | str | None = None,
+    *,
+    hold: bool = True,
+) -> dict[str, DataFrame]:
+    """Several collections as of one common time, so that joins between them are consistent.
+
+    By default the latest time that is complete in all of them. See `read`.
+    """
+    if not collections:
+        raise UsageError("read_all was given no collection", hint="Name at least one.")
+    found = [_find(location, name) for name in dict.fromkeys(collections)]
+    at = _common_time(found, as_of)
+    frames: dict[str, DataFrame] = {}
+    for each in found:
+        with _reading(each, at, hold=hold) as begun:
+            state = begun.reading.claim.state.collections[each.collection.id]
+            frame = _scanner(spark, each.url, begun.reading).contents(scan_snapshot(state, at))
+            begun.until_unused(frame)
+        frames[each.collection.name] = frame
+    return frames
+
+
+def changes(
+    spark: SparkSession,
+    location: str,
+    collection: str,
+    lower: int | str,
+    upper: int | str,
+    *,
+    hold: bool = True,
+) -> DataFrame:
+    """The updates with times in `[lower, upper)`, with `mz_timestamp` and `mz_diff`.
+
+    They are given as they are stored: updates of one row at one time may come
+    in several, and add up.
+
+    Raises:
+        SinceError: `lower` is not past since, below which times are no longer told apart.
+        NotYetComplete: `upper` is past the collection's.
+    """
+    found = _find(location, collection)
+    first, beyond = (_time(word, found.collection) for word in (lower, upper))
+    with _reading(found, max(first - 1, 0), hold=hold) as begun:
+        state = begun.reading.claim.state.collections[found.collection.id]
+        frame = _scanner(spark, found.url, begun.reading).changes(
+            scan_changes(state, first, beyond)
+        )
+        begun.until_unused(frame)
+    return frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    url: str
+    collection: CollectionState
+
+
+class _reading:  # noqa: N801 - used as a function.
+    """A reading that ends with the block, unless a frame took it over."""
+
+    def __init__(self, found: _Found, since: int, *, hold: bool) -> None:
+        self._stack = ExitStack()
+        self.reading: Reading = READINGS.begin(
+            found.url, found.collection.id, found.collection.name, since, hold=hold
+        )
+        self._stack.callback(self.reading.release)
+
+    def __enter__(self) -> "_reading":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def until_unused(self, frame: DataFrame) -> None:
+        when_unused(frame, self._stack.pop_all().close)
+
+
+def _find(location: str, name: str) -> _Found:
+    client, collection = find_collection(location, name, hold=False, settings=SETTINGS)
+    with closing(client):
+        return _Found(client.url, collection.state)
+
+
+def _time(word: int | str, collection: CollectionState) -> int:
+    return time_of(word, collection) if isinstance(word, str) else word
+
+
+def _common_time(found: Sequence[_Found], as_of: int | str | None) -> int:
+    if as_of is None or as_of == "latest":
+        latest = min(found, key=lambda each: each.collection.upper).collection
+        if latest.upper == 0:
+            raise NotYetComplete(latest.name, as_of=0, upper=0)
+        return latest.upper - 1
+    if as_of == "earliest":
+        return max(each.collection.since for each in found)
+    return _time(as_of, found[0].collection)
+
+
+def _scanner(spark: SparkSession, url: str, reading: Reading) -> Scanner:
+    reader = reading.client.reader
+    return Scanner(
+        spark=spark,
+        url=url,
+        blob=reader.machine.blob,
+        batches=reader.batches,
+        root=reach(spark, url),
+    )

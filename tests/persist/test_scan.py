@@ -1,0 +1,354 @@
+"""A planned reading finds what a plain one does, whatever was merged, discarded or given up.
+
+Random histories are lived by a real client and told to the model beside it.
+What a scan says is then evaluated by the equation in `scan.py`, in Python.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from tests.persist.model import ModelCollection, Version
+from tests.persist.shop import SCHEMA, opened
+from tests.persist.test_compact import Job
+
+from penstock.data import DIFF, TIME
+from penstock.durable.memory import Shelf
+from penstock.persist import Client, Collection, compact, scan
+from penstock.persist.batch import Slice, slices_of
+from penstock.persist.state import END, Batch, CollectionState, columns_of
+
+GROWN = SCHEMA.append(pa.field("note", pa.string()))
+
+KEYS = ["a", "b", None]
+
+Action = tuple[Any, ...]
+
+changed = st.tuples(
+    st.integers(0, 3),  # How far past upper.
+    st.integers(0, 3),  # Whether to take away what is there, or bring something.
+    st.integers(0, 100),  # What of it.
+    st.integers(1, 2),  # How often, if it is brought.
+)
+
+write = st.tuples(st.just("write"), st.lists(changed, min_size=1, max_size=4))
+seal = st.tuples(st.just("seal"), st.integers(1, 4))
+allow = st.tuples(st.just("allow"), st.integers(1, 4))
+keep = st.sampled_from([("compact",), ("upkeep",)])
+discard, alter = st.just(("discard",)), st.just(("alter",))
+
+actions: st.SearchStrategy[tuple[Action, ...]] = st.one_of(
+    st.tuples(write, seal),
+    st.tuples(allow, keep),
+    st.tuples(write, seal, discard),
+    st.one_of(write, seal, allow, keep, discard, alter).map(lambda action: (action,)),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> "History":
+    """What happens to a collection, and how it is kept."""
+    return History(
+        actions=[
+            a for several in draw(st.lists(actions, min_size=5, max_size=12)) for a in several
+        ],
+        key=draw(st.sampled_from([(), ("k",), ("k", "n")])),
+        settings={
+            "inline_bytes": draw(st.sampled_from([0, 100, 10_000])),
+            "part_bytes": draw(st.sampled_from([60, 10_000])),
+            "merge_bytes": draw(st.sampled_from([150, 1 << 20])),
+            "fan_in": 2,
+        },
+        fold_bytes=draw(st.sampled_from([1, 1 << 20])),
+        job=draw(st.booleans()),
+    )
+
+
+class History:
+    """Actions on one collection, done by a client and by the model."""
+
+    def __init__(
+        self,
+        actions: list[Action],
+        key: tuple[str, ...] = ("k",),
+        settings: dict[str, int] | None = None,
+        fold_bytes: int = 1 << 20,
+        job: bool = False,
+    ) -> None:
+        self.actions = actions
+        self.key = key
+        self.settings = settings or {}
+        self.fold_bytes = fold_bytes
+        self.job = job
+
+    def __repr__(self) -> str:
+        return (
+            f"History({self.actions}, key={self.key}, settings={self.settings}, "
+            f"fold_bytes={self.fold_bytes}, job={self.job})"
+        )
+
+    @contextmanager
+    def lived(self) -> Iterator[tuple[Collection, ModelCollection]]:
+        """The collection and the model after all of it."""
+        model = ModelCollection([Version(0, tuple(SCHEMA.names))])
+        with (
+            mock.patch.object(compact, "FOLD_BYTES", self.fold_bytes),
+            opened(Shelf(), **self.settings) as client,
+        ):
+            if self.job:
+                client.delegate_big_merges(Job(client))
+            table = client.create_or_load("rows", schema=SCHEMA, key_columns=self.key)
+            for action in self.actions:
+                act(client, table, model, *action)
+            yield table, model
+
+
+def act(client: Client, table: Collection, model: ModelCollection, verb: str, *args: Any) -> None:
+    match verb:
+        case "write":
+            updates = [u for each in args[0] if (u := chosen(model, *each)) is not None]
+            if updates:
+                table.write(updates).result()
+        case "seal":
+            model.upper += args[0]
+            table.seal(model.upper).result()
+        case "allow":
+            model.since = min(model.since + args[0], model.upper)
+            table.allow_compaction(model.since).result()
+        case "discard":
+            client.discard_unsealed()
+            model.updates = [u for u in model.updates if u[1] < model.upper]
+        case "alter" if len(model.versions) == 1:
+            table.alter(GROWN, defaults={"note": "old"})
+            model.versions.append(Version(model.upper, tuple(GROWN.names), {"note": "old"}))
+        case "compact":
+            client.compact()
+        case "upkeep":
+            client.upkeep()
+
+
+def chosen(
+    model: ModelCollection, ahead: int, bring: int, which: int, times: int
+) -> tuple[dict[str, Any], int, int] | None:
+    """One update for both, noted in the model: what is taken away was there, and stays gone."""
+    columns = model.versions[-1].columns
+    time = model.upper + ahead
+    if bring:
+        row: dict[str, Any] = {"k": KEYS[which % 3], "n": which % 2}
+        row |= {"note": "new"} if "note" in columns and which % 5 == 0 else {}
+        row = dict(zip(columns, model.filled(row, columns), strict=True))
+    else:
+        later = [model.contents(t) for t in range(time, model.upper + 5)]
+        there = [row for row in later[0] if all(contents[row] > 0 for contents in later)]
+        if not there:
+            return None
+        there.sort(key=str)
+        row, times = dict(zip(columns, there[which % len(there)], strict=True)), -1
+    update = (row, time, times)
+    model.updates.append(update)
+    return update
+
+
+def evaluated(table: Collection, plan: scan.SnapshotScan) -> "Counter[tuple[Any, ...]]":
+    """base without the keys of rows that the rest takes away + rows that the rest brings"""
+    at = [columns_of(plan.schema).names.index(name) for name in plan.key]
+    rest: Counter[tuple[Any, ...]] = Counter()
+    count = 0
+    for row, _, diff in read(table, plan.collection, plan.rest, plan.schema):
+        rest[row] += diff
+        count += 1
+    assert count <= plan.rest_rows
+    gone = {tuple(row[i] for i in at) for row, diff in rest.items() if diff < 0}
+    found = Counter(
+        row
+        for row, _, _ in read(table, plan.collection, plan.base, plan.schema)
+        if tuple(row[i] for i in at) not in gone
+    )
+    found.update({row: diff for row, diff in rest.items() if diff > 0})
+    return found
+
+
+def read(
+    table: Collection, collection: CollectionState, slices: tuple[Slice, ...], schema: Any
+) -> Iterator[tuple[tuple[Any, ...], int, int]]:
+    """The updates in `slices`."""
+    batches = table.client.reader.batches
+    for each in slices:
+        found = batches.slice_rows(collection, each, schema)
+        times, diffs = found.column(TIME).to_pylist(), found.column(DIFF).to_pylist()
+        columns = [column.to_pylist() for column in found.drop_columns([TIME, DIFF]).columns]
+        yield from zip(zip(*columns, strict=True), times, diffs, strict=True)
+
+
+def given_by(changes: Any) -> "Counter[Any]":
+    found: Counter[Any] = Counter()
+    for row, time, diff in changes:
+        found[tuple(row.values()), time] += diff
+    return found
+
+
+def check_snapshots(history: History) -> None:
+    with history.lived() as (table, model):
+        state = table.state
+        assert (state.since, state.upper) == (model.since, model.upper)
+        for as_of in range(model.since, model.upper):
+            plan = scan.scan_snapshot(state, as_of)
+            expected = model.contents(as_of)
+            assert evaluated(table, plan) == expected, (as_of, plan)
+            plainly = Counter({tuple(r.values()): n for r, _, n in table.snapshot(as_of)})
+            assert plainly == expected, as_of
+
+
+def check_changes(history: History) -> None:
+    with history.lived() as (table, model):
+        first = model.since + 1 if model.since else 0
+        for lower in range(first, model.upper + 1):
+            for upper in range(lower, model.upper + 1):
+                plan = scan.scan_changes(table.state, lower, upper)
+                found: Counter[Any] = Counter()
+                for row, time, diff in read(table, plan.collection, plan.slices, plan.schema):
+                    found[row, time] += diff
+                columns = model.columns_as_of(max(upper - 1, 0))
+                found = Counter({each: n for each, n in found.items() if n})
+                assert found == model.changes(lower, upper, columns), (lower, upper)
+            with table.listen(lower - 1) as listener:
+                while (given := listener.next_changes(timeout_ms=0)) is not None:
+                    columns = model.columns_as_of(given.upper - 1)
+                    expected = model.changes(given.lower, given.upper, columns)
+                    assert given_by(given) == expected, (given.lower, given.upper)
+
+
+def check_slices(history: History) -> None:
+    with history.lived() as (table, model):
+        state = table.state
+        for as_of in range(model.since, model.upper):
+            plan = scan.scan_snapshot(state, as_of)
+            for batch in state.batches:
+                looked = [each for each in plan.base + plan.rest if each.part in batch.parts]
+                if batch.lower > as_of and not shared(batch, state):
+                    assert looked == []
+                assert all(each.lower < each.upper for each in looked), (as_of, looked)
+        first = model.since + 1 if model.since else 0
+        for lower in range(first, model.upper):
+            for upper in range(lower + 1, model.upper + 1):
+                changes = scan.scan_changes(state, lower, upper)
+                for batch in state.batches:
+                    overlaps = batch.lower < upper and lower < batch.upper
+                    looked = [each for each in changes.slices if each.part in batch.parts]
+                    if not shared(batch, state):
+                        assert bool(looked) == overlaps, (lower, upper, batch)
+
+
+def shared(batch: Batch, state: CollectionState) -> bool:
+    """Whether another batch has a part of the same bytes, so that nobody can tell them apart."""
+    others = [other for other in state.batches if other.id != batch.id]
+    return any(part in other.parts for other in others for part in batch.parts)
+
+
+@given(histories())
+@settings(max_examples=100)
+def test_a_planned_snapshot_is_the_sum_of_all_updates_up_to_its_time(history):
+    check_snapshots(history)
+
+
+@given(histories())
+@settings(max_examples=60)
+def test_planned_changes_are_what_a_listener_is_given(history):
+    check_changes(history)
+
+
+@given(histories())
+@settings(max_examples=60)
+def test_batches_outside_the_times_are_in_no_slice(history):
+    check_slices(history)
+
+
+def ignore_until() -> Any:
+    """What was discarded counts in a scan."""
+
+    def slices(collection: CollectionState, batch: Batch, **bounds: int) -> Iterator[Slice]:
+        return slices_of(collection, structs.replace(batch, until=END), **bounds)
+
+    return mock.patch.object(scan, "slices_of", slices)
+
+
+def any_merge_is_a_base() -> Any:
+    """A merge is a base, however often its rows are there."""
+    best = scan._base
+
+    def base(collection: CollectionState, as_of: int) -> Batch | None:
+        batches = tuple(structs.replace(b, distinct=b.merged) for b in collection.batches)
+        return best(structs.replace(collection, batches=batches), as_of)
+
+    return mock.patch.object(scan, "_base", base)
+
+
+def forget_what_lies_above_the_base() -> Any:
+    """A batch that is the base is nothing else besides."""
+    plan = scan.scan_snapshot
+
+    def planned(collection: CollectionState, as_of: int) -> scan.SnapshotScan:
+        found = plan(collection, as_of)
+        rest = tuple(s for s in found.rest if s.part not in [b.part for b in found.base])
+        return replace(found, rest=rest)
+
+    return mock.patch.object(scan, "scan_snapshot", planned)
+
+
+def base_to_the_end() -> Any:
+    """All of a base's batch is the base, whatever its times."""
+    plan = scan.scan_snapshot
+
+    def planned(collection: CollectionState, as_of: int) -> scan.SnapshotScan:
+        found = plan(collection, as_of)
+        return replace(found, base=tuple(replace(s, upper=END) for s in found.base))
+
+    return mock.patch.object(scan, "scan_snapshot", planned)
+
+
+def distinct_rows_whatever_their_keys() -> Any:
+    """Rows are distinct if each is there once, though two have the same key."""
+    exact = compact.distinct
+
+    def distinct(updates: pa.Table, _key: tuple[str, ...], *, since: int) -> bool:
+        return exact(updates, (), since=since)
+
+    return mock.patch.object(compact, "distinct", distinct)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        ignore_until,
+        any_merge_is_a_base,
+        forget_what_lies_above_the_base,
+        base_to_the_end,
+        distinct_rows_whatever_their_keys,
+    ],
+)
+def test_a_planted_bug_in_a_snapshot_is_found(bug):
+    @given(histories())
+    @settings(max_examples=2_000, phases=[Phase.generate], report_multiple_bugs=False)
+    def law(history: History) -> None:
+        check_snapshots(history)
+
+    with bug(), pytest.raises(AssertionError):
+        law()
+
+
+def test_discarded_updates_in_planned_changes_are_found():
+    @given(histories())
+    @settings(max_examples=2_000, phases=[Phase.generate], report_multiple_bugs=False)
+    def law(history: History) -> None:
+        check_changes(history)
+
+    with ignore_until(), pytest.raises(AssertionError):
+        law()
