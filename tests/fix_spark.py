@@ -30,18 +30,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> "Iterator[SparkSession]":
+def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     """A session on two cores, and afterwards no trace of its JVM."""
     from penstock.engine.spark import session
 
-    made = session(
-        master=MASTER,
-        config={
-            "spark.driver.memory": "1g",
-            "spark.sql.shuffle.partitions": "4",
-            "spark.speculation": "false",
-        },
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # The launcher of Java is not left in the cache of whoever runs the tests.
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        made = session(
+            master=MASTER,
+            config={
+                "spark.driver.memory": "1g",
+                "spark.sql.shuffle.partitions": "4",
+                "spark.speculation": "false",
+            },
+        )
     try:
         yield made
     finally:

@@ -12,7 +12,7 @@ below `upper`, and the same at every reading in between.
 """
 
 from penstock.data import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
-from penstock.persist.client import Client, Unsealed, open, release
+from penstock.persist.client import Baton, Client, Unsealed, open, release, take_up
 from penstock.persist.collection import AppendTo, Collection
 from penstock.persist.errors import (
     AlreadyFailed,
@@ -24,6 +24,7 @@ from penstock.persist.errors import (
     SinceError,
 )
 from penstock.persist.holds import DurableHold
+from penstock.persist.intake import Staged
 from penstock.persist.read import Changes, Listener, Snapshot
 from penstock.persist.settings import Settings
 from penstock.persist.state import END
@@ -41,6 +42,7 @@ __all__ = [
     "AlreadyFailed",
     "AppendTo",
     "Appended",
+    "Baton",
     "Changes",
     "Client",
     "Closed",
@@ -55,9 +57,11 @@ __all__ = [
     "Settings",
     "SinceError",
     "Snapshot",
+    "Staged",
     "Unsealed",
     "UpperMismatch",
     "UserCodec",
     "open",
     "release",
+    "take_up",
 ]

@@ -10,31 +10,30 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
-from penstock.data import TIME, Codec, check_row_schema
+from penstock.data import TIME, Codec
 from penstock.data.codec import BUILT_IN
 from penstock.durable.cache import CachedBlob
 from penstock.durable.probe import probe
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
 from penstock.errors import DeterminateError, PenstockError, UsageError
 from penstock.failpoints import Failpoint, pass_by
+from penstock.persist.acceptance import accept, codec_of, schema_version
 from penstock.persist.batch import Batches
 from penstock.persist.collection import AppendTo, Collection
 from penstock.persist.compact import BigMerges, Merger
 from penstock.persist.errors import Closed, CollectionMissing, LockHeld
 from penstock.persist.gc import Collector
 from penstock.persist.holds import Claims, DurableHold, LeasedClaims, LocalClaims, NoClaims
-from penstock.persist.intake import (
-    check_frontier,
-    columns_shown,
-)
+from penstock.persist.intake import check_frontier
 from penstock.persist.lake import check_not_a_lake, open_store
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Bell, Ear, News
@@ -43,6 +42,7 @@ from penstock.persist.settings import Settings
 from penstock.persist.staging import Staging
 from penstock.persist.state import (
     Alter,
+    Batch,
     CollectionState,
     Create,
     Destroy,
@@ -54,7 +54,6 @@ from penstock.persist.state import (
     State,
     TakeEpoch,
     Writer,
-    columns_of,
 )
 from penstock.persist.upkeep import Upkeep
 from penstock.persist.write import (
@@ -66,7 +65,7 @@ from penstock.persist.write import (
 )
 from penstock.telemetry import fields, logger
 
-__all__ = ["Client", "Unsealed", "open", "release"]
+__all__ = ["Baton", "Client", "Unsealed", "open", "release", "take_up"]
 
 log = logger("persist")
 
@@ -79,6 +78,16 @@ class Unsealed:
     updates: int
     lower: int
     upper: int
+
+
+@dataclass(frozen=True, slots=True)
+class Baton:
+    """A writer's lock on its way from one process to another, with the files it waits for."""
+
+    url: str
+    writer: str
+    epoch: int
+    staging: str
 
 
 def open(
@@ -109,6 +118,21 @@ def open(
         raise
 
 
+def take_up(baton: Baton, *, settings: Settings | None = None) -> "Client":
+    """Go on as the writer that handed over `baton`, in its epoch.
+
+    Raises:
+        Fenced: another writer has taken the lock meanwhile, or it was released.
+    """
+    settings = settings or Settings()
+    steady = open_store(baton.url, settings, writing=True)
+    try:
+        return Client(steady, settings, writer=baton.writer, hold=True, baton=baton)
+    except BaseException:
+        steady.close()
+        raise
+
+
 def release(url: str, *, settings: Settings | None = None) -> Writer | None:
     """Give up the lock on behalf of a writer that is dead; who it was, if there was one.
 
@@ -130,7 +154,13 @@ class Client:
     """An open storage location. See `open`."""
 
     def __init__(
-        self, blob: SteadyBlob, settings: Settings, *, writer: str | None, hold: bool
+        self,
+        blob: SteadyBlob,
+        settings: Settings,
+        *,
+        writer: str | None,
+        hold: bool,
+        baton: Baton | None = None,
     ) -> None:
         self._blob = blob
         self._settings = settings
@@ -146,12 +176,15 @@ class Client:
             self._machine.load()
             self._parts.bell = bell = _bell(settings.notify)
             try:
-                self._take_lock(writer, bell)
+                if baton is None:
+                    self._take_lock(writer, bell)
+                else:
+                    self._machine.adopt(baton.epoch)
             except BaseException:
                 if bell is not None:
                     bell.close()
                 raise
-            self._start_writing(bell)
+            self._start_writing(bell, baton)
         else:
             self._machine.load()
             owner = f"{socket.gethostname()}-{os.getpid()}"
@@ -212,22 +245,24 @@ class Client:
         value: Codec | None = None,
         schema: pa.Schema | None = None,
         key_columns: Sequence[str] = (),
+        owner: str = "",
     ) -> "Collection":
         """The collection of that name, made if there is none.
 
         Give codecs for `key` and `value`, or a `schema` for rows with the
         columns that identify one. An existing collection must have the same;
-        codecs may be of a newer version than what is stored.
+        codecs may be of a newer version than what is stored. `owner` says who
+        alone writes a new one, such as a source; users' own have none.
         """
-        key, value = _codec(key), _codec(value)
-        wanted = _schema_version(name, key, value, schema, key_columns)
+        key, value = codec_of(key), codec_of(value)
+        wanted = schema_version(name, key, value, schema, key_columns)
         found = self.reader.look().named(name)
         if found is None:
             found = self.committer.run(
-                lambda state: [] if state.named(name) else [Create(name, wanted)],
+                lambda state: [] if state.named(name) else [Create(name, wanted, owner)],
                 lambda _, after: after.named(name),
             )
-        self._accept(found, wanted)
+        accept(found, wanted, where=self.url)
         if key is not None and value is not None:
             self._batches.codecs[found.id] = (key, value)
         if found.schemas[-1].codecs != wanted.codecs and self._parts.committer is not None:
@@ -327,6 +362,36 @@ class Client:
 
         self.committer.run(plan, lambda _before, _after: None)
 
+    @contextmanager
+    def staging(self) -> Iterator[str]:
+        """An id under which other processes may write files for this client, inside the block.
+
+        Append what they wrote, as `Staged`, before leaving it.
+        """
+        staging = self._upkeep().merger.staging
+        id = staging.acquire()
+        try:
+            yield id
+        finally:
+            staging.wear_out()
+            staging.give_up(id)
+
+    def hand_over(self, staging: str) -> Baton:
+        """Close without giving the lock back, so that another process can go on in this epoch.
+
+        What is written under `staging`, an id in use, can be appended there.
+        """
+        state = self._machine.state
+        assert state.writer is not None
+        baton = Baton(self.url, state.writer.id, state.epoch, staging)
+        if self._finalizer.detach() is not None:
+            self._parts.close(release=False)
+        return baton
+
+    def share_staged(self, batch: Batch) -> None:
+        """Keep the ids of `batch` open until it is linked; for the collections of this client."""
+        self._upkeep().merger.staging.share(batch)
+
     def hold(self, owner: str) -> DurableHold:
         """The durable hold of `owner`, taken over if another process has it."""
         self.reader.look()
@@ -381,11 +446,11 @@ class Client:
 
         self._machine.take_epoch(plan)
 
-    def _start_writing(self, bell: Bell | None) -> None:
+    def _start_writing(self, bell: Bell | None, baton: Baton | None) -> None:
         machine, settings, parts = self._machine, self._settings, self._parts
         epoch = machine.epoch
         assert epoch is not None
-        staging = Staging(epoch)
+        staging = Staging(epoch, None if baton is None else baton.staging)
         claims = LocalClaims(machine, settings)
         collector = Collector(machine, claims, settings)
         if bell is not None:
@@ -451,42 +516,6 @@ class Client:
             raise CollectionMissing(name, where=self.url, known=sorted(state.names))
         return found
 
-    def _accept(self, found: CollectionState, wanted: SchemaVersion) -> None:
-        stored = found.schemas[-1]
-        what = f'collection "{found.name}" of location "{self.url}"'
-        if bool(stored.codecs) != bool(wanted.codecs):
-            holds = "keys and values" if stored.codecs else "rows"
-            raise UsageError(f"{what} holds {holds}", hint=f"Open it for {holds}.")
-        for role, (has, at), (asked, asked_at) in zip(
-            ("key", "value"), stored.codecs, wanted.codecs, strict=False
-        ):
-            if has != asked:
-                raise UsageError(
-                    f'{what} has codec "{has}" for its {role}, not "{asked}"',
-                    hint=f'Open it with the codec "{has}".',
-                )
-            if columns_of(stored).field(role).type != columns_of(wanted).field(role).type:
-                raise UsageError(
-                    f'{what} stores what codec "{has}" makes of its {role} in another type',
-                    detail=f"There it is {columns_of(stored).field(role).type}; the codec given "
-                    f"has {columns_of(wanted).field(role).type}.",
-                    hint="Open it with the codec it was made with.",
-                )
-            if asked_at < at:
-                raise UsageError(
-                    f'{what} was written with version {at} of codec "{has}"',
-                    detail=f"The codec given is version {asked_at}.",
-                    hint="Open it with that version or a newer one.",
-                )
-        if not stored.codecs and (
-            not columns_of(stored).equals(columns_of(wanted)) or stored.key != wanted.key
-        ):
-            raise UsageError(
-                f"{what} has another schema",
-                detail=f"It has {_shown(stored)}; asked for was {_shown(wanted)}.",
-                hint="Open it with its own schema, then let it grow with alter.",
-            )
-
     def _move_codecs(self, id: int, wanted: SchemaVersion) -> None:
         def plan(state: State) -> list[Operation]:
             stored = state.collections[id].schemas[-1]
@@ -522,7 +551,7 @@ class _Parts:
         self.upkeep: Upkeep | None = None
         self.committer: Committer | None = None
 
-    def close(self) -> None:
+    def close(self, *, release: bool = True) -> None:
         if os.getpid() != self._pid:
             return  # A forked child has our threads' memory, but not our threads; nor our lock.
         if self.committer is not None:
@@ -532,7 +561,8 @@ class _Parts:
             if self.upkeep is not None:
                 self.upkeep.stop()
             self.claims.close()
-            self._release()
+            if release:
+                self._release()
         finally:
             self.ear.close()
             if self.bell is not None:
@@ -576,44 +606,3 @@ def _check_writer_id(writer: str) -> None:
             f"writer id {writer!r} cannot be used",
             hint="Use a short printable name that outlives restarts, such as the host's.",
         )
-
-
-def _codec(given: Codec | str | None) -> Codec | None:
-    if not isinstance(given, str):
-        return given
-    if given not in BUILT_IN:
-        raise UsageError(
-            f'codec "{given}" does not exist',
-            hint=f"Name one of {', '.join(BUILT_IN)}, or give a UserCodec.",
-        )
-    return BUILT_IN[given]
-
-
-def _schema_version(
-    name: str,
-    key: Codec | None,
-    value: Codec | None,
-    schema: pa.Schema | None,
-    key_columns: Sequence[str],
-) -> SchemaVersion:
-    if not name or not name.isprintable() or len(name) > 500:
-        raise UsageError(
-            f"collection name {name!r} cannot be used", hint="Use a short printable name."
-        )
-    if (key is None) != (value is None) or (key is None) == (schema is None):
-        raise UsageError(
-            f'collection "{name}" needs either codecs or a schema',
-            hint="Give key=… and value=…, or schema=… with key_columns=….",
-        )
-    if schema is not None:
-        checked = check_row_schema(schema, key_columns, collection=name)
-        return SchemaVersion(0, 0, checked.serialize().to_pybytes(), key=tuple(key_columns))
-    assert key is not None
-    assert value is not None
-    columns = pa.schema([("key", key.stored_as), ("value", value.stored_as)])
-    codecs = ((key.name, key.version), (value.name, value.version))
-    return SchemaVersion(0, 0, columns.serialize().to_pybytes(), key=("key",), codecs=codecs)
-
-
-def _shown(schema: SchemaVersion) -> str:
-    return f"{columns_shown(columns_of(schema))} with key {', '.join(schema.key) or 'none'}"

@@ -16,11 +16,13 @@ from penstock.data.schema import default_row
 from penstock.errors import UsageError
 from penstock.persist.errors import CollectionMissing
 from penstock.persist.intake import (
+    Staged,
     Updates,
     check_as_of,
     check_frontier,
     put_pairs,
     put_rows,
+    put_staged,
     put_table,
     table_of,
 )
@@ -203,7 +205,9 @@ class Collection:
         newest = len(state.schemas) - 1
         piece = Piece(self.id, expected=expected, upper=upper, schema=newest)
         schema = state.schemas[newest]
-        if isinstance(updates, pa.Table | pa.RecordBatch):
+        if isinstance(updates, Staged):
+            put_staged(piece, updates.batch)
+        elif isinstance(updates, pa.Table | pa.RecordBatch):
             rows = table_of(updates, columns_of(schema), time=time, collection=self.name)
             put_table(piece, rows)
         elif time is not None:
@@ -232,6 +236,8 @@ class Collection:
                     f'update of collection "{self.name}" at {piece.beyond - 1} is beyond {upper}',
                     hint="Updates must lie below the new upper.",
                 )
+        if isinstance(updates, Staged) and updates.batch is not None:
+            self.client.share_staged(updates.batch)
         return piece
 
 

@@ -6,6 +6,8 @@ commit queue. Whether its times lie at or past upper only the queue can tell.
 """
 
 from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -15,16 +17,18 @@ from penstock.data import DIFF, TIME, Codec, exact_array, stored_schema
 from penstock.data.codec import BUILT_IN
 from penstock.data.exact import holds_forbidden_nulls
 from penstock.errors import UsageError
-from penstock.persist.state import END
+from penstock.persist.state import END, Batch
 from penstock.persist.write import Loose, Piece
 
 __all__ = [
+    "Staged",
     "Updates",
     "check_as_of",
     "check_frontier",
     "columns_shown",
     "put_pairs",
     "put_rows",
+    "put_staged",
     "put_table",
     "table_of",
 ]
@@ -34,7 +38,16 @@ LOOSE_ROWS: Final = 64
 
 LOOSE_BYTES: Final = 4096
 
-Updates: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Any]
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Updates that others wrote as files under a staging id of the client; see `Client.staging`."""
+
+    batch: Batch | None
+    """None if there was nothing to write."""
+
+
+Updates: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Any] | Staged
 
 
 def put_pairs(
@@ -111,6 +124,16 @@ def put_table(piece: Piece, rows: pa.Table) -> None:
     piece.updates = rows
     piece.lower, piece.beyond = bounds["min"].as_py(), bounds["max"].as_py() + 1
     piece.size = rows.nbytes
+
+
+def put_staged(piece: Piece, batch: Batch | None) -> None:
+    """Files that wait to be linked."""
+    if batch is None:
+        return
+    piece.stored = Future()
+    piece.stored.set_result(batch)
+    piece.lower, piece.beyond = batch.lower, batch.upper
+    piece.schema = batch.schema
 
 
 def table_of(

@@ -126,6 +126,17 @@ class Machine:
             pass_by(Failpoint.EPOCH_TAKEN)
             return self._state
 
+    def adopt(self, epoch: int) -> None:
+        """Go on in an epoch that another process of the same writer began.
+
+        Raises:
+            Fenced: it is over.
+        """
+        with self._advancing:
+            self._check_end()
+            self._epoch = epoch
+            self.must_own()
+
     def write_rollup(self, state: State) -> None:
         """Write `state` down whole, so that opening need not fold the log from the start."""
         data = encode_rollup(state)

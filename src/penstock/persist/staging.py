@@ -9,6 +9,7 @@ Ids begin with the epoch that opened them.
 import threading
 from typing import Final
 
+from penstock.errors import UsageError
 from penstock.persist.state import Batch, files_of, staging_of
 
 __all__ = ["Staging", "epoch_of"]
@@ -24,10 +25,10 @@ def epoch_of(staging: str) -> int:
 class Staging:
     """The ids of this writer: one in use, and older ones until their last file is linked."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, current: str | None = None) -> None:
         self._lock = threading.Lock()
         self._epoch = epoch
-        self._turn = 0
+        self._turn = 0 if current is None else int(current.partition("-")[2])
         self._users: dict[str, int] = {self.current: 0}
         self._used = 0
 
@@ -43,6 +44,17 @@ class Staging:
             self._used += 1
             return self.current
 
+    def share(self, batch: Batch) -> None:
+        """The batch, written under ids that are in use, is about to be linked."""
+        with self._lock:
+            for staging in {staging_of(key) or "" for key in files_of(batch)}:
+                if staging not in self._users:
+                    raise UsageError(
+                        f'batch was written under staging id "{staging}", which is not in use here',
+                        hint="Append it inside the block that opened the id.",
+                    )
+                self._users[staging] += 1
+
     def release(self, batch: Batch) -> None:
         """The batch was linked, or never will be."""
         for staging in {staging_of(key) for key in files_of(batch)}:
@@ -53,6 +65,11 @@ class Staging:
         """Nothing more will be written under this use of the id."""
         with self._lock:
             self._users[staging] -= 1
+
+    def wear_out(self) -> None:
+        """Take a new id soon: others wrote under this one, and may have left garbage."""
+        with self._lock:
+            self._used = FILES_PER_ID
 
     def worn(self) -> bool:
         """Whether it is time for a new id, so that the old one's garbage can be found."""

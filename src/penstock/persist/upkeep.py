@@ -97,6 +97,7 @@ class Upkeep:
                     self._merge_all(collection, base=False)
             self.roll_up()
             self._collector.settle()
+            self._turn_staging()
             self._collector.sweep()
             self._collector.truncate()
 

@@ -1,0 +1,102 @@
+"""As what a collection is made and opened: codecs for keys and values, or a schema for rows.
+
+What is asked for is compared with what is stored before anything is handed
+out, so that nobody reads or writes through the wrong codec.
+"""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from penstock.data import Codec, check_row_schema
+from penstock.data.codec import BUILT_IN
+from penstock.errors import UsageError
+from penstock.persist.intake import columns_shown
+from penstock.persist.state import CollectionState, SchemaVersion, columns_of
+
+__all__ = ["accept", "codec_of", "schema_version"]
+
+
+def accept(found: CollectionState, wanted: SchemaVersion, *, where: str) -> None:
+    """Check that a collection can be opened as wanted.
+
+    Raises:
+        UsageError: it holds something else.
+    """
+    stored = found.schemas[-1]
+    what = f'collection "{found.name}" of location "{where}"'
+    if bool(stored.codecs) != bool(wanted.codecs):
+        holds = "keys and values" if stored.codecs else "rows"
+        raise UsageError(f"{what} holds {holds}", hint=f"Open it for {holds}.")
+    for role, (has, at), (asked, asked_at) in zip(
+        ("key", "value"), stored.codecs, wanted.codecs, strict=False
+    ):
+        if has != asked:
+            raise UsageError(
+                f'{what} has codec "{has}" for its {role}, not "{asked}"',
+                hint=f'Open it with the codec "{has}".',
+            )
+        if columns_of(stored).field(role).type != columns_of(wanted).field(role).type:
+            raise UsageError(
+                f'{what} stores what codec "{has}" makes of its {role} in another type',
+                detail=f"There it is {columns_of(stored).field(role).type}; the codec given "
+                f"has {columns_of(wanted).field(role).type}.",
+                hint="Open it with the codec it was made with.",
+            )
+        if asked_at < at:
+            raise UsageError(
+                f'{what} was written with version {at} of codec "{has}"',
+                detail=f"The codec given is version {asked_at}.",
+                hint="Open it with that version or a newer one.",
+            )
+    if not stored.codecs and (
+        not columns_of(stored).equals(columns_of(wanted)) or stored.key != wanted.key
+    ):
+        raise UsageError(
+            f"{what} has another schema",
+            detail=f"It has {_shown(stored)}; asked for was {_shown(wanted)}.",
+            hint="Open it with its own schema, then let it grow with alter.",
+        )
+
+
+def codec_of(given: Codec | str | None) -> Codec | None:
+    """A codec, by name if it is one of ours."""
+    if not isinstance(given, str):
+        return given
+    if given not in BUILT_IN:
+        raise UsageError(
+            f'codec "{given}" does not exist',
+            hint=f"Name one of {', '.join(BUILT_IN)}, or give a UserCodec.",
+        )
+    return BUILT_IN[given]
+
+
+def schema_version(
+    name: str,
+    key: Codec | None,
+    value: Codec | None,
+    schema: pa.Schema | None,
+    key_columns: Sequence[str],
+) -> SchemaVersion:
+    """The first version of what a new collection holds: keys and values, or rows."""
+    if not name or not name.isprintable() or len(name) > 500:
+        raise UsageError(
+            f"collection name {name!r} cannot be used", hint="Use a short printable name."
+        )
+    if (key is None) != (value is None) or (key is None) == (schema is None):
+        raise UsageError(
+            f'collection "{name}" needs either codecs or a schema',
+            hint="Give key=… and value=…, or schema=… with key_columns=….",
+        )
+    if schema is not None:
+        checked = check_row_schema(schema, key_columns, collection=name)
+        return SchemaVersion(0, 0, checked.serialize().to_pybytes(), key=tuple(key_columns))
+    assert key is not None
+    assert value is not None
+    columns = pa.schema([("key", key.stored_as), ("value", value.stored_as)])
+    codecs = ((key.name, key.version), (value.name, value.version))
+    return SchemaVersion(0, 0, columns.serialize().to_pybytes(), key=("key",), codecs=codecs)
+
+
+def _shown(schema: SchemaVersion) -> str:
+    return f"{columns_shown(columns_of(schema))} with key {', '.join(schema.key) or 'none'}"
