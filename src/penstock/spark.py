@@ -12,22 +12,28 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.engine.plans.spark import when_unused
+from penstock.datasource.spark import register
+from penstock.engine.plans.spark import explain_failures, when_unused
 from penstock.engine.reach.spark import reach
-from penstock.engine.spark import session
-from penstock.errors import UsageError
-from penstock.persist import Settings
+from penstock.engine.spark import connect, session
+from penstock.errors import Corruption, InternalError, UsageError
+from penstock.persist import Appended, Client, Settings
+from penstock.persist.compact import BigMerges
 from penstock.persist.errors import NotYetComplete
 from penstock.persist.find import find_collection, time_of
+from penstock.persist.merging.spark import SparkMerges
 from penstock.persist.readings import Reading, Readings
 from penstock.persist.scan import scan_changes, scan_snapshot
 from penstock.persist.spark import Scanner
 from penstock.persist.state import CollectionState
+from penstock.persist.writing.own import check_own, open_for_job, own_collection, own_location
+from penstock.persist.writing.spark import arrow_schema, stage
 
-__all__ = ["changes", "read", "read_all", "session"]
+__all__ = ["append", "changes", "compactor", "read", "read_all", "register", "session"]
 
 SETTINGS: Final = Settings(patience_ms=60_000)
 """Someone is waiting: a store that stays away is an error after a minute."""
@@ -111,6 +117,53 @@ def changes(
     return frame
 
 
+def append(
+    frame: DataFrame,
+    location: str,
+    collection: str,
+    *,
+    key: Sequence[str] = (),
+    patience_ms: int = 600_000,
+) -> int:
+    """Add the rows of `frame` to a collection of your own, all at one time or not at all.
+
+    The collection is made if there is none, with the frame's columns and `key`.
+    Returns the time as of which the rows are there: the present, or the
+    collection's next time if that is later. Waits up to `patience_ms` for
+    another job that writes in the same storage location.
+
+    Raises:
+        UsageError: the rows do not fit the collection, or it is not yours.
+        LockHeld: another writer did not finish in time.
+    """
+    url = own_location(location, collection, settings=SETTINGS)
+    with open_for_job(url, patience_ms=patience_ms, settings=SETTINGS) as client:
+        reach(frame.sparkSession, url)
+        check_own(client, collection)
+        target = own_collection(client, collection, arrow_schema(frame.schema), key)
+        upper = target.upper
+        at = max(SETTINGS.clock.now_ms(), upper)
+        with client.staging() as staging:
+            rows = stage(frame, target, staging, time=at)
+            appended = target.compare_and_append(rows, upper, at + 1)
+        if not isinstance(appended, Appended):
+            raise InternalError(f'upper of collection "{collection}" moved under our lock')
+    return at
+
+
+def compactor(spark: SparkSession, client: Client) -> BigMerges:
+    """Merges that are too big for one process, as jobs of `spark`.
+
+        client.delegate_big_merges(ps.compactor(spark, client))
+
+    Raises:
+        UsageError: Spark's tasks cannot reach the location.
+    """
+    reach(spark, client.url)
+    part_bytes = client.reader.settings.part_bytes
+    return SparkMerges(spark, client.url, part_bytes=part_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     url: str
@@ -158,12 +211,36 @@ def _common_time(found: Sequence[_Found], as_of: int | str | None) -> int:
     return _time(as_of, found[0].collection)
 
 
+def _explain(path: str, reason: str) -> Exception | None:
+    """A file of a location that Spark could not read is damaged, or gone."""
+    plain = _plain(unquote(path))
+    for url in list(READINGS.statistics()):
+        root = _plain(url)
+        if plain.startswith(f"{root}/"):
+            detail = f"Spark could not read it: {reason.rstrip('.')}."
+            return Corruption(plain.removeprefix(f"{root}/"), where=url, detail=detail)
+    return None
+
+
+def _plain(path: str) -> str:
+    """A path or URL without its scheme, which Spark writes in its own ways."""
+    return path.partition(":")[2].lstrip("/")
+
+
 def _scanner(spark: SparkSession, url: str, reading: Reading) -> Scanner:
     reader = reading.client.reader
+    explain_failures(_explain)
     return Scanner(
         spark=spark,
         url=url,
         blob=reader.machine.blob,
         batches=reader.batches,
         root=reach(spark, url),
+        remote=connect(spark),
     )
+
+
+# Spark finds format("penstock") by itself where Penstock is installed; a session that
+# began otherwise learns of it here.
+if (_active := SparkSession.getActiveSession()) is not None:
+    register(_active)

@@ -2,6 +2,9 @@
 
 import os
 import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -9,7 +12,9 @@ import typer
 from penstock import persist
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.cli.rows import encode_line
+from penstock.persist.compact import BigMerges
 from penstock.persist.lake import storage_locations
+from penstock.persist.state import Batch, CollectionState
 
 __all__ = ["compact"]
 
@@ -23,17 +28,27 @@ def compact(
             help="The id under which to take the writer's lock; by default one of this process.",
         ),
     ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where Spark runs if a merge needs it: local[*], spark://host:port, "
+            "sc://host:port.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge batches, write a rollup, delete what nobody needs.
 
     Takes the writer's lock for the while, so it is refused while a writer
     holds it; a running writer does all this by itself in the background.
+    Spark is started only for a merge that is too big for this process.
     """
     # SUBTLE: two runs under one id would take the lock from each other.
     writer = writer or f"penstock-compact-{socket.gethostname()}-{os.getpid()}"
     for url in storage_locations(location):
         with persist.open(url, writer=writer, settings=SETTINGS) as client:
+            client.delegate_big_merges(_SparkWhenNeeded(client, master))
             before = _size(client)
             client.compact()
             after = _size(client)
@@ -44,6 +59,35 @@ def compact(
                 f"{client.url}: {before['batches']} batches of {before['updates']} updates "
                 f"became {after['batches']} of {after['updates']}"
             )
+
+
+@dataclass(slots=True)
+class _SparkWhenNeeded:
+    """Merges by Spark, which it starts for the first merge that it is asked for."""
+
+    client: persist.Client
+    master: str | None
+    spark: BigMerges | None = None
+
+    def merge(
+        self, collection: CollectionState, inputs: Sequence[Batch], staging: str, *, since: int
+    ) -> Batch | None:
+        if self.spark is None:
+            self.spark = self._started(collection.name, sum(batch.memory for batch in inputs))
+        return self.spark.merge(collection, inputs, staging, since=since)
+
+    def _started(self, collection: str, memory: int) -> BigMerges:
+        # Here, because few runs need it and importing it takes a second.
+        from penstock.engine.spark import session
+        from penstock.spark import compactor
+
+        here = self.client.reader.settings.merge_bytes
+        print(
+            f'merging by Spark: collection "{collection}" has {memory} bytes to merge, and this '
+            f"process merges up to {here}",
+            file=sys.stderr,
+        )
+        return compactor(session(master=self.master), self.client)
 
 
 def _size(client: persist.Client) -> dict[str, int]:

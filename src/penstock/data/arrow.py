@@ -29,6 +29,7 @@ __all__ = [
     "consolidate",
     "from_ipc",
     "numbered",
+    "sort_columns",
     "sort_rows",
     "to_ipc",
     "with_leaves",
@@ -86,15 +87,18 @@ def consolidate(updates: pa.Table) -> pa.Table:
 
 def sort_rows(updates: pa.Table, key: tuple[str, ...]) -> pa.Table:
     """In order of key, then time; without a key, of all columns that have an order."""
-    by = [
-        name for name in key or updates.schema.names if _sortable(updates.schema.field(name).type)
-    ]
-    columns = [updates.column(name) for name in dict.fromkeys([*by, TIME, DIFF])]
+    columns = [updates.column(name) for name in sort_columns(updates.schema, key)]
     names = [f"c{i}" for i in range(len(columns))]
     order = pc.sort_indices(
         pa.table(columns, names=names), sort_keys=[(name, "ascending") for name in names]
     )
     return updates.take(order)
+
+
+def sort_columns(schema: pa.Schema, key: tuple[str, ...]) -> list[str]:
+    """What `sort_rows` goes by, from the first column to the last."""
+    by = [name for name in key or schema.names if _sortable(schema.field(name).type)]
+    return list(dict.fromkeys([*by, TIME, DIFF]))
 
 
 def to_ipc(updates: pa.Table) -> bytes:

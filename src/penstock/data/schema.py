@@ -16,7 +16,7 @@ from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.data.exact import exact_array
 from penstock.errors import UsageError
 
-__all__ = ["check_row_schema", "conform", "default_row", "evolve", "stored_schema"]
+__all__ = ["check_row_schema", "conform", "default_row", "evolve", "stored_schema", "widens"]
 
 _INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _NATURALS: Final = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
@@ -108,7 +108,7 @@ def evolve(old: pa.Schema, new: pa.Schema, defaults: Mapping[str, Any], *, colle
             hint="Keep the columns as they are and add new ones at the end.",
         )
     for was, now in zip(old, new, strict=False):
-        if not _widens(was.type, now.type):
+        if not widens(was.type, now.type):
             raise UsageError(
                 f'column "{was.name}" of collection "{collection}" cannot change '
                 f"from {was.type} to {now.type}",
@@ -166,7 +166,8 @@ def conform(updates: pa.Table, schema: pa.Schema, defaults: Mapping[str, pa.Scal
     return pa.table(columns, schema=schema)
 
 
-def _widens(old: pa.DataType, new: pa.DataType) -> bool:
+def widens(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether `new` holds every value of `old`, exactly and in one way."""
     if old == new:
         return True
     if pa.types.is_decimal(old) and pa.types.is_decimal(new):

@@ -133,19 +133,23 @@ def take_up(baton: Baton, *, settings: Settings | None = None) -> "Client":
         raise
 
 
-def release(url: str, *, settings: Settings | None = None) -> Writer | None:
+def release(
+    url: str, *, holder: str | None = None, settings: Settings | None = None
+) -> Writer | None:
     """Give up the lock on behalf of a writer that is dead; who it was, if there was one.
 
     Should it live after all, it is fenced: this costs it its work, never data.
+    With `holder`, only if that id has it.
     """
     settings = settings or Settings()
     blob = open_store(url, settings)
     try:
         machine = Machine(blob, settings)
-        holder = machine.load().writer
-        if holder is not None:
-            machine.take_epoch(lambda state: [TakeEpoch(None, state.location)], own=False)
-        return holder
+        found = machine.load().writer
+        if found is None or (holder is not None and found.id != holder):
+            return None
+        machine.take_epoch(lambda state: [TakeEpoch(None, state.location)], own=False)
+        return found
     finally:
         blob.close()
 

@@ -33,6 +33,8 @@ class LockHeld(UsageError):
             hint=f'Stop that writer, or, if it is dead, run: penstock release "{where}"',
         )
         self.holder = holder
+        self.host = host
+        self.pid = pid
 
 
 class Closed(UsageError):

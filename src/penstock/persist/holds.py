@@ -297,6 +297,7 @@ class LeasedClaims(_Registered):
         self._writing = threading.Lock()
         self._written_ms = 0
         self._lost: PenstockError | None = None
+        self._left = False
         self._stop = threading.Event()
         self._renewal: threading.Thread | None = None
 
@@ -310,13 +311,17 @@ class LeasedClaims(_Registered):
             self._lost = _expired(hold, self._machine.blob.name)
             raise self._lost
 
+    def leave(self) -> None:
+        """Let what is claimed now outlive this process: from here on its lease alone ends it."""
+        self._left = True
+
     def close(self) -> None:
-        """Drop the hold."""
+        """Drop the hold, unless it was left to its lease."""
         self._stop.set()
         if self._renewal is not None:
             self._renewal.join()
         with self._writing:
-            if self._object is not None:
+            if self._object is not None and not self._left:
                 self._object.drop()
                 self._object = None
 
@@ -342,7 +347,9 @@ class LeasedClaims(_Registered):
     def _published_less(self) -> None:
         # Holding a little too much for a little while is cheaper than a write each time.
         clock = self._settings.clock
-        if clock.boot_ms() - self._written_ms < min(5_000, self._settings.lease_ms // 8):
+        if self._left or clock.boot_ms() - self._written_ms < min(
+            5_000, self._settings.lease_ms // 8
+        ):
             return
         try:
             with self._writing:

@@ -9,7 +9,13 @@ from penstock.durable.probe import PASSED
 from penstock.errors import UsageError
 from penstock.persist.settings import Settings
 
-__all__ = ["check_not_a_lake", "open_store", "storage_locations"]
+__all__ = [
+    "check_not_a_lake",
+    "is_storage_location",
+    "open_store",
+    "storage_locations",
+    "storage_locations_below",
+]
 
 
 def open_store(url: str, settings: Settings, *, writing: bool = False) -> SteadyBlob:
@@ -28,9 +34,9 @@ def storage_locations(url: str) -> list[str]:
     Raises:
         UsageError: there are none.
     """
-    if _written(url):
+    if is_storage_location(url):
         return [url]
-    found = [below for below in (join(url, name) for name in children(url)) if _written(below)]
+    found = storage_locations_below(url)
     if not found:
         raise UsageError(
             f'location "{url}" holds no storage location',
@@ -38,6 +44,24 @@ def storage_locations(url: str) -> list[str]:
             hint="Check the address; a writer makes a location when it first opens it.",
         )
     return found
+
+
+def storage_locations_below(url: str) -> list[str]:
+    """The storage locations directly below `url`, in order."""
+    below = (join(url, name) for name in children(url))
+    return [each for each in below if is_storage_location(each)]
+
+
+def is_storage_location(url: str) -> bool:
+    """Whether `url` was ever opened for writing."""
+    try:
+        blob = open_blob(url)
+    except UsageError:
+        return False  # A folder that does not exist.
+    try:
+        return blob.get(PASSED) is not None
+    finally:
+        blob.close()
 
 
 def check_not_a_lake(url: str, blob: Blob) -> None:
@@ -57,11 +81,3 @@ def check_not_a_lake(url: str, blob: Blob) -> None:
                 detail=f'Its folder "{name}" is a storage location.',
                 hint=f"Open one of its storage locations, for example {join(url, name)}.",
             )
-
-
-def _written(url: str) -> bool:
-    blob = open_blob(url)
-    try:
-        return blob.get(PASSED) is not None
-    finally:
-        blob.close()

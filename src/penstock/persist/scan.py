@@ -87,7 +87,7 @@ def scan_snapshot(collection: CollectionState, as_of: int) -> SnapshotScan:
     rows = memory = 0
     for batch in needed:
         lower = base.since + 1 if base is not None and batch.id == base.id else 0
-        if batch.upper > lower:
+        if lower <= as_of and batch.upper > lower:
             rest += slices_of(collection, batch, lower=lower, upper=as_of + 1)
             rows += batch.rows
             memory += batch.memory

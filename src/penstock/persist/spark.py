@@ -22,8 +22,10 @@ for Connect sessions.
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
+from threading import Lock
 from typing import Final
 
 import pyarrow as pa
@@ -56,13 +58,13 @@ FOOTERS_AT_ONCE: Final = 16
 BROADCAST_ROWS: Final = 4_000_000
 """Up to so many updates the keys taken away are sent to every task; beyond, Spark shuffles."""
 
+LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+
 PER_READ: Final = {
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
     "mergeSchema": "false",
     "parquet.page.verify-checksum.enabled": "true",
-    # Paths are names, not patterns.
-    "__globPaths__": "false",
 }
 
 
@@ -76,6 +78,9 @@ class Scanner:
     batches: Batches
     root: str | None
     """The location as Spark's file systems name it; None if only we can reach it."""
+
+    remote: bool
+    """Whether the session is one of Spark Connect."""
 
     def contents(self, scan: SnapshotScan) -> DataFrame:
         """The rows of the collection as of the scan's time, as often as they are there."""
@@ -148,7 +153,8 @@ class Scanner:
         reader = self.spark.read.options(**PER_READ).schema(
             _spark_schema(stored_columns_of(written))
         )
-        frame = reader.parquet(*(f"{self.root}/{part.key}" for part in parts))
+        with nullcontext() if self.remote else _listed_here(self.spark):
+            frame = reader.parquet(*(f"{self.root}/{part.key}" for part in parts))
         if not slices[0].whole:
             time = F.col(TIME)
             frame = frame.where((time >= slices[0].lower) & (time < slices[0].upper))
@@ -202,6 +208,26 @@ class Scanner:
                 f'collection "{collection.name}" has columns that differ only in case',
                 hint="Let Spark tell them apart: set spark.sql.caseSensitive to true.",
             )
+
+
+@contextmanager
+def _listed_here(spark: SparkSession) -> Iterator[None]:
+    """Let Spark look up files from the driver, however many.
+
+    Beyond 32 it starts a job, which takes seconds for what the driver does in
+    tenths, and no option of a read says otherwise. Over Connect the look-up
+    comes later, at the server, and stays as it is.
+    """
+    with _conf_lock:
+        before = spark.conf.get(LISTING_THRESHOLD)
+        spark.conf.set(LISTING_THRESHOLD, "1000000")
+        try:
+            yield
+        finally:
+            spark.conf.set(LISTING_THRESHOLD, str(before))
+
+
+_conf_lock: Final = Lock()
 
 
 def _spark_schema(stored: pa.Schema) -> T.StructType:

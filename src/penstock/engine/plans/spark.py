@@ -36,10 +36,14 @@ LOOK_EVERY_MS: Final = 5_000
 UNREADABLE: Final = ("FAILED_READ_FILE", "PATH_NOT_FOUND")
 """Spark's names for a file that cannot be read."""
 
+MISTYPED: Final = "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH"
+"""Among them, what says nothing of the file: it was asked for in another type."""
+
 
 def when_unused(frame: DataFrame, call: Callable[[], None]) -> None:
     """Call `call` some time after no plan can read what `frame` reads, or the session is gone."""
     if connect(frame.sparkSession):
+        # SUBTLE: a temporary view lives on at the server, out of our sight.
         weakref.finalize(getattr(frame, "_plan"), call)  # noqa: B009 - the type has no such attribute.
         return
     _WATCH.add(_weak_references(frame), call)
@@ -47,6 +51,8 @@ def when_unused(frame: DataFrame, call: Callable[[], None]) -> None:
 
 def explain_failures(explain: Callable[[str, str], Exception | None]) -> None:
     """Let `explain(path, reason)` turn the failure to read a file into an error of ours, or not."""
+    if explain in _explanations:
+        return
     _explanations.append(explain)
     if not getattr(captured.convert_exception, "explains", False):
         setattr(captured, "convert_exception", _explaining(captured.convert_exception))  # noqa: B010 - of another type.
@@ -79,7 +85,7 @@ def _unreadable(error: Any) -> tuple[str, str] | None:
             last = str(cause.getMessage() or cause.getClass().getSimpleName())
             if found is None and hasattr(cause, "getCondition"):
                 condition = str(cause.getCondition() or "")
-                if condition.partition(".")[0] in UNREADABLE:
+                if condition.partition(".")[0] in UNREADABLE and condition != MISTYPED:
                     found = str(cause.getMessageParameters().get("path"))
         except Py4JError:
             continue
@@ -106,7 +112,8 @@ def _shared(plan: Any) -> Iterator[Any]:
     if kind == "LogicalRelation":
         yield plan.relation()
     elif kind == "MapInArrow":
-        yield plan.func().func()
+        # By position: the name of the first field differs between versions of Spark.
+        yield plan.productElement(0).func()
     below = plan.children()
     for i in range(below.size()):
         yield from _shared(below.apply(i))
@@ -154,7 +161,8 @@ class _Watch:
 
 def _alive(reference: Any) -> bool:
     try:
-        return reference.get() is not None
+        # Not `get`, whose answer would keep alive what it asks about.
+        return not reference.refersTo(None)
     except (Py4JError, OSError):
         return False  # The JVM is gone, and its plans with it.
 

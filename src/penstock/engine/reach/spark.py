@@ -30,6 +30,10 @@ PROBES: Final = 16
 """How many tasks look for the nonce where the number of slots is not known."""
 
 
+PATTERN: Final = frozenset("*?[]{}\\")
+"""What makes a path a pattern in Spark's eyes."""
+
+
 def reach(spark: SparkSession, url: str) -> str | None:
     """The location as Spark's file systems name it; None if only our own store reaches it.
 
@@ -65,6 +69,9 @@ def _reached(spark: SparkSession, url: str) -> tuple[str | None, str]:
     if scheme == "file":
         if not local(spark):
             _check_shared(spark, url, Path(rest))
+        if PATTERN.intersection(rest):
+            # SUBTLE: there is an option not to, but then several such files are read twice.
+            return None, "Spark would take its path for a pattern"
         return f"file:{rest}", "all tasks see the folder"
     if connect(spark):
         return None, "over Connect nobody can tell whether the server has an S3 file system"

@@ -1,0 +1,71 @@
+"""Planning a batch reading: which time, which tasks, and a hold for them.
+
+Spark makes a source when a DataFrame is loaded and plans it whenever it is
+computed, in processes that end right after. So the time is fixed once, when
+it is loaded, and each planning leaves a hold behind that nobody renews: it
+lasts for `holdFor`, which the tasks must not outlive.
+"""
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.datasource.options import BatchOptions
+from penstock.datasource.reading import Task, contents_tasks
+from penstock.persist import Settings, open
+from penstock.persist.find import find_collection, time_of
+from penstock.persist.holds import LeasedClaims
+from penstock.persist.scan import scan_snapshot
+from penstock.persist.state import SchemaVersion
+
+__all__ = ["Contents", "find_contents", "plan_contents"]
+
+PATIENCE_MS: Final = 60_000
+"""Someone is waiting: a store that stays away is an error after a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of one collection as of one time."""
+
+    url: str
+    collection: int
+    name: str
+    as_of: int
+    schema: SchemaVersion
+
+
+def find_contents(options: BatchOptions) -> Contents:
+    """What the options mean now.
+
+    Raises:
+        CollectionMissing: there is no such collection.
+        SinceError: the time lies below since.
+        NotYetComplete: it lies at or past upper.
+    """
+    settings = Settings(patience_ms=PATIENCE_MS)
+    client, found = find_collection(
+        options.location, options.collection, hold=False, settings=settings
+    )
+    with closing(client):
+        state = found.state
+        scan = scan_snapshot(state, time_of(options.as_of, state))
+        return Contents(client.url, state.id, state.name, scan.as_of, scan.schema)
+
+
+def plan_contents(contents: Contents, options: BatchOptions) -> list[Task]:
+    """The tasks that read `contents`, and the history they need held for them."""
+    settings = Settings(
+        patience_ms=PATIENCE_MS, lease_ms=options.hold_for_ms, background=False, cache_bytes=0
+    )
+    with (
+        open(contents.url, hold=options.hold, settings=settings) as client,
+        client.reader.claims.claim(contents.collection, contents.name, contents.as_of) as claim,
+    ):
+        scan = scan_snapshot(claim.state.collections[contents.collection], contents.as_of)
+        tasks = contents_tasks(
+            contents.url, scan, contents.schema, max_task_bytes=options.max_task_bytes
+        )
+        if isinstance(client.reader.claims, LeasedClaims):
+            client.reader.claims.leave()
+    return tasks

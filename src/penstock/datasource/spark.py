@@ -1,0 +1,289 @@
+"""The door: `spark.read.format("penstock")` and `spark.readStream.format("penstock")`.
+
+Spark's classes around what this room does without Spark. They are pickled and
+sent from process to process, so they hold values, and open what they need where
+they need it.
+
+From 4.2 on Spark tells a stream where a batch begins and how much it may take;
+4.1 asks only how far there is something new.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql import datasource as ds
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock.data.shown import shown
+from penstock.datasource.contents import Contents, find_contents, plan_contents
+from penstock.datasource.filters import Condition, Test, filtered, takes
+from penstock.datasource.follow import Followed, Follower, find_followed
+from penstock.datasource.options import BatchOptions, StreamOptions, parse
+from penstock.datasource.reading import Task, rows_of, updates_of
+from penstock.datasource.stream import Offset
+from penstock.errors import UsageError
+from penstock.persist.state import columns_of, stored_columns_of
+from penstock.persist.tasks import ROWS_AT_ONCE
+
+try:
+    from pyspark.sql.streaming import datasource as _limits
+
+    limits: Any = _limits
+except ImportError:  # 4.1
+    limits = None
+
+__all__ = ["PenstockSource", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to a session that did not find it by itself."""
+    try:
+        spark.dataSource.register(PenstockSource)
+    except AnalysisException as error:
+        # Spark found it among the installed packages; then it stays that one.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+
+
+class PenstockSource(ds.DataSource):
+    """Collections as Spark's own readers see them."""
+
+    _found: Contents | Followed | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """What follows `format`."""
+        return "penstock"
+
+    def schema(self) -> StructType:
+        """The columns; of a stream, with time and diff."""
+        return _spark_schema(self._find()[1])
+
+    def reader(self, schema: StructType) -> ds.DataSourceReader:
+        """For `spark.read`."""
+        options = parse(self.options)
+        found, columns = self._find()
+        if not isinstance(options, BatchOptions) or not isinstance(found, Contents):
+            raise UsageError(
+                'option "startAt" is for spark.readStream',
+                hint="Read the contents as of a time with asOf, or the changes between two times "
+                "with penstock.spark.changes.",
+            )
+        self._check_schema(schema)
+        return ContentsReader(found, options, shown(columns))
+
+    def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802
+        """For `spark.readStream`."""
+        options = parse(self.options)
+        found, columns = self._find()
+        if not isinstance(options, StreamOptions) or not isinstance(found, Followed):
+            raise UsageError(
+                'a stream of format "penstock" needs option "startAt"',
+                hint="Give latest, earliest or a time.",
+            )
+        if options.max_rows is not None and limits is None:
+            raise UsageError(
+                'option "maxRowsPerTrigger" needs Spark 4.2 or newer',
+                detail="Older ones do not tell a source where a batch begins.",
+                hint="Leave it out, or update Spark.",
+            )
+        self._check_schema(schema)
+        return ChangesReader(found, options, shown(columns))
+
+    def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
+        """Not yet."""
+        raise UsageError(
+            'format "penstock" cannot be written to',
+            hint="Write with penstock.persist.",
+        )
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> ds.DataSourceStreamWriter:
+        """Not yet."""
+        raise UsageError(
+            'streams cannot be written to format "penstock"',
+            hint="Write with penstock.persist.",
+        )
+
+    def _find(self) -> tuple[Contents | Followed, pa.Schema]:
+        """What the options meant when they were first asked for; it travels along."""
+        options = parse(self.options)
+        if self._found is None:
+            self._found = (
+                find_contents(options)
+                if isinstance(options, BatchOptions)
+                else find_followed(options)
+            )
+        schema = self._found.schema
+        return self._found, (
+            columns_of(schema) if isinstance(self._found, Contents) else stored_columns_of(schema)
+        )
+
+    def _check_schema(self, schema: StructType) -> None:
+        own = self.schema()
+        if schema != own:
+            raise UsageError(
+                f'collection "{parse(self.options).collection}" has another schema',
+                detail=f"It has {own.simpleString()}; asked for was {schema.simpleString()}.",
+                hint="Leave schema(…) out, and choose columns with select.",
+            )
+
+
+class Part(ds.InputPartition):
+    """One task."""
+
+    def __init__(self, task: Task, conditions: tuple[Condition, ...] = ()) -> None:
+        super().__init__(None)
+        self.task = task
+        self.conditions = conditions
+
+
+class ContentsReader(ds.DataSourceReader):
+    """The contents as of a time."""
+
+    def __init__(self, contents: Contents, options: BatchOptions, columns: pa.Schema) -> None:
+        self._contents = contents
+        self._options = options
+        self._columns = columns
+        self._taken: list[Condition] = []
+        # SUBTLE: a reader that overrides pushFilters is refused unless the session
+        # enables spark.sql.python.filterPushdown, which it does not by default. This
+        # one takes filters where it is asked to, and passes for one that does not.
+        self.pushFilters = _Pushed(columns, self._taken)  # type: ignore[method-assign]
+
+    def partitions(self) -> Sequence[ds.InputPartition]:
+        """The tasks, and a hold for them."""
+        tasks = plan_contents(self._contents, self._options)
+        return [Part(task, tuple(self._taken)) for task in tasks]
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task."""
+        assert isinstance(partition, Part)
+        for rows in rows_of(partition.task):
+            given = filtered(rows.cast(self._columns), partition.conditions)
+            yield from given.to_batches(ROWS_AT_ONCE)
+
+
+class ChangesReader(ds.DataSourceStreamReader):
+    """The changes from a time on."""
+
+    def __init__(self, followed: Followed, options: StreamOptions, columns: pa.Schema) -> None:
+        self._followed = followed
+        self._options = options
+        self._columns = columns
+        self._opened: Follower | None = None
+
+    @property
+    def _follower(self) -> Follower:
+        """Opened by the one process that follows; the others only read."""
+        if self._opened is None:
+            self._opened = Follower(self._followed, self._options)
+        return self._opened
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a new query begins."""
+        return self._follower.initial().to_json()
+
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
+        """Where the next batch ends."""
+        if start is None:
+            return self._follower.latest_of_all().to_json()
+        rows = limit.max_rows if isinstance(limit, limits.ReadMaxRows) else None
+        return self._follower.latest(Offset.from_json(start), rows).to_json()
+
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+        """How much one batch may take."""
+        rows = self._options.max_rows
+        return limits.ReadAllAvailable() if rows is None else limits.ReadMaxRows(rows)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """For people who watch the query."""
+        return self._follower.reached().to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Go no further than what is complete now."""
+        self._follower.until_now()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ds.InputPartition]:
+        """The tasks of one batch."""
+        tasks = self._follower.plan(Offset.from_json(start), Offset.from_json(end))
+        return [Part(task) for task in tasks]
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task."""
+        assert isinstance(partition, Part)
+        for updates in updates_of(partition.task):
+            yield from updates.cast(self._columns).to_batches(ROWS_AT_ONCE)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark will not ask for what lies before `end` again."""
+        self._follower.committed(Offset.from_json(end))
+
+    def stop(self) -> None:
+        """The query ended."""
+        if self._opened is not None:
+            self._opened.stop()
+
+
+if limits is not None:
+    limits.SupportsTriggerAvailableNow.register(ChangesReader)
+
+
+class _Pushed:
+    """Takes over the filters that mean the same here, and gives back the others."""
+
+    __func__ = ds.DataSourceReader.pushFilters
+
+    def __init__(self, columns: pa.Schema, taken: list[Condition]) -> None:
+        self._columns = columns
+        self._taken = taken
+
+    def __call__(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
+        for each in filters:
+            condition = _condition(each)
+            if condition is not None and takes(condition, self._columns):
+                self._taken.append(condition)
+            else:
+                yield each
+
+
+_TESTS: Final[dict[type[ds.Filter], Test]] = {
+    ds.EqualTo: Test.EQUAL,
+    ds.LessThan: Test.LESS,
+    ds.LessThanOrEqual: Test.LESS_EQUAL,
+    ds.GreaterThan: Test.GREATER,
+    ds.GreaterThanOrEqual: Test.GREATER_EQUAL,
+}
+
+
+def _condition(given: ds.Filter, *, negated: bool = False) -> Condition | None:
+    match given:
+        case ds.Not(child=child) if not negated:
+            return _condition(child, negated=True)
+        case ds.IsNull(attribute=(name,)):
+            return Condition(Test.NULL, name, negated=negated)
+        case ds.IsNotNull(attribute=(name,)):
+            return Condition(Test.NULL, name, negated=not negated)
+        case ds.In(attribute=(name,), value=values):
+            return Condition(Test.AMONG, name, tuple(values), negated=negated)
+        case (
+            ds.EqualTo(attribute=(name,), value=value)
+            | ds.LessThan(attribute=(name,), value=value)
+            | ds.LessThanOrEqual(attribute=(name,), value=value)
+            | ds.GreaterThan(attribute=(name,), value=value)
+            | ds.GreaterThanOrEqual(attribute=(name,), value=value)
+        ):
+            return Condition(_TESTS[type(given)], name, (value,), negated=negated)
+        case _:
+            return None
+
+
+def _spark_schema(columns: pa.Schema) -> StructType:
+    return from_arrow_schema(shown(columns), prefer_timestamp_ntz=True)

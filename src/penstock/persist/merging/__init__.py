@@ -1,0 +1,1 @@
+"""Merges that do not fit into one process; `spark.py` is the door."""

@@ -1,0 +1,300 @@
+"""Merging by Spark: what does not fit into one process is cut into ranges.
+
+    inputs ─► sample ─► splitters
+                            │
+    inputs ─► map: read, cut┴─► shuffle by range ─► reduce: add up, sort, write ─► one batch
+
+Spark only carries the rows, as the bytes of Arrow's own format. What they are,
+when two are equal and how they are sorted is decided by the very functions
+that merge in one process, so every type survives and both ways come to the
+same (`ranges.py` says why a merge may be cut).
+
+A task may run twice, or be overtaken by another attempt. Each writes objects
+of its own, and the batch names only what the attempts that Spark counts have
+told; the others' are garbage under the staging id.
+
+An error that would be the same at every attempt, such as a damaged object, is
+not raised in a task: it would be tried again in vain, and reach us as text. It
+travels as a row, and is raised here as what it is. Others are raised in the
+task, for Spark to try again elsewhere.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from msgspec.structs import replace
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.data import from_ipc, to_ipc
+from penstock.errors import (
+    DeterminateError,
+    DurabilityLost,
+    IndeterminateError,
+    PenstockError,
+    StoreRefused,
+)
+from penstock.persist.batch import Slice, slices_of, together
+from penstock.persist.ranges import bounds, splitters
+from penstock.persist.state import Batch, CollectionState, Inline, Part, stored_columns_of
+from penstock.persist.tasks import SETTINGS, cut_slices, merge_range, sample_slices
+
+__all__ = ["SparkMerges"]
+
+POOL: Final = "penstock-merges"
+"""The pool of a FAIR scheduler in which merges run, beside what users wait for."""
+
+SAMPLES_PER_RANGE: Final = 32
+
+SAMPLED: Final = "count long, rows binary, failure binary"
+CUT: Final = "range int, rows binary, failure binary"
+MERGED: Final = "range int, batch binary, distinct boolean, failure binary"
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class SparkMerges:
+    """Merges batches of one storage location as jobs of `spark`."""
+
+    spark: SparkSession
+    url: str
+    part_bytes: int = SETTINGS.part_bytes
+    """About how much of the result one task makes."""
+
+    def merge(
+        self, collection: CollectionState, inputs: Sequence[Batch], staging: str, *, since: int
+    ) -> Batch | None:
+        """One stored batch under `staging` that sums to the same as `inputs` from `since` on.
+
+        Raises:
+            Corruption: an object of the inputs is missing or damaged.
+            PenstockError: Spark failed. Nothing was merged.
+        """
+        memory = sum(batch.memory for batch in inputs)
+        job = _Job(
+            spark=self.spark,
+            url=self.url,
+            collection=replace(collection, batches=()),
+            bundles=_bundles(collection, inputs, self.part_bytes),
+            since=since,
+        )
+        told = (
+            f'penstock: merge {len(inputs)} batches ({memory >> 20} MiB) of "{collection.name}" '
+            f"in {self.url}"
+        )
+        with _described(self.spark, told), _failing_as_ours(collection, self.url):
+            starts = job.splitters(-(-memory // self.part_bytes))
+            merged = job.merged(starts, staging, self.part_bytes)
+        if not merged:
+            return None
+        flags = [flag for _, flag in merged if flag is not None]
+        return replace(
+            together([batch for batch, _ in merged]),
+            merged=True,
+            since=since,
+            distinct=bool(flags) and all(flags),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    spark: SparkSession
+    url: str
+    collection: CollectionState
+    bundles: list[list[Slice]]
+    """What each task reads."""
+
+    since: int
+
+    def splitters(self, ranges: int) -> pa.Table:
+        """Where ranges of about equal size begin."""
+        schema = self.collection.schemas[-1]
+        nothing = bounds(stored_columns_of(schema).empty_table(), schema.key)
+        if ranges < 2:
+            return nothing
+        # SUBTLE: a task gets what its function names, so no function names `self` and its session.
+        url, collection, bundles, since = self.url, self.collection, self.bundles, self.since
+        each = -(-SAMPLES_PER_RANGE * ranges // len(bundles))
+
+        def sampled(numbers: Batches) -> Batches:
+            for number in _numbers(numbers):
+                with _caught() as failure:
+                    count, rows = sample_slices(
+                        url, collection, bundles[number], since=since, rows=each
+                    )
+                    if count:
+                        yield _row(SAMPLED, count, to_ipc(rows), None)
+                if failure:
+                    yield _row(SAMPLED, 0, None, failure[0])
+
+        told = _collected(self._by_bundle(sampled, SAMPLED))
+        samples = [from_ipc(bytes(row["rows"]), nothing.schema) for row in told]
+        return splitters([nothing, *samples], [0, *(row["count"] for row in told)], ranges)
+
+    def merged(
+        self, starts: pa.Table, staging: str, part_bytes: int
+    ) -> list[tuple[Batch, bool | None]]:
+        """What each range came to, in order; and whether its rows at since are distinct."""
+        url, collection, bundles, since = self.url, self.collection, self.bundles, self.since
+
+        def cut(numbers: Batches) -> Batches:
+            for number in _numbers(numbers):
+                with _caught() as failure:
+                    for at, rows in cut_slices(
+                        url, collection, bundles[number], since=since, splitters=starts
+                    ):
+                        yield _row(CUT, at, rows, None)
+                if failure:
+                    yield _row(CUT, 0, None, failure[0])
+
+        def reduced(chunks: Batches) -> Batches:
+            gathered: dict[int, list[bytes]] = {}
+            failures: list[bytes] = []
+            for batch in chunks:
+                for at, rows, failed in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                    if failed is not None:
+                        failures.append(failed)
+                    else:
+                        gathered.setdefault(at, []).append(rows)
+            for at in sorted(gathered) if not failures else ():
+                with _caught() as failures:
+                    made = merge_range(
+                        url,
+                        collection,
+                        gathered.pop(at),
+                        staging,
+                        since=since,
+                        part_bytes=part_bytes,
+                    )
+                    if made is not None:
+                        batch, flag = made
+                        yield _row(MERGED, at, msgspec.msgpack.encode(batch), flag, None)
+                if failures:
+                    break
+            for failure in failures[:1]:
+                yield _row(MERGED, 0, None, None, failure)
+
+        chunks = self._by_bundle(cut, CUT)
+        # A range is one partition, by its number; a task that got several would do them in turn.
+        by_range = chunks.repartitionById(starts.num_rows + 1, "range")
+        told = _collected(by_range.mapInArrow(reduced, MERGED))
+        return [
+            (msgspec.msgpack.decode(row["batch"], type=Batch), row["distinct"])
+            for row in sorted(told, key=lambda row: int(row["range"]))
+        ]
+
+    def _by_bundle(self, function: Callable[[Batches], Batches], schema: str) -> DataFrame:
+        count = len(self.bundles)
+        return self.spark.range(0, count, 1, count).mapInArrow(function, schema)
+
+
+def _bundles(
+    collection: CollectionState, inputs: Sequence[Batch], part_bytes: int
+) -> list[list[Slice]]:
+    """The parts of `inputs`, in bundles that take about `part_bytes` in memory."""
+    bundles: list[list[Slice]] = [[]]
+    held = 0.0
+    for batch in inputs:
+        for piece in slices_of(collection, batch):
+            memory = max(batch.memory, batch.size) * _size(piece.part) / max(batch.size, 1)
+            if bundles[-1] and held + memory > part_bytes:
+                bundles.append([])
+                held = 0.0
+            bundles[-1].append(piece)
+            held += memory
+    return bundles
+
+
+def _size(part: Part) -> int:
+    return len(part.rows) if isinstance(part, Inline) else part.size
+
+
+def _numbers(batches: Batches) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
+
+
+def _row(schema: str, *values: object) -> pa.RecordBatch:
+    """One row for Spark, with the columns of `schema`."""
+    columns = [column.split() for column in schema.split(", ")]
+    arrays = [
+        pa.array([value], _ARROW[kind]) for value, (_, kind) in zip(values, columns, strict=True)
+    ]
+    return pa.record_batch(arrays, names=[name for name, _ in columns])
+
+
+_ARROW: Final = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+}
+
+
+@contextmanager
+def _caught() -> Iterator[list[bytes]]:
+    """Takes an error that would be the same at every attempt, to be sent; lets others out."""
+    failures: list[bytes] = []
+    try:
+        yield failures
+    except PenstockError as error:
+        if isinstance(error, DeterminateError | IndeterminateError) and not isinstance(
+            error, StoreRefused | DurabilityLost
+        ):
+            raise
+        failures.append(pickle.dumps(error))
+
+
+def _collected(frame: DataFrame) -> list[Any]:
+    """The rows that the tasks told, or the first error that one of them sent."""
+    rows: list[Any] = frame.collect()
+    for row in rows:
+        if row["failure"] is not None:
+            error: PenstockError = pickle.loads(row["failure"])
+            raise error
+    return rows
+
+
+@contextmanager
+def _failing_as_ours(collection: CollectionState, url: str) -> Iterator[None]:
+    """What Spark raises, as our error with the reason."""
+    try:
+        yield
+    except (PySparkException, Py4JError, OSError) as error:
+        raise PenstockError(
+            f'merge of collection "{collection.name}" of location "{url}" failed in Spark',
+            detail=_reason(str(error)),
+            hint="Nothing was changed; the next merge tries again. Spark's log tells more.",
+        ) from error
+
+
+def _reason(text: str) -> str:
+    """The line of a failure's text that names an error, or its first."""
+    lines = [line.strip() for line in text.strip().splitlines()] or ["Spark says nothing"]
+    told = [line for line in lines if line.partition(":")[0].startswith("penstock.")]
+    return f"{(told or lines)[0].rstrip('.')}."
+
+
+@contextmanager
+def _described(spark: SparkSession, text: str) -> Iterator[None]:
+    """Let users see what the jobs in the block are; over Connect there is no place to say it."""
+    context: Any = getattr(spark, "_sc", None)
+    if context is None:
+        yield
+        return
+    changed = {"spark.job.description": text, "spark.scheduler.pool": POOL}
+    before = {name: context.getLocalProperty(name) for name in changed}
+    try:
+        for name, value in changed.items():
+            context.setLocalProperty(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            context.setLocalProperty(name, value)

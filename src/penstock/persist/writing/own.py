@@ -1,0 +1,129 @@
+"""Where users' own collections live, and how a job gets its turn to write there.
+
+A lake has one storage location for them all, and a storage location has one
+writer; so jobs take turns. A job that finds another one writing waits for it.
+One whose process is gone, on this very host, has died: its lock is given up.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from penstock.data import DIFF, TIME
+from penstock.durable import join
+from penstock.errors import UsageError
+from penstock.persist.client import Client, open, release
+from penstock.persist.collection import Collection
+from penstock.persist.errors import LockHeld
+from penstock.persist.lake import is_storage_location, storage_locations_below
+from penstock.persist.settings import Settings
+from penstock.telemetry import fields, logger
+
+__all__ = ["OWN", "check_own", "open_for_job", "own_collection", "own_location"]
+
+log = logger("persist")
+
+OWN = "user"
+"""The folder of a lake with the collections that users write."""
+
+LOOK_AGAIN_MS = 500
+
+
+def own_location(location: str, collection: str, *, settings: Settings) -> str:
+    """The storage location in which users write `collection`.
+
+    Raises:
+        UsageError: another storage location of the lake has a collection of that name.
+    """
+    if is_storage_location(location):
+        return location
+    own = join(location, OWN)
+    for url in storage_locations_below(location):
+        if url == own:
+            continue
+        with open(url, hold=False, settings=settings) as client:
+            if collection in client.collections():
+                raise UsageError(
+                    f'collection "{collection}" belongs to storage location "{url}"',
+                    detail="Only the writer of that location may write it.",
+                    hint="Write to a collection of your own, under another name.",
+                )
+    return own
+
+
+def check_own(client: Client, name: str) -> None:
+    """Refuse a collection that somebody else alone writes."""
+    found = client.state.named(name)
+    if found is not None and found.owner:
+        raise UsageError(
+            f'collection "{name}" of location "{client.url}" belongs to {found.owner}',
+            detail="It alone writes there; what others add would be lost track of.",
+            hint="Write to a collection of your own, under another name.",
+        )
+
+
+def own_collection(client: Client, name: str, given: pa.Schema, key: Sequence[str]) -> Collection:
+    """The collection of that name, made for rows of `given` if there is none."""
+    found = client.state.named(name)
+    if found is None:
+        columns = pa.schema([field for field in given if field.name not in (TIME, DIFF)])
+        return client.create_or_load(name, schema=columns, key_columns=list(key))
+    if key and tuple(key) != found.schemas[-1].key:
+        has = ", ".join(found.schemas[-1].key) or "none"
+        raise UsageError(
+            f'collection "{name}" of location "{client.url}" has another key',
+            detail=f"Its key is {has}; asked for was {', '.join(key)}.",
+            hint="Leave the key out, or write to a new collection.",
+        )
+    return client.collection(name)
+
+
+def open_for_job(
+    url: str, *, patience_ms: int, settings: Settings, pid: int | None = None
+) -> Client:
+    """Open a storage location for one job, when its turn has come.
+
+    The job lives as long as process `pid` of this host does, by default this one.
+
+    Raises:
+        LockHeld: another writer kept the lock for all of `patience_ms`.
+    """
+    job = f"spark-{socket.gethostname()}-{pid or os.getpid()}-{settings.chance.getrandbits(32):08x}"
+    clock, never = settings.clock, threading.Event()
+    deadline = clock.boot_ms() + patience_ms
+    waiting = False
+    while True:
+        try:
+            return open(url, writer=job, settings=settings)
+        except LockHeld as held:
+            if _dead(held):
+                log.warning(
+                    "gave up the lock of a dead job", extra=fields(location=url, job=held.holder)
+                )
+                release(url, holder=held.holder, settings=settings)
+                continue
+            if clock.boot_ms() >= deadline:
+                raise
+            if not waiting:
+                log.info(
+                    "waiting for another writer", extra=fields(location=url, writer=held.holder)
+                )
+                waiting = True
+            clock.wait(never, LOOK_AGAIN_MS)
+
+
+def _dead(held: LockHeld) -> bool:
+    """Whether the lock belongs to a job of this host whose process is gone."""
+    if not held.holder.startswith(f"spark-{socket.gethostname()}-"):
+        return False
+    word = held.holder.removeprefix(f"spark-{socket.gethostname()}-").partition("-")[0]
+    try:
+        os.kill(int(word), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, ValueError):
+        return False
+    return False

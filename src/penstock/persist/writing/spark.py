@@ -1,0 +1,84 @@
+"""A DataFrame into a collection.
+
+Tasks write the rows as Parquet objects under a staging id, each to a name of
+its own; what a failed or a second attempt wrote is garbage that nobody links.
+The driver then appends what the successful ones told, in one commit with
+whatever else belongs to it.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock.errors import UsageError
+from penstock.persist.collection import Collection
+from penstock.persist.intake import Staged
+from penstock.persist.settings import Settings
+from penstock.persist.state import columns_of
+from penstock.persist.writing.fit import check_fits
+from penstock.persist.writing.task import Share, Written, gathered
+
+__all__ = ["arrow_schema", "share_of", "stage"]
+
+
+def stage(
+    frame: DataFrame, collection: Collection, staging: str, *, time: int | None = None
+) -> Staged:
+    """Write the rows of `frame` as files for `collection`, to be appended by its client.
+
+    Rows bring `mz_timestamp` and `mz_diff`, or all have the one `time`, once each.
+
+    Raises:
+        UsageError: the rows do not fit the collection.
+    """
+    share = share_of(frame.schema, collection, staging, time=time)
+
+    def write(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        written = share.write(rows)
+        yield pa.record_batch(
+            [pa.array([written.batch], pa.binary()), pa.array([written.error], pa.binary())],
+            names=["batch", "error"],
+        )
+
+    told = frame.mapInArrow(write, "batch binary, error binary").collect()
+    return Staged(gathered(Written(bytes(row["batch"]), bytes(row["error"])) for row in told))
+
+
+def share_of(
+    schema: StructType, collection: Collection, staging: str, *, time: int | None
+) -> Share:
+    """What to tell the tasks that write rows of `schema`, once these are known to fit."""
+    state = collection.state
+    newest = state.schemas[-1]
+    if newest.codecs:
+        raise UsageError(
+            f'collection "{collection.name}" holds keys and values',
+            hint="Spark writes rows; make a collection with a schema for them.",
+        )
+    columns = columns_of(newest)
+    check_fits(arrow_schema(schema), columns, collection=collection.name)
+    return Share(
+        url=collection.client.url,
+        staging=staging,
+        collection=collection.name,
+        schema=len(state.schemas) - 1,
+        columns=newest.columns,
+        time=time,
+        part_bytes=Settings().part_bytes,
+    )
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Spark's columns as Arrow has them; times with a zone are in UTC."""
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except (PySparkException, ValueError, TypeError, AssertionError) as error:
+        raise UsageError(
+            "a column has a type that cannot be stored",
+            detail=f"{error}.",
+            hint="Cast it first, for example to string.",
+        ) from error
