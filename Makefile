@@ -56,8 +56,9 @@ bench-persist: setup ## persist measured beside bare files and beside Delta Lake
 	$(PY) benchmarks/persist.py
 
 .PHONY: demo
-demo: setup ## write, seal, kill -9, reopen, read as of a past time, verify
+demo: setup ## collections: write, kill -9, read the past, verify; then the same on Spark
 	$(PY) examples/persist_demo.py
+	$(PY) examples/spark_demo.py
 
 .PHONY: requirements
 requirements: setup ## pin requirements*.in again, at the newest versions

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.engine import spark as door
-from penstock.engine.spark import connect, local, map_in_arrow, session
+from penstock.engine.spark import connect, local, session
 from penstock.errors import UsageError
 from tests.fix_spark import MASTER
 
@@ -25,7 +25,7 @@ import os
 import sys
 
 from penstock.cli.logs import FieldsFormatter
-from penstock.engine.spark import local, map_in_arrow, session
+from penstock.engine.spark import local, session
 from penstock.errors import UsageError
 
 handler = logging.StreamHandler()
@@ -81,7 +81,7 @@ def test_a_machine_with_only_python_runs_spark_quietly(folder: Path, no_java: st
 
         spark = session(app_name="quiet")
         frame = spark.range(10)
-        mapped = map_in_arrow(frame, doubled, "id long")
+        mapped = frame.mapInArrow(doubled, "id long")
         print(frame.count(), sum(row.id for row in mapped.collect()))
         spark.sql("CREATE TABLE somewhere AS SELECT 1")
         print(os.environ.get("JAVA_HOME"), os.environ.get("PYSPARK_PYTHON"))
@@ -219,7 +219,7 @@ def test_arrow_batches_are_mapped_without_pandas(spark: SparkSession) -> None:
         yield pa.record_batch([pa.array([rows]), pa.array([os.getpid()])], ["rows", "process"])
 
     schema = "rows long, process long"
-    found = map_in_arrow(spark.range(100, numPartitions=2), counted, schema).collect()
+    found = spark.range(100, numPartitions=2).mapInArrow(counted, schema).collect()
     assert sum(row.rows for row in found) == 100
     assert os.getpid() not in {row.process for row in found}
 

@@ -239,7 +239,7 @@ if limits is not None:
 class _Pushed:
     """Takes over the filters that mean the same here, and gives back the others."""
 
-    __func__ = ds.DataSourceReader.pushFilters
+    __func__ = staticmethod(ds.DataSourceReader.pushFilters)
 
     def __init__(self, columns: pa.Schema, taken: list[Condition]) -> None:
         self._columns = columns

@@ -18,26 +18,23 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext, __version__
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.java import find_java, launcher_home
 from penstock.errors import UsageError
 from penstock.telemetry import fields, logger
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["connect", "local", "map_in_arrow", "session"]
+__all__ = ["connect", "local", "session"]
 
 log = logger("engine")
 
@@ -48,9 +45,6 @@ CONNECT_PORT: Final = 15002
 
 NEWEST_JAVA: Final = 23 if __version__.startswith("4.1.") else None
 """The Hadoop of PySpark 4.1 calls what Java 24 took away; that of 4.2 does not."""
-
-MAP_ARROW: Final = 207
-"""`PythonEvalType.SQL_MAP_ARROW_ITER_UDF`."""
 
 _HERE: Final = Path(__file__).parent
 
@@ -97,27 +91,6 @@ def local(spark: SparkSession) -> bool:
 def connect(spark: SparkSession) -> bool:
     """Whether this is a Spark Connect session: no JVM, no SparkContext, only a line to a server."""
     return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__)
-
-
-def map_in_arrow(
-    frame: DataFrame,
-    function: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]",
-    schema: str,
-) -> DataFrame:
-    """`frame.mapInArrow(function, schema)`, which does not need pandas.
-
-    PySpark 4.1 to 4.3 check for pandas before they map in Arrow, although
-    neither the driver nor the worker then uses it.
-    """
-    if connect(frame.sparkSession):
-        return frame.mapInArrow(function, schema)
-    from pyspark.sql.udf import UserDefinedFunction
-
-    mapped: Any = UserDefinedFunction(function, returnType=schema, evalType=MAP_ARROW)
-    column: Any = mapped(*(frame[name] for name in frame.columns))
-    plan: Any = getattr(frame, "_jdf")  # noqa: B009 - the type has no such attribute.
-    made: DataFrame = DataFrame(plan.mapInArrow(column._jc, False, None), frame.sparkSession)
-    return made
 
 
 def _running() -> SparkSession | None:

@@ -1,0 +1,1 @@
+"""`df.write.format("penstock")`: a job that appends to a collection of the user's own."""

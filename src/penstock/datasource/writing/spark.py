@@ -1,0 +1,84 @@
+"""The writer behind `df.write.format("penstock")`.
+
+Spark makes the writer in one Python process, runs its tasks in others and
+commits in a third. The writer's lock is taken in the first and handed to the
+last, so nobody else writes in between, and the time that the rows get, known
+before the first task, is still the next one when they are committed.
+
+If the driver dies, the lock is left behind; the next job finds the process
+gone and gives it up. If the answer to a commit is lost, Spark reports a failed
+job whose rows may be there: read before writing again.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.errors import InternalError
+from penstock.persist import Appended, Baton, Settings, Staged, take_up
+from penstock.persist.writing.own import check_own, open_for_job, own_collection, own_location
+from penstock.persist.writing.spark import arrow_schema, share_of
+from penstock.persist.writing.task import Share, Written, gathered
+
+__all__ = ["CollectionWriter"]
+
+SETTINGS: Final = Settings(patience_ms=60_000, background=False, notify="")
+
+
+@dataclass
+class _Told(WriterCommitMessage):
+    written: Written
+
+
+class CollectionWriter(DataSourceArrowWriter):
+    """Appends the rows of one job, all at one time."""
+
+    def __init__(
+        self,
+        schema: StructType,
+        *,
+        location: str,
+        collection: str,
+        key: Sequence[str],
+        patience_ms: int,
+    ) -> None:
+        url = own_location(location, collection, settings=SETTINGS)
+        # The job lives as long as what started this process, which is about to end.
+        client = open_for_job(url, patience_ms=patience_ms, settings=SETTINGS, pid=os.getppid())
+        try:
+            check_own(client, collection)
+            target = own_collection(client, collection, arrow_schema(schema), key)
+            self._collection = collection
+            self._upper = target.upper
+            self._time = max(SETTINGS.clock.now_ms(), self._upper)
+            with client.staging() as staging:
+                self._share: Share = share_of(schema, target, staging, time=self._time)
+                self._baton: Baton = client.hand_over(staging)
+        except BaseException:
+            client.close()
+            raise
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: its rows become objects under the staging id."""
+        return _Told(self._share.write(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Link what the tasks wrote, and give the lock back."""
+        told = [message.written for message in messages if isinstance(message, _Told)]
+        with take_up(self._baton, settings=SETTINGS) as client:
+            batch = gathered(told)
+            target = client.collection(self._collection)
+            appended = target.compare_and_append(Staged(batch), self._upper, self._time + 1)
+            if not isinstance(appended, Appended):
+                raise InternalError(
+                    f'upper of collection "{self._collection}" moved under our lock'
+                )
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Give the lock back; what was written is garbage."""
+        take_up(self._baton, settings=SETTINGS).close()
