@@ -3,9 +3,18 @@
 Starting costs 5 to 20 seconds, so there is one in a run, and only if a test
 asks for it. Such tests carry the marker `spark`: `-m "not spark"` leaves out
 every one that starts a JVM.
+
+Beside it there is `cluster`, for what only happens where executors are
+processes of their own. It runs in another process, `spark/on_cluster.py`.
 """
 
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -25,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        if {"spark", "cluster"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.spark)
 
 
@@ -61,3 +70,58 @@ def end(spark: "SparkSession") -> None:
     gateway.proc.stdin.close()
     gateway.proc.wait(JVM_ENDS_WITHIN_S)
     SparkContext._gateway = SparkContext._jvm = None
+
+
+@dataclass
+class Cluster:
+    """A session on `local-cluster` in a process of its own."""
+
+    process: "subprocess.Popen[bytes]"
+
+    def run(self, name: str, **arguments: Any) -> Any:
+        """Have it do what `on_cluster.py` knows under that name."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        pickle.dump((name, arguments), self.process.stdin)
+        self.process.stdin.flush()
+        kind, answer = pickle.load(self.process.stdout)
+        assert kind == "answer", answer
+        return answer
+
+    def end(self) -> None:
+        """Let it stop its session and be gone, with its JVM and the executors."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(JVM_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two executors of one core each, with speculation on."""
+    import pyspark
+
+    folder = tmp_path_factory.mktemp("cluster")
+    # Executors leave their files in SPARK_HOME/work; so it is one of our own, of links.
+    home = folder / "home"
+    home.mkdir()
+    for each in Path(pyspark.__file__).parent.iterdir():
+        if each.name != "work":
+            (home / each.name).symlink_to(each)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.on_cluster"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "SPARK_HOME": str(home), "XDG_CACHE_HOME": str(folder / "cache")},
+    )
+    made = Cluster(process)
+    try:
+        yield made
+    finally:
+        made.end()

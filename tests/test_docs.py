@@ -24,6 +24,17 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def on_spark(page: Path) -> bool:
+    return any("penstock.spark" in block for _, block in blocks_to_run(page))
+
+
+def blocks_to_run(page: Path) -> Iterator[tuple[int, str]]:
+    """The ```python run blocks of a page, each with the line before it."""
+    text = page.read_text()
+    for block in re.finditer(r"^```python run\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield text[: block.start(1)].count("\n"), block[1]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_relative_links_lead_somewhere(page: Path):
     assert [link for link in links(page) if not leads_somewhere(page, link)] == []
@@ -34,9 +45,20 @@ def test_every_page_can_be_reached_from_the_readme():
     assert pages - reachable_from(ROOT / "README.md") == set()
 
 
-@pytest.mark.parametrize("page", RUN_PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [p for p in RUN_PAGES if not on_spark(p)], ids=name_of)
 def test_code_marked_run_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    run(page)
+
+
+@pytest.mark.usefixtures("spark")  # The session that pages find running, and use as it is.
+@pytest.mark.parametrize("page", [p for p in RUN_PAGES if on_spark(p)], ids=name_of)
+def test_code_marked_run_runs_on_spark(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run(page)
+
+
+def run(page: Path) -> None:
     names = {"__name__": "__main__"}
     for line, block in blocks_to_run(page):
         code = ast.increment_lineno(ast.parse(block), line)
@@ -119,10 +141,3 @@ def glossary() -> list[str]:
     page = (ROOT / "docs/reference/glossary.md").read_text()
     _, _, table = page.partition("|---|---|---|\n")
     return [row.split(" | ")[0].strip("| †") for row in table.splitlines()]
-
-
-def blocks_to_run(page: Path) -> Iterator[tuple[int, str]]:
-    """The ```python run blocks of a page, each with the line before it."""
-    text = page.read_text()
-    for block in re.finditer(r"^```python run\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield text[: block.start(1)].count("\n"), block[1]

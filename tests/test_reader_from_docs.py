@@ -19,6 +19,8 @@ import penstock.errors
 import penstock.persist.errors
 from penstock import persist
 from penstock.cli.main import app
+from penstock.data.shown import _SMALL, native
+from penstock.datasource import options
 from penstock.durable import Log, open_blob
 from penstock.durable.log import entry_key
 from penstock.persist import encoding, state
@@ -408,6 +410,68 @@ def test_the_page_on_python_lists_the_fields_of_values():
         assert told == [field.name for field in dataclasses.fields(kind)]
 
 
+def test_the_page_on_spark_lists_every_function():
+    import penstock.spark as ps
+
+    told = [cells[0].strip("`") for cells in table_rows("spark.md", "Call") if "(" in cells[0]]
+    found = [signature(getattr(ps, name), name) for name in ps.__all__]
+    # The clock is for tests.
+    assert sorted(told) == sorted(re.sub(r", clock=<.*?>", "", each) for each in found)
+
+
+OPTIONS = {
+    "Read": options._COMMON + options._BATCH,
+    "Stream": options._COMMON + options._STREAM,
+    "Write": getattr(options, "_WRITE", ()),
+}
+
+
+@pytest.mark.parametrize("heading", OPTIONS)
+def test_the_page_on_spark_lists_every_option_to(heading):
+    told = re.findall(r"^\| `(\w+)` \|", section("spark.md", heading), re.MULTILINE)
+    assert told == list(OPTIONS[heading])
+
+
+@pytest.mark.parametrize("heading", OPTIONS)
+def test_the_page_on_spark_tells_the_default_of_every_option_to(heading):
+    parse = options.parse_write if heading == "Write" else options.parse
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", section("spark.md", heading), re.MULTILINE)
+    required = {name: "1" for name, default in rows if default == "required"}
+    for name, default in rows:
+        if default == "required":
+            lacking = {each: "1" for each in required if each != name}
+            # What is no stream without startAt is a batch.
+            assert name == "startAt" or raises_usage(parse, lacking), name
+        elif default != "none":
+            assert parse({**required, name: default.strip("`")}) == parse(required), name
+
+
+def raises_usage(function: Any, *given: Any) -> bool:
+    with pytest.raises(penstock.errors.UsageError):
+        function(*given)
+    return True
+
+
+def test_the_page_on_spark_tells_the_type_that_spark_shows():
+    from penstock.persist.spark import _spark_schema
+
+    rows = table_rows("spark.md", "Arrow")
+    kinds = [eval(arrow.strip("`"), {"pa": pa}) for arrow, _, _ in rows]
+    for kind, (_, told, natively) in zip(kinds, rows, strict=True):
+        columns = pa.schema([("c", kind)])
+        assert _spark_schema(columns).simpleString() == f"struct<c:{told.strip('`')}>"
+        assert natively == ("yes" if native(columns) else "no")
+    assert set(_SMALL) - set(kinds) == set()
+
+
+def test_the_page_on_spark_tells_what_is_set_on_each_read():
+    from penstock.persist.spark import BROADCAST_ROWS, PER_READ
+
+    page = section("spark.md", "What is set on each read")
+    assert dict(re.findall(r"^\| `(\S+)` \| `(\w+)` \|", page, re.MULTILINE)) == PER_READ
+    assert f"{BROADCAST_ROWS:_}" in (REFERENCE / "spark.md").read_text()
+
+
 def public(kind: type) -> set[str]:
     """The methods of a class with their signatures, and its properties."""
     found: set[str] = set()
@@ -419,7 +483,11 @@ def public(kind: type) -> set[str]:
         elif inspect.isfunction(member):
             found.add(signature(member, name))
     # For the rooms beside it.
-    return found - {"committer", "piece(updates, *, expected=None, upper=None, time=None)"}
+    return found - {
+        "committer",
+        "piece(updates, *, expected=None, upper=None, time=None)",
+        "share_staged(batch)",
+    }
 
 
 def signature(function: Any, name: str) -> str:

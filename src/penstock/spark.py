@@ -11,6 +11,7 @@ will read until nothing refers to it any more.
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
 from urllib.parse import unquote
 
@@ -240,7 +241,7 @@ def _scanner(spark: SparkSession, url: str, reading: Reading) -> Scanner:
     )
 
 
-# Spark finds format("penstock") by itself where Penstock is installed; a session that
-# began otherwise learns of it here.
-if (_active := SparkSession.getActiveSession()) is not None:
+# Where Penstock is installed Spark finds format("penstock") by itself; where it is only on
+# the path, a session learns of it here. To register what was found draws a warning.
+if find_spec("pyspark_penstock") is None and (_active := SparkSession.getActiveSession()):
     register(_active)

@@ -15,9 +15,11 @@ Spark's own Parquet reader gives most of these by itself; the others have to
 be read by us (`native` tells which).
 """
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
-__all__ = ["native", "shown", "shown_type"]
+__all__ = ["native", "show", "shown", "shown_type"]
 
 
 def shown(schema: pa.Schema) -> pa.Schema:
@@ -25,20 +27,36 @@ def shown(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, shown_type(f.type), f.nullable) for f in schema])
 
 
+def show(rows: pa.Table) -> pa.Table:
+    """`rows` in types that Spark has."""
+    # Arrow knows no way from time32 to int64 but by int32.
+    halfway = [pa.field(f.name, _leaves(f.type, _halfway), f.nullable) for f in rows.schema]
+    return rows.cast(pa.schema(halfway)).cast(shown(rows.schema))
+
+
 def shown_type(kind: pa.DataType) -> pa.DataType:
     """The type under which Spark shows values of `kind`."""
-    if pa.types.is_struct(kind):
-        return pa.struct([(inner.name, shown_type(inner.type)) for inner in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(shown_type(kind.key_type), shown_type(kind.item_type))
-    if pa.types.is_nested(kind):
-        return pa.list_(shown_type(kind.value_type))
-    return _leaf(kind)
+    return _leaves(kind, _leaf)
 
 
 def native(schema: pa.Schema) -> bool:
     """Whether Spark's own Parquet reader shows these columns so."""
     return all(_native(field.type) for field in schema)
+
+
+def _leaves(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """`kind`, with each type in it that holds no other made another by `leaf`."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(inner.name, _leaves(inner.type, leaf)) for inner in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_leaves(kind.key_type, leaf), _leaves(kind.item_type, leaf))
+    if pa.types.is_nested(kind):
+        return pa.list_(_leaves(kind.value_type, leaf))
+    return leaf(kind)
+
+
+def _halfway(kind: pa.DataType) -> pa.DataType:
+    return pa.int32() if pa.types.is_time32(kind) else kind
 
 
 def _leaf(kind: pa.DataType) -> pa.DataType:

@@ -14,10 +14,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Condition", "Test", "filtered", "takes"]
+__all__ = ["Asks", "Condition", "filtered", "takes"]
 
 
-class Test(Enum):
+class Asks(Enum):
     """What a condition asks."""
 
     EQUAL = "equal"
@@ -33,7 +33,7 @@ class Test(Enum):
 class Condition:
     """One condition on one column, or its negation; of a null neither holds, but NULL."""
 
-    test: Test
+    asks: Asks
     column: str
     values: tuple[Any, ...] = ()
     negated: bool = False
@@ -43,7 +43,7 @@ def takes(condition: Condition, schema: pa.Schema) -> bool:
     """Whether Arrow answers `condition` on rows of `schema` just as Spark does."""
     if schema.names.count(condition.column) != 1:
         return False
-    if condition.test is Test.NULL:
+    if condition.asks is Asks.NULL:
         return True
     kind = schema.field(condition.column).type
     return all(_exact(value, kind) for value in condition.values)
@@ -77,12 +77,12 @@ _PYTHON: Final = {
 
 def _mask(column: pa.ChunkedArray, condition: Condition) -> pa.ChunkedArray:
     kind = column.type
-    if condition.test is Test.NULL:
+    if condition.asks is Asks.NULL:
         return pc.is_valid(column) if condition.negated else pc.is_null(column)
-    if condition.test is Test.AMONG:
+    if condition.asks is Asks.AMONG:
         holds = pc.is_in(column, value_set=pa.array(condition.values, kind))
     else:
-        holds = getattr(pc, condition.test.value)(column, pa.scalar(condition.values[0], kind))
+        holds = getattr(pc, condition.asks.value)(column, pa.scalar(condition.values[0], kind))
     if condition.negated:
         holds = pc.and_(pc.is_valid(column), pc.invert(pc.fill_null(holds, False)))
     return holds

@@ -143,7 +143,8 @@ class Follower:
 
     def plan(self, start: Offset, end: Offset) -> list[Task]:
         """The tasks that give what lies between two offsets."""
-        start = begun_at(start, end)
+        if start == self._initial:
+            start = begun_at(start, end)
         self._check(start)
         self._check(end)
         if end.upper <= start.upper:

@@ -8,6 +8,8 @@ From 4.2 on Spark tells a stream where a batch begins and how much it may take;
 4.1 asks only how far there is something new.
 """
 
+import signal
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -20,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from penstock.data.shown import shown
 from penstock.datasource.contents import Contents, find_contents, plan_contents
-from penstock.datasource.filters import Condition, Test, filtered, takes
+from penstock.datasource.filters import Asks, Condition, filtered, takes
 from penstock.datasource.follow import Followed, Follower, find_followed
 from penstock.datasource.options import BatchOptions, StreamOptions, parse
 from penstock.datasource.reading import Task, rows_of, updates_of
@@ -182,6 +184,8 @@ class ChangesReader(ds.DataSourceStreamReader):
     def _follower(self) -> Follower:
         """Opened by the one process that follows; the others only read."""
         if self._opened is None:
+            # Spark ends this process by a signal; so that `stop` is called all the same.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             self._opened = Follower(self._followed, self._options)
         return self._opened
 
@@ -254,12 +258,12 @@ class _Pushed:
                 yield each
 
 
-_TESTS: Final[dict[type[ds.Filter], Test]] = {
-    ds.EqualTo: Test.EQUAL,
-    ds.LessThan: Test.LESS,
-    ds.LessThanOrEqual: Test.LESS_EQUAL,
-    ds.GreaterThan: Test.GREATER,
-    ds.GreaterThanOrEqual: Test.GREATER_EQUAL,
+_TESTS: Final[dict[type[ds.Filter], Asks]] = {
+    ds.EqualTo: Asks.EQUAL,
+    ds.LessThan: Asks.LESS,
+    ds.LessThanOrEqual: Asks.LESS_EQUAL,
+    ds.GreaterThan: Asks.GREATER,
+    ds.GreaterThanOrEqual: Asks.GREATER_EQUAL,
 }
 
 
@@ -268,11 +272,11 @@ def _condition(given: ds.Filter, *, negated: bool = False) -> Condition | None:
         case ds.Not(child=child) if not negated:
             return _condition(child, negated=True)
         case ds.IsNull(attribute=(name,)):
-            return Condition(Test.NULL, name, negated=negated)
+            return Condition(Asks.NULL, name, negated=negated)
         case ds.IsNotNull(attribute=(name,)):
-            return Condition(Test.NULL, name, negated=not negated)
+            return Condition(Asks.NULL, name, negated=not negated)
         case ds.In(attribute=(name,), value=values):
-            return Condition(Test.AMONG, name, tuple(values), negated=negated)
+            return Condition(Asks.AMONG, name, tuple(values), negated=negated)
         case (
             ds.EqualTo(attribute=(name,), value=value)
             | ds.LessThan(attribute=(name,), value=value)

@@ -85,8 +85,8 @@ class Offset:
 
 
 def begun_at(start: Offset, end: Offset) -> Offset:
-    """Where the batch that ends at `end` began: of a first batch, what its end says."""
-    if not start.fresh or end.begins is None:
+    """Where a first batch that ends at `end` began, whatever its beginning is said to be now."""
+    if end.begins is None:
         return start
     return Offset(
         collection=start.collection, upper=end.begins, begins=end.begins, snapshot=end.snapshot

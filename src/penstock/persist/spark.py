@@ -36,7 +36,7 @@ from pyspark.sql import types as T  # noqa: N812 - likewise.
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.data import DIFF, TIME
-from penstock.data.shown import native, shown
+from penstock.data.shown import native, show, shown
 from penstock.durable import Blob
 from penstock.errors import Corruption, UsageError
 from penstock.persist.batch import Batches, Slice, defaults_of
@@ -138,8 +138,7 @@ class Scanner:
         rows = pa.concat_tables(
             [self.batches.slice_rows(collection, each, schema) for each in slices]
         )
-        stored = shown(stored_columns_of(schema))
-        return self.spark.createDataFrame(rows.cast(stored), _spark_schema(stored))
+        return self.spark.createDataFrame(show(rows), _spark_schema(rows.schema))
 
     def _far(
         self, collection: CollectionState, slices: list[Slice], schema: SchemaVersion
@@ -166,16 +165,15 @@ class Scanner:
         """The same, read by tasks through our own store."""
         url = self.url
         light = replace(collection, batches=())
-        stored = shown(stored_columns_of(schema))
 
         def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
                 chosen = [slices[number] for number in batch.column(0).to_pylist()]
                 for table in read_slices(url, light, chosen, schema):
-                    yield from table.cast(stored).to_batches(ROWS_AT_ONCE)
+                    yield from show(table).to_batches(ROWS_AT_ONCE)
 
         numbers = self.spark.range(0, len(slices), 1, min(len(slices), 1_000))
-        return numbers.mapInArrow(read, _spark_schema(stored))
+        return numbers.mapInArrow(read, _spark_schema(stored_columns_of(schema)))
 
     def _check_footers(self, parts: Sequence[Stored]) -> None:
         """Spark trusts a footer; so it must be the one that was written."""
@@ -263,14 +261,16 @@ def shown_field(schema: SchemaVersion, name: str) -> pa.Field:
 def _net(updates: DataFrame, names: Sequence[str]) -> DataFrame:
     """What the updates come to: each row once, with the sum of its diffs, if that is not nothing.
 
-    SUBTLE: Spark takes 0.0 and -0.0 for one value, and maps for equal whatever their
-    order; we do not. So what tells them apart is grouped by too, and put back.
+    SUBTLE: Spark takes 0.0 and -0.0 for one value; we do not. So what tells them apart
+    is grouped by too, and put back. Grouping by a map sorts it, and that makes values of
+    nulls; so maps are grouped by as lists of their entries, which keeps their order too.
     """
     by: list[Column] = []
     sums: list[Column] = []
     back: list[Column] = []
     for i, (name, field) in enumerate(zip(names, updates.schema, strict=False)):
-        by.append(_quoted(name))
+        plain = _without_maps(_quoted(name), field.dataType)
+        by.append(_quoted(name) if plain is None else plain.alias(f"plain{i}"))
         mark = _mark(field)
         if mark is None:
             back.append(_quoted(name))
@@ -316,6 +316,30 @@ def _mark(field: T.StructField) -> Column | None:
     if _holds(field.dataType, (T.FloatType, T.DoubleType, T.MapType)):
         return column.cast("string")
     return None
+
+
+def _without_maps(column: Column, kind: T.DataType) -> Column | None:
+    """The value with lists of entries instead of maps; None if there are no maps in it."""
+    if not _holds(kind, (T.MapType,)):
+        return None
+    match kind:
+        case T.MapType():
+            entries = T.StructType().add("key", kind.keyType).add("value", kind.valueType)
+            listed = F.map_entries(column)
+            inner = _without_maps(listed, T.ArrayType(entries))
+            return listed if inner is None else inner
+        case T.ArrayType(elementType=element):
+            return F.transform(column, lambda each: _plain(each, element))
+        case T.StructType():
+            fields = [_plain(column[f.name], f.dataType).alias(f.name) for f in kind]
+            return F.when(column.isNotNull(), F.struct(*fields))
+        case _:
+            return None
+
+
+def _plain(column: Column, kind: T.DataType) -> Column:
+    plain = _without_maps(column, kind)
+    return column if plain is None else plain
 
 
 def _holds(kind: T.DataType, kinds: tuple[type[T.DataType], ...]) -> bool:

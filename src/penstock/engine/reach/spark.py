@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.durable import normal
 from penstock.engine.spark import connect, local
@@ -29,6 +29,8 @@ log = logger("engine")
 PROBES: Final = 16
 """How many tasks look for the nonce where the number of slots is not known."""
 
+
+LOOKED: Final = "host string, seen boolean"
 
 PATTERN: Final = frozenset("*?[]{}\\")
 """What makes a path a pattern in Spark's eyes."""
@@ -135,15 +137,22 @@ def _looks(spark: SparkSession, path: str, nonce: str) -> list[tuple[str, bool]]
             hosts, all_seen = [socket.gethostname()] * batch.num_rows, [seen] * batch.num_rows
             yield pa.record_batch([hosts, all_seen], names=["host", "seen"])
 
-    slots = PROBES if connect(spark) else spark.sparkContext.defaultParallelism
-    numbers = spark.range(0, slots, 1, slots)
-    try:
-        # All at once, so that every executor has its share.
-        rows = numbers.mapInArrow(look, "host string, seen boolean", barrier=True).collect()
-    except PySparkException:
-        # Not possible with dynamic allocation or on a busy cluster; then those that come.
-        rows = numbers.mapInArrow(look, "host string, seen boolean").collect()
-    return [(row["host"], row["seen"]) for row in rows]
+    looked: list[Any] | None = None
+    slots = PROBES
+    if not connect(spark):
+        slots = spark.sparkContext.defaultParallelism
+        try:
+            # All at once, so that every executor has its share.
+            looked = _probes(spark, slots).mapInArrow(look, LOOKED, barrier=True).collect()
+        except PySparkException:
+            pass  # Not possible with dynamic allocation; then those that come.
+    if looked is None:
+        looked = _probes(spark, slots).mapInArrow(look, LOOKED).collect()
+    return [(row["host"], row["seen"]) for row in looked]
+
+
+def _probes(spark: SparkSession, slots: int) -> DataFrame:
+    return spark.range(0, slots, 1, slots)
 
 
 def _session_id(spark: SparkSession) -> str:

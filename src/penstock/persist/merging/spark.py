@@ -20,6 +20,7 @@ task, for Spark to try again elsewhere.
 """
 
 import pickle
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ SAMPLED: Final = "count long, rows binary, failure binary"
 CUT: Final = "range int, rows binary, failure binary"
 MERGED: Final = "range int, batch binary, distinct boolean, failure binary"
 
-Batches = Iterator[pa.RecordBatch]
+ArrowBatches = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class _Job:
         url, collection, bundles, since = self.url, self.collection, self.bundles, self.since
         each = -(-SAMPLES_PER_RANGE * ranges // len(bundles))
 
-        def sampled(numbers: Batches) -> Batches:
+        def sampled(numbers: ArrowBatches) -> ArrowBatches:
             for number in _numbers(numbers):
                 with _caught() as failure:
                     count, rows = sample_slices(
@@ -144,7 +145,7 @@ class _Job:
         """What each range came to, in order; and whether its rows at since are distinct."""
         url, collection, bundles, since = self.url, self.collection, self.bundles, self.since
 
-        def cut(numbers: Batches) -> Batches:
+        def cut(numbers: ArrowBatches) -> ArrowBatches:
             for number in _numbers(numbers):
                 with _caught() as failure:
                     for at, rows in cut_slices(
@@ -154,7 +155,7 @@ class _Job:
                 if failure:
                     yield _row(CUT, 0, None, failure[0])
 
-        def reduced(chunks: Batches) -> Batches:
+        def reduced(chunks: ArrowBatches) -> ArrowBatches:
             gathered: dict[int, list[bytes]] = {}
             failures: list[bytes] = []
             for batch in chunks:
@@ -190,7 +191,9 @@ class _Job:
             for row in sorted(told, key=lambda row: int(row["range"]))
         ]
 
-    def _by_bundle(self, function: Callable[[Batches], Batches], schema: str) -> DataFrame:
+    def _by_bundle(
+        self, function: Callable[[ArrowBatches], ArrowBatches], schema: str
+    ) -> DataFrame:
         count = len(self.bundles)
         return self.spark.range(0, count, 1, count).mapInArrow(function, schema)
 
@@ -216,7 +219,7 @@ def _size(part: Part) -> int:
     return len(part.rows) if isinstance(part, Inline) else part.size
 
 
-def _numbers(batches: Batches) -> Iterator[int]:
+def _numbers(batches: ArrowBatches) -> Iterator[int]:
     for batch in batches:
         yield from batch.column(0).to_pylist()
 
@@ -276,10 +279,15 @@ def _failing_as_ours(collection: CollectionState, url: str) -> Iterator[None]:
 
 
 def _reason(text: str) -> str:
-    """The line of a failure's text that names an error, or its first."""
-    lines = [line.strip() for line in text.strip().splitlines()] or ["Spark says nothing"]
-    told = [line for line in lines if line.partition(":")[0].startswith("penstock.")]
-    return f"{(told or lines)[0].rstrip('.')}."
+    """What a Python worker raised, if the text tells; else its first line."""
+    raised = _RAISED.findall(text.partition("JVM stacktrace")[0])
+    first = text.strip().partition("\n")[0] or "Spark says nothing"
+    return f"{(raised[-1] if raised else first).rstrip('.')}."
+
+
+_RAISED: Final = re.compile(
+    r"^(?!org\.|java\.|py4j\.)(?:\w+\.)*\w*(?:[Ee]rror|Exception|Arrow\w+): .+", re.MULTILINE
+)
 
 
 @contextmanager

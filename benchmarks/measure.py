@@ -1,0 +1,105 @@
+"""What benchmarks share: figures, sides measured in turn, and how results are told.
+
+Both sides of a figure are measured in one run, in turn (ours, theirs, theirs,
+ours, …), so that a disturbed machine disturbs both; what is compared are
+medians. Each figure is a line for people as it comes, and the last line is one
+JSON object for machines.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Figure", "Measured", "in_turn", "main", "medians"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One figure, and the medians it was made from; no value if it could not be measured."""
+
+    value: float | None
+    shown: str
+    raw: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One of the figures: how it is measured, and what we aim at."""
+
+    measure: Callable[[Any], Measured]
+    aim: str
+    met: Callable[[float], bool]
+
+
+def in_turn(
+    repetitions: int, ours: Callable[[], float], theirs: Callable[[], float]
+) -> tuple[list[float], list[float]]:
+    """What each gave, called in turn; who goes first changes every time."""
+    found: tuple[list[float], list[float]] = ([], [])
+    sides = ((ours, found[0]), (theirs, found[1]))
+    for number in range(repetitions):
+        for call, results in sides if number % 2 == 0 else sides[::-1]:
+            results.append(call())
+    return found
+
+
+def medians(sides: tuple[list[float], list[float]]) -> tuple[float, float]:
+    """The middle of each side."""
+    return statistics.median(sides[0]), statistics.median(sides[1])
+
+
+def main(
+    title: str,
+    figures: Mapping[str, Figure],
+    prepare: Callable[[Path, bool], AbstractContextManager[Any]],
+) -> None:
+    """Measure what the command line asks for, one figure after the other, on what `prepare` gives.
+
+    `prepare` gets an empty folder, which is removed at the end, and whether to be quick.
+    """
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--dir", type=Path, help="measure on this folder's disk [build/]")
+    parser.add_argument("--quick", action="store_true", help="less of everything, rougher figures")
+    parser.add_argument("--only", action="append", choices=figures, help="just this; repeatable")
+    asked_for = parser.parse_args()
+    parent = asked_for.dir or Path(__file__).resolve().parent.parent / "build"
+    parent.mkdir(parents=True, exist_ok=True)
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    rough = "; quick: rough" if asked_for.quick else ""
+    print(f"{os.cpu_count()} cores, load {load}{rough}", flush=True)
+    values: dict[str, float | None] = {}
+    raw: dict[str, Any] = {"quick": asked_for.quick, "load_at_start": os.getloadavg()[0]}
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=parent.resolve()) as folder,
+        prepare(Path(folder), asked_for.quick) as bench,
+    ):
+        for name in asked_for.only or figures:
+            begun = time.perf_counter()
+            measured = figures[name].measure(bench)
+            values[name] = None if measured.value is None else round(measured.value, 3)
+            raw[name] = {what: _rounded(value) for what, value in measured.raw.items()}
+            print(_line(name, figures[name], measured, time.perf_counter() - begun), flush=True)
+    print(json.dumps({**values, "raw": raw}))
+
+
+def _line(name: str, figure: Figure, measured: Measured, took_s: float) -> str:
+    if measured.value is None:
+        return f"{name}: not measured: {measured.shown}"
+    met = "met" if figure.met(measured.value) else "MISSED"
+    return (
+        f"{name}: {measured.shown}; ratio {measured.value:.3f}; aim {figure.aim}: {met} "
+        f"({took_s:.0f} s)"
+    )
+
+
+def _rounded(value: Any) -> Any:
+    """Three places, of which the last is noise."""
+    return round(value, 3) if isinstance(value, float) else value

@@ -1,0 +1,69 @@
+"""`penstock compact` starts Spark for a merge that needs it, and for none other."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock.cli.compact as verb
+import penstock.persist as persist
+from penstock.errors import UsageError
+from tests.cli.test_verbs import penstock
+from tests.persist.shop import SCHEMA, by_hand
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Two batches of rows that could be one."""
+    made = f"file:{tmp_path / 'data'}"
+    with persist.open(made, writer="w", settings=by_hand()) as client:
+        rows = client.create_or_load("rows", schema=SCHEMA, key_columns=("k",))
+        for upper in (1, 2):
+            updates = [({"k": f"{upper} {i}", "n": i}, upper - 1, 1) for i in range(1_000)]
+            rows.compare_and_append(updates, upper - 1, upper)
+    return made
+
+
+def batches(url: str) -> int:
+    with persist.open(url, hold=False) as client:
+        return len(client.collection("rows").state.batches)
+
+
+def test_a_small_merge_starts_no_spark_even_if_a_master_is_named(url):
+    # Nobody listens there: to start Spark with it would fail.
+    told = penstock("compact", url, "--master", "spark://127.0.0.1:1")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "2 batches of 2000 updates became 1 of 2000" in told.stdout
+    assert batches(url) == 1
+
+
+def test_the_command_line_does_not_import_spark():
+    asked = "import sys, penstock.cli.main; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asked], timeout=60, check=False).returncode == 0
+
+
+def test_a_merge_too_big_for_this_process_is_done_by_spark_and_says_so(
+    spark, url, monkeypatch, capsys
+):
+    monkeypatch.setattr(verb, "SETTINGS", by_hand(merge_bytes=1_000, part_bytes=10_000))
+    verb.compact(url, master=spark.sparkContext.master)
+    told = capsys.readouterr()
+    assert 'merging by Spark: collection "rows" has ' in told.err
+    assert "this process merges up to 1000" in told.err
+    assert "2 batches of 2000 updates became 1 of 2000" in told.out
+    assert batches(url) == 1
+    assert penstock("verify", url).returncode == 0
+    # What one batch holds already needs no merge, however big it is.
+    verb.compact(url, master="spark://127.0.0.1:1")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_master_that_does_not_exist_is_an_error_and_changes_nothing(
+    spark, url, monkeypatch, capsys
+):
+    monkeypatch.setattr(verb, "SETTINGS", by_hand(merge_bytes=1_000))
+    with pytest.raises(UsageError, match="not with"):
+        verb.compact(url, master="local[17]")
+    assert "merging by Spark" in capsys.readouterr().err
+    assert batches(url) == 2

@@ -1,0 +1,364 @@
+"""A follower, driven as Spark drives it: what a batch covers is written down before it runs."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import persist
+from penstock.datasource.follow import Follower, find_followed
+from penstock.datasource.options import StreamOptions
+from penstock.datasource.reading import updates_of
+from penstock.datasource.stream import Offset
+from penstock.errors import Fenced, UsageError
+from penstock.persist import Client, Collection, NotYetComplete, SinceError
+from penstock.persist.holds import list_holds
+from tests.datasource.test_reading import new_url, values
+from tests.persist.model import ModelCollection, Version
+from tests.persist.shop import SCHEMA, by_hand
+from tests.persist.test_scan import GROWN, act, seal, write
+
+seeds = count()
+
+
+class Query:
+    """A streaming query with its checkpoint; it can be killed at any point and started again."""
+
+    def __init__(self, url: str, *, limit: int | None = None, old: bool = False, **options: Any):
+        self.options = StreamOptions(
+            location=url, collection="rows", max_rows=limit, **{"start_at": "latest", **options}
+        )
+        self.limit = limit
+        self.old = old
+        self.offsets: list[dict[str, Any]] = []
+        self.given: list[list[tuple[Any, ...]]] = []
+        self.follower: Follower | None = None
+        self.killed: list[Follower] = []
+
+    def start(self) -> "Query":
+        """Start it; one that ran before is as if it had been killed, and lets go of nothing."""
+        chance = random.Random(next(seeds))
+        self.follower = Follower(
+            find_followed(self.options), self.options, settings=by_hand(chance=chance)
+        )
+        self.killed.append(self.follower)
+        self.initial: dict[str, Any] | None = None
+        return self
+
+    def step(self, until: str = "") -> bool:
+        """One batch, or what of it is done when `until` has happened; whether there was one."""
+        follower = self.follower
+        assert follower is not None
+        if len(self.offsets) == len(self.given):
+            if self.old:
+                end = follower.latest_of_all().to_json()
+            else:
+                end = follower.latest(Offset.from_json(self.begin()), self.limit).to_json()
+            # Where a source does not hear of the start, a first batch may hold nothing.
+            if end == (self.offsets[-1] if self.offsets else None if self.old else self.begin()):
+                return False
+            self.offsets.append(end)
+            if until == "logged":
+                return True
+            if len(self.offsets) > 1:
+                follower.committed(Offset.from_json(self.offsets[-2]))
+        start = self.offsets[-2] if len(self.offsets) > 1 else self.begin(first=True)
+        tasks = follower.plan(Offset.from_json(start), Offset.from_json(self.offsets[-1]))
+        if until == "planned":
+            return True
+        self.given.append([u for t in tasks for some in updates_of(t) for u in values(some)])
+        return True
+
+    def begin(self, *, first: bool = False) -> dict[str, Any]:
+        if self.offsets and not first:
+            return self.offsets[-1]
+        assert self.follower is not None
+        self.initial = self.initial or self.follower.initial().to_json()
+        return self.initial
+
+    def finish(self) -> None:
+        while self.step():
+            pass
+
+    def stop(self) -> None:
+        if self.follower is not None:
+            self.follower.stop()
+            self.follower = None
+
+    def sums(self, as_of: int) -> "Counter[Any]":
+        """What was given up to a time, added up."""
+        found: Counter[Any] = Counter()
+        for *row, time, diff in (update for batch in self.given for update in batch):
+            if time <= as_of:
+                found[tuple(row)] += diff
+        return Counter({row: n for row, n in found.items() if n})
+
+
+@contextmanager
+def shop(**changed: Any) -> Iterator[tuple[str, Client, Collection]]:
+    url = new_url()
+    with persist.open(url, writer="w", settings=by_hand(**changed)) as client:
+        yield url, client, client.create_or_load("rows", schema=SCHEMA, key_columns=("k",))
+
+
+def put(table: Collection, *updates: tuple[Any, ...], upper: int) -> None:
+    table.write([({"k": k, "n": n}, time, diff) for k, n, time, diff in updates])
+    table.seal(upper).result()
+
+
+steps = st.sampled_from([None, "", "", "logged", "planned", "kill", "restart"])
+grow = st.tuples(write, seal)
+forget = st.sampled_from([(), (("allow", 99), ("upkeep",), ("compact",))])
+rounds = st.tuples(grow, steps, forget, steps)
+lives = st.lists(rounds, min_size=1, max_size=8).map(lambda life: [e for r in life for e in r])
+
+
+@given(
+    lives,
+    st.booleans(),
+    st.sampled_from([None, 1, 3]),
+    st.sampled_from([0, 10_000]),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_each_change_is_given_once_whenever_a_query_is_killed(life, snapshot, limit, inline, old):
+    """With a durable hold, and compaction as fast as it may."""
+    model = ModelCollection([Version(0, ("k", "n"))])
+    with shop(inline_bytes=inline, fan_in=2) as (url, client, table):
+        query = Query(url, limit=None if old else limit, old=old, snapshot=snapshot, owner="q")
+        query.start()
+        for each in life:
+            if each in ("kill", "restart"):
+                if each == "restart":
+                    query.stop()
+                query.start()
+            elif isinstance(each, str):
+                query.step(each)
+                if each in ("logged", "planned"):
+                    # Killed, and its lease has run out: the durable hold must do.
+                    query.stop()
+                    query.start()
+            else:
+                for action in each or ():
+                    act(client, table, model, *action)
+        query.start().finish()
+        begins = query.offsets[0]["begins"] if query.offsets else 0
+        before = model.contents(begins - 1) if begins and not snapshot else Counter()
+        if query.offsets:
+            assert query.offsets[-1]["upper"] == model.upper
+            for as_of in range(begins, model.upper):
+                expected = model.contents(as_of)
+                expected.subtract(before)
+                assert query.sums(as_of) == Counter({r: n for r, n in expected.items() if n})
+        query.stop()
+
+
+def test_admission_is_by_rows_and_by_whole_times():
+    with shop() as (url, _, table):
+        put(table, *[("a", n, n, 1) for n in range(4)], upper=4)
+        put(table, ("b", 1, 6, 1), ("b", 2, 6, 1), ("b", 3, 6, 1), ("b", 4, 9, 1), upper=20)
+        query = Query(url, limit=2, start_at="0", snapshot=False).start()
+        query.finish()
+        assert [len(batch) for batch in query.given] == [2, 1, 3, 1]
+        assert [each["upper"] for each in query.offsets] == [3, 6, 9, 20]
+        query.stop()
+
+
+def test_the_snapshot_comes_first_at_the_time_a_stream_starts_at():
+    with shop() as (url, _, table):
+        put(table, ("a", 1, 1, 1), ("a", 1, 2, -1), ("b", 1, 2, 2), upper=4)
+        query = Query(url, start_at="3").start()
+        query.finish()
+        assert query.given == [[("b", 1, 3, 2)]]
+        query.stop()
+
+
+def test_a_stream_may_start_at_a_time_that_is_still_to_come():
+    with shop() as (url, _, table):
+        put(table, ("a", 1, 1, 1), upper=2)
+        query = Query(url, start_at="5").start()
+        assert not query.step()
+        put(table, ("a", 2, 5, 1), ("a", 3, 6, 1), upper=7)
+        query.finish()
+        assert query.given == [[("a", 1, 5, 1), ("a", 2, 5, 1), ("a", 3, 6, 1)]]
+        query.stop()
+
+
+def test_where_nothing_is_complete_yet_latest_is_the_beginning():
+    with shop() as (url, _, table):
+        query = Query(url).start()
+        assert not query.step()
+        put(table, ("a", 1, 0, 1), upper=1)
+        query.finish()
+        assert query.given == [[("a", 1, 0, 1)]]
+        query.stop()
+
+
+def test_a_stream_cannot_start_below_since():
+    with shop() as (url, client, table):
+        put(table, ("a", 1, 1, 1), upper=9)
+        table.allow_compaction(5).result()
+        client.compact()
+        query = Query(url, start_at="3").start()
+        with pytest.raises(SinceError):
+            query.step()
+        query.stop()
+
+
+def test_available_now_ends_at_what_was_complete_at_the_start():
+    with shop() as (url, _, table):
+        put(table, ("a", 1, 1, 1), ("a", 2, 2, 1), upper=3)
+        query = Query(url, limit=1, start_at="0", snapshot=False).start()
+        assert query.follower is not None
+        query.follower.until_now()
+        query.step()
+        put(table, ("a", 3, 3, 1), upper=5)
+        table.alter(GROWN)
+        query.finish()
+        assert query.offsets[-1]["upper"] == 3
+        query.stop()
+
+
+def compacted(client: Client, table: Collection, since: int) -> None:
+    table.allow_compaction(since).result()
+    for _ in range(3):
+        client.upkeep()
+    client.compact()
+
+
+def test_history_is_held_while_a_query_runs_and_let_go_as_it_commits():
+    with shop(inline_bytes=0) as (url, client, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url, start_at="2", limit=1).start()
+        query.step()
+        put(table, ("a", 2, 4, 1), ("a", 3, 5, 1), upper=7)
+        query.step("planned")
+        compacted(client, table, 7)
+        assert table.since == 2
+        query.finish()
+        assert [len(batch) for batch in query.given] == [1, 1, 1]
+        query.stop()
+        compacted(client, table, 7)
+        assert table.since == 7
+
+
+def test_a_query_that_was_overtaken_says_so_and_what_to_do():
+    with shop() as (url, client, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url).start()
+        query.step()
+        query.stop()
+        put(table, ("a", 2, 4, 1), upper=7)
+        compacted(client, table, 5)
+        query.start()
+        with pytest.raises(UsageError) as caught:
+            query.step()
+        assert str(caught.value) == 'stream of collection "rows" cannot go on from 3'
+        assert "since is 5" in caught.value.detail
+        assert "option hold with a name" in caught.value.hint
+        query.stop()
+
+
+def test_a_durable_hold_waits_for_a_query_that_is_stopped_and_moves_on_with_it():
+    with shop() as (url, client, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url, owner="q").start()
+        query.step()
+        query.stop()
+        put(table, ("a", 2, 4, 1), ("a", 2, 5, -1), upper=7)
+        compacted(client, table, 7)
+        assert table.since == 2
+        query.start().finish()
+        assert query.given[1] == [("a", 2, 4, 1), ("a", 2, 5, -1)]
+        put(table, ("a", 3, 8, 1), upper=9)
+        query.finish()
+        query.stop()
+        compacted(client, table, 9)
+        assert table.since == 6
+        ((_, hold),) = list_holds(client.reader.machine.blob).values()
+        assert (hold.owner, hold.lease_ms) == ("q", None)
+
+
+def test_the_older_of_two_queries_with_one_hold_is_fenced():
+    with shop() as (url, _, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        older, newer = Query(url, owner="q").start(), Query(url, owner="q").start()
+        older.step()
+        newer.step()
+        put(table, ("a", 2, 4, 1), upper=7)
+        older.step()
+        newer.step()
+        put(table, ("a", 2, 8, 1), upper=9)
+        with pytest.raises(Fenced):
+            older.step()
+        older.stop()
+        newer.stop()
+
+
+def test_a_batch_ends_where_the_schema_changes_and_a_new_start_goes_on():
+    with shop() as (url, _, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url, old=False).start()
+        query.step()
+        put(table, ("a", 2, 3, 1), upper=5)
+        table.alter(GROWN, defaults={"note": "old"})
+        table.write([({"k": "b", "n": 1, "note": "new"}, 6, 1)])
+        table.seal(8).result()
+        query.step()
+        assert query.offsets[-1]["upper"] == 5
+        assert query.given[-1] == [("a", 2, 3, 1)]
+        with pytest.raises(UsageError, match='"rows" has another schema from 5 on') as caught:
+            query.step()
+        assert "Start the query again" in caught.value.hint
+        query.stop()
+        query.start().finish()
+        assert query.given[-1] == [("b", 1, "new", 6, 1)]
+        query.stop()
+
+
+def test_a_batch_that_is_repeated_in_a_new_schema_gives_the_same_updates():
+    with shop() as (url, _, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url).start()
+        query.step()
+        put(table, ("a", 2, 3, 1), upper=5)
+        query.step("planned")
+        table.alter(GROWN, defaults={"note": "old"})
+        query.start().finish()
+        assert query.given == [[("a", 1, 2, 1)], [("a", 2, "old", 3, 1)]]
+        query.stop()
+
+
+def test_a_collection_that_was_destroyed_is_not_followed_into_its_next_life():
+    with shop() as (url, client, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url).start()
+        query.step()
+        client.destroy("rows")
+        with pytest.raises(UsageError, match='collection "rows" was destroyed'):
+            query.step()
+        query.stop()
+        again = client.create_or_load("rows", schema=SCHEMA)
+        put(again, ("z", 1, 1, 1), upper=9)
+        query.start()
+        with pytest.raises(UsageError, match="checkpoint is of another collection") as caught:
+            query.step()
+        assert "new checkpoint location" in caught.value.hint
+        query.stop()
+
+
+def test_an_end_past_what_is_complete_is_refused():
+    with shop() as (url, _, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url).start()
+        query.step()
+        query.offsets.append({**query.offsets[-1], "upper": 99})
+        with pytest.raises(NotYetComplete):
+            query.step()
+        query.stop()

@@ -1,0 +1,211 @@
+"""Tasks between them give what was planned, whatever they are cut into."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from penstock import persist
+from penstock.data import DIFF, TIME
+from penstock.datasource import reading
+from penstock.datasource.contents import find_contents, plan_contents
+from penstock.datasource.options import BatchOptions
+from penstock.datasource.reading import Kind, Task, contents_tasks, rows_of, updates_of
+from penstock.durable import location
+from penstock.errors import Corruption, InternalError, UsageError
+from penstock.persist import Client, Collection, compact
+from penstock.persist.holds import list_holds
+from penstock.persist.scan import scan_snapshot
+from penstock.testing.clocks import ManualClock
+from tests.persist.model import ModelCollection, Version
+from tests.persist.shop import SCHEMA, by_hand, opened
+from tests.persist.test_scan import History, act, histories
+
+numbers = count()
+
+
+def new_url() -> str:
+    return f"memory:datasource-{next(numbers)}"
+
+
+@contextmanager
+def lived(history: History, url: str) -> Iterator[tuple[Collection, ModelCollection]]:
+    """A collection at `url`, with that history."""
+    model = ModelCollection([Version(0, tuple(SCHEMA.names))])
+    with (
+        mock.patch.object(compact, "FOLD_BYTES", history.fold_bytes),
+        opened(location._shelf(url.partition(":")[2]), **history.settings) as client,
+    ):
+        table = client.create_or_load("rows", schema=SCHEMA, key_columns=history.key)
+        for action in history.actions:
+            act(client, table, model, *action)
+        yield table, model
+
+
+def rows(tasks: list[Task]) -> list[tuple[Any, ...]]:
+    """What the tasks give between them."""
+    return [row for task in tasks for some in rows_of(task) for row in values(some)]
+
+
+def values(table: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+@given(histories())
+@settings(max_examples=40)
+@pytest.mark.parametrize("pack_bytes", [1, 1 << 20])
+def test_the_tasks_give_the_contents_as_of_every_time(pack_bytes, history):
+    url = new_url()
+    with (
+        mock.patch.object(reading, "PACK_BYTES", pack_bytes),
+        lived(history, url) as (table, model),
+    ):
+        for as_of in range(model.since, model.upper):
+            scan = scan_snapshot(table.state, as_of)
+            tasks = contents_tasks(url, scan, scan.schema, max_task_bytes=1 << 30)
+            assert Counter(rows(tasks)) == model.contents(as_of), (as_of, tasks)
+            updates = [u for task in tasks for some in updates_of(task) for u in values(some)]
+            assert {time for *_, time, _ in updates} <= {as_of}
+
+
+def merged(url: str, **changed: Any) -> tuple[Client, Collection]:
+    """A collection with a base of two parts, and a little that came after."""
+    client = persist.open(
+        url, writer="w", settings=by_hand(part_bytes=200, inline_bytes=0, **changed)
+    )
+    table = client.create_or_load(
+        "rows", schema=pa.schema([("k", pa.float64()), ("v", pa.list_(pa.int8()))]), key_columns="k"
+    )
+    keys = [0.0, -0.0, float("nan"), None, *map(float, range(1, 30))]
+    table.write([({"k": key, "v": [1]}, 1, 1) for key in keys])
+    table.seal(2).result()
+    table.allow_compaction(1).result()
+    client.compact()
+    table.write(
+        [
+            ({"k": -0.0, "v": [1]}, 2, -1),
+            ({"k": float("nan"), "v": [1]}, 2, -1),
+            ({"k": float("nan"), "v": None}, 2, 1),
+            ({"k": None, "v": [1]}, 2, -1),
+        ]
+    )
+    table.seal(3).result()
+    return client, table
+
+
+def test_rows_are_told_apart_bit_by_bit():
+    url = new_url()
+    client, table = merged(url)
+    with client, mock.patch.object(reading, "PACK_BYTES", 1):
+        scan = scan_snapshot(table.state, 2)
+        tasks = contents_tasks(url, scan, scan.schema, max_task_bytes=1 << 30)
+        assert {task.kind for task in tasks} == {Kind.KEPT, Kind.BROUGHT}
+        assert len(tasks) > 2
+        assert Counter(map(repr, rows(tasks))) == Counter(
+            map(repr, [(0.0, [1]), (float("nan"), None), *((float(n), [1]) for n in range(1, 30))])
+        )
+
+
+def test_a_row_is_there_as_often_as_it_was_written():
+    url = new_url()
+    with persist.open(url, writer="w", settings=by_hand()) as client:
+        table = client.create_or_load("rows", schema=SCHEMA)
+        table.write([({"k": "a", "n": 1}, 1, 200_000), ({"k": "b", "n": 1}, 1, 3)])
+        table.seal(2).result()
+        (task,) = plan_contents(*found(url))
+        pieces = list(rows_of(task))
+        assert max(piece.num_rows for piece in pieces) <= reading.ROWS_AT_ONCE
+        keys = Counter(k for piece in pieces for k in piece.column("k").to_pylist())
+        assert keys == {"a": 200_000, "b": 3}
+
+
+def test_less_than_none_of_a_row_is_an_error():
+    url = new_url()
+    with persist.open(url, writer="w", settings=by_hand()) as client:
+        table = client.create_or_load("rows", schema=SCHEMA)
+        table.write([({"k": "a", "n": 1}, 1, -2)])
+        table.seal(2).result()
+        (task,) = plan_contents(*found(url))
+        with pytest.raises(InternalError, match='collection "rows" holds -2 of a row as of 1'):
+            rows([task])
+
+
+def found(url: str, **changed: Any) -> tuple[Any, BatchOptions]:
+    options = BatchOptions(location=url, collection="rows", **changed)
+    return find_contents(options), options
+
+
+def test_too_much_for_one_task_is_refused_and_leaves_no_hold():
+    url = new_url()
+    client, _ = merged(url)
+    with client:
+        with pytest.raises(UsageError, match="too much to add up in one task as of 2") as caught:
+            plan_contents(*found(url, max_task_bytes=10))
+        assert "penstock.spark.read" in caught.value.hint
+        assert list_holds(client.reader.machine.blob) == {}
+
+
+def test_a_planning_leaves_a_hold_to_its_lease():
+    url = new_url()
+    clock = ManualClock()
+    client, table = merged(url, clock=clock)
+    with client:
+        tasks = plan_contents(*found(url, as_of="1", hold_for_ms=60_000))
+        ((_, hold),) = list_holds(client.reader.machine.blob).values()
+        assert (hold.lease_ms, hold.sinces) == (60_000, {table.id: 1})
+
+        def compacted() -> None:
+            table.allow_compaction(2).result()
+            for _ in range(4):
+                client.upkeep()
+            client.compact()
+
+        compacted()
+        assert table.since == 1
+        assert len(rows(tasks)) == 33
+
+        clock.move_ms(60_001)
+        compacted()
+        assert table.since == 2
+        assert list_holds(client.reader.machine.blob) == {}
+        with pytest.raises(UsageError, match="was compacted while it was being read") as caught:
+            rows(tasks)
+        assert "holdFor" in caught.value.hint
+
+
+def test_without_a_hold_a_planning_leaves_no_trace():
+    url = new_url()
+    client, _ = merged(url)
+    with client:
+        plan_contents(*found(url, hold=False))
+        assert list_holds(client.reader.machine.blob) == {}
+
+
+def test_a_damaged_file_is_damage_and_no_matter_of_holds():
+    url = new_url()
+    client, _ = merged(url)
+    with client:
+        tasks = plan_contents(*found(url))
+        blob = client.reader.machine.blob
+        for key in client.state.linked():
+            blob.put(key, b"PAR1")
+        with pytest.raises(Corruption):
+            rows(tasks)
+
+
+def test_contents_are_those_of_the_time_they_were_found_for():
+    url = new_url()
+    client, table = merged(url)
+    with client:
+        contents, options = found(url)
+        table.write([({"k": 1.0, "v": [1]}, 3, -1)])
+        table.seal(4).result()
+        given = [some for task in plan_contents(contents, options) for some in rows_of(task)]
+        assert sum(some.num_rows for some in given) == 31
+        assert {TIME, DIFF}.isdisjoint(given[0].schema.names)

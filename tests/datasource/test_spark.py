@@ -1,0 +1,245 @@
+"""The format on a real Spark: few tests, each with several promises, since each batch costs."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from penstock import persist
+from penstock.datasource.spark import register
+from penstock.persist import Client, Collection, Settings
+from tests.persist.shop import SCHEMA
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+class Shop:
+    """A location with one collection, in files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"file:{folder / 'lake'}"
+        self.client: Client = persist.open(
+            f"{self.url}/a",
+            writer="w",
+            settings=Settings(background=False, inline_bytes=0, upkeep_ms=0, settle_ms=0),
+        )
+        self.table: Collection = self.client.create_or_load(
+            "rows", schema=SCHEMA, key_columns=("k",)
+        )
+        self.checkpoint = str(folder / "checkpoint")
+
+    def put(self, *updates: tuple[Any, ...], upper: int) -> None:
+        self.table.write([({"k": k, "n": n}, time, diff) for k, n, time, diff in updates])
+        self.table.seal(upper).result()
+
+    def compact(self, since: int) -> None:
+        self.table.allow_compaction(since).result()
+        for _ in range(3):
+            self.client.upkeep()
+        self.client.compact()
+
+    def read(self, spark: SparkSession, name: str = "rows", **options: Any) -> DataFrame:
+        reader = spark.read.format("penstock").options(location=self.url, **options)
+        return reader.load(name)
+
+    def follow(
+        self,
+        spark: SparkSession,
+        sink: "Callable[[DataFrame, int], None]",
+        *,
+        until_now: bool = False,
+        **options: Any,
+    ) -> StreamingQuery:
+        stream = spark.readStream.format("penstock").options(location=self.url, **options)
+        writer = stream.load("rows").writeStream.foreachBatch(sink)
+        writer = writer.option("checkpointLocation", self.checkpoint)
+        if until_now:
+            writer = writer.trigger(availableNow=True)
+        return writer.start()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path)
+    with made.client:
+        yield made
+
+
+class Sink:
+    """Takes what a batch gives under its number, so that one that is repeated counts once."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[tuple[Any, ...]]] = {}
+        self.fails_at: int | None = None
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        rows = sorted(map(tuple, batch.collect()), key=repr)
+        if number in self.batches:
+            assert self.batches[number] == rows
+        self.batches[number] = rows
+        if number == self.fails_at:
+            self.fails_at = None
+            raise RuntimeError("the sink failed")
+
+
+def rows(frame: DataFrame) -> "Counter[tuple[Any, ...]]":
+    return Counter(map(tuple, frame.collect()))
+
+
+def test_a_batch_is_the_contents_as_of_its_time(spark: SparkSession, shop: Shop) -> None:
+    shop.put(("a", 1, 1, 1), ("b", 2, 1, 1), (None, None, 1, 1), upper=2)
+    shop.compact(1)
+    shop.put(("a", 1, 2, -1), ("a", 3, 2, 1), ("c", 4, 2, 1), upper=3)
+    register(spark)
+    latest = shop.read(spark)
+    shop.put(("a", 3, 3, -1), upper=4)
+    for as_of, frame in ((1, shop.read(spark, asOf=1)), (2, latest), (3, shop.read(spark))):
+        expected = {tuple(row.values()): n for row, _, n in shop.table.snapshot(as_of)}
+        assert rows(frame) == expected, as_of
+    assert len(holds(shop)) == 3
+
+    wheres = ["n > 2 and k is not null", "k <> 'a'", "n in (2, 4)", "not n <= 3 or k = 'b'"]
+    plainly = [rows(latest.where(where)) for where in wheres]
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        assert [rows(latest.where(where)) for where in wheres] == plainly
+        plan = latest.where("n > 2")._jdf.queryExecution().executedPlan().toString()
+        assert "Filter (" not in plan
+    finally:
+        spark.conf.unset(PUSHDOWN)
+
+
+def holds(shop: Shop) -> list[str]:
+    return [listed.key for listed in shop.client.reader.machine.blob.list("hold/")]
+
+
+def test_every_type_comes_as_spark_shows_it(spark: SparkSession, shop: Shop) -> None:
+    zone = datetime(2026, 11, 15, 12, tzinfo=UTC)
+    columns: list[tuple[str, pa.DataType, Any, Any]] = [
+        ("u8", pa.uint8(), 200, 200),
+        ("u64", pa.uint64(), 2**64 - 1, Decimal(2**64 - 1)),
+        ("f16", pa.float16(), 1.5, 1.5),
+        ("dec", pa.decimal128(10, 2), Decimal("1.50"), Decimal("1.50")),
+        ("wide", pa.decimal256(50, 0), Decimal(10**45), str(10**45)),
+        ("day", pa.date32(), date(2026, 11, 15), date(2026, 11, 15)),
+        ("clock", pa.time64("us"), 7, 7),
+        ("ns", pa.timestamp("ns"), 12345, 12345),
+        ("naive", pa.timestamp("ms"), datetime(2026, 1, 2), datetime(2026, 1, 2)),  # noqa: DTZ001
+        ("at", pa.timestamp("us", "UTC"), zone, zone),
+        ("took", pa.duration("ms"), 5, 5),
+        ("raw", pa.large_binary(), b"x", b"x"),
+        ("list", pa.list_(pa.uint16()), [1, None], [1, None]),
+        ("map", pa.map_(pa.string(), pa.int8()), [("a", 1)], {"a": 1}),
+        (
+            "struct",
+            pa.struct([("x", pa.uint8()), ("y", pa.string())]),
+            {"x": 1, "y": None},
+            (1, None),
+        ),
+        ("nothing", pa.null(), None, None),
+    ]
+    schema = pa.schema(
+        [
+            *((name, kind) for name, kind, _, _ in columns),
+            pa.field("must", pa.int8(), nullable=False),
+        ]
+    )
+    table = shop.client.create_or_load("types", schema=schema)
+    arrays = [pa.array([value, None], kind) for _, kind, value, _ in columns]
+    table.write(pa.table([*arrays, pa.array([1, 2], pa.int8())], schema=schema), time=1)
+    table.seal(2).result()
+    frame = shop.read(spark, "types")
+    assert [field.nullable for field in frame.schema] == [True] * len(columns) + [False]
+    full, empty = sorted(frame.collect(), key=lambda row: row.must)
+    found = [
+        tuple(v) if isinstance(v, tuple) else bytes(v) if isinstance(v, bytearray) else v
+        for v in full
+    ]
+    moment = frame.selectExpr("unix_micros(at)").where("must = 1").collect()[0][0]
+    assert moment == int(zone.timestamp() * 1_000_000)
+    expected = [value for *_, value in columns]
+    at = schema.names.index("at")
+    assert [*found[:at], *found[at + 1 :]] == [*expected[:at], *expected[at + 1 :], 1]
+    assert list(empty) == [None] * len(columns) + [2]
+
+
+def test_what_cannot_be_done_is_said(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
+    shop.put(("a", 1, 1, 1), upper=2)
+
+    def refused(call: Callable[[], Any], *told: str) -> None:
+        with pytest.raises((AnalysisException, StreamingQueryException)) as caught:
+            call()
+        for each in told:
+            assert each in str(caught.value)
+
+    refused(lambda: shop.read(spark, as_of=1), 'has no option "as_of"')
+    refused(lambda: shop.read(spark, asOf=2), 'collection "rows" is not complete as of 2', "hint: ")
+    refused(lambda: shop.read(spark, "none"), 'collection "none" does not exist')
+    refused(lambda: shop.read(spark, startAt=1).collect(), '"startAt" is for spark.readStream')
+    refused(lambda: shop.read(spark, maxTaskBytes=1).collect(), "penstock.spark.read")
+    other = spark.read.format("penstock").options(location=shop.url).schema("k string")
+    refused(lambda: other.load("rows").collect(), "Leave schema(…) out")
+    missing = spark.readStream.format("penstock").options(location=shop.url).load("rows")
+    starting = missing.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
+    refused(lambda: starting.start().awaitTermination(60), 'needs option "startAt"')
+    writing = spark.range(1).write.format("penstock").options(location=shop.url)
+    refused(lambda: writing.mode("append").save("rows"), "cannot be written to")
+
+
+def test_a_stream_gives_each_change_once_across_restarts(spark: SparkSession, shop: Shop) -> None:
+    sink = Sink()
+    options = {"startAt": "latest", "maxRowsPerTrigger": 2, "hold": "nightly"}
+    shop.put(("a", 1, 1, 1), ("b", 1, 2, 1), upper=3)
+
+    # Killed after the first batch was logged, and before it was done.
+    sink.fails_at = 0
+    with pytest.raises(StreamingQueryException):
+        shop.follow(spark, sink, **options).awaitTermination(120)
+    shop.put(("a", 1, 4, -1), ("a", 2, 4, 1), ("c", 1, 5, 1), upper=6)
+    shop.compact(6)
+    assert shop.table.since == 2
+
+    # Killed in the third, with the first two done; and what is there now is the end.
+    sink.fails_at = 2
+    with pytest.raises(StreamingQueryException):
+        shop.follow(spark, sink, until_now=True, **options).awaitTermination(120)
+    shop.put(("d", 1, 7, 1), upper=8)
+    shop.compact(8)
+    query = shop.follow(spark, sink, until_now=True, **options)
+    assert query.awaitTermination(120)
+    assert [sink.batches[number] for number in sorted(sink.batches)] == [
+        [("a", 1, 2, 1), ("b", 1, 2, 1)],
+        [("a", 1, 4, -1), ("a", 2, 4, 1)],
+        [("c", 1, 5, 1)],
+        [("d", 1, 7, 1)],
+    ]
+
+
+def test_a_running_stream_keeps_what_it_reads_and_stops_where_the_schema_changes(
+    spark: SparkSession, shop: Shop
+) -> None:
+    sink = Sink()
+    shop.put(("a", 1, 1, 1), upper=3)
+    query = shop.follow(spark, sink, startAt="1", snapshot="false")
+    query.processAllAvailable()
+    for time in (4, 5):
+        shop.put(("b", time, time, 1), upper=time + 1)
+        shop.compact(time)
+        query.processAllAvailable()
+        assert query.exception() is None
+    shop.table.alter(SCHEMA.append(pa.field("note", pa.string())))
+    with pytest.raises(StreamingQueryException, match="has another schema from 6 on"):
+        query.awaitTermination(120)
+    shop.table.write([({"k": "c", "n": 1, "note": "new"}, 6, 1)])
+    shop.table.seal(7).result()
+    assert shop.follow(spark, sink, until_now=True, startAt="1").awaitTermination(120)
+    given = [update for number in sorted(sink.batches) for update in sink.batches[number]]
+    assert given == [("b", 4, 4, 1), ("b", 5, 5, 1), ("c", 1, "new", 6, 1)]

@@ -1,0 +1,456 @@
+"""Lives of collections, drawn by chance, and what Spark must show of them at every time.
+
+A life is led by a real client on files, and told to the model of persist
+beside it. The model keeps what each value looks like, bit by bit, as Spark
+shows it: its values are written down here in pairs, by hand, and never cast.
+"""
+
+import math
+import random
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import reduce
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+from tests.persist.model import ModelCollection, Version
+from tests.persist.shop import by_hand
+
+import penstock.persist as persist
+import penstock.spark as ps
+from penstock.persist import compact
+
+NAME = "rows"
+
+
+@dataclass(frozen=True)
+class As:
+    """A value as it is written, and as Spark shows it."""
+
+    stored: Any
+    shown: Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What rows there may be: columns, how these grow, and a few values for each."""
+
+    schemas: Sequence[pa.Schema]
+    values: dict[str, Sequence[Any]]
+    keys: Sequence[tuple[str, ...]]
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Of columns that come later; as stored, and as shown."""
+
+
+def _moment(us: int, *, zone: bool = False) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC if zone else None) + timedelta(microseconds=us)
+
+
+PLAIN = Shape(
+    schemas=[
+        pa.schema([("k", pa.string()), ("n", pa.int32())]),
+        pa.schema([("k", pa.string()), ("n", pa.int32()), ("note", pa.string())]),
+        pa.schema(
+            [
+                ("k", pa.string()),
+                ("n", pa.int64()),
+                ("note", pa.string()),
+                pa.field("m", pa.int16(), nullable=False),
+            ]
+        ),
+    ],
+    values={
+        "k": ["a", "b", "a`b", "", None],
+        "n": [0, 1, None],
+        "note": ["new", None, "old"],
+        "m": [7, 8],
+    },
+    keys=[(), ("k",), ("k", "n")],
+    defaults={"note": "old", "m": 7},
+)
+
+FLOATS = Shape(
+    schemas=[
+        pa.schema([("x", pa.float64()), ("y", pa.float32())]),
+        pa.schema([("x", pa.float64()), ("y", pa.float64()), ("z", pa.float32())]),
+    ],
+    values={
+        "x": [0.0, -0.0, math.nan, None, 1.5],
+        "y": [0.0, -0.0, math.nan, -math.inf],
+        "z": [-0.0, 0.0, None],
+    },
+    keys=[(), ("x",), ("y", "x")],
+    defaults={"z": -0.0},
+)
+
+_INNER = pa.struct([("a", pa.float64()), ("b", pa.list_(pa.float32())), ("c", pa.uint32())])
+
+NESTED = Shape(
+    schemas=[
+        pa.schema([("k", pa.int64()), ("inner", _INNER), ("tags", pa.map_("string", "float64"))]),
+        pa.schema(
+            [
+                ("k", pa.int64()),
+                ("inner", _INNER),
+                ("tags", pa.map_("string", "float64")),
+                ("more", pa.list_(pa.struct([("s", pa.map_("int8", "string"))]))),
+            ]
+        ),
+    ],
+    values={
+        "k": [1, 2, None],
+        "inner": [
+            None,
+            {"a": 0.0, "b": [0.0, None], "c": 1},
+            {"a": -0.0, "b": [0.0, None], "c": 1},
+            {"a": 0.0, "b": [-0.0, None], "c": 1},
+            {"a": None, "b": None, "c": 2**32 - 1},
+            {"a": math.nan, "b": [], "c": None},
+        ],
+        "tags": [
+            None,
+            [],
+            [("a", 0.0)],
+            [("a", -0.0)],
+            [("a", 1.0), ("b", 2.0)],
+            [("b", 2.0), ("a", 1.0)],
+            [("b", None)],
+        ],
+        "more": [
+            None,
+            [],
+            [{"s": None}],
+            [None, {"s": [(1, None)]}],
+            [None, {"s": [(1, "null")]}],
+        ],
+    },
+    keys=[(), ("k",)],
+)
+
+_FLAT: dict[str, tuple[pa.DataType, Sequence[Any]]] = {
+    "boolean": (pa.bool_(), [True, False, None]),
+    "i8": (pa.int8(), [-128, 127]),
+    "i16": (pa.int16(), [-(2**15), None]),
+    "u8": (pa.uint8(), [0, 255]),
+    "u16": (pa.uint16(), [2**16 - 1, None]),
+    "u32": (pa.uint32(), [2**32 - 1, 0]),
+    "u64": (pa.uint64(), [As(2**64 - 1, Decimal(2**64 - 1)), As(3, Decimal(3)), None]),
+    "short_time": (pa.time32("ms"), [As(86_399_999, 86_399_999), None]),
+    "time": (pa.time64("us"), [As(1, 1), As(86_399_999_999, 86_399_999_999)]),
+    "long_time": (pa.time64("ns"), [As(1, 1), As(2, 2)]),
+    "here": (pa.timestamp("ms"), [As(-1, _moment(-1_000)), None]),
+    "ms": (pa.timestamp("ms", "UTC"), [As(1, _moment(1_000, zone=True)), None]),
+    "us": (pa.timestamp("us"), [As(1, _moment(1)), As(-1, _moment(-1))]),
+    "us_there": (pa.timestamp("us", "Europe/Berlin"), [As(1, _moment(1, zone=True)), None]),
+    "ns": (pa.timestamp("ns"), [As(1, 1), As(2, 2), None]),
+    "ns_here": (pa.timestamp("ns", "UTC"), [As(10**18 + 1, 10**18 + 1)]),
+    "lasted": (pa.duration("s"), [As(3, 3), As(-3, -3)]),
+    "lasted_ns": (pa.duration("ns"), [As(3, 3), None]),
+    "small": (pa.decimal128(10, 2), [Decimal("1.50"), Decimal("-0.01"), None]),
+    "big": (pa.decimal256(38, 3), [Decimal("12345678901234567890123456789012345.678")]),
+    "nothing": (pa.null(), [None]),
+    "large": (pa.large_string(), ["ä", "", None]),
+    "data": (pa.binary(), [b"", b"\x00\xff"]),
+    "large_data": (pa.large_binary(), [b"x", None]),
+    "fixed": (pa.binary(3), [b"abc", b"\x00\x00\x00", None]),
+    "day": (pa.date32(), [date(2026, 11, 15), date(1, 1, 1), None]),
+    "many": (pa.large_list(pa.int32()), [[1, None], [], None]),
+    "two": (pa.list_(pa.int16(), 2), [[1, 2], None]),
+    "deep": (pa.map_(pa.int32(), pa.list_(pa.uint8())), [[(1, [255])], [(2, None)], None]),
+}
+
+FLAT = Shape(
+    schemas=[
+        pa.schema([(name, kind) for name, (kind, _) in _FLAT.items()]),
+        pa.schema(
+            [
+                (name, pa.uint16() if name == "u8" else pa.int64() if name == "u32" else kind)
+                for name, (kind, _) in _FLAT.items()
+            ]
+            + [("later", pa.uint64()), ("latest", pa.timestamp("us", "UTC"))]
+        ),
+    ],
+    values={name: values for name, (_, values) in _FLAT.items()}
+    | {"later": [As(5, Decimal(5)), None], "latest": [None]},
+    keys=[(), ("u64",), ("us_there", "small"), ("fixed", "nothing", "ns")],
+    defaults={"later": As(5, Decimal(5)), "latest": As(7, _moment(7, zone=True))},
+)
+
+ODD = Shape(
+    schemas=[
+        pa.schema(
+            [
+                ("k", pa.string()),
+                ("half", pa.float16()),
+                ("huge", pa.decimal256(50, 3)),
+                ("in", pa.struct([("half", pa.float16()), ("at", pa.time64("ns"))])),
+            ]
+        ),
+        pa.schema(
+            [
+                ("k", pa.large_string()),
+                ("half", pa.float32()),
+                ("huge", pa.decimal256(50, 3)),
+                ("in", pa.struct([("half", pa.float16()), ("at", pa.time64("ns"))])),
+                ("more", pa.float16()),
+            ]
+        ),
+    ],
+    values={
+        "k": ["a", "b", None],
+        "half": [0.0, -0.0, math.nan, 1.5, None],
+        "huge": [
+            As(Decimal(text), text)
+            for text in ("12345678901234567890123456789012345678901234567.891", "-1.500")
+        ],
+        "in": [None, As({"half": -0.0, "at": 1}, {"half": -0.0, "at": 1})],
+        "more": [0.0, -0.0],
+    },
+    keys=[(), ("k",), ("half",), ("huge",)],
+)
+
+SHAPES = {"plain": PLAIN, "floats": FLOATS, "nested": NESTED, "flat": FLAT, "odd": ODD}
+
+
+def shown(value: Any) -> Any:
+    """What Spark shows of a value of ours."""
+    return value.shown if isinstance(value, As) else value
+
+
+def stored(value: Any) -> Any:
+    """What we write."""
+    return value.stored if isinstance(value, As) else value
+
+
+def printed(value: Any) -> str:
+    """A value to the last bit, but for what distinguishes one NaN from another."""
+    match value:
+        case float():
+            return "nan" if math.isnan(value) else struct.pack(">d", value).hex()
+        case datetime() if value.tzinfo is not None:
+            return f"{value.astimezone(UTC).replace(tzinfo=None)}Z"
+        case dict():
+            return f"{{{','.join(f'{name}:{printed(inner)}' for name, inner in value.items())}}}"
+        case list() | tuple():
+            return f"[{','.join(map(printed, value))}]"
+        case _:
+            return repr(value)
+
+
+class Told(ModelCollection):
+    """The model, of rows that look as Spark shows them."""
+
+    def filled(self, row: dict[str, Any], columns: tuple[str, ...]) -> tuple[str, ...]:
+        defaults = {name: value for v in self.versions for name, value in v.defaults.items()}
+        return tuple(printed(shown(row.get(name, defaults.get(name)))) for name in columns)
+
+
+class Life:
+    """One collection at `url`: what happens to it, and the model beside it."""
+
+    def __init__(self, url: str, shape: Shape, chance: random.Random, **settings: int) -> None:
+        self.url = url
+        self.shape = shape
+        self.chance = chance
+        self.key = chance.choice(shape.keys)
+        self.settings = {
+            "inline_bytes": chance.choice([0, 0, 2_000]),
+            "part_bytes": chance.choice([200, 100_000]),
+            "merge_bytes": chance.choice([4_000, 1 << 20]),
+            "fan_in": 2,
+            "young_ms": 3_600_000,
+        } | settings
+        self.fold_bytes = chance.choice([1, 1 << 20])
+        self.model = Told([Version(0, tuple(shape.schemas[0].names))])
+        self.done: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"Life(key={self.key}, {self.settings}, fold {self.fold_bytes}: {self.done})"
+
+    @contextmanager
+    def led(self) -> Iterator[tuple[persist.Client, persist.Collection]]:
+        """A client that may write, until the block ends."""
+        with (
+            mock.patch.object(compact, "FOLD_BYTES", self.fold_bytes),
+            persist.open(self.url, writer="w", settings=by_hand(**self.settings)) as client,
+        ):
+            schema = self.shape.schemas[len(self.model.versions) - 1]
+            yield client, client.create_or_load(NAME, schema=schema, key_columns=self.key)
+
+    def go_on(self, steps: int) -> None:
+        """Let some things happen."""
+        with self.led() as (client, table):
+            for _ in range(steps):
+                self._step(client, table)
+            if self.model.upper == 0:
+                self._seal(table, 1)
+
+    def give_up(self) -> None:
+        """Let since move into what is there, and compact."""
+        with self.led() as (client, table):
+            latest = max(self.model.upper - 2, self.model.since)
+            reached = self.chance.randint(self.model.since, latest)
+            self._allow(table, reached)
+            client.compact()
+            client.compact()
+            self.done.append("compact")
+
+    def write(self, table: persist.Collection, *updates: tuple[dict[str, Any], int, int]) -> None:
+        """Write, and tell the model."""
+        self.model.updates += updates
+        exact = [({n: stored(v) for n, v in row.items()}, time, d) for row, time, d in updates]
+        table.write(exact).result()
+        self.done.append(f"write {[(*self.model.filled(r, tuple(r)), t, d) for r, t, d in updates]}")
+
+    def _step(self, client: persist.Client, table: persist.Collection) -> None:
+        match self.chance.choice("wwwwssssacud"):
+            case "w":
+                self._write_some(table)
+            case "s":
+                self._write_some(table)
+                self._seal(table, self.chance.randint(1, 2))
+            case "a" if len(self.model.versions) < len(self.shape.schemas):
+                self.alter(table)
+            case "c":
+                self._allow(table, min(self.model.since + 1, self.model.upper))
+                client.compact()
+                self.done.append("compact")
+            case "u":
+                client.upkeep()
+                self.done.append("upkeep")
+            case "d":
+                client.discard_unsealed()
+                self.model.updates = [u for u in self.model.updates if u[1] < self.model.upper]
+                self.done.append("discard")
+
+    def alter(self, table: persist.Collection) -> None:
+        """Go on with the next version of the schema."""
+        old, new = self.shape.schemas[len(self.model.versions) - 1 :][:2]
+        added = {n: self.shape.defaults[n] for n in new.names if n in self.shape.defaults}
+        added = {name: value for name, value in added.items() if name not in old.names}
+        table.alter(new, defaults={name: stored(value) for name, value in added.items()})
+        self.model.versions.append(Version(self.model.upper, tuple(new.names), added))
+        self.done.append("alter")
+
+    def _seal(self, table: persist.Collection, by: int) -> None:
+        self.model.upper += by
+        table.seal(self.model.upper).result()
+        self.done.append(f"seal {self.model.upper}")
+
+    def _allow(self, table: persist.Collection, since: int) -> None:
+        self.model.since = max(self.model.since, since)
+        table.allow_compaction(self.model.since).result()
+        self.done.append(f"allow {self.model.since}")
+
+    def _write_some(self, table: persist.Collection) -> None:
+        for _ in range(self.chance.randint(1, 5)):
+            time = self.model.upper + self.chance.choice([0, 0, 1, 2])
+            taken = self._taken(time) if self.chance.random() < 0.45 else None
+            if taken is not None:
+                self.write(table, (taken, time, -1))
+                continue
+            columns = self.model.versions[-1].columns
+            row = {name: self.chance.choice(self.shape.values[name]) for name in columns}
+            self.write(table, (row, time, self.chance.choice([1, 1, 1, 2])))
+
+    def _taken(self, time: int) -> dict[str, Any] | None:
+        """A row that is there from `time` on, whatever comes later, as it reads now."""
+        columns = self.model.versions[-1].columns
+        defaults = {n: v for version in self.model.versions for n, v in version.defaults.items()}
+        least: dict[tuple[str, ...], int] = {}
+        for later in range(time, self.model.upper + 4):
+            there: Counter[tuple[str, ...]] = Counter()
+            for row, at, diff in self.model.updates:
+                if at <= later:
+                    there[self.model.filled(row, columns)] += diff
+            least = {row: min(n, least.get(row, n)) for row, n in there.items()}
+            if later == time:
+                first = least
+        sure = sorted(row for row, n in least.items() if n > 0 and row in first)
+        if not sure:
+            return None
+        wanted = self.chance.choice(sure)
+        for row, _, _ in self.model.updates:
+            if self.model.filled(row, columns) == wanted:
+                return {name: row.get(name, defaults.get(name)) for name in columns}
+        return None
+
+
+def check(spark: Any, life: Life) -> None:
+    """What Spark shows of the life is what the model tells, at every time and between them."""
+    model = life.model
+    with persist.open(life.url, hold=False) as client:
+        state = client.collection(NAME).state
+    assert (state.since, state.upper) == (model.since, model.upper), life
+    first = model.since + 1 if model.since else 0
+    bounds = [(first, model.upper)] if first <= model.upper else []
+    if first < model.upper:
+        lower = life.chance.randint(first, model.upper - 1)
+        bounds = [*{*bounds, (lower, life.chance.randint(lower, model.upper))}]
+    contents, changes = found(spark, life.url, range(model.since, model.upper), bounds)
+    for as_of in range(model.since, model.upper):
+        expected = model.contents(as_of)
+        assert contents[as_of] == expected, _told(contents[as_of], expected, life, as_of)
+    for lower, upper in bounds:
+        columns = model.columns_as_of(max(upper - 1, 0))
+        expected = model.changes(lower, upper, columns)
+        assert changes[lower, upper] == expected, _told(
+            changes[lower, upper], expected, life, lower, upper
+        )
+
+
+def _told(got: "Counter[Any]", expected: "Counter[Any]", life: Life, *times: int) -> str:
+    over, less = got - expected, expected - got
+    return f"as of {times} Spark has {dict(over)} too much, {dict(less)} too few: {life}"
+
+
+Contents = dict[int, "Counter[Any]"]
+Changes = dict[tuple[int, int], "Counter[Any]"]
+
+
+def found(
+    spark: Any,
+    url: str,
+    times: Sequence[int],
+    bounds: Sequence[tuple[int, int]] = (),
+    name: str = NAME,
+) -> tuple[Contents, Changes]:
+    """Contents as of every time and the sums of changes, in one job for each schema there was."""
+    from pyspark.sql import functions as F  # noqa: N812, TID251
+
+    frames: dict[tuple[Any, ...], list[Any]] = {}
+    for as_of in times:
+        frame = ps.read(spark, url, name, as_of, hold=False)
+        marked = frame.select("*", F.lit(0).cast("bigint"), F.lit(1).cast("bigint"))
+        frames.setdefault(_kind(frame), []).append(marked.select("*", F.lit(f"{as_of}")))
+    for lower, upper in bounds:
+        frame = ps.changes(spark, url, name, lower, upper, hold=False)
+        kind = _kind(frame.drop("mz_timestamp", "mz_diff"))
+        frames.setdefault(kind, []).append(frame.select("*", F.lit(f"{lower} {upper}")))
+    contents: Contents = {time: Counter() for time in times}
+    changes: Changes = {each: Counter() for each in bounds}
+    for same in frames.values():
+        table = reduce(lambda a, b: a.unionAll(b), same).toArrow()
+        columns = [[printed(v) for v in column.to_pylist()] for column in table.columns[:-3]]
+        rows = zip(*columns, strict=True) if columns else [()] * table.num_rows
+        marks = [column.to_pylist() for column in table.columns[-3:]]
+        for row, time, diff, mark in zip(rows, *marks, strict=True):
+            match [int(word) for word in mark.split()]:
+                case [as_of]:
+                    contents[as_of][row] += diff
+                case [lower, upper]:
+                    changes[lower, upper][row, time] += diff
+    for each in (*contents.values(), *changes.values()):
+        for row in [row for row, n in each.items() if n == 0]:
+            del each[row]
+    return contents, changes
+
+
+def _kind(frame: Any) -> tuple[Any, ...]:
+    return tuple((f.name, f.dataType.simpleString()) for f in frame.schema)

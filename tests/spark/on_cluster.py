@@ -1,0 +1,241 @@
+"""A session on `local-cluster`, in a process of its own, that does what tests ask.
+
+A process has one SparkContext, and that of the tests is `local[2]`. Here
+executors are processes too: they can be killed, tasks are tried again
+elsewhere, and speculation runs them twice. Questions come on standard input
+and answers go to standard output, one pickle each; what breaks is an answer.
+
+    python -m tests.spark.on_cluster
+"""
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+from unittest import mock
+
+import pyarrow as pa
+from tests.faults.inspect import litter
+from tests.faults.planted import planted
+from tests.persist.shop import by_hand
+from tests.spark.lives import Life, check, found
+
+import penstock.spark as ps
+from penstock import persist
+from penstock.clock import SYSTEM_CLOCK
+from penstock.durable import open_blob
+from penstock.engine.reach import spark as reach_door
+from penstock.errors import PenstockError
+from penstock.persist.verify import verify
+from penstock.persist.writing.spark import stage
+
+MASTER: Final = "local-cluster[2,1,1024]"
+
+CONFIG: Final = {
+    "spark.driver.memory": "1g",
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.task.maxFailures": "6",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.minTaskRuntime": "100ms",
+}
+
+ASKS: Final[dict[str, Callable[..., Any]]] = {}
+
+SCHEMA: Final = pa.schema([("n", pa.int64()), ("part", pa.int32())])
+
+
+def ask(function: Callable[..., Any]) -> Callable[..., Any]:
+    ASKS[function.__name__] = function
+    return function
+
+
+ask(found)
+
+
+@ask
+def check_life(spark: Any, life: Life) -> None:
+    check(spark, life)
+
+
+@ask
+def troubled(
+    spark: Any, url: str, folder: str, trouble: str, bug: str | None = None
+) -> dict[str, Any]:
+    """Append 0..999 by tasks in trouble, sweeping meanwhile; then what is there."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    frame = spark.range(0, 1_000, 1, 6).mapInArrow(in_trouble(folder, trouble), "n long, part int")
+    settings = by_hand(inline_bytes=0, part_bytes=1_000)
+    sweeps = 0
+    with ExitStack() as stack:
+        client = stack.enter_context(persist.open(url, writer="w", settings=settings))
+        table = client.create_or_load("rows", schema=SCHEMA)
+        stack.enter_context(planted(bug))
+        done = threading.Event()
+        killer = threading.Thread(target=_kill_one, args=(spark, Path(folder), done))
+        if trouble == "kill":
+            killer.start()
+        with client.staging() as staging, _written_slowly(client, done) as swept:
+            rows = stage(frame, table, staging, time=1)
+            done.set()
+            sweeps += len(swept)
+            table.compare_and_append(rows, 0, 2)
+        if trouble == "kill":
+            killer.join()
+    with persist.open(url, writer="w", settings=settings) as client:
+        client.compact()
+        client.compact()
+    attempts = sorted(each.name for each in Path(folder).glob("attempt-*"))
+    return {
+        "attempts": attempts,
+        "killed": (Path(folder) / "killed").exists(),
+        "sweeps": sweeps,
+        "litter": litter(url),
+        "damage": [damage.key for damage in verify(open_blob(url)).damage],
+        "rows": _rows(spark, url),
+    }
+
+
+def _rows(spark: Any, url: str) -> list[int] | str:
+    try:
+        return sorted(row["n"] for row in ps.read(spark, url, "rows", hold=False).collect())
+    except PenstockError as error:
+        return str(error)
+
+
+def in_trouble(folder: str, trouble: str) -> Callable[..., Any]:
+    """What rows go through: a task that leaves a mark and then has the trouble."""
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext  # noqa: TID251
+
+        context = TaskContext.get()
+        part, attempt = context.partitionId(), context.attemptNumber()
+        tables = [pa.Table.from_batches([each]) for each in batches]
+        Path(folder, f"attempt-{part}-{attempt}-{context.taskAttemptId()}").touch()
+        never = threading.Event()
+        for i, table in enumerate(tables):
+            half = table.num_rows // 2
+            for rows in (table.slice(0, half), table.slice(half)):
+                out = rows.append_column("part", pa.repeat(pa.scalar(part, pa.int32()), len(rows)))
+                yield from out.rename_columns(["n", "part"]).to_batches()
+            if trouble == "fail" and attempt == 0 and i == len(tables) - 1:
+                raise RuntimeError("a task that was told to fail")
+            if trouble == "slow" and part == 5 and attempt == 0:
+                SYSTEM_CLOCK.wait(never, 5_000)
+            if trouble == "kill" and part == 5:
+                for _ in range(600):
+                    if Path(folder, "killed").exists():
+                        break
+                    SYSTEM_CLOCK.wait(never, 100)
+
+    return pass_on
+
+
+class _written_slowly:  # noqa: N801 - used as a function.
+    """Sweeps again and again while a job writes."""
+
+    def __init__(self, client: persist.Client, done: threading.Event) -> None:
+        self._client = client
+        self._done = done
+        self.swept: list[int] = []
+        self._thread = threading.Thread(target=self._sweep)
+
+    def __enter__(self) -> list[int]:
+        self._thread.start()
+        return self.swept
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _sweep(self) -> None:
+        while not self._done.is_set():
+            self.swept.append(self._client._upkeep().collector.sweep())
+            SYSTEM_CLOCK.wait(self._done, 100)
+        self.swept.append(self._client._upkeep().collector.sweep())
+
+
+def _kill_one(spark: Any, folder: Path, done: threading.Event) -> None:
+    """Kill an executor once a task has begun, as the kernel would when memory runs out."""
+    while not done.is_set() and not any(folder.glob("attempt-5-*")):
+        SYSTEM_CLOCK.wait(done, 50)
+    victims = executors(spark)
+    if victims and not done.is_set():
+        os.kill(victims[-1], signal.SIGKILL)
+    (folder / "killed").touch()
+
+
+def executors(spark: Any) -> list[int]:
+    """The executors' processes: those children of our own JVM that are ones."""
+    jvm = spark.sparkContext._gateway.proc.pid
+    found: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            command = (stat.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == jvm and b"CoarseGrainedExecutorBackend" in command:
+            found.append(int(stat.parent.name))
+    return sorted(found)
+
+
+@ask
+def reached(spark: Any, url: str, elsewhere: str | None = None) -> tuple[str, str]:
+    """Whether executors see the location; with `elsewhere`, they look in that folder instead."""
+    reach_door._known.clear()
+    looks = reach_door._looks
+
+    def astray(spark: Any, path: str, nonce: str) -> Any:
+        return looks(spark, str(Path(elsewhere or "", Path(path).name)), nonce)
+
+    with mock.patch.object(reach_door, "_looks", astray if elsewhere else looks):
+        try:
+            return "reached", reach_door.reach(spark, url) or ""
+        except PenstockError as error:
+            return "refused", f"{error}\n{error.detail}"
+
+
+@ask
+def damaged(spark: Any, url: str, name: str) -> str:
+    """What a reader of a damaged collection is told."""
+    try:
+        ps.read(spark, url, name, hold=False).collect()
+    except PenstockError as error:
+        return repr(error)
+    return "nothing"
+
+
+def main(questions: BinaryIO, answers: BinaryIO) -> None:
+    spark = ps.session(master=MASTER, config=CONFIG)
+    try:
+        while True:
+            try:
+                name, arguments = pickle.load(questions)
+            except EOFError:
+                return
+            try:
+                answer: Any = ("answer", ASKS[name](spark, **arguments))
+            except BaseException:  # noqa: BLE001 - told, and raised there.
+                answer = ("error", traceback.format_exc())
+            pickle.dump(answer, answers)
+            answers.flush()
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    # SUBTLE: what Spark prints must not get between the answers.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    main(sys.stdin.buffer, out)

@@ -1,0 +1,166 @@
+"""Spark shows what the model tells, at every time, before and after compaction.
+
+A life costs seconds, so `make test` leads few and lets every shape of rows
+have its turn; PENSTOCK_MODEL_EXAMPLES asks for more.
+"""
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from tests.persist.test_scan import (
+    any_merge_is_a_base,
+    forget_what_lies_above_the_base,
+    ignore_until,
+)
+from tests.spark.lives import SHAPES, Life, Shape, check, found
+
+import penstock.spark as ps
+from penstock import persist
+from penstock.persist import scan
+from penstock.persist import spark as door
+
+SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
+EXAMPLES = int(os.environ.get("PENSTOCK_MODEL_EXAMPLES") or 5)
+
+
+def lived(url: str, number: int) -> Life:
+    """The life of that number, at its beginning."""
+    shapes = list(SHAPES.values())
+    return Life(url, shapes[number % len(shapes)], random.Random(f"{SEED} {number}"))
+
+
+@pytest.mark.parametrize("number", range(EXAMPLES))
+def test_spark_shows_every_life_as_the_model_tells_it(spark, tmp_path, number):
+    life = lived(f"file:{tmp_path / 'data'}", number)
+    life.go_on(6)
+    check(spark, life)
+    life.go_on(2)
+    life.give_up()
+    check(spark, life)
+
+
+@pytest.mark.parametrize("number", range(max(EXAMPLES // 5, 1)))
+def test_executors_of_a_cluster_show_it_too(cluster, tmp_path, number):
+    life = lived(f"file:{tmp_path / 'data'}", number + SEED % 5)
+    life.go_on(7)
+    cluster.run("check_life", life=life)
+    life.give_up()
+    cluster.run("check_life", life=life)
+
+
+# Bugs that this must find.
+
+ROWS = Shape(
+    schemas=[
+        pa.schema(
+            [("k", pa.string()), ("x", pa.float64()), ("tags", pa.map_("string", "float64"))]
+        )
+    ],
+    values={},
+    keys=[("k",)],
+)
+
+
+def row(k: str | None, x: float = 1.5, *tags: tuple[str, float | None]) -> dict[str, Any]:
+    return {"k": k, "x": x, "tags": list(tags)}
+
+
+@pytest.fixture(scope="module")
+def eventful(tmp_path_factory: pytest.TempPathFactory) -> list[Life]:
+    """Two lives: of a base with updates above it in the same batch, and of rows there twice."""
+    folder = tmp_path_factory.mktemp("eventful")
+    single, double = (
+        Life(f"file:{folder / name}", ROWS, random.Random(1), inline_bytes=0, part_bytes=100_000)
+        for name in ("single", "double")
+    )
+    single.fold_bytes = double.fold_bytes = 1 << 20
+    with single.led() as (client, table):
+        single.write(table, (row(None), 0, 1), (row("a"), 0, 1), (row("c"), 2, 1))
+        single.write(table, (row("b"), 1, 1), (row("b"), 2, -1), (row("e"), 3, 1))
+        seal(single, table, 4)
+        allow(single, table, 1)
+        client.compact()
+        single.write(table, (row(None), 4, -1), (row("d", 0.0), 4, 1), (row("d", -0.0), 4, 1))
+        single.write(table, (row("m", 1.5, ("a", None)), 4, 1))
+        table.write([(row("never"), 4, 1)]).result()
+        client.discard_unsealed()
+        single.model.updates = [u for u in single.model.updates if u[1] < 4]
+        single.write(table, (row(None), 5, -1), (row("d", 0.0), 5, 1), (row("d", -0.0), 5, 1))
+        single.write(table, (row("m", 1.5, ("a", None)), 5, 1))
+        seal(single, table, 6)
+        bases = [b for b in table.state.batches if b.distinct]
+        assert [(b.lower, b.since, b.upper) for b in bases] == [(1, 1, 4)]
+    with double.led() as (client, table):
+        double.write(table, (row("a"), 0, 2), (row("b"), 0, 1))
+        seal(double, table, 2)
+        double.write(table, (row("b"), 2, 1))
+        allow(double, table, 1)
+        client.compact()
+        double.write(table, (row("a"), 2, -1))
+        seal(double, table, 3)
+        assert any(b.merged and not b.distinct for b in table.state.batches)
+    return [single, double]
+
+
+def seal(life: Life, table: persist.Collection, upper: int) -> None:
+    life.model.upper = upper
+    table.seal(upper).result()
+
+
+def allow(life: Life, table: persist.Collection, since: int) -> None:
+    life.model.since = since
+    table.allow_compaction(since).result()
+
+
+def check_latest(spark: Any, lives: list[Life]) -> None:
+    for life in lives:
+        as_of = life.model.upper - 1
+        contents, _ = found(spark, life.url, [as_of])
+        assert contents[as_of] == life.model.contents(as_of)
+
+
+def test_eventful_lives_are_shown_as_they_are(spark, eventful):
+    for life in eventful:
+        check(spark, life)
+
+
+def keys_joined_as_values() -> Any:
+    """A null is no key."""
+    return mock.patch.object(door.Column, "eqNullSafe", door.Column.__eq__)
+
+
+def zeros_are_equal() -> Any:
+    """0.0 is what -0.0 is."""
+    return mock.patch.object(door, "_mark", return_value=None)
+
+
+def grouped_by_maps() -> Any:
+    """Maps are grouped by as they are, which Spark does wrongly."""
+    return mock.patch.object(door, "_without_maps", return_value=None)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        ignore_until,
+        any_merge_is_a_base,
+        forget_what_lies_above_the_base,
+        keys_joined_as_values,
+        zeros_are_equal,
+        grouped_by_maps,
+    ],
+)
+def test_a_planted_bug_is_found(spark, eventful, bug: Callable[[], Any]):
+    with ExitStack() as stack:
+        stack.enter_context(bug())
+        planned = scan.scan_snapshot
+        stack.enter_context(mock.patch.object(ps, "scan_snapshot", planned))
+        with pytest.raises(AssertionError):
+            check_latest(spark, eventful)
