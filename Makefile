@@ -10,6 +10,7 @@ endif
 RUN := $(VENV)/bin
 PY := $(RUN)/python
 READY := $(VENV)/.ready
+DELTA := .venv-delta
 PIN := $(RUN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make requirements"
 
@@ -55,6 +56,14 @@ soak: setup debian ## the nemesis for FOR seconds; SEED=n replays a run
 bench-persist: setup ## persist measured beside bare files and beside Delta Lake
 	$(PY) benchmarks/persist.py
 
+.PHONY: bench-spark
+bench-spark: setup $(DELTA)/.ready ## collections in Spark beside bare Parquet and beside Delta Lake
+	$(PY) benchmarks/spark.py
+
+$(DELTA)/.ready: requirements-delta.txt pyproject.toml scripts/setup | $(READY)
+	@scripts/setup $(DELTA) $(PY) requirements-delta.txt
+	@touch $@
+
 .PHONY: demo
 demo: setup ## collections: write, kill -9, read the past, verify; then the same on Spark
 	$(PY) examples/persist_demo.py
@@ -64,6 +73,7 @@ demo: setup ## collections: write, kill -9, read the past, verify; then the same
 requirements: setup ## pin requirements*.in again, at the newest versions
 	$(PIN) --upgrade requirements.in -o requirements.txt
 	$(PIN) --upgrade requirements-dev.in -o requirements-dev.txt
+	$(PIN) --upgrade requirements-delta.in -o requirements-delta.txt
 
 .PHONY: clean
 clean: ## remove everything that is not source

@@ -37,6 +37,7 @@ from workload import COLLECTION, SCHEMA, ChangingTable, append, made_quiet, rows
 
 import penstock.persist as persist
 import penstock.spark as ps
+from penstock.persist.state import Stored
 
 __all__ = ["check_same", "timed"]
 
@@ -44,6 +45,9 @@ RETAIN: Final = 10
 """How many batches since stays behind where history is given up as a pipeline does it."""
 
 QUIETLY: Final = persist.Settings(background=False)
+
+DIFFERENT: Final = 3
+"""The exit status when two sides that should give the same rows do not."""
 
 DELTA_PYTHON: Final = Path(__file__).resolve().parent.parent / ".venv-delta" / "bin" / "python"
 
@@ -127,6 +131,7 @@ class Bench:
             for batch in batches
             if lower <= batch.lower and batch.upper <= upper
             for part in batch.parts
+            if isinstance(part, Stored)
         ]
         return [f"{root}/{part.key}" for part in parts]
 
@@ -174,7 +179,7 @@ def _as_of_beside_hand_written(bench: Bench, url: str) -> Measured:
         added = updates.groupBy(*SCHEMA.names).agg(F.sum("mz_diff").alias("there"))
         return added.where(F.col("there") > 0).select(*SCHEMA.names)
 
-    return _compared(bench, lambda: _read(bench, url, bench.latest), theirs, _shape(bench, url))
+    return _compared(bench, lambda: _read(bench, url, bench.latest), theirs, _shape(url))
 
 
 def compacted_vs_parquet(bench: Bench) -> Measured:
@@ -184,7 +189,7 @@ def compacted_vs_parquet(bench: Bench) -> Measured:
         bench,
         lambda: _read(bench, made.url, bench.latest),
         lambda: bench.spark.read.parquet(made.plain),
-        _shape(bench, made.url),
+        _shape(made.url),
         repetitions=11,
     )
 
@@ -196,7 +201,7 @@ def deltas_vs_parquet(bench: Bench) -> Measured:
         bench,
         lambda: _read(bench, made.url, bench.latest + bench.batches // 100),
         lambda: bench.spark.read.parquet(made.plain),
-        _shape(bench, made.url),
+        _shape(made.url),
         repetitions=11,
     )
 
@@ -207,6 +212,7 @@ def changes_vs_parquet(bench: Bench) -> Measured:
     upper = lower + bench.batches // 100
     url = bench.held_off
     files = bench.files(url, lower=lower, upper=upper)
+    assert len(files) == upper - lower, f"{upper - lower} batches have {len(files)} files"
     return _compared(
         bench,
         lambda: ps.changes(bench.spark, url, COLLECTION, lower, upper),
@@ -262,13 +268,19 @@ def vs_delta_time_travel(bench: Bench) -> Measured:
     quick = ["--quick"] if bench.quick else []
     command = [str(DELTA_PYTHON), str(script), "--dir", str(bench.folder), *quick]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode == DIFFERENT:
+        sys.exit(DIFFERENT)
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         return Measured(None, f"spark_delta.py ended with status {done.returncode}")
     told: dict[str, Any] = json.loads(lines[-1])
     name = vs_delta_time_travel.__name__
     raw = told["raw"][name]
-    shown = f"Penstock {raw['ours_s']:.2f} s, Delta Lake {raw['theirs_s']:.2f} s"
+    told_s = raw["told_cores"]["theirs_s"]
+    shown = (
+        f"Penstock {raw['ours_s']:.2f} s, Delta Lake {raw['theirs_s']:.2f} s ({told_s:.2f} s if "
+        f"told how many cores there are), {raw['rows']:,} rows"
+    )
     return Measured(told[name], shown, raw)
 
 
@@ -298,7 +310,9 @@ def check_same(ours: DataFrame, theirs: DataFrame) -> int:
     """How many rows both hold: the same ones, each as often, or this ends."""
     sums = [_content(ours), _content(theirs)]
     if sums[0] != sums[1]:
-        sys.exit(f"the two sides differ: (rows, sum of hashes) {sums[0]} and {sums[1]}")
+        found = f"(rows, sum of hashes) {sums[0]} and {sums[1]}"
+        print(f"the two sides differ: {found}", file=sys.stderr)
+        sys.exit(DIFFERENT)
     return sums[0][0]
 
 
@@ -334,7 +348,7 @@ def _ratio(ours_s: float, theirs_s: float, raw: dict[str, Any]) -> Measured:
     return Measured(ours_s / theirs_s, shown, {"ours_s": ours_s, "theirs_s": theirs_s, **raw})
 
 
-def _shape(bench: Bench, url: str) -> dict[str, Any]:
+def _shape(url: str) -> dict[str, Any]:
     """What upkeep made of a location."""
     with persist.open(url, hold=False) as client:
         state = client.collection(COLLECTION).state

@@ -118,7 +118,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[1],
-        env={**os.environ, "SPARK_HOME": str(home), "XDG_CACHE_HOME": str(folder / "cache")},
+        env={
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        },
     )
     made = Cluster(process)
     try:

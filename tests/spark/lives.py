@@ -306,7 +306,9 @@ class Life:
         self.model.updates += updates
         exact = [({n: stored(v) for n, v in row.items()}, time, d) for row, time, d in updates]
         table.write(exact).result()
-        self.done.append(f"write {[(*self.model.filled(r, tuple(r)), t, d) for r, t, d in updates]}")
+        self.done.append(
+            f"write {[(*self.model.filled(r, tuple(r)), t, d) for r, t, d in updates]}"
+        )
 
     def _step(self, client: persist.Client, table: persist.Collection) -> None:
         match self.chance.choice("wwwwssssacud"):
@@ -422,7 +424,7 @@ def found(
     name: str = NAME,
 ) -> tuple[Contents, Changes]:
     """Contents as of every time and the sums of changes, in one job for each schema there was."""
-    from pyspark.sql import functions as F  # noqa: N812, TID251
+    from pyspark.sql import functions as F  # noqa: N812
 
     frames: dict[tuple[Any, ...], list[Any]] = {}
     for as_of in times:

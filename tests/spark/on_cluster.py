@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from unittest import mock
@@ -31,7 +31,7 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.durable import open_blob
 from penstock.engine.reach import spark as reach_door
-from penstock.errors import PenstockError
+from penstock.errors import Corruption, PenstockError
 from penstock.persist.verify import verify
 from penstock.persist.writing.spark import stage
 
@@ -50,6 +50,8 @@ CONFIG: Final = {
 }
 
 ASKS: Final[dict[str, Callable[..., Any]]] = {}
+
+PARTS: Final = 3
 
 SCHEMA: Final = pa.schema([("n", pa.int64()), ("part", pa.int32())])
 
@@ -73,12 +75,15 @@ def troubled(
 ) -> dict[str, Any]:
     """Append 0..999 by tasks in trouble, sweeping meanwhile; then what is there."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    frame = spark.range(0, 1_000, 1, 6).mapInArrow(in_trouble(folder, trouble), "n long, part int")
+    frame = spark.range(0, 1_000, 1, PARTS).mapInArrow(
+        in_trouble(folder, trouble), "n long, part int"
+    )
     settings = by_hand(inline_bytes=0, part_bytes=1_000)
     sweeps = 0
     with ExitStack() as stack:
         client = stack.enter_context(persist.open(url, writer="w", settings=settings))
         table = client.create_or_load("rows", schema=SCHEMA)
+        reach_door.reach(spark, url)  # As append does, and while all executors live.
         stack.enter_context(planted(bug))
         done = threading.Event()
         killer = threading.Thread(target=_kill_one, args=(spark, Path(folder), done))
@@ -91,7 +96,7 @@ def troubled(
             table.compare_and_append(rows, 0, 2)
         if trouble == "kill":
             killer.join()
-    with persist.open(url, writer="w", settings=settings) as client:
+    with persist.open(url, writer="w", settings=settings) as client, suppress(Corruption):
         client.compact()
         client.compact()
     attempts = sorted(each.name for each in Path(folder).glob("attempt-*"))
@@ -116,7 +121,7 @@ def in_trouble(folder: str, trouble: str) -> Callable[..., Any]:
     """What rows go through: a task that leaves a mark and then has the trouble."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext  # noqa: TID251
+        from pyspark import TaskContext
 
         context = TaskContext.get()
         part, attempt = context.partitionId(), context.attemptNumber()
@@ -130,13 +135,14 @@ def in_trouble(folder: str, trouble: str) -> Callable[..., Any]:
                 yield from out.rename_columns(["n", "part"]).to_batches()
             if trouble == "fail" and attempt == 0 and i == len(tables) - 1:
                 raise RuntimeError("a task that was told to fail")
-            if trouble == "slow" and part == 5 and attempt == 0:
-                SYSTEM_CLOCK.wait(never, 5_000)
-            if trouble == "kill" and part == 5:
-                for _ in range(600):
-                    if Path(folder, "killed").exists():
-                        break
-                    SYSTEM_CLOCK.wait(never, 100)
+            waited = {
+                "slow": lambda: len([*Path(folder).glob(f"attempt-{part}-*")]) > 1,
+                "kill": Path(folder, "killed").exists,
+            }.get(trouble)
+            for _ in range(1_200 if waited and part == PARTS - 1 and attempt == 0 else 0):
+                if waited():
+                    break
+                SYSTEM_CLOCK.wait(never, 100)
 
     return pass_on
 
@@ -160,14 +166,14 @@ class _written_slowly:  # noqa: N801 - used as a function.
 
     def _sweep(self) -> None:
         while not self._done.is_set():
-            self.swept.append(self._client._upkeep().collector.sweep())
+            self.swept.append(self._client._upkeep()._collector.sweep())
             SYSTEM_CLOCK.wait(self._done, 100)
-        self.swept.append(self._client._upkeep().collector.sweep())
+        self.swept.append(self._client._upkeep()._collector.sweep())
 
 
 def _kill_one(spark: Any, folder: Path, done: threading.Event) -> None:
     """Kill an executor once a task has begun, as the kernel would when memory runs out."""
-    while not done.is_set() and not any(folder.glob("attempt-5-*")):
+    while not done.is_set() and not any(folder.glob(f"attempt-{PARTS - 1}-*")):
         SYSTEM_CLOCK.wait(done, 50)
     victims = executors(spark)
     if victims and not done.is_set():

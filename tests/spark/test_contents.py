@@ -8,7 +8,6 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -59,9 +58,7 @@ def test_executors_of_a_cluster_show_it_too(cluster, tmp_path, number):
 
 ROWS = Shape(
     schemas=[
-        pa.schema(
-            [("k", pa.string()), ("x", pa.float64()), ("tags", pa.map_("string", "float64"))]
-        )
+        pa.schema([("k", pa.string()), ("x", pa.float64()), ("tags", pa.map_("string", "float64"))])
     ],
     values={},
     keys=[("k",)],

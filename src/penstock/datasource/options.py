@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.errors import UsageError
 
-__all__ = ["BatchOptions", "StreamOptions", "parse"]
+__all__ = ["BatchOptions", "StreamOptions", "WriteOptions", "parse", "parse_writing"]
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -24,6 +24,7 @@ TASK_BYTES: Final = 1 << 30
 _COMMON: Final = ("location", "collection", "hold")
 _BATCH: Final = ("asOf", "holdFor", "maxTaskBytes")
 _STREAM: Final = ("startAt", "snapshot", "maxRowsPerTrigger", "maxTaskBytes")
+_WRITE: Final = ("key", "lockTimeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,27 +60,47 @@ class StreamOptions:
     max_task_bytes: int = TASK_BYTES
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """Where rows are appended."""
+
+    location: str
+    collection: str
+    key: tuple[str, ...] = ()
+    """The columns that identify a row of a new collection."""
+
+    lock_timeout_ms: int = 600_000
+    """How long to wait for another writer."""
+
+
+def parse_writing(options: Mapping[str, str]) -> WriteOptions:
+    """The options of a write as values.
+
+    Raises:
+        UsageError: one is missing, not known or not understood.
+    """
+    given = _named_once(options)
+    _refuse_unknown(given, (*_COMMON[:2], *_WRITE))
+    location, collection = _target(given)
+    return WriteOptions(
+        location=location,
+        collection=collection,
+        key=tuple(name.strip() for name in given.get("key", "").split(",") if name.strip()),
+        lock_timeout_ms=_duration_ms(given.get("locktimeout", "10m"), "lockTimeout"),
+    )
+
+
 def parse(options: Mapping[str, str]) -> BatchOptions | StreamOptions:
     """The options as values.
 
     Raises:
         UsageError: one is missing, not known or not understood.
     """
-    given = {name.lower(): value for name, value in options.items()}
-    if "path" in given:
-        if "collection" in given and given["collection"] != given["path"]:
-            raise UsageError(
-                f'two collections are named: "{given["path"]}" and "{given["collection"]}"',
-                hint="Name it once: in load(…), or in the option collection.",
-            )
-        given["collection"] = given.pop("path")
+    given = _named_once(options)
     streamed = "startat" in given
     known = (*_COMMON, *(_STREAM if streamed else _BATCH))
     _check_known(given, known, streamed=streamed)
-    location = _required(given, "location", hint="Give the URL of a lake or a storage location.")
-    collection = _required(
-        given, "collection", hint="Name it in load(…), or in the option collection."
-    )
+    location, collection = _target(given)
     max_task_bytes = _number(given, "maxTaskBytes", TASK_BYTES)
     if not streamed:
         return BatchOptions(
@@ -104,6 +125,37 @@ def parse(options: Mapping[str, str]) -> BatchOptions | StreamOptions:
     )
 
 
+def _named_once(options: Mapping[str, str]) -> dict[str, str]:
+    """The options in lower case, with the collection under its own name."""
+    given = {name.lower(): value for name, value in options.items()}
+    if "path" in given:
+        if "collection" in given and given["collection"] != given["path"]:
+            raise UsageError(
+                f'two collections are named: "{given["path"]}" and "{given["collection"]}"',
+                hint="Name it once: in load(…) or save(…), or in the option collection.",
+            )
+        given["collection"] = given.pop("path")
+    return given
+
+
+def _target(given: Mapping[str, str]) -> tuple[str, str]:
+    return (
+        _required(given, "location", hint="Give the URL of a lake or a storage location."),
+        _required(
+            given, "collection", hint="Name it in load(…) or save(…), or in the option collection."
+        ),
+    )
+
+
+def _refuse_unknown(given: Mapping[str, str], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(given) - {name.lower() for name in known})
+    if unknown:
+        raise UsageError(
+            f'format "penstock" has no option "{unknown[0]}"',
+            hint=f"It has {', '.join(known)}.",
+        )
+
+
 def _check_known(given: Mapping[str, str], known: tuple[str, ...], *, streamed: bool) -> None:
     unknown = sorted(set(given) - {name.lower() for name in known})
     if not unknown:
@@ -112,9 +164,7 @@ def _check_known(given: Mapping[str, str], known: tuple[str, ...], *, streamed: 
     other = _BATCH if streamed else _STREAM
     meant = {each.lower(): each for each in other}.get(name)
     if meant is None:
-        raise UsageError(
-            f'format "penstock" has no option "{name}"', hint=f"It has {', '.join(known)}."
-        )
+        _refuse_unknown(given, known)
     if streamed:
         raise UsageError(
             f'option "{meant}" does not go together with "startAt"',

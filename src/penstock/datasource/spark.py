@@ -24,9 +24,10 @@ from penstock.data.shown import shown
 from penstock.datasource.contents import Contents, find_contents, plan_contents
 from penstock.datasource.filters import Asks, Condition, filtered, takes
 from penstock.datasource.follow import Followed, Follower, find_followed
-from penstock.datasource.options import BatchOptions, StreamOptions, parse
+from penstock.datasource.options import BatchOptions, StreamOptions, parse, parse_writing
 from penstock.datasource.reading import Task, rows_of, updates_of
 from penstock.datasource.stream import Offset
+from penstock.datasource.writing.spark import CollectionWriter
 from penstock.errors import UsageError
 from penstock.persist.state import columns_of, stored_columns_of
 from penstock.persist.tasks import ROWS_AT_ONCE
@@ -97,19 +98,29 @@ class PenstockSource(ds.DataSource):
         return ChangesReader(found, options, shown(columns))
 
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
-        """Not yet."""
-        raise UsageError(
-            'format "penstock" cannot be written to',
-            hint="Write with penstock.persist.",
+        """For `df.write`."""
+        if overwrite:
+            raise UsageError(
+                'format "penstock" cannot be overwritten',
+                detail="A collection keeps what it was; rows are added at the next time.",
+                hint='Write with mode("append").',
+            )
+        options = parse_writing(self.options)
+        return CollectionWriter(
+            schema,
+            location=options.location,
+            collection=options.collection,
+            key=options.key,
+            patience_ms=options.lock_timeout_ms,
         )
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> ds.DataSourceStreamWriter:
-        """Not yet."""
+        """Refused: two commit logs, Spark's and ours, would have to agree."""
         raise UsageError(
             'streams cannot be written to format "penstock"',
-            hint="Write with penstock.persist.",
+            hint="Append each micro-batch with penstock.spark.append in foreachBatch.",
         )
 
     def _find(self) -> tuple[Contents | Followed, pa.Schema]:

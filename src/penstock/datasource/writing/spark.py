@@ -12,6 +12,7 @@ job whose rows may be there: read before writing again.
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.errors import InternalError
+from penstock.errors import Fenced, InternalError
 from penstock.persist import Appended, Baton, Settings, Staged, take_up
 from penstock.persist.writing.own import check_own, open_for_job, own_collection, own_location
 from penstock.persist.writing.spark import arrow_schema, share_of
@@ -80,5 +81,6 @@ class CollectionWriter(DataSourceArrowWriter):
                 )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Give the lock back; what was written is garbage."""
-        take_up(self._baton, settings=SETTINGS).close()
+        """Give the lock back, unless a failed commit did; what was written is garbage."""
+        with suppress(Fenced):
+            take_up(self._baton, settings=SETTINGS).close()

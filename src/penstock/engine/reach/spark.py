@@ -8,6 +8,7 @@ memory:    no way; its contents are in one process, and tasks in others
 
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -141,11 +142,10 @@ def _looks(spark: SparkSession, path: str, nonce: str) -> list[tuple[str, bool]]
     slots = PROBES
     if not connect(spark):
         slots = spark.sparkContext.defaultParallelism
-        try:
-            # All at once, so that every executor has its share.
+        # All at once, so that every executor has its share; not possible with dynamic
+        # allocation, and then those look that come.
+        with suppress(PySparkException):
             looked = _probes(spark, slots).mapInArrow(look, LOOKED, barrier=True).collect()
-        except PySparkException:
-            pass  # Not possible with dynamic allocation; then those that come.
     if looked is None:
         looked = _probes(spark, slots).mapInArrow(look, LOOKED).collect()
     return [(row["host"], row["seen"]) for row in looked]

@@ -1,0 +1,126 @@
+"""`df.write.format("penstock")` on the real Spark."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock.spark as ps
+from penstock import persist
+from penstock.errors import UsageError
+from penstock.persist.writing.own import open_for_job
+from tests.faults.inspect import litter
+
+ROWS = 1_000
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return f"file:{tmp_path / 'lake'}"
+
+
+def numbers(spark: SparkSession, rows: int = ROWS) -> DataFrame:
+    return spark.range(0, rows, 1, 4).selectExpr("id", "id % 7 as part", "cast(id as string) name")
+
+
+def write(frame: DataFrame, lake: str, mode: str = "append", **options: str) -> None:
+    frame.write.format("penstock").mode(mode).options(location=lake, **options).save("mine")
+
+
+def refused(frame: DataFrame, lake: str, mode: str = "append", **options: str) -> str:
+    # What a commit raises comes as the JVM's, with our text.
+    with pytest.raises((PySparkException, Py4JJavaError)) as caught:
+        write(frame, lake, mode, **options)
+    return str(caught.value)
+
+
+def test_rows_are_added_at_the_next_time(spark: SparkSession, lake: str) -> None:
+    write(numbers(spark), lake, key="id")
+    first = ps.read(spark, lake, "mine")
+    write(numbers(spark, 10), lake)
+    assert first.count() == ROWS  # A reading stays at its time.
+    both = ps.read(spark, lake, "mine")
+    assert both.count() == ROWS + 10
+    assert both.where("id = 3").collect() == [(3, 3, "3")] * 2
+    with persist.open(f"{lake}/user", hold=False) as client:
+        assert client.state.writer is None
+        assert client.collection("mine").state.schemas[-1].key == ("id",)
+    assert not litter(f"{lake}/user")
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_written(
+    spark: SparkSession, lake: str
+) -> None:
+    frame = numbers(spark)
+    write(frame, lake)
+    assert "rows do not have the columns" in refused(frame.drop("part"), lake)
+    assert 'column "part"' in refused(frame.withColumn("part", frame.name), lake)
+    assert "cannot be overwritten" in refused(frame, lake, "overwrite")
+    assert 'no option "locktimout"' in refused(frame, lake, lockTimout="1s")
+    assert "has another key" in refused(frame, lake, key="name")
+    assert ps.read(spark, lake, "mine").count() == ROWS
+    write(frame, lake)  # None of them left the lock behind.
+
+
+def test_nulls_where_none_may_be_are_refused_after_the_tasks_and_release_the_lock(
+    spark: SparkSession, lake: str
+) -> None:
+    with persist.open(f"{lake}/user", writer="maker") as client:
+        columns = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+        client.create_or_load("mine", schema=columns)
+    frame = spark.range(100).selectExpr("nullif(id, 50) as id")
+    assert 'column "id" for collection "mine" holds nulls' in refused(frame, lake)
+    write(spark.range(10), lake)
+    assert ps.read(spark, lake, "mine").count() == 10
+
+
+def test_a_failed_job_adds_nothing_and_releases_the_lock(spark: SparkSession, lake: str) -> None:
+    broken = numbers(spark).selectExpr("if(id = 999, raise_error('no'), id) as id")
+    with pytest.raises((PySparkException, Py4JJavaError)):
+        write(broken, lake)
+    write(numbers(spark).select("id"), lake)
+    assert ps.read(spark, lake, "mine").count() == ROWS
+    with persist.open(f"{lake}/user", writer="upkeep") as client:
+        client.compact()
+    assert not litter(f"{lake}/user")
+
+
+def test_collections_of_others_are_refused(spark: SparkSession, lake: str) -> None:
+    columns = pa.schema([("id", pa.int64())])
+    with persist.open(f"{lake}/shop", writer="source") as client:
+        client.create_or_load("mine", schema=columns)
+    assert "belongs to storage location" in refused(spark.range(1), lake)
+    with persist.open(f"{lake}/user", writer="source") as client:
+        client.create_or_load("orders", schema=columns, owner='source "shop"')
+    with pytest.raises(UsageError) as caught:
+        ps.append(spark.range(1), lake, "orders")
+    assert 'belongs to source "shop"' in str(caught.value)
+
+
+def test_jobs_take_turns(spark: SparkSession, lake: str) -> None:
+    with persist.open(f"{lake}/user", writer="other"):
+        said = refused(spark.range(1), lake, lockTimeout="1s")
+    assert 'is being written by "other"' in said
+    write(spark.range(1), lake)
+
+
+def test_the_lock_of_a_dead_job_is_given_up(lake: str, tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    settings = persist.Settings(background=False)
+    left = open_for_job(f"{lake}/user", patience_ms=0, settings=settings, pid=dead.pid)
+    with left.staging() as staging:
+        baton = left.hand_over(staging)
+    next_one = open_for_job(f"{lake}/user", patience_ms=0, settings=settings)
+    with next_one, pytest.raises(persist.LockHeld):  # Ours is alive, and is waited for.
+        open_for_job(f"{lake}/user", patience_ms=0, settings=settings)
+    assert baton.writer.startswith(f"spark-{socket.gethostname()}-{dead.pid}-")
+    assert str(os.getpid()) != str(dead.pid)
