@@ -23,6 +23,8 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.fix_objects import ObjectServer
+
 MASTER: Final = "local[2]"
 
 JVM_ENDS_WITHIN_S: Final = 120
@@ -102,8 +104,10 @@ class Cluster:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two executors of one core each, with speculation on."""
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, object_server: "ObjectServer"
+) -> Iterator[Cluster]:
+    """Two executors of one core each, with speculation on, that know the S3 server."""
     import pyspark
 
     folder = tmp_path_factory.mktemp("cluster")
@@ -120,6 +124,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cwd=Path(__file__).parents[1],
         env={
             **os.environ,
+            **object_server.environment,
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "XDG_CACHE_HOME": str(folder / "cache"),

@@ -222,6 +222,23 @@ def damaged(spark: Any, url: str, name: str) -> str:
     return "nothing"
 
 
+@ask
+def round_trip(spark: Any, url: str) -> dict[str, Any]:
+    """Append twice, and read what is there, what was there, and what changed."""
+    chosen: list[Any] = []
+    with mock.patch.object(reach_door.log, "info", lambda *_, extra: chosen.append(extra)):
+        frame = spark.range(0, 100, 1, 2).selectExpr("id", "cast(id as string) as name")
+        at = ps.append(frame, url, "numbers", key=["id"])
+        more = frame.where("id < 1").selectExpr("id + 100 as id", "name")
+        later = ps.append(more, url, "numbers")
+        return {
+            "first": ps.read(spark, url, "numbers", at).count(),
+            "all": sorted(row["id"] for row in ps.read(spark, url, "numbers").collect()),
+            "changed": ps.changes(spark, url, "numbers", at + 1, later + 1).count(),
+            "readers": sorted({str(extra) for extra in chosen}),
+        }
+
+
 def main(questions: BinaryIO, answers: BinaryIO) -> None:
     spark = ps.session(master=MASTER, config=CONFIG)
     try:

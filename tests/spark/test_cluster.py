@@ -70,3 +70,14 @@ def test_damage_that_an_executor_meets_is_our_error(cluster, url):
     told = cluster.run("damaged", url=url, name="rows")
     assert told.startswith("Corruption(")
     assert key in told
+
+
+def test_a_location_on_s3_is_written_and_read_by_tasks(cluster, object_url):
+    """With nothing but what pip installs: Spark itself has no S3 file system then."""
+    found = cluster.run("round_trip", url=object_url)
+    assert found["first"] == 100
+    assert found["all"] == list(range(101))
+    assert found["changed"] == 1
+    (reader,) = found["readers"]
+    assert "'reader': 'tasks'" in reader
+    assert "Spark has no S3 file system" in reader

@@ -127,9 +127,8 @@ def test_a_flipped_byte_is_found_or_changes_nothing(lenient, kept):
     every = [chance.choice(region) for region in where.values()]
     more = [chance.randrange(len(kept.sound)) for _ in range(FLIPS - len(every))]
     found = {at: check_flip(lenient, kept, at) for at in [*every, *more]}
-    for name, region in where.items():
-        if name.startswith(("page", "dictionary of k", "footer", "length", "magic at the end")):
-            assert any(found[at] for at in found if at in region), name
+    for name in ("page of k", "page of n", "footer", "length of the footer", "magic at the end"):
+        assert any(found[at] for at in found if at in where[name]), name
 
 
 @pytest.mark.parametrize("name", ["footer", "page of k"])
@@ -161,17 +160,18 @@ ACTIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_every_way_to_read_finds_damage_and_loss(lenient, kept, action):
+    # A new plan each time, from the same scan: a plan remembers how it failed.
     frame = ps.read(lenient, kept.url, "rows", hold=False)
     try:
         kept.flip(regions(kept.sound)["page of n"][-1])
         with pytest.raises(Corruption, match=kept.key):
-            ACTIONS[action](frame)
+            ACTIONS[action](frame.select("*"))
         kept.file.unlink()
         with pytest.raises(Corruption, match=kept.key):
-            ACTIONS[action](frame)
+            ACTIONS[action](frame.select("*"))
     finally:
         kept.restore()
-    ACTIONS[action](frame)
+    ACTIONS[action](frame.select("*"))
 
 
 def test_a_file_that_is_gone_before_the_plan_is_named(lenient, kept, kept_by_tasks):

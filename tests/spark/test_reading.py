@@ -1,7 +1,6 @@
 """What can be asked of a lake from Spark, what is answered, and how it is planned."""
 
 import gc
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -275,25 +274,6 @@ def test_a_reading_without_a_hold_says_so_when_compaction_gets_in_its_way(spark,
 
 
 # Other ways to the files.
-
-
-def test_a_location_on_s3_is_read_and_written_by_tasks(spark, object_url, caplog):
-    caplog.set_level(logging.INFO, "penstock.engine")
-    frame = spark.range(100).selectExpr("id", "cast(id as string) as name")
-    at = ps.append(frame, object_url, "numbers", key=["id"])
-    assert (
-        ps.append(frame.where("id < 1").selectExpr("id + 100 as id", "name"), object_url, "numbers")
-        > at
-    )
-    assert ps.read(spark, object_url, "numbers", at).count() == 100
-    found = ps.read(spark, object_url, "numbers")
-    assert sorted(row["id"] for row in found.collect()) == list(range(101))
-    changes = ps.changes(spark, object_url, "numbers", at + 1, "latest")
-    assert changes.count() == 0
-    assert ps.changes(spark, object_url, "numbers", 0, at + 1).count() == 100
-    chosen = {getattr(record, "reader", None) for record in caplog.records} - {None}
-    assert chosen <= {"tasks"}
-    assert [r for r in caplog.records if r.getMessage() == "reader chosen"]
 
 
 def test_rows_that_do_not_fit_are_refused_and_nothing_is_left(spark, lake):

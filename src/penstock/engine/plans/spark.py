@@ -9,17 +9,19 @@ function of a map. In a classic session these are objects of the JVM, where
 weak references tell when the last plan that shares them is gone; over Connect
 they are objects here.
 
-*Failure.* PySpark turns every exception of the JVM into one of Python in one
-function. We stand before it, and give an exception that names one of our files
-back as ours.
+*Failure.* PySpark turns every exception of the JVM, or of a Connect server, into
+one of Python in one function. We stand before it, and give an exception that
+names one of our files back as ours.
 """
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.errors.exceptions import captured
 from pyspark.sql import DataFrame
 
@@ -51,29 +53,56 @@ def when_unused(frame: DataFrame, call: Callable[[], None]) -> None:
 
 def explain_failures(explain: Callable[[str, str], Exception | None]) -> None:
     """Let `explain(path, reason)` turn the failure to read a file into an error of ours, or not."""
-    if explain in _explanations:
-        return
-    _explanations.append(explain)
-    if not getattr(captured.convert_exception, "explains", False):
-        setattr(captured, "convert_exception", _explaining(captured.convert_exception))  # noqa: B010 - of another type.
+    if explain not in _explanations:
+        _explanations.append(explain)
+    # SUBTLE: the client of Connect is asked of `sys.modules`, because importing it needs
+    # grpc; and it, not where the function is defined, because it has taken the name along.
+    remote: Any = sys.modules.get("pyspark.sql.connect.client.core")
+    _stand_before(captured, _unreadable)
+    if remote is not None:
+        _stand_before(remote, None)
 
 
 _explanations: Final[list[Callable[[str, str], Exception | None]]] = []
 
 
-def _explaining(convert: Callable[[Any], Exception]) -> Callable[[Any], Exception]:
-    def converted(error: Any) -> Exception:
-        found = _unreadable(error)
+Unreadable = Callable[[Any], tuple[str, str] | None]
+"""Finds the file that could not be read, and why, in an exception of the JVM."""
+
+
+def _stand_before(module: Any, unreadable: Unreadable | None) -> None:
+    """Explain what `module` makes of exceptions; without `unreadable`, what it made of them."""
+    convert: Callable[..., Exception] = module.convert_exception
+    if getattr(convert, "explains", False):
+        return
+
+    def converted(error: Any, *others: Any, **named: Any) -> Exception:
+        made = convert(error, *others, **named)
+        found = _told(made) if unreadable is None else unreadable(error)
         if found is not None:
             for explain in _explanations:
                 ours = explain(*found)
                 if ours is not None:
-                    ours.__cause__ = convert(error)
+                    ours.__cause__ = made
                     return ours
-        return convert(error)
+        return made
 
     converted.explains = True  # type: ignore[attr-defined]
-    return converted
+    module.convert_exception = converted
+
+
+def _told(made: Exception) -> tuple[str, str] | None:
+    """The same from an exception of Connect, which has no causes but tells of them."""
+    if not isinstance(made, PySparkException) or not _names_a_file(made.getCondition()):
+        return None
+    path = (made.getMessageParameters() or {}).get("path")
+    lines = str(made).strip().splitlines()
+    causes = [line.partition(": ")[2] for line in lines if line.startswith("Caused by: ")]
+    return None if path is None else (path, causes[-1] if causes else lines[0])
+
+
+def _names_a_file(condition: str | None) -> bool:
+    return (condition or "").partition(".")[0] in UNREADABLE and condition != MISTYPED
 
 
 def _unreadable(error: Any) -> tuple[str, str] | None:
@@ -83,10 +112,9 @@ def _unreadable(error: Any) -> tuple[str, str] | None:
     for cause in _causes(error):
         try:
             last = str(cause.getMessage() or cause.getClass().getSimpleName())
-            if found is None and hasattr(cause, "getCondition"):
-                condition = str(cause.getCondition() or "")
-                if condition.partition(".")[0] in UNREADABLE and condition != MISTYPED:
-                    found = str(cause.getMessageParameters().get("path"))
+            told = hasattr(cause, "getCondition") and _names_a_file(cause.getCondition())
+            if found is None and told:
+                found = str(cause.getMessageParameters().get("path"))
         except Py4JError:
             continue
     return None if found is None else (found, last.partition("\n")[0])
@@ -125,12 +153,15 @@ class _Watch:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._watched: list[tuple[list[Any], Callable[[], None]]] = []
+        self._watched: dict[int, tuple[list[Any], Callable[[], None]]] = {}
+        self._next = 0
         self._running = False
 
     def add(self, references: list[Any], call: Callable[[], None]) -> None:
         with self._lock:
-            self._watched.append((references, call))
+            # By number: comparing references would ask the JVM.
+            self._watched[self._next] = (references, call)
+            self._next += 1
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="penstock-plans", daemon=True).start()
@@ -138,13 +169,15 @@ class _Watch:
     def look(self) -> None:
         """Call what is due."""
         with self._lock:
-            watched = list(self._watched)
-        gone = [each for each in watched if not any(map(_alive, each[0]))]
-        with self._lock:
-            self._watched = [each for each in self._watched if each not in gone]
-        for _, call in gone:
+            watched = dict(self._watched)
+        gone = [n for n, (references, _) in watched.items() if not any(map(_alive, references))]
+        for number in gone:
+            with self._lock:
+                due = self._watched.pop(number, None)
+            if due is None:
+                continue
             try:
-                call()
+                due[1]()
             except Exception as error:  # noqa: BLE001 - the thread's door: the others go on.
                 log.warning("a reading could not be ended", extra=fields(error=str(error)))
 

@@ -1,0 +1,69 @@
+"""What a user of Spark Connect does, in a process of its own; prints what came of it as JSON.
+
+python -m tests.spark.on_connect <folder>
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from tests.persist.shop import by_hand
+
+import penstock.spark as ps
+from penstock import persist
+from penstock.engine.java import find_java, launcher_home
+from penstock.errors import PenstockError
+
+SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64())])
+
+
+def done(spark: Any, lake: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    frame = spark.range(0, 100, 1, 2).selectExpr("id", "cast(id as string) as name")
+    at = ps.append(frame, lake, "mine", key=["id"])
+    found["appended"] = ps.read(spark, lake, "mine").count()
+    found["changes"] = ps.changes(spark, lake, "mine", 0, at + 1).count()
+    settings = by_hand(inline_bytes=0, young_ms=3_600_000)
+    with persist.open(f"{lake}/other", writer="w", settings=settings) as client:
+        table = client.create_or_load("rows", schema=SCHEMA, key_columns=["k"])
+        table.write([({"k": k, "x": -0.0}, 0, 1) for k in ("a", "b", None)]).result()
+        table.seal(1).result()
+        table.write([({"k": None, "x": -0.0}, 1, -1), ({"k": "b", "x": 0.0}, 1, 1)]).result()
+        table.seal(2).result()
+    rows = ps.read(spark, lake, "rows")
+    found["rows"] = sorted(map(str, rows.collect()))
+    derived = rows.where("k = 'a'")
+    del rows
+    gc.collect()
+    found["kept"] = len(ps.READINGS.statistics())
+    del derived
+    gc.collect()
+    found["kept later"] = len(ps.READINGS.statistics())
+    rows = ps.read(spark, lake, "rows")
+    for file in Path(lake.removeprefix("file:"), "other").rglob("*.parquet"):
+        file.unlink()
+    try:
+        rows.collect()
+    except PenstockError as error:
+        found["lost"] = repr(error)
+    return found
+
+
+def main(folder: str) -> None:
+    os.environ |= {"JAVA_HOME": str(launcher_home(find_java())), "PYSPARK_PYTHON": sys.executable}
+    builder: Any = SparkSession.builder
+    spark = builder.remote("local[2]").getOrCreate()
+    try:
+        found = done(spark, f"file:{folder}/lake")
+    finally:
+        spark.stop()
+    Path(folder, "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
