@@ -80,7 +80,7 @@ class Cluster:
 
     process: "subprocess.Popen[bytes]"
 
-    def run(self, name: str, **arguments: Any) -> Any:
+    def run(self, name: str, /, **arguments: Any) -> Any:
         """Have it do what `on_cluster.py` knows under that name."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None

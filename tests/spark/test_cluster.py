@@ -21,7 +21,7 @@ def url(tmp_path: Path) -> str:
     return f"file:{tmp_path / 'data'}"
 
 
-@pytest.mark.parametrize("trouble", ["fail", "slow", "kill"])
+@pytest.mark.parametrize("trouble", ["fail", "lost", "kill"])
 def test_rows_that_tasks_in_trouble_write_are_there_once(cluster, url, tmp_path, trouble):
     found = cluster.run("troubled", url=url, folder=f"{tmp_path}/marks", trouble=trouble)
     assert found["rows"] == ALL
@@ -34,7 +34,7 @@ def test_rows_that_tasks_in_trouble_write_are_there_once(cluster, url, tmp_path,
 
 @pytest.mark.parametrize("bug", ["sweep_by_age"])
 def test_a_sweep_that_takes_what_is_about_to_be_linked_is_found(cluster, url, tmp_path, bug):
-    found = cluster.run("troubled", url=url, folder=f"{tmp_path}/marks", trouble="slow", bug=bug)
+    found = cluster.run("troubled", url=url, folder=f"{tmp_path}/marks", trouble="lost", bug=bug)
     assert found["rows"] != ALL
     assert found["damage"] != []
 

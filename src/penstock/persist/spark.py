@@ -60,6 +60,9 @@ BROADCAST_ROWS: Final = 4_000_000
 
 LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 
+ONE_TASK_ROWS: Final = 500_000
+ONE_TASK_PARTS: Final = 32
+
 PER_READ: Final = {
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
@@ -90,11 +93,14 @@ class Scanner:
         joinable = not any(_holds(kinds[name].dataType, (T.MapType,)) for name in scan.key)
         if not scan.base or (scan.rest and not joinable):
             updates = self._updates(scan.collection, (*scan.base, *scan.rest), scan.schema)
+            if not scan.base:
+                updates = _gathered(updates, scan)
             return _repeated(_never_negative(_net(updates, names), scan), names)
         base = self._updates(scan.collection, scan.base, scan.schema).select(*map(_quoted, names))
         if not scan.rest:
             return base
-        added = _net(self._updates(scan.collection, scan.rest, scan.schema), names)
+        updates = self._updates(scan.collection, scan.rest, scan.schema)
+        added = _net(_gathered(updates, scan), names)
         taken = added.where(F.col(DIFF) < 0)
         brought = _repeated(added.where(F.col(DIFF) > 0), names)
         keys = [identity for name in scan.key for identity in _identity(kinds[name])]
@@ -286,6 +292,12 @@ def _net(updates: DataFrame, names: Sequence[str]) -> DataFrame:
     total = F.sum(DIFF).alias(DIFF)
     grouped = updates.groupBy(*by).agg(total, *sums).where(F.col(DIFF) != 0)
     return grouped.select(*back, F.col(DIFF))
+
+
+def _gathered(updates: DataFrame, scan: SnapshotScan) -> DataFrame:
+    """A rest that one task adds up sooner than a shuffle would begin."""
+    few = scan.rest_rows <= ONE_TASK_ROWS and len(scan.rest) <= ONE_TASK_PARTS
+    return updates.coalesce(1) if few else updates
 
 
 def _repeated(added: DataFrame, names: Sequence[str]) -> DataFrame:
