@@ -215,12 +215,23 @@ def _common_time(found: Sequence[_Found], as_of: int | str | None) -> int:
 def _explain(path: str, reason: str) -> Exception | None:
     """A file of a location that Spark could not read is damaged, or gone."""
     plain = _plain(unquote(path))
-    for url in list(READINGS.statistics()):
-        root = _plain(url)
-        if plain.startswith(f"{root}/"):
-            detail = f"Spark could not read it: {reason.rstrip('.')}."
-            return Corruption(plain.removeprefix(f"{root}/"), where=url, detail=detail)
+    for url, held in READINGS.held().items():
+        key = plain.removeprefix(f"{_plain(url)}/")
+        if key == plain:
+            continue
+        if not held:
+            return UsageError(
+                f'object "{key}" of location "{url}" could not be read',
+                detail=f"{_sentence(reason)} The reading had no hold, so compaction may have "
+                "removed it.",
+                hint="Read again, or with hold=True.",
+            )
+        return Corruption(key, where=url, detail=f"Spark could not read it. {_sentence(reason)}")
     return None
+
+
+def _sentence(reason: str) -> str:
+    return f"{reason.rstrip('.')}."
 
 
 def _plain(path: str) -> str:

@@ -55,6 +55,11 @@ class Readings:
             kept = stack.pop_all()
         return Reading(client, claim, kept.close)
 
+    def held(self) -> dict[str, bool]:
+        """The storage locations that are being read, and whether all of that is held."""
+        with self._lock:
+            return {url: (url, False) not in self._shared for url, _ in self._shared}
+
     def statistics(self) -> dict[str, int]:
         """How many readings there are of each storage location."""
         with self._lock:

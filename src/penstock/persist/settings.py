@@ -24,7 +24,7 @@ class Settings:
     inline_bytes: int = 16 << 10
     """Batches up to this size travel inside the log entry."""
 
-    part_bytes: int = 128 << 20
+    part_bytes: int = 64 << 20
     """Larger batches are split into Parquet objects of about this size."""
 
     merge_bytes: int = 512 << 20

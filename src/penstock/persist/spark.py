@@ -50,6 +50,7 @@ from penstock.persist.state import (
     columns_of,
     stored_columns_of,
 )
+from penstock.persist.summing import Summing, quoted
 from penstock.persist.tasks import ROWS_AT_ONCE, read_slices
 
 __all__ = ["Scanner"]
@@ -87,32 +88,23 @@ class Scanner:
 
     def contents(self, scan: SnapshotScan) -> DataFrame:
         """The rows of the collection as of the scan's time, as often as they are there."""
-        names = columns_of(scan.schema).names
-        kinds = {field.name: field for field in _spark_schema(columns_of(scan.schema))}
+        summing = Summing(shown(columns_of(scan.schema)))
         # Maps cannot be joined on; where a map is part of the key there is no base.
-        joinable = not any(_holds(kinds[name].dataType, (T.MapType,)) for name in scan.key)
-        if not scan.base or (scan.rest and not joinable):
+        if not scan.base or (scan.rest and not summing.joinable(scan.key)):
             updates = self._updates(scan.collection, (*scan.base, *scan.rest), scan.schema)
             if not scan.base:
                 updates = _gathered(updates, scan)
-            return _repeated(_never_negative(_net(updates, names), scan), names)
-        base = self._updates(scan.collection, scan.base, scan.schema).select(*map(_quoted, names))
+            return _repeated(_never_negative(_net(updates, summing), scan), summing)
+        base = self._updates(scan.collection, scan.base, scan.schema).selectExpr(*summing.names)
         if not scan.rest:
             return base
         updates = self._updates(scan.collection, scan.rest, scan.schema)
-        added = _net(_gathered(updates, scan), names)
-        taken = added.where(F.col(DIFF) < 0)
-        brought = _repeated(added.where(F.col(DIFF) > 0), names)
-        keys = [identity for name in scan.key for identity in _identity(kinds[name])]
-        gone = taken.select(*(key.alias(f"k{i}") for i, key in enumerate(keys)))
+        added = _net(_gathered(updates, scan), summing)
+        gone = added.where(f"{DIFF} < 0").selectExpr(*summing.key_columns(scan.key))
         if scan.rest_rows <= BROADCAST_ROWS:
-            gone = F.broadcast(gone)
-        kept = base.join(
-            gone,
-            reduce(Column.__and__, (key.eqNullSafe(gone[f"k{i}"]) for i, key in enumerate(keys))),
-            "left_anti",
-        )
-        return kept.union(brought)
+            gone = gone.hint("broadcast")
+        kept = base.join(gone, F.expr(summing.same_key(scan.key)), "left_anti")
+        return kept.union(_repeated(added.where(f"{DIFF} > 0"), summing))
 
     def changes(self, scan: ChangesScan) -> DataFrame:
         """The updates of the scan, with their times and diffs, as they are stored."""
@@ -264,34 +256,11 @@ def shown_field(schema: SchemaVersion, name: str) -> pa.Field:
     return shown(stored_columns_of(schema)).field(name)
 
 
-def _net(updates: DataFrame, names: Sequence[str]) -> DataFrame:
-    """What the updates come to: each row once, with the sum of its diffs, if that is not nothing.
-
-    SUBTLE: Spark takes 0.0 and -0.0 for one value; we do not. So what tells them apart
-    is grouped by too, and put back. Grouping by a map sorts it, and that makes values of
-    nulls; so maps are grouped by as lists of their entries, which keeps their order too.
-    """
-    by: list[Column] = []
-    sums: list[Column] = []
-    back: list[Column] = []
-    for i, (name, field) in enumerate(zip(names, updates.schema, strict=False)):
-        plain = _without_maps(_quoted(name), field.dataType)
-        by.append(_quoted(name) if plain is None else plain.alias(f"plain{i}"))
-        mark = _mark(field)
-        if mark is None:
-            back.append(_quoted(name))
-            continue
-        by.append(mark.alias(f"mark{i}"))
-        if isinstance(field.dataType, T.FractionalType):
-            zero = F.lit(-0.0).cast(field.dataType)
-            column = F.when(F.col(f"mark{i}") == "-0.0", zero).otherwise(_quoted(name))
-        else:
-            sums.append(F.first(_quoted(name)).alias(f"first{i}"))
-            column = F.col(f"first{i}")
-        back.append(column.alias(name))
-    total = F.sum(DIFF).alias(DIFF)
-    grouped = updates.groupBy(*by).agg(total, *sums).where(F.col(DIFF) != 0)
-    return grouped.select(*back, F.col(DIFF))
+def _net(updates: DataFrame, summing: Summing) -> DataFrame:
+    """What the updates come to: each row once, with the sum of its diffs if that is not 0."""
+    grouped = updates.selectExpr(*summing.prepared).groupBy(*summing.by)
+    summed = grouped.agg(*(F.expr(each) for each in summing.sums)).where(f"{DIFF} <> 0")
+    return summed.selectExpr(*summing.back)
 
 
 def _gathered(updates: DataFrame, scan: SnapshotScan) -> DataFrame:
@@ -300,74 +269,20 @@ def _gathered(updates: DataFrame, scan: SnapshotScan) -> DataFrame:
     return updates.coalesce(1) if few else updates
 
 
-def _repeated(added: DataFrame, names: Sequence[str]) -> DataFrame:
+def _repeated(added: DataFrame, summing: Summing) -> DataFrame:
     """Each row as often as its diff says."""
-    count = F.array_repeat(F.lit(0).cast("tinyint"), F.col(DIFF).cast("int"))
-    return added.select(*map(_quoted, names), F.explode(count).alias(DIFF)).drop(DIFF)
+    count = f"explode(array_repeat(0Y, CAST({DIFF} AS INT))) AS {DIFF}"
+    return added.selectExpr(*summing.names, count).selectExpr(*summing.names)
 
 
 def _never_negative(added: DataFrame, scan: SnapshotScan) -> DataFrame:
     """A row that was retracted more often than written is an error, never hidden."""
-    name = scan.collection.name.replace("'", "")
-    message = f'collection "{name}" holds less than none of a row as of {scan.as_of}'
+    message = (
+        f'collection "{scan.collection.name}" holds less than none of a row as of {scan.as_of}'
+    )
     checked = F.when(F.col(DIFF) < 0, F.raise_error(F.lit(message))).otherwise(F.col(DIFF))
     return added.withColumn(DIFF, checked)
 
 
-def _identity(field: T.StructField) -> list[Column]:
-    """Expressions that are equal exactly for equal values."""
-    mark = _mark(field)
-    return [_quoted(field.name)] if mark is None else [_quoted(field.name), mark]
-
-
-def _mark(field: T.StructField) -> Column | None:
-    """What tells values apart that Spark takes for equal; None where it takes none."""
-    column = _quoted(field.name)
-    if isinstance(field.dataType, T.FloatType | T.DoubleType):
-        return F.when(column == 0, column.cast("string"))
-    if _holds(field.dataType, (T.FloatType, T.DoubleType, T.MapType)):
-        return column.cast("string")
-    return None
-
-
-def _without_maps(column: Column, kind: T.DataType) -> Column | None:
-    """The value with lists of entries instead of maps; None if there are no maps in it."""
-    if not _holds(kind, (T.MapType,)):
-        return None
-    match kind:
-        case T.MapType():
-            entries = T.StructType().add("key", kind.keyType).add("value", kind.valueType)
-            listed = F.map_entries(column)
-            inner = _without_maps(listed, T.ArrayType(entries))
-            return listed if inner is None else inner
-        case T.ArrayType(elementType=element):
-            return F.transform(column, lambda each: _plain(each, element))
-        case T.StructType():
-            fields = [_plain(column[f.name], f.dataType).alias(f.name) for f in kind]
-            return F.when(column.isNotNull(), F.struct(*fields))
-        case _:
-            return None
-
-
-def _plain(column: Column, kind: T.DataType) -> Column:
-    plain = _without_maps(column, kind)
-    return column if plain is None else plain
-
-
-def _holds(kind: T.DataType, kinds: tuple[type[T.DataType], ...]) -> bool:
-    """Whether one of `kinds` is in `kind`."""
-    if isinstance(kind, kinds):
-        return True
-    match kind:
-        case T.ArrayType(elementType=inner):
-            return _holds(inner, kinds)
-        case T.MapType(keyType=key, valueType=value):
-            return _holds(key, kinds) or _holds(value, kinds)
-        case T.StructType():
-            return any(_holds(inner.dataType, kinds) for inner in kind)
-        case _:
-            return False
-
-
 def _quoted(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(quoted(name))

@@ -14,6 +14,7 @@ one of Python in one function. We stand before it, and give an exception that
 names one of our files back as ours.
 """
 
+import re
 import sys
 import threading
 import weakref
@@ -37,6 +38,11 @@ LOOK_EVERY_MS: Final = 5_000
 
 UNREADABLE: Final = ("FAILED_READ_FILE", "PATH_NOT_FOUND")
 """Spark's names for a file that cannot be read."""
+
+OURS: Final = re.compile(
+    r'Corruption: object "([^"]+)" of location "([^"]+)" is damaged(?:\s*detail: ([^\n]*))?'
+)
+"""Our own error, as a Python worker's traceback tells it."""
 
 MISTYPED: Final = "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH"
 """Among them, what says nothing of the file: it was asked for in another type."""
@@ -93,12 +99,20 @@ def _stand_before(module: Any, unreadable: Unreadable | None) -> None:
 
 def _told(made: Exception) -> tuple[str, str] | None:
     """The same from an exception of Connect, which has no causes but tells of them."""
+    if ours := _ours(str(made)):
+        return ours
     if not isinstance(made, PySparkException) or not _names_a_file(made.getCondition()):
         return None
     path = (made.getMessageParameters() or {}).get("path")
     lines = str(made).strip().splitlines()
     causes = [line.partition(": ")[2] for line in lines if line.startswith("Caused by: ")]
     return None if path is None else (path, causes[-1] if causes else lines[0])
+
+
+def _ours(text: str) -> tuple[str, str] | None:
+    """The same from what a Python worker raised, of which Spark hands on the text."""
+    told = OURS.search(text)
+    return None if told is None else (f"{told[2]}/{told[1]}", told[3] or "")
 
 
 def _names_a_file(condition: str | None) -> bool:
@@ -112,6 +126,8 @@ def _unreadable(error: Any) -> tuple[str, str] | None:
     for cause in _causes(error):
         try:
             last = str(cause.getMessage() or cause.getClass().getSimpleName())
+            if ours := _ours(last):
+                return ours
             told = hasattr(cause, "getCondition") and _names_a_file(cause.getCondition())
             if found is None and told:
                 found = str(cause.getMessageParameters().get("path"))

@@ -1,0 +1,171 @@
+"""The SQL that adds updates up, and that finds a row again. Pure text.
+
+Spark's equality is not ours: it takes 0.0 and -0.0 for one value, and grouping
+by a map sorts it and makes values of its nulls. So beside such a column goes a
+*mark* that tells its values apart, maps are grouped by as lists of their
+entries, and what Spark made of the values while grouping is put back.
+
+Text rather than Spark's own expressions, for each of those costs several calls
+to the JVM and a plan has many.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.data import DIFF
+
+__all__ = ["Summing", "quoted"]
+
+
+def quoted(name: str) -> str:
+    """A column's name as SQL has it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True, slots=True)
+class Summing:
+    """How to add up updates of `columns`, as Spark shows them.
+
+    Select `prepared`, group by `by`, aggregate `sums`, select `back`: each row
+    once, with the sum of its diffs.
+    """
+
+    columns: pa.Schema
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, quoted."""
+        return [quoted(name) for name in self.columns.names]
+
+    @property
+    def prepared(self) -> list[str]:
+        """What is grouped by, and the diff."""
+        chosen = list(self.names)
+        for i, field in enumerate(self.columns):
+            if _holds_map(field.type):
+                chosen.append(f"{_listed(quoted(field.name), field.type)} AS mz_plain{i}")
+            if mark := _mark(field):
+                chosen.append(f"{mark} AS mz_mark{i}")
+        return [*chosen, DIFF]
+
+    @property
+    def by(self) -> list[str]:
+        """The grouping columns among them."""
+        chosen: list[str] = []
+        for i, field in enumerate(self.columns):
+            chosen.append(f"mz_plain{i}" if _holds_map(field.type) else quoted(field.name))
+            if _mark(field):
+                chosen.append(f"mz_mark{i}")
+        return chosen
+
+    @property
+    def sums(self) -> list[str]:
+        """The aggregates."""
+        firsts = [
+            f"first({quoted(field.name)}) AS mz_first{i}"
+            for i, field in enumerate(self.columns)
+            if _mark(field) and pa.types.is_nested(field.type)
+        ]
+        return [f"sum({DIFF}) AS {DIFF}", *firsts]
+
+    @property
+    def back(self) -> list[str]:
+        """The columns as they were, and the sum."""
+        chosen: list[str] = []
+        for i, field in enumerate(self.columns):
+            name = quoted(field.name)
+            if not _mark(field):
+                chosen.append(name)
+            elif pa.types.is_nested(field.type):
+                chosen.append(f"mz_first{i} AS {name}")
+            else:
+                zero = "CAST('-0.0' AS " + ("FLOAT" if field.type.bit_width == 32 else "DOUBLE")
+                chosen.append(
+                    f"CASE WHEN mz_mark{i} = '-0.0' THEN {zero}) ELSE {name} END AS {name}"
+                )
+        return [*chosen, DIFF]
+
+    def joinable(self, key: tuple[str, ...]) -> bool:
+        """Whether Spark can join on `key`, as it cannot on maps."""
+        return not any(_holds_map(self.columns.field(name).type) for name in key)
+
+    def key_columns(self, key: tuple[str, ...]) -> list[str]:
+        """The key as columns of other names, for `same_key`."""
+        return [f"{value} AS mz_key{i}" for i, (value, _) in enumerate(self._identity(key))]
+
+    def same_key(self, key: tuple[str, ...]) -> str:
+        """A join condition: the key equals `key_columns`, and null equals null.
+
+        SUBTLE: `<=>` on an integer joins by the value and by whether it is null,
+        which no longer fits into one number, and that costs half the speed. So the
+        value alone is joined by, and the null looked at in what matches.
+        """
+        terms: list[str] = []
+        for i, (mine, whole) in enumerate(self._identity(key)):
+            other = f"mz_key{i}"
+            if not whole:
+                terms.append(f"{mine} <=> {other}")
+                continue
+            terms.append(f"coalesce({mine}, 0) = coalesce({other}, 0)")
+            neither = f"{mine} IS NOT NULL AND {other} IS NOT NULL"
+            terms.append(f"(({mine} IS NULL AND {other} IS NULL) OR ({neither}))")
+        return " AND ".join(terms)
+
+    def _identity(self, key: tuple[str, ...]) -> list[tuple[str, bool]]:
+        """Expressions that are equal exactly for equal keys, and whether each is an integer."""
+        found: list[tuple[str, bool]] = []
+        for field in (self.columns.field(name) for name in key):
+            found.append((quoted(field.name), pa.types.is_integer(field.type)))
+            if mark := _mark(field):
+                found.append((mark, False))
+        return found
+
+
+def _mark(field: pa.Field) -> str:
+    """What tells values apart that Spark takes for equal; empty where it takes none."""
+    column = quoted(field.name)
+    if pa.types.is_floating(field.type):
+        return f"CASE WHEN {column} = 0 THEN CAST({column} AS STRING) END"
+    if pa.types.is_nested(field.type) and (_holds_map(field.type) or _holds_float(field.type)):
+        return f"CAST({column} AS STRING)"
+    return ""
+
+
+def _listed(value: str, kind: pa.DataType, depth: int = 0) -> str:
+    """The value with lists of entries instead of maps."""
+    if not _holds_map(kind):
+        return value
+    if pa.types.is_struct(kind):
+        pairs: list[str] = []
+        for inner in kind:
+            own = _listed(f"{value}.{quoted(inner.name)}", inner.type, depth)
+            pairs.append(f"'{_escaped(inner.name)}', {own}")
+        return f"CASE WHEN {value} IS NOT NULL THEN named_struct({', '.join(pairs)}) END"
+    if pa.types.is_map(kind):
+        entry = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        value, element = f"map_entries({value})", entry
+        if not _holds_map(entry):
+            return value
+    else:
+        element = kind.value_type
+    each = f"each{depth}"
+    return f"transform({value}, {each} -> {_listed(each, element, depth + 1)})"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _holds_map(kind: pa.DataType) -> bool:
+    return pa.types.is_map(kind) or any(_holds_map(inner) for inner in _inner(kind))
+
+
+def _holds_float(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or any(_holds_float(inner) for inner in _inner(kind))
+
+
+def _inner(kind: pa.DataType) -> list[pa.DataType]:
+    if pa.types.is_map(kind):
+        return [kind.key_type, kind.item_type]
+    return [kind.field(i).type for i in range(kind.num_fields)] if pa.types.is_nested(kind) else []
