@@ -83,8 +83,9 @@ def read_all(
     for each in found:
         with _reading(each, at, hold=hold) as begun:
             state = begun.reading.claim.state.collections[each.collection.id]
-            frame = _scanner(spark, each.url, begun.reading).contents(scan_snapshot(state, at))
-            begun.until_unused(frame)
+            scanner = _scanner(spark, each.url, begun.reading)
+            frame = scanner.contents(scan_snapshot(state, at))
+            begun.until_unused(scanner.scans)
         frames[each.collection.name] = frame
     return frames
 
@@ -111,10 +112,9 @@ def changes(
     first, beyond = (_time(word, found.collection) for word in (lower, upper))
     with _reading(found, max(first - 1, 0), hold=hold) as begun:
         state = begun.reading.claim.state.collections[found.collection.id]
-        frame = _scanner(spark, found.url, begun.reading).changes(
-            scan_changes(state, first, beyond)
-        )
-        begun.until_unused(frame)
+        scanner = _scanner(spark, found.url, begun.reading)
+        frame = scanner.changes(scan_changes(state, first, beyond))
+        begun.until_unused(scanner.scans)
     return frame
 
 
@@ -172,7 +172,7 @@ class _Found:
 
 
 class _reading:  # noqa: N801 - used as a function.
-    """A reading that ends with the block, unless a frame took it over."""
+    """A reading that ends with the block, unless scans took it over."""
 
     def __init__(self, found: _Found, since: int, *, hold: bool) -> None:
         self._stack = ExitStack()
@@ -187,8 +187,8 @@ class _reading:  # noqa: N801 - used as a function.
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def until_unused(self, frame: DataFrame) -> None:
-        when_unused(frame, self._stack.pop_all().close)
+    def until_unused(self, scans: Sequence[DataFrame]) -> None:
+        when_unused(scans, self._stack.pop_all().close)
 
 
 def _find(location: str, name: str) -> _Found:

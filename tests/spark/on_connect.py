@@ -17,6 +17,7 @@ from tests.persist.shop import by_hand
 import penstock.spark as ps
 from penstock import persist
 from penstock.engine.java import find_java, launcher_home
+from penstock.engine.plans import spark as plans_door
 from penstock.errors import PenstockError
 
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64())])
@@ -43,6 +44,7 @@ def done(spark: Any, lake: str) -> dict[str, Any]:
     found["kept"] = len(ps.READINGS.statistics())
     del derived
     gc.collect()
+    plans_door._WATCH.look()
     found["kept later"] = len(ps.READINGS.statistics())
     rows = ps.read(spark, lake, "rows")
     for file in Path(lake.removeprefix("file:"), "other").rglob("*.parquet"):

@@ -23,19 +23,20 @@ for Connect sessions.
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from threading import Lock
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it.
 from pyspark.sql import types as T  # noqa: N812 - likewise.
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.data import DIFF, TIME
+from penstock.data import DIFF, TIME, advance, consolidate
 from penstock.data.shown import native, show, shown
 from penstock.durable import Blob
 from penstock.errors import Corruption, UsageError
@@ -60,6 +61,11 @@ BROADCAST_ROWS: Final = 4_000_000
 """Up to so many updates the keys taken away are sent to every task; beyond, Spark shuffles."""
 
 LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+
+HERE_BYTES: Final = 16 << 20
+"""Up to so much of a rest is added up in this process, sooner than Spark would begin to."""
+
+HANDED_BYTES: Final = 1 << 20
 
 ONE_TASK_ROWS: Final = 500_000
 ONE_TASK_PARTS: Final = 32
@@ -86,6 +92,9 @@ class Scanner:
     remote: bool
     """Whether the session is one of Spark Connect."""
 
+    scans: list[DataFrame] = field(default_factory=list)
+    """What reads files, of all that was made here."""
+
     def contents(self, scan: SnapshotScan) -> DataFrame:
         """The rows of the collection as of the scan's time, as often as they are there."""
         summing = Summing(shown(columns_of(scan.schema)))
@@ -98,13 +107,34 @@ class Scanner:
         base = self._updates(scan.collection, scan.base, scan.schema).selectExpr(*summing.names)
         if not scan.rest:
             return base
-        updates = self._updates(scan.collection, scan.rest, scan.schema)
-        added = _net(_gathered(updates, scan), summing)
-        gone = added.where(f"{DIFF} < 0").selectExpr(*summing.key_columns(scan.key))
+        if scan.rest_memory <= HERE_BYTES:
+            gone, brought = self._summed_here(scan)
+        else:
+            updates = self._updates(scan.collection, scan.rest, scan.schema)
+            added = _net(_gathered(updates, scan), summing)
+            gone, brought = added.where(f"{DIFF} < 0"), added.where(f"{DIFF} > 0")
+        keys = gone.selectExpr(*summing.key_columns(scan.key))
         if scan.rest_rows <= BROADCAST_ROWS:
-            gone = gone.hint("broadcast")
-        kept = base.join(gone, F.expr(summing.same_key(scan.key)), "left_anti")
-        return kept.union(_repeated(added.where(f"{DIFF} > 0"), summing))
+            keys = keys.hint("broadcast")
+        kept = base.join(keys, F.expr(summing.same_key(scan.key)), "left_anti")
+        return kept.union(_repeated(brought, summing))
+
+    def _summed_here(self, scan: SnapshotScan) -> tuple[DataFrame, DataFrame]:
+        """What a small rest takes away and what it brings, added up before Spark begins."""
+        collection, schema = scan.collection, scan.schema
+        rows = [self.batches.slice_rows(collection, each, schema) for each in scan.rest]
+        added = show(consolidate(advance(pa.concat_tables(rows), scan.as_of)))
+        gone = added.filter(pc.less(added.column(DIFF), 0)).select(list(scan.key))
+        brought = added.filter(pc.greater(added.column(DIFF), 0)).drop_columns([TIME])
+        return self._handed_over(gone), self._handed_over(brought)
+
+    def _handed_over(self, rows: pa.Table) -> DataFrame:
+        """Rows that travel inside the plan, in tasks of a size that Spark likes."""
+        schema = _spark_schema(rows.schema)
+        at_once = max(1, HANDED_BYTES * rows.num_rows // max(rows.nbytes, 1))
+        pieces = [rows.slice(start, at_once) for start in range(0, rows.num_rows, at_once)]
+        frames = [self.spark.createDataFrame(piece, schema) for piece in pieces or [rows]]
+        return reduce(DataFrame.unionAll, frames)
 
     def changes(self, scan: ChangesScan) -> DataFrame:
         """The updates of the scan, with their times and diffs, as they are stored."""
@@ -133,10 +163,8 @@ class Scanner:
         self, collection: CollectionState, slices: Iterable[Slice], schema: SchemaVersion
     ) -> DataFrame:
         """Updates that came inside the log: few enough to hand over as they are."""
-        rows = pa.concat_tables(
-            [self.batches.slice_rows(collection, each, schema) for each in slices]
-        )
-        return self.spark.createDataFrame(show(rows), _spark_schema(rows.schema))
+        rows = [self.batches.slice_rows(collection, each, schema) for each in slices]
+        return self._handed_over(show(pa.concat_tables(rows)))
 
     def _far(
         self, collection: CollectionState, slices: list[Slice], schema: SchemaVersion
@@ -152,6 +180,7 @@ class Scanner:
         )
         with nullcontext() if self.remote else _listed_here(self.spark):
             frame = reader.parquet(*(f"{self.root}/{part.key}" for part in parts))
+        self.scans.append(frame)
         if not slices[0].whole:
             time = F.col(TIME)
             frame = frame.where((time >= slices[0].lower) & (time < slices[0].upper))
@@ -171,7 +200,9 @@ class Scanner:
                     yield from show(table).to_batches(ROWS_AT_ONCE)
 
         numbers = self.spark.range(0, len(slices), 1, min(len(slices), 1_000))
-        return numbers.mapInArrow(read, _spark_schema(stored_columns_of(schema)))
+        frame = numbers.mapInArrow(read, _spark_schema(stored_columns_of(schema)))
+        self.scans.append(frame)
+        return frame
 
     def _check_footers(self, parts: Sequence[Stored]) -> None:
         """Spark trusts a footer; so it must be the one that was written."""
@@ -239,15 +270,15 @@ def _conformed(
     defaults = defaults_of(collection.schemas)
     had = set(stored_columns_of(written).names)
     columns: list[Column] = []
-    for field in _spark_schema(stored_columns_of(schema)):
-        if field.name in had:
-            column = _quoted(field.name)
-        elif field.name in defaults:
-            shown_default = defaults[field.name].cast(shown_field(schema, field.name).type)
+    for wanted in _spark_schema(stored_columns_of(schema)):
+        if wanted.name in had:
+            column = _quoted(wanted.name)
+        elif wanted.name in defaults:
+            shown_default = defaults[wanted.name].cast(shown_field(schema, wanted.name).type)
             column = F.lit(shown_default.as_py())
         else:
             column = F.lit(None)
-        columns.append(column.cast(field.dataType).alias(field.name))
+        columns.append(column.cast(wanted.dataType).alias(wanted.name))
     return frame.select(*columns)
 
 

@@ -5,9 +5,9 @@ are not asked about. Two things are still ours to do: to let go of what it
 reads once nobody can read it any more, and to have it fail with our error.
 
 *Life.* Plans derived from a plan share its leaves: the relation of a scan, the
-function of a map. In a classic session these are objects of the JVM, where
-weak references tell when the last plan that shares them is gone; over Connect
-they are objects here.
+function of a map. In a classic session these are objects of the JVM, over
+Connect they are objects here; weak references to them tell when the last plan
+that shares them is gone.
 
 *Failure.* PySpark turns every exception of the JVM, or of a Connect server, into
 one of Python in one function. We stand before it, and give an exception that
@@ -18,7 +18,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -48,13 +48,17 @@ MISTYPED: Final = "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH"
 """Among them, what says nothing of the file: it was asked for in another type."""
 
 
-def when_unused(frame: DataFrame, call: Callable[[], None]) -> None:
-    """Call `call` some time after no plan can read what `frame` reads, or the session is gone."""
-    if connect(frame.sparkSession):
-        # SUBTLE: a temporary view lives on at the server, out of our sight.
-        weakref.finalize(getattr(frame, "_plan"), call)  # noqa: B009 - the type has no such attribute.
-        return
-    _WATCH.add(_weak_references(frame), call)
+def when_unused(scans: Sequence[DataFrame], call: Callable[[], None]) -> None:
+    """Call `call` some time after no plan has any of `scans` in it, or the session is gone."""
+    references: list[Any] = []
+    for scan in scans:
+        if connect(scan.sparkSession):
+            # SUBTLE: a temporary view lives on at the server, out of our sight.
+            references.append(_Here(getattr(scan, "_plan")))  # noqa: B009 - not in the type.
+        else:
+            jvm: Any = scan.sparkSession._jvm
+            references.append(jvm.java.lang.ref.WeakReference(_shared(scan)))
+    _WATCH.add(references, call)
 
 
 def explain_failures(explain: Callable[[str, str], Exception | None]) -> None:
@@ -144,23 +148,23 @@ def _causes(error: Any) -> Iterator[Any]:
         error = error.getCause()
 
 
-def _weak_references(frame: DataFrame) -> list[Any]:
-    jvm: Any = frame.sparkSession._jvm
-    plan: Any = getattr(frame, "_jdf").queryExecution().analyzed()  # noqa: B009 - likewise.
-    return [jvm.java.lang.ref.WeakReference(shared) for shared in _shared(plan)]
+def _shared(scan: DataFrame) -> Any:
+    """What all plans with `scan` in them have in common with it."""
+    plan: Any = getattr(scan, "_jdf").queryExecution().analyzed()  # noqa: B009 - likewise.
+    if plan.getClass().getSimpleName() == "LogicalRelation":
+        return plan.relation()
+    # A map of tasks. By position: the field's name differs between versions of Spark.
+    return plan.productElement(0).func()
 
 
-def _shared(plan: Any) -> Iterator[Any]:
-    """What all plans derived from `plan` have in common with it."""
-    kind = plan.getClass().getSimpleName()
-    if kind == "LogicalRelation":
-        yield plan.relation()
-    elif kind == "MapInArrow":
-        # By position: the name of the first field differs between versions of Spark.
-        yield plan.productElement(0).func()
-    below = plan.children()
-    for i in range(below.size()):
-        yield from _shared(below.apply(i))
+class _Here:
+    """A weak reference to an object of this process, asked as those of the JVM are."""
+
+    def __init__(self, shared: object) -> None:
+        self._shared = weakref.ref(shared)
+
+    def refersTo(self, _: None) -> bool:  # noqa: N802 - Java's name.
+        return self._shared() is None
 
 
 class _Watch:
