@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock import persist
 from penstock.datasource.spark import register
 from penstock.engine.plans.spark import explain_failures, when_unused
 from penstock.engine.reach.spark import reach
@@ -219,15 +220,19 @@ def _explain(path: str, reason: str) -> Exception | None:
         key = plain.removeprefix(f"{_plain(url)}/")
         if key == plain:
             continue
-        if not held:
+        if not held and not _linked(url, key):
             return UsageError(
-                f'object "{key}" of location "{url}" could not be read',
-                detail=f"{_sentence(reason)} The reading had no hold, so compaction may have "
-                "removed it.",
+                f'object "{key}" of location "{url}" was compacted away while it was being read',
+                detail="The reading had no hold.",
                 hint="Read again, or with hold=True.",
             )
         return Corruption(key, where=url, detail=f"Spark could not read it. {_sentence(reason)}")
     return None
+
+
+def _linked(url: str, key: str) -> bool:
+    with persist.open(url, hold=False, settings=SETTINGS) as client:
+        return key in client.state.linked()
 
 
 def _sentence(reason: str) -> str:

@@ -23,6 +23,7 @@ from tests.spark.lives import SHAPES, Life, Shape, check, found
 import penstock.spark as ps
 from penstock import persist
 from penstock.persist import scan, summing
+from penstock.persist import spark as door
 
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
 EXAMPLES = int(os.environ.get("PENSTOCK_MODEL_EXAMPLES") or 5)
@@ -41,7 +42,9 @@ def test_spark_shows_every_life_as_the_model_tells_it(spark, tmp_path, number):
     check(spark, life)
     life.go_on(2)
     life.give_up()
-    check(spark, life)
+    # A small rest is added up here or by Spark; what comes of it is the same.
+    with mock.patch.object(door, "HERE_BYTES", -1 if number % 2 else door.HERE_BYTES):
+        check(spark, life)
 
 
 @pytest.mark.parametrize("number", range(max(EXAMPLES // 5, 1)))
@@ -164,6 +167,7 @@ def grouped_by_maps() -> Any:
 def test_a_planted_bug_is_found(spark, eventful, bug: Callable[[], Any]):
     with ExitStack() as stack:
         stack.enter_context(bug())
+        stack.enter_context(mock.patch.object(door, "HERE_BYTES", -1))
         planned = scan.scan_snapshot
         stack.enter_context(mock.patch.object(ps, "scan_snapshot", planned))
         # Spark may also stumble over what it made of a map itself.

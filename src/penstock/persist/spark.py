@@ -131,9 +131,11 @@ class Scanner:
     def _handed_over(self, rows: pa.Table) -> DataFrame:
         """Rows that travel inside the plan, in tasks of a size that Spark likes."""
         schema = _spark_schema(rows.schema)
+        if rows.num_rows == 0:
+            return self.spark.createDataFrame([], schema)
         at_once = max(1, HANDED_BYTES * rows.num_rows // max(rows.nbytes, 1))
         pieces = [rows.slice(start, at_once) for start in range(0, rows.num_rows, at_once)]
-        frames = [self.spark.createDataFrame(piece, schema) for piece in pieces or [rows]]
+        frames = [self.spark.createDataFrame(piece, schema) for piece in pieces]
         return reduce(DataFrame.unionAll, frames)
 
     def changes(self, scan: ChangesScan) -> DataFrame:

@@ -1,0 +1,74 @@
+"""Frames into several collections at once, as our own pipeline writes."""
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from tests.faults.inspect import litter
+
+import penstock.spark as ps
+from penstock import persist
+from penstock.errors import UsageError
+from penstock.persist.lake import open_store
+from penstock.persist.verify import verify
+from penstock.persist.writing.spark import stage
+
+NUMBERS = pa.schema([("id", pa.int64())])
+
+
+@pytest.fixture
+def url(tmp_path) -> str:
+    return f"file:{tmp_path / 'data'}"
+
+
+def test_two_frames_are_appended_together_or_not_at_all(spark: SparkSession, url: str) -> None:
+    with persist.open(url, writer="pipeline") as client:
+        evens = client.create_or_load("evens", schema=NUMBERS)
+        odds = client.create_or_load("odds", schema=NUMBERS)
+        with client.staging() as staging:
+            even = stage(spark.range(0, 1_000, 2), evens, staging, time=5)
+            odd = stage(spark.range(1, 1_000, 2), odds, staging, time=5)
+            late = client.append_all(
+                [persist.AppendTo(evens, even, 0, 6), persist.AppendTo(odds, odd, 3, 6)]
+            )
+            assert late == persist.UpperMismatch("odds", 0)
+            assert evens.upper == odds.upper == 0
+            done = client.append_all(
+                [persist.AppendTo(evens, even, 0, 6), persist.AppendTo(odds, odd, 0, 6)]
+            )
+            assert done == persist.Appended(6)
+        both = ps.read_all(spark, url, ["evens", "odds"])
+        assert [frame.count() for frame in both.values()] == [500, 500]
+        client.upkeep()  # The id is worn out, closed and swept.
+        assert even.batch is not None
+        with pytest.raises(UsageError, match="is not in use here"):
+            client.share_staged(even.batch)
+    blob = open_store(url, persist.Settings())
+    assert verify(blob).sound
+    blob.close()
+
+
+def test_times_and_diffs_of_a_frame_are_kept(spark: SparkSession, url: str) -> None:
+    frame = spark.createDataFrame(
+        [(1, 3, 1), (1, 4, -1), (2, 4, 2)], "id long, mz_timestamp long, mz_diff long"
+    )
+    with persist.open(url, writer="pipeline") as client:
+        target = client.create_or_load("numbers", schema=NUMBERS)
+        with client.staging() as staging:
+            rows = stage(frame, target, staging)
+            with pytest.raises(UsageError, match="lies below"):
+                target.compare_and_append(rows, 4, 5)
+            target.compare_and_append(rows, 0, 5)
+        assert [u.data["id"] for u in target.snapshot(3)] == [1]
+        assert [(u.data["id"], u.diff) for u in target.snapshot(4)] == [(2, 2)]
+    assert ps.read(spark, url, "numbers").collect() == [(2,), (2,)]
+
+
+def test_what_was_staged_and_never_appended_is_swept(spark: SparkSession, url: str) -> None:
+    with persist.open(url, writer="pipeline") as client:
+        target = client.create_or_load("numbers", schema=NUMBERS)
+        with client.staging() as staging:
+            stage(spark.range(100), target, staging, time=1)
+            client.compact()  # Not while the id is open.
+            assert len(litter(url)) > 0
+        client.compact()
+        assert not litter(url)
