@@ -27,12 +27,19 @@ from penstock.persist import Appended, Client, Settings
 from penstock.persist.compact import BigMerges
 from penstock.persist.errors import NotYetComplete
 from penstock.persist.find import find_collection, time_of
+from penstock.persist.intake import check_as_of, check_frontier
 from penstock.persist.merging.spark import SparkMerges
 from penstock.persist.readings import Reading, Readings
 from penstock.persist.scan import scan_changes, scan_snapshot
 from penstock.persist.spark import Scanner
 from penstock.persist.state import CollectionState
-from penstock.persist.writing.own import check_own, open_for_job, own_collection, own_location
+from penstock.persist.writing.own import (
+    check_own,
+    open_for_job,
+    own_collection,
+    own_location,
+    undone_unless_written,
+)
 from penstock.persist.writing.spark import arrow_schema, stage
 
 __all__ = ["append", "changes", "compactor", "read", "read_all", "register", "session"]
@@ -110,7 +117,7 @@ def changes(
         NotYetComplete: `upper` is past the collection's.
     """
     found = _find(location, collection)
-    first, beyond = (_time(word, found.collection) for word in (lower, upper))
+    first, beyond = _interval(lower, upper, found.collection)
     with _reading(found, max(first - 1, 0), hold=hold) as begun:
         state = begun.reading.claim.state.collections[found.collection.id]
         scanner = _scanner(spark, found.url, begun.reading)
@@ -145,7 +152,7 @@ def append(
         target = own_collection(client, collection, arrow_schema(frame.schema), key)
         upper = target.upper
         at = max(SETTINGS.clock.now_ms(), upper)
-        with client.staging() as staging:
+        with undone_unless_written(client, target), client.staging() as staging:
             rows = stage(frame, target, staging, time=at)
             appended = target.compare_and_append(rows, upper, at + 1)
         if not isinstance(appended, Appended):
@@ -198,8 +205,20 @@ def _find(location: str, name: str) -> _Found:
         return _Found(client.url, collection.state)
 
 
+def _interval(lower: int | str, upper: int | str, collection: CollectionState) -> tuple[int, int]:
+    """All that can be told apart lies between `earliest` and `latest`."""
+    if lower == "earliest":
+        lower = collection.since + 1 if collection.since else 0
+    if upper == "latest":
+        upper = collection.upper
+    first, beyond = (
+        time_of(word, collection) if isinstance(word, str) else word for word in (lower, upper)
+    )
+    return check_frontier(first), check_frontier(beyond)
+
+
 def _time(word: int | str, collection: CollectionState) -> int:
-    return time_of(word, collection) if isinstance(word, str) else word
+    return time_of(word, collection) if isinstance(word, str) else check_as_of(word)
 
 
 def _common_time(found: Sequence[_Found], as_of: int | str | None) -> int:

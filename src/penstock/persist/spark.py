@@ -39,7 +39,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from penstock.data import DIFF, TIME, advance, consolidate
 from penstock.data.shown import native, show, shown
 from penstock.durable import Blob
-from penstock.errors import Corruption, UsageError
+from penstock.errors import Corruption, InternalError, UsageError
 from penstock.persist.batch import Batches, Slice, defaults_of
 from penstock.persist.encoding import checksum
 from penstock.persist.scan import ChangesScan, SnapshotScan
@@ -62,6 +62,8 @@ BROADCAST_ROWS: Final = 4_000_000
 
 LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 
+REGEX_NAMES: Final = "spark.sql.parser.quotedRegexColumnNames"
+
 HERE_BYTES: Final = 16 << 20
 """Up to so much of a rest is added up in this process, sooner than Spark would begin to."""
 
@@ -75,6 +77,8 @@ PER_READ: Final = {
     "ignoreCorruptFiles": "false",
     "mergeSchema": "false",
     "parquet.page.verify-checksum.enabled": "true",
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
 }
 
 
@@ -103,7 +107,7 @@ class Scanner:
             updates = self._updates(scan.collection, (*scan.base, *scan.rest), scan.schema)
             if not scan.base:
                 updates = _gathered(updates, scan)
-            return _repeated(_never_negative(_net(updates, summing), scan), summing)
+            return _repeated(_never_below(_net(updates, summing), 0, scan), summing)
         base = self._updates(scan.collection, scan.base, scan.schema).selectExpr(*summing.names)
         if not scan.rest:
             return base
@@ -113,6 +117,8 @@ class Scanner:
             updates = self._updates(scan.collection, scan.rest, scan.schema)
             added = _net(_gathered(updates, scan), summing)
             gone, brought = added.where(f"{DIFF} < 0"), added.where(f"{DIFF} > 0")
+            # Of a base each row is there once, and so can be taken away once.
+            gone = _never_below(gone, -1, scan)
         keys = gone.selectExpr(*summing.key_columns(scan.key))
         if scan.rest_rows <= BROADCAST_ROWS:
             keys = keys.hint("broadcast")
@@ -124,7 +130,12 @@ class Scanner:
         collection, schema = scan.collection, scan.schema
         rows = [self.batches.slice_rows(collection, each, schema) for each in scan.rest]
         added = show(consolidate(advance(pa.concat_tables(rows), scan.as_of)))
-        gone = added.filter(pc.less(added.column(DIFF), 0)).select(list(scan.key))
+        taken = added.filter(pc.less(added.column(DIFF), 0))
+        if taken.num_rows and pc.min(taken.column(DIFF)).as_py() < -1:
+            raise InternalError(
+                _lost_track(scan), hint="Look at its changes with penstock tail to see when."
+            )
+        gone = taken.select(list(scan.key))
         brought = added.filter(pc.greater(added.column(DIFF), 0)).drop_columns([TIME])
         return self._handed_over(gone), self._handed_over(brought)
 
@@ -230,6 +241,11 @@ class Scanner:
             )
 
     def _check_names(self, collection: CollectionState, stored: pa.Schema) -> None:
+        if str(self.spark.conf.get(REGEX_NAMES, "false")).lower() == "true":
+            raise UsageError(
+                f'collection "{collection.name}" cannot be read by a session with {REGEX_NAMES}',
+                hint="Set it to false: it makes patterns of the names of columns.",
+            )
         if len({name.lower() for name in stored.names}) == len(stored.names):
             return
         if str(self.spark.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
@@ -277,11 +293,19 @@ def _conformed(
             column = _quoted(wanted.name)
         elif wanted.name in defaults:
             shown_default = defaults[wanted.name].cast(shown_field(schema, wanted.name).type)
-            column = F.lit(shown_default.as_py())
+            column = _literal(shown_default, wanted.dataType)
         else:
             column = F.lit(None)
         columns.append(column.cast(wanted.dataType).alias(wanted.name))
     return frame.select(*columns)
+
+
+def _literal(value: pa.Scalar, kind: T.DataType) -> Column:
+    plain = value.as_py()
+    if plain is not None and isinstance(kind, T.TimestampNTZType):
+        # By text: as an instant it would pass through the session's zone, which may lack it.
+        plain = plain.isoformat(sep=" ")
+    return F.lit(plain)
 
 
 def shown_field(schema: SchemaVersion, name: str) -> pa.Field:
@@ -308,13 +332,15 @@ def _repeated(added: DataFrame, summing: Summing) -> DataFrame:
     return added.selectExpr(*summing.names, count).selectExpr(*summing.names)
 
 
-def _never_negative(added: DataFrame, scan: SnapshotScan) -> DataFrame:
+def _never_below(added: DataFrame, least: int, scan: SnapshotScan) -> DataFrame:
     """A row that was retracted more often than written is an error, never hidden."""
-    message = (
-        f'collection "{scan.collection.name}" holds less than none of a row as of {scan.as_of}'
-    )
-    checked = F.when(F.col(DIFF) < 0, F.raise_error(F.lit(message))).otherwise(F.col(DIFF))
-    return added.withColumn(DIFF, checked)
+    lost = F.raise_error(F.lit(_lost_track(scan)))
+    checked = F.when(F.col(DIFF) < least, lost).otherwise(F.col(DIFF))
+    return added.withColumn(DIFF, checked).where(F.col(DIFF).isNotNull())
+
+
+def _lost_track(scan: SnapshotScan) -> str:
+    return f'collection "{scan.collection.name}" holds less than none of a row as of {scan.as_of}'
 
 
 def _quoted(name: str) -> Column:

@@ -34,6 +34,15 @@ class Summing:
     columns: pa.Schema
 
     @property
+    def own(self) -> str:
+        """What names of ours begin with, and no column does."""
+        taken = [name.lower() for name in self.columns.names]
+        own = "mz_"
+        while any(name.startswith(own) for name in taken):
+            own += "_"
+        return own
+
+    @property
     def names(self) -> list[str]:
         """The columns, quoted."""
         return [quoted(name) for name in self.columns.names]
@@ -44,9 +53,9 @@ class Summing:
         chosen = list(self.names)
         for i, field in enumerate(self.columns):
             if _holds_map(field.type):
-                chosen.append(f"{_listed(quoted(field.name), field.type)} AS mz_plain{i}")
+                chosen.append(f"{_listed(quoted(field.name), field.type)} AS {self.own}plain{i}")
             if mark := _mark(field):
-                chosen.append(f"{mark} AS mz_mark{i}")
+                chosen.append(f"{mark} AS {self.own}mark{i}")
         return [*chosen, DIFF]
 
     @property
@@ -54,16 +63,16 @@ class Summing:
         """The grouping columns among them."""
         chosen: list[str] = []
         for i, field in enumerate(self.columns):
-            chosen.append(f"mz_plain{i}" if _holds_map(field.type) else quoted(field.name))
+            chosen.append(f"{self.own}plain{i}" if _holds_map(field.type) else quoted(field.name))
             if _mark(field):
-                chosen.append(f"mz_mark{i}")
+                chosen.append(f"{self.own}mark{i}")
         return chosen
 
     @property
     def sums(self) -> list[str]:
         """The aggregates."""
         firsts = [
-            f"first({quoted(field.name)}) AS mz_first{i}"
+            f"first({quoted(field.name)}) AS {self.own}first{i}"
             for i, field in enumerate(self.columns)
             if _mark(field) and pa.types.is_nested(field.type)
         ]
@@ -78,11 +87,11 @@ class Summing:
             if not _mark(field):
                 chosen.append(name)
             elif pa.types.is_nested(field.type):
-                chosen.append(f"mz_first{i} AS {name}")
+                chosen.append(f"{self.own}first{i} AS {name}")
             else:
                 zero = "CAST('-0.0' AS " + ("FLOAT" if field.type.bit_width == 32 else "DOUBLE")
                 chosen.append(
-                    f"CASE WHEN mz_mark{i} = '-0.0' THEN {zero}) ELSE {name} END AS {name}"
+                    f"CASE WHEN {self.own}mark{i} = '-0.0' THEN {zero}) ELSE {name} END AS {name}"
                 )
         return [*chosen, DIFF]
 
@@ -92,7 +101,7 @@ class Summing:
 
     def key_columns(self, key: tuple[str, ...]) -> list[str]:
         """The key as columns of other names, for `same_key`."""
-        return [f"{value} AS mz_key{i}" for i, (value, _) in enumerate(self._identity(key))]
+        return [f"{value} AS {self.own}key{i}" for i, (value, _) in enumerate(self._identity(key))]
 
     def same_key(self, key: tuple[str, ...]) -> str:
         """A join condition: the key equals `key_columns`, and null equals null.
@@ -103,7 +112,7 @@ class Summing:
         """
         terms: list[str] = []
         for i, (mine, whole) in enumerate(self._identity(key)):
-            other = f"mz_key{i}"
+            other = f"{self.own}key{i}"
             if not whole:
                 terms.append(f"{mine} <=> {other}")
                 continue

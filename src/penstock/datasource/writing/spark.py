@@ -22,7 +22,14 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Fenced, InternalError
 from penstock.persist import Appended, Baton, Settings, Staged, take_up
-from penstock.persist.writing.own import check_own, open_for_job, own_collection, own_location
+from penstock.persist.writing.own import (
+    check_own,
+    open_for_job,
+    own_collection,
+    own_location,
+    undo,
+    undone_unless_written,
+)
 from penstock.persist.writing.spark import arrow_schema, share_of
 from penstock.persist.writing.task import Share, Written, gathered
 
@@ -72,9 +79,10 @@ class CollectionWriter(DataSourceArrowWriter):
         """Link what the tasks wrote, and give the lock back."""
         told = [message.written for message in messages if isinstance(message, _Told)]
         with take_up(self._baton, settings=SETTINGS) as client:
-            batch = gathered(told)
             target = client.collection(self._collection)
-            appended = target.compare_and_append(Staged(batch), self._upper, self._time + 1)
+            with undone_unless_written(client, target):
+                rows = Staged(gathered(told))
+                appended = target.compare_and_append(rows, self._upper, self._time + 1)
             if not isinstance(appended, Appended):
                 raise InternalError(
                     f'upper of collection "{self._collection}" moved under our lock'
@@ -82,5 +90,5 @@ class CollectionWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Give the lock back, unless a failed commit did; what was written is garbage."""
-        with suppress(Fenced):
-            take_up(self._baton, settings=SETTINGS).close()
+        with suppress(Fenced), take_up(self._baton, settings=SETTINGS) as client:
+            undo(client, self._collection)

@@ -6,9 +6,11 @@ One whose process is gone, on this very host, has died: its lock is given up.
 """
 
 import os
+import re
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -20,9 +22,18 @@ from penstock.persist.collection import Collection
 from penstock.persist.errors import LockHeld
 from penstock.persist.lake import is_storage_location, storage_locations_below
 from penstock.persist.settings import Settings
+from penstock.persist.state import END
 from penstock.telemetry import fields, logger
 
-__all__ = ["OWN", "check_own", "open_for_job", "own_collection", "own_location"]
+__all__ = [
+    "OWN",
+    "check_own",
+    "open_for_job",
+    "own_collection",
+    "own_location",
+    "undo",
+    "undone_unless_written",
+]
 
 log = logger("persist")
 
@@ -67,6 +78,7 @@ def check_own(client: Client, name: str) -> None:
 
 def own_collection(client: Client, name: str, given: pa.Schema, key: Sequence[str]) -> Collection:
     """The collection of that name, made for rows of `given` if there is none."""
+    _check_columns(name, given, key)
     found = client.state.named(name)
     if found is None:
         columns = pa.schema([field for field in given if field.name not in (TIME, DIFF)])
@@ -78,7 +90,51 @@ def own_collection(client: Client, name: str, given: pa.Schema, key: Sequence[st
             detail=f"Its key is {has}; asked for was {', '.join(key)}.",
             hint="Leave the key out, or write to a new collection.",
         )
+    if found.upper == END:
+        raise UsageError(
+            f'collection "{name}" of location "{client.url}" is closed',
+            hint="Nothing can be added to it any more; write to another one.",
+        )
     return client.collection(name)
+
+
+@contextmanager
+def undone_unless_written(client: Client, target: Collection) -> Iterator[None]:
+    """Take a collection that nothing was ever written to away again, should the block fail."""
+    try:
+        yield
+    except BaseException:
+        undo(client, target.name)
+        raise
+
+
+def undo(client: Client, name: str) -> None:
+    """Remove the collection if nothing was ever written to it."""
+    found = client.state.named(name)
+    if found is not None and found.upper == 0 and not found.batches:
+        client.destroy(name)
+
+
+def _check_columns(name: str, given: pa.Schema, key: Sequence[str]) -> None:
+    if isinstance(key, str):
+        raise UsageError(
+            f'key of collection "{name}" is a text', hint=f'Give a list of columns: ["{key}"].'
+        )
+    if TIME in given.names:
+        raise UsageError(
+            f'rows for collection "{name}" bring a column "{TIME}"',
+            detail="What is appended gets the collection's next time.",
+            hint="Leave the column out.",
+        )
+    if not set(given.names) - {DIFF}:
+        raise UsageError(
+            f'rows for collection "{name}" have no columns', hint="Give them at least one."
+        )
+    if len({each.lower() for each in given.names}) != len(given.names):
+        raise UsageError(
+            f'rows for collection "{name}" have columns that differ only in case',
+            hint="Rename one of them.",
+        )
 
 
 def open_for_job(
@@ -117,13 +173,14 @@ def open_for_job(
 
 def _dead(held: LockHeld) -> bool:
     """Whether the lock belongs to a job of this host whose process is gone."""
-    if not held.holder.startswith(f"spark-{socket.gethostname()}-"):
+    here = re.escape(socket.gethostname())
+    job = re.fullmatch(rf"spark-{here}-(\d+)-[0-9a-f]{{8}}", held.holder)
+    if job is None:
         return False
-    word = held.holder.removeprefix(f"spark-{socket.gethostname()}-").partition("-")[0]
     try:
-        os.kill(int(word), 0)
+        os.kill(int(job[1]), 0)
     except ProcessLookupError:
         return True
-    except (PermissionError, ValueError):
+    except PermissionError:
         return False
     return False

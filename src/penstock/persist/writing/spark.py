@@ -75,10 +75,21 @@ def share_of(
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Spark's columns as Arrow has them; times with a zone are in UTC."""
     try:
-        return to_arrow_schema(schema, timezone="UTC")
+        given = to_arrow_schema(schema, timezone="UTC")
+        # What Spark believes never to be null inside a value says nothing of what comes later.
+        return pa.schema([pa.field(f.name, _loose(f.type), f.nullable) for f in given])
     except (PySparkException, ValueError, TypeError, AssertionError) as error:
         raise UsageError(
             "a column has a type that cannot be stored",
             detail=f"{error}.",
             hint="Cast it first, for example to string.",
         ) from error
+
+
+def _loose(kind: pa.DataType) -> pa.DataType:
+    """`kind`, where all that is inside may be null."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(inner.name, _loose(inner.type)) for inner in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_loose(kind.key_type), _loose(kind.item_type))
+    return pa.list_(_loose(kind.value_type)) if pa.types.is_nested(kind) else kind
