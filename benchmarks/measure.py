@@ -40,10 +40,10 @@ class Figure:
 
 
 def in_turn(
-    repetitions: int, ours: Callable[[], float], theirs: Callable[[], float]
-) -> tuple[list[float], list[float]]:
+    repetitions: int, ours: Callable[[], Any], theirs: Callable[[], Any]
+) -> tuple[list[Any], list[Any]]:
     """What each gave, called in turn; who goes first changes every time."""
-    found: tuple[list[float], list[float]] = ([], [])
+    found: tuple[list[Any], list[Any]] = ([], [])
     sides = ((ours, found[0]), (theirs, found[1]))
     for number in range(repetitions):
         for call, results in sides if number % 2 == 0 else sides[::-1]:

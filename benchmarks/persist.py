@@ -33,6 +33,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from measure import in_turn, medians
 
 import penstock.persist as persist
 
@@ -348,23 +349,6 @@ FIGURES: Final = {
     "vs_deltalake_small_append": Figure(vs_deltalake_small_append, "≥ 5", lambda found: found >= 5),
     "listen_ms": Figure(listen_ms, "p50 ≤ 50", lambda found: found["p50"] <= 50),
 }
-
-
-def in_turn(
-    repetitions: int, ours: Callable[[], Any], theirs: Callable[[], Any]
-) -> tuple[list[Any], list[Any]]:
-    """What each gave, called in turn; who goes first changes every time."""
-    found: tuple[list[Any], list[Any]] = ([], [])
-    sides = ((ours, found[0]), (theirs, found[1]))
-    for number in range(repetitions):
-        for call, results in sides if number % 2 == 0 else sides[::-1]:
-            results.append(call())
-    return found
-
-
-def medians(sides: tuple[list[float], list[float]]) -> tuple[float, float]:
-    """The middle of each side."""
-    return statistics.median(sides[0]), statistics.median(sides[1])
 
 
 def mixed_rows(rows: int, *, seed: int) -> pa.Table:
