@@ -10,6 +10,9 @@ Catch by what you will do next:
     │   ├── IndeterminateError  may have been written   → must find out
     │   │   └── DurabilityLost  a sync failed           → stop; never sync again
     │   └── Corruption          an object is damaged    → restore it; nothing is guessed
+    ├── SourceError
+    │   ├── DefiniteError       about the data          → record it at its source time
+    │   └── TransientError      about the moment        → restart from the resume frontier
     ├── Fenced                  a newer owner exists    → stop, never retry
     └── InternalError           an invariant broke      → stop, report
 
@@ -20,14 +23,17 @@ from typing import Any, ClassVar
 
 __all__ = [
     "Corruption",
+    "DefiniteError",
     "DeterminateError",
     "DurabilityLost",
     "Fenced",
     "IndeterminateError",
     "InternalError",
     "PenstockError",
+    "SourceError",
     "StoreError",
     "StoreRefused",
+    "TransientError",
     "UsageError",
 ]
 
@@ -105,6 +111,22 @@ class Corruption(StoreError):
             hint=hint or "Restore the object from a copy; Penstock never guesses its contents.",
         )
         self.key = key
+
+
+class SourceError(PenstockError):
+    """Something upstream is not as it must be."""
+
+    sqlstate = "58000"
+
+
+class DefiniteError(SourceError):
+    """A fact about the data: it is as true at the next attempt, and belongs at its time."""
+
+
+class TransientError(SourceError):
+    """About the moment: go back to what is durable, and try again from there."""
+
+    sqlstate = "08006"
 
 
 class Fenced(PenstockError):

@@ -1,0 +1,1 @@
+"""From a source, over the reclock, into persist."""

@@ -1,0 +1,1 @@
+"""A source's own time, translated into ours."""

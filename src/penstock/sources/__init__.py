@@ -1,0 +1,1 @@
+"""Foreign systems, each read in its own time."""

@@ -1,0 +1,1 @@
+"""Postgres: a complete first copy of its tables, then every transaction."""
