@@ -1,0 +1,313 @@
+"""From what Postgres sends of a change to the rows that go and the rows that come.
+
+An update of ours says which row goes and which comes, whole. Postgres says
+less. With REPLICA IDENTITY FULL the old row is in the message; with a key it
+is not, and a large value that did not change is in neither:
+
+    message       old          new                     what is missing
+    insert        –            a whole row             nothing
+    update, FULL  a whole row  large values left out   they are in the old row
+    update, key   the old key, large values left out   the old row, and from
+                  or nothing                           it the large values
+    delete, FULL  a whole row  –                       nothing
+    delete, key   the old key  –                       the old row
+
+The old row of a key is what the latest earlier message about that key left
+there; before the first such message, it is what is stored. So messages are
+laid out by key and order, each finds the one before it, and only the first of
+each key is looked up (hazard B6: by *old* key, in what is stored and what is in
+flight, in order). Rows that came and went within one call never existed for
+us and are left out.
+
+Everything is columns; nothing here runs once a row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import DefiniteError
+
+__all__ = ["Changes", "LostTrack", "Resolved", "resolve"]
+
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+INSERT: Final = ord("I")
+UPDATE: Final = ord("U")
+DELETE: Final = ord("D")
+NONE: Final = -1
+
+
+class LostTrack(DefiniteError):
+    """A message is about a row that is not there, or that is there already."""
+
+    def __init__(self, *, table: str, key: str, what: str) -> None:
+        super().__init__(
+            f'change of table "{table}" does not meet what is stored: {what}',
+            detail=f"The key is {key}.",
+            hint="The collection no longer follows the table; to compare and mend it, resync it.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The row messages of one table, in the order in which they came."""
+
+    kind: npt.NDArray[np.uint8]
+    """`I`, `U` or `D`, by message."""
+
+    old: pa.Table
+    """The old tuples; of those that are only a key, the other columns are null."""
+
+    old_row: Indices
+    """By message: its row in `old`, or -1."""
+
+    whole: Mask
+    """By message: whether the old tuple is the whole row."""
+
+    new: pa.Table
+    """The new tuples."""
+
+    new_row: Indices
+    """By message: its row in `new`, or -1."""
+
+    unchanged: Mapping[str, Mask] = field(default_factory=dict)
+    """By column, and row of `new`: whether the value was left out because it did not change."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Rows that go and rows that come; what did both is in neither."""
+
+    gone: pa.Table
+    come: pa.Table
+
+
+Lookup = Callable[[pa.Table], pa.Table]
+"""From a table of keys, each once, to the stored rows that have them."""
+
+
+def resolve(changes: Changes, key: Sequence[str], lookup: Lookup, *, table: str) -> Resolved:
+    """The rows that `changes` take away and bring, given what is stored.
+
+    Raises:
+        LostTrack: a message does not fit what is stored and what came before it.
+    """
+    in_want = (changes.kind != INSERT) & ~changes.whole
+    if not in_want.any():
+        return _by_themselves(changes)
+    if not key:
+        raise DefiniteError(
+            f'change of table "{table}" came without the old row',
+            detail="The table has neither a primary key nor REPLICA IDENTITY FULL.",
+            hint=f"Run on the source: ALTER TABLE {table} REPLICA IDENTITY FULL; then resync it.",
+        )
+    return _by_key(changes, key, lookup, table=table)
+
+
+def _by_themselves(changes: Changes) -> Resolved:
+    """All old rows are in the messages."""
+    new = changes.new
+    for name, left_out in changes.unchanged.items():
+        if left_out.any():
+            old_of_new = _scattered(changes.new_row, changes.old_row, new.num_rows)
+            source = pa.concat_arrays([_plain(new.column(name)), _plain(changes.old.column(name))])
+            chosen = np.where(left_out, new.num_rows + old_of_new, np.arange(new.num_rows))
+            new = _replaced(new, name, source.take(pa.array(chosen)))
+    return Resolved(_taken(changes.old, changes.old_row[changes.old_row != NONE]), new)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Where each message that takes a row away finds it."""
+
+    before: Indices
+    """By message: the message that brought the row it takes, or -1."""
+
+    stored: Indices
+    """By message: the number of the stored row it takes, or -1."""
+
+    wanted: pa.Table
+    """The keys of the stored rows, in the order of their numbers."""
+
+
+def _by_key(changes: Changes, key: Sequence[str], lookup: Lookup, *, table: str) -> Resolved:
+    changes = _with_key_from_old(changes, key)
+    chain = _chain(changes, key, table=table)
+    stored = _stored_rows(chain.wanted, key, lookup, changes.new.schema, table=table)
+    takes = changes.kind != INSERT
+    brought_by = chain.before[takes & (chain.before != NONE)]
+    new = _filled(changes, chain, stored)
+    stays = np.ones(new.num_rows, np.bool_)
+    stays[changes.new_row[brought_by]] = False
+    # What a message says itself and no other message brought.
+    told = changes.whole & (chain.before == NONE) & (chain.stored == NONE)
+    gone = pa.concat_tables([stored, _taken(changes.old, changes.old_row[told])])
+    return Resolved(gone, new.filter(pa.array(stays)))
+
+
+def _with_key_from_old(changes: Changes, key: Sequence[str]) -> Changes:
+    """A key value that was left out did not change, and is in the old tuple."""
+    new, unchanged = changes.new, dict(changes.unchanged)
+    for name in key:
+        left_out = unchanged.pop(name, None)
+        if left_out is None or not left_out.any():
+            continue
+        old_of_new = _scattered(changes.new_row, changes.old_row, new.num_rows)
+        source = pa.concat_arrays([_plain(new.column(name)), _plain(changes.old.column(name))])
+        chosen = np.where(left_out, new.num_rows + old_of_new, np.arange(new.num_rows))
+        new = _replaced(new, name, source.take(pa.array(chosen)))
+    return Changes(
+        changes.kind,
+        changes.old,
+        changes.old_row,
+        changes.whole,
+        new,
+        changes.new_row,
+        unchanged,
+    )
+
+
+def _chain(changes: Changes, key: Sequence[str], *, table: str) -> _Chain:
+    messages = np.arange(len(changes))
+    takers = messages[changes.kind != INSERT]
+    givers = messages[changes.kind != DELETE]
+    named = changes.old_row[takers] != NONE
+    keys = pa.concat_tables(
+        [
+            _taken(changes.old.select(key), changes.old_row[takers[named]]),
+            _taken(changes.new.select(key), changes.new_row[takers[~named]]),
+            _taken(changes.new.select(key), changes.new_row[givers]),
+        ]
+    )
+    message = np.concatenate([takers[named], takers[~named], givers])
+    gives = np.concatenate([np.zeros(len(takers), np.bool_), np.ones(len(givers), np.bool_)])
+    group = _groups(keys)
+    # By key, then in the order in which it happened: a message takes before it gives.
+    order = np.lexsort((message * 2 + gives, group))
+    group, message, gives = group[order], message[order], gives[order]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = group[1:] != group[:-1]
+    gave_before = np.zeros(len(order), np.bool_)
+    gave_before[1:] = gives[:-1]
+    broken = ~first & (gave_before == gives)
+    if broken.any():
+        at = int(np.flatnonzero(broken)[0])
+        raise LostTrack(
+            table=table,
+            key=_shown(keys, int(order[at])),
+            what="it is there already" if gives[at] else "it is gone already",
+        )
+    before = np.full(len(changes), NONE, np.int64)
+    follows = ~gives & ~first
+    before[message[follows]] = message[np.flatnonzero(follows) - 1]
+    opens = ~gives & first & ~changes.whole[message]
+    stored = np.full(len(changes), NONE, np.int64)
+    stored[message[opens]] = np.arange(int(opens.sum()))
+    return _Chain(before, stored, _taken(keys, order[opens]))
+
+
+def _stored_rows(
+    wanted: pa.Table, key: Sequence[str], lookup: Lookup, schema: pa.Schema, *, table: str
+) -> pa.Table:
+    """The stored rows of the keys in `wanted`, in its order."""
+    if wanted.num_rows == 0:
+        return schema.empty_table()
+    found = lookup(wanted).select(schema.names)
+    group = _groups(pa.concat_tables([wanted, found.select(key).cast(wanted.schema)]))
+    asked, given = group[: wanted.num_rows], group[wanted.num_rows :]
+    row_of = np.full(int(group.max()) + 1, NONE, np.int64)
+    row_of[given] = np.arange(found.num_rows)
+    rows = row_of[asked]
+    if (rows == NONE).any():
+        at = int(np.flatnonzero(rows == NONE)[0])
+        raise LostTrack(table=table, key=_shown(wanted, at), what="no row of that key is stored")
+    if found.num_rows != wanted.num_rows:
+        counts = np.bincount(given)
+        at = int(np.flatnonzero(counts[asked] != 1)[0])
+        raise LostTrack(table=table, key=_shown(wanted, at), what="several such rows are stored")
+    return _taken(found, rows).cast(schema)
+
+
+def _filled(changes: Changes, chain: _Chain, stored: pa.Table) -> pa.Table:
+    """The new rows, with what was left out taken from the rows they replace."""
+    new, count = changes.new, changes.new.num_rows
+    # All rows there are: new, then told by messages, then stored.
+    told_at, stored_at = count, count + changes.old.num_rows
+    replaced = np.full(len(changes), NONE, np.int64)
+    chained, looked_up = chain.before != NONE, chain.stored != NONE
+    replaced[chained] = changes.new_row[chain.before[chained]]
+    replaced[looked_up] = stored_at + chain.stored[looked_up]
+    replaced[changes.whole] = told_at + changes.old_row[changes.whole]
+    replaced_by_new = _scattered(changes.new_row, replaced, count)
+    for name, left_out in changes.unchanged.items():
+        if not left_out.any():
+            continue
+        final = np.concatenate(
+            [~left_out, np.ones(stored_at - told_at + stored.num_rows, np.bool_)]
+        )
+        source = np.where(left_out, replaced_by_new, np.arange(count))
+        while not final[source].all():
+            # Each step looks through twice as many earlier messages.
+            source = np.where(final[source], source, source[np.minimum(source, count - 1)])
+        values = pa.concat_arrays(
+            [
+                _plain(new.column(name)),
+                _plain(changes.old.column(name)),
+                _plain(stored.column(name)),
+            ]
+        )
+        new = _replaced(new, name, values.take(pa.array(source)))
+    return new
+
+
+def _groups(keys: pa.Table) -> Indices:
+    """A number for each row, the same for equal keys; null is equal to null."""
+    numbers = np.zeros(keys.num_rows, np.int64)
+    for column in keys.columns:
+        codes = pc.dictionary_encode(_plain(column), null_encoding="encode")
+        codes_of = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        mixed = numbers * (len(codes.dictionary) + 1) + codes_of
+        _, numbers = np.unique(mixed, return_inverse=True)
+    return numbers.astype(np.int64)
+
+
+def _scattered(at: Indices, values: Indices, size: int) -> Indices:
+    """`values` of messages, by the row `at` which their new tuple is."""
+    rows = np.full(size, NONE, np.int64)
+    there = at != NONE
+    rows[at[there]] = values[there]
+    return rows
+
+
+def _taken(table: pa.Table, rows: Indices) -> pa.Table:
+    return table.take(pa.array(rows, pa.int64()))
+
+
+def _replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    at = table.schema.get_field_index(name)
+    return table.set_column(at, table.schema.field(at), column)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        return (
+            pa.concat_arrays(combined.chunks) if combined.num_chunks else pa.array([], column.type)
+        )
+    return combined
+
+
+def _shown(keys: pa.Table, row: int) -> str:
+    return ", ".join(
+        f"{name} = {keys.column(name)[row].as_py()!r:.80}" for name in keys.column_names
+    )
