@@ -1,0 +1,414 @@
+"""Connections to a Postgres server, all with the same settings.
+
+libpq opens them, through psycopg, so that what works for `psql` works here:
+passwords and `.pgpass`, TLS and client certificates, `PG*` variables, service
+files, several hosts. Values cross as text.
+
+A value is compared with one read earlier, perhaps over another connection by
+another process. So whatever changes how a server prints a value is set on
+every connection alike, and no setting of the server, the database or the role
+reaches us (hazard B6).
+
+An error of the server becomes a `DefiniteError` if it is about the request or
+the data and a `TransientError` otherwise, with the server's own code in
+`sqlstate`. Whether asking again helps is a guess for some codes; the guess is
+"yes" where a change outside of us, such as a GRANT, makes it work.
+"""
+
+import contextlib
+import math
+import os
+import select
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import psycopg
+from psycopg import pq
+
+from penstock.errors import DefiniteError, SourceError, TransientError, UsageError
+from penstock.sources.postgres.config import SECRETS
+
+__all__ = [
+    "Connection",
+    "awaited",
+    "connect",
+    "quote_identifier",
+    "quote_literal",
+    "server_error",
+]
+
+Row = tuple[str | None, ...]
+
+_Answer = TypeVar("_Answer")
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "search_path": "",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+    "row_security": "off",
+    "jit": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+"""The same on every connection; `client_encoding` is set while connecting."""
+
+NEWER_SETTINGS: Final[Mapping[str, int]] = {
+    "idle_session_timeout": 14_00_00,
+    "transaction_timeout": 17_00_00,
+}
+"""Timeouts that must be off, by the version that brought them."""
+
+DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
+    "connect_timeout": ("10", "PGCONNECT_TIMEOUT"),
+    "keepalives_idle": ("30", ""),
+    "keepalives_interval": ("10", ""),
+    "keepalives_count": ("3", ""),
+}
+"""What we ask of libpq unless told otherwise, with the variable that may tell:
+the system's own defaults notice a dead server after more than two hours."""
+
+
+def connect(
+    where: str | Mapping[str, str],
+    *,
+    replication: bool = False,
+    application_name: str = "penstock",
+) -> "Connection":
+    """Connect to `where`, a URL, a connection string, or its parameters.
+
+    Raises:
+        UsageError: `where` cannot be understood.
+        TransientError: there is no connection, be it for the network or the password.
+    """
+    parameters = _parsed(where)
+    known = parameters.get("service") or os.environ.get("PGSERVICE")
+    for name, (value, variable) in DEFAULTS.items():
+        if not known and variable not in os.environ:
+            parameters.setdefault(name, value)
+    parameters["client_encoding"] = "UTF8"
+    parameters.setdefault("fallback_application_name", application_name)
+    if replication:
+        parameters["replication"] = "database"
+    pgconn = pq.PGconn.connect(psycopg.conninfo.make_conninfo(**parameters).encode())
+    connection = Connection(pgconn, parameters, replication=replication)
+    try:
+        if pgconn.status != pq.ConnStatus.OK:
+            raise connection.lost("cannot connect to")
+        connection.pin()
+    except BaseException:
+        pgconn.finish()
+        raise
+    return connection
+
+
+class Connection:
+    """One connection. Not for use by two threads at once."""
+
+    def __init__(
+        self, pgconn: pq.abc.PGconn, parameters: Mapping[str, str], *, replication: bool
+    ) -> None:
+        """Of an open libpq connection; `connect` makes them."""
+        self.pgconn = pgconn
+        self.replication = replication
+        self.where = _where(pgconn, parameters)
+        self.borrowed = False
+        """Whether a stream has it, so that no query can be sent."""
+
+        self._secrets = _secrets(pgconn, parameters)
+        self._results: list[pq.abc.PGresult] = []
+        self._cancel = pgconn.get_cancel() if pgconn.status == pq.ConnStatus.OK else None
+
+    def __repr__(self) -> str:
+        return f"<Connection to {self.where}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def server_version(self) -> int:
+        """For example 150018 for 15.18."""
+        return self.pgconn.server_version
+
+    @property
+    def backend_pid(self) -> int:
+        """The process id of the server's end."""
+        return self.pgconn.backend_pid
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether only libpq can read and write what crosses."""
+        return self.pgconn.ssl_in_use or self.pgconn.used_gssapi
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called or the connection broke."""
+        return self.pgconn.status != pq.ConnStatus.OK
+
+    def fileno(self) -> int:
+        """The file descriptor of the socket."""
+        return self.pgconn.socket
+
+    def close(self) -> None:
+        """Take leave of the server. Safe to call twice."""
+        self.pgconn.finish()
+
+    def query(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """The rows that `sql` gives, as text. Parameters are `$1` and so on.
+
+        Without parameters `sql` may be several statements; the rows are those
+        of the last. A replication connection takes no parameters.
+        """
+        self.send(sql, parameters)
+        rows = self.receive()
+        assert rows is not None
+        return rows
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> None:
+        """Run `sql` for what it does."""
+        self.query(sql, parameters)
+
+    def send(self, sql: str, parameters: Sequence[object] = ()) -> None:
+        """Begin what `receive` ends, to do something else meanwhile."""
+        if self.borrowed:
+            raise UsageError(f"{self.where} is read as a stream and takes no query", detail=sql)
+        if parameters and self.replication:
+            raise UsageError("a replication connection takes no parameters", detail=sql)
+        texts = [_text(value) for value in parameters]
+        if texts:
+            self.ask(lambda: self.pgconn.send_query_params(sql.encode(), texts))
+        else:
+            self.ask(lambda: self.pgconn.send_query(sql.encode()))
+        while self.ask(self.pgconn.flush):
+            awaited(self.fileno(), select.POLLOUT | select.POLLIN, None)
+            self.ask(self.pgconn.consume_input)
+
+    def receive(self, timeout_s: float | None = None) -> list[Row] | None:
+        """The rows of what was sent, or None if they are not there in time.
+
+        Raises:
+            SourceError: the server refused, or the connection broke.
+        """
+        while self.ready(timeout_s):
+            result = self.ask(self.pgconn.get_result)
+            if result is not None:
+                self._results.append(result)
+            if result is None or result.status in _COPYING:
+                break
+        else:
+            return None
+        results, self._results = self._results, []
+        for result in results:
+            if result.status in _FAILED:
+                raise self.refused(result)
+        if not results:
+            raise self.lost("lost the connection to")
+        return _rows(results[-1])
+
+    def ready(self, timeout_s: float | None = None) -> bool:
+        """Whether something of what was sent for is there, waiting for it if need be."""
+        while self.ask(self.pgconn.is_busy):
+            if not awaited(self.fileno(), select.POLLIN, timeout_s):
+                return False
+            try:
+                self.pgconn.consume_input()
+            except psycopg.OperationalError:
+                # Why, is in the next result, in the server's words if it had any.
+                return True
+        return True
+
+    def ask(self, what: Callable[[], _Answer]) -> _Answer:
+        """Call libpq, and say in our words if the connection broke."""
+        # What psycopg raises has libpq's words as they are; ours are looked through.
+        with contextlib.suppress(psycopg.OperationalError):
+            return what()
+        raise self.lost("lost the connection to")
+
+    def cancel(self) -> None:
+        """Ask the server to give up what it is at. Safe from another thread."""
+        if self._cancel is not None:
+            self._cancel.cancel()
+
+    def pin(self) -> None:
+        """Set all that changes how values are printed, and turn timeouts off."""
+        settings = dict(SETTINGS)
+        for name, since in NEWER_SETTINGS.items():
+            if self.server_version >= since:
+                settings[name] = "0"
+        self.execute(
+            "; ".join(
+                f"SET SESSION {name} = {quote_literal(value)}" for name, value in settings.items()
+            )
+        )
+
+    def refused(self, result: pq.abc.PGresult) -> SourceError:
+        """What the server said of a request, as an error."""
+        said = self.fields(result)
+        # Without a code they are libpq's own words: it lost the connection.
+        return self.said(said) if said["C"] else self.lost("lost the connection to")
+
+    def fields(self, result: pq.abc.PGresult) -> dict[str, str]:
+        """What the server said of a request, by the letters of its ErrorResponse."""
+        return {
+            name: (result.error_field(field) or b"").decode(errors="replace")
+            for name, field in _FIELDS.items()
+        }
+
+    def said(self, said: Mapping[str, str]) -> SourceError:
+        """The fields of an ErrorResponse, by their letter, as an error."""
+        return server_error(self.where, {name: self.redacted(text) for name, text in said.items()})
+
+    def lost(self, what: str) -> TransientError:
+        """That there is no connection, in libpq's words."""
+        said = self.redacted(self.pgconn.get_error_message()).strip()
+        return TransientError(f"{what} {self.where}", detail=_sentence(said))
+
+    def redacted(self, text: str) -> str:
+        """Without the password, should it be in there."""
+        for secret in self._secrets:
+            text = text.replace(secret, "********")
+        return text
+
+
+def server_error(where: str, said: Mapping[str, str]) -> SourceError:
+    """An error of the server, from the fields of its ErrorResponse."""
+    code = said.get("C") or "XX000"
+    definite = code in DEFINITE or (code[:2] in DEFINITE and code not in TRANSIENT)
+    kind = DefiniteError if definite else TransientError
+    message = said.get("M", "").strip().rstrip(".") or "the server gave no reason"
+    detail = f"{_sentence(said.get('D', ''))} The server's code is {code}."
+    error = kind(
+        f"{where} says: {message}",
+        detail=detail.strip(),
+        hint=_sentence(said.get("H", "")) or HINTS.get(code, ""),
+    )
+    # The class has a code for errors of its kind; this one has its own.
+    error.__dict__["sqlstate"] = code
+    return error
+
+
+DEFINITE: Final = frozenset({"0A", "22", "26", "34", "3F", "42", "54", "55000"})
+"""Codes, and classes of codes, about the request or the data."""
+
+TRANSIENT: Final = frozenset({"42501"})
+"""Codes of those classes that somebody else can make work."""
+
+HINTS: Final[Mapping[str, str]] = {
+    "42501": "Grant the role of this connection what it lacks.",
+    "53300": "Raise max_connections of the server, or close connections to it.",
+    "55006": "Another connection uses it; it is free when that one ends.",
+}
+
+
+def quote_identifier(name: str) -> str:
+    """For use as a name in SQL and in replication commands."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(text: str) -> str:
+    """For use as a string in SQL and in replication commands."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def awaited(fileno: int, events: int, timeout_s: float | None) -> bool:
+    """Whether one of `events` came at the socket in time."""
+    poll = select.poll()
+    poll.register(fileno, events)
+    return bool(poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1_000)))
+
+
+_FIELDS: Final = {
+    "C": pq.DiagnosticField.SQLSTATE,
+    "M": pq.DiagnosticField.MESSAGE_PRIMARY,
+    "D": pq.DiagnosticField.MESSAGE_DETAIL,
+    "H": pq.DiagnosticField.MESSAGE_HINT,
+}
+_FAILED: Final = frozenset({pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE})
+_COPYING: Final = frozenset(
+    {pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_IN}
+)
+
+
+def _parsed(where: str | Mapping[str, str]) -> dict[str, str]:
+    # SUBTLE: libpq quotes what it does not understand, and that may be the
+    # end of a password with an "@" or "/" in it. So its words stay here; as the
+    # context of our error, too, somebody could log them.
+    parsed: dict[str, Any] | None = None
+    with contextlib.suppress(psycopg.Error):
+        text = where if isinstance(where, str) else psycopg.conninfo.make_conninfo("", **where)
+        parsed = psycopg.conninfo.conninfo_to_dict(text)
+    if parsed is None:
+        raise UsageError(
+            "connection parameters of the postgres source cannot be understood",
+            detail="They are not repeated here, because a password may be among them.",
+            hint=_SPELLING,
+        )
+    parameters = {name: str(value) for name, value in parsed.items() if value is not None}
+    if isinstance(where, str) and any("@" in parameters.get(name, "") for name in _MISREAD):
+        raise UsageError(
+            'connection string of the postgres source has an "@" too many', hint=_SPELLING
+        )
+    return parameters
+
+
+_MISREAD: Final = ("host", "port", "dbname")
+_SPELLING: Final = (
+    "Write it as postgresql://user@host:port/database; in a password write @ as %40, "
+    "/ as %2F, : as %3A, ? as %3F and % as %25."
+)
+
+
+def _where(pgconn: pq.abc.PGconn, parameters: Mapping[str, str]) -> str:
+    """Names the server and the database, and nothing secret."""
+    host = pgconn.host.decode(errors="replace") or parameters.get("host", "")
+    port = pgconn.port.decode(errors="replace") or parameters.get("port", "")
+    database = pgconn.db.decode(errors="replace") or parameters.get("dbname", "")
+    return f'postgres database "{database}" at {host}:{port}'
+
+
+def _secrets(pgconn: pq.abc.PGconn, parameters: Mapping[str, str]) -> tuple[str, ...]:
+    """What must not be shown: longer ones first, should one be part of another."""
+    found = {parameters.get(name, "") for name in SECRETS}
+    found |= {pgconn.password.decode(errors="replace"), os.environ.get("PGPASSWORD", "")}
+    return tuple(sorted(found - {""}, key=len, reverse=True))
+
+
+def _text(value: object) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return b"t" if value else b"f"
+    if isinstance(value, str | int):
+        return str(value).encode()
+    raise UsageError(f"parameter of type {type(value).__name__} is not understood")
+
+
+def _rows(result: pq.abc.PGresult) -> list[Row]:
+    columns = range(result.nfields)
+    return [
+        tuple(
+            None if (value := result.get_value(row, column)) is None else value.decode()
+            for column in columns
+        )
+        for row in range(result.ntuples)
+    ]
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return f"{text[0].upper()}{text[1:].rstrip('.')}." if text else ""

@@ -1,0 +1,279 @@
+"""Streams from a server: the changes of a slot, and the rows of a COPY.
+
+    with ReplicationStream(connection, slot="s", start=lsn, publications=["p"]) as stream:
+        while True:
+            chunk = stream.read(timeout_s=1)     # None if nothing came
+            …
+            stream.confirm(durable)              # from any thread
+
+What came before an error is handed out before the error is raised.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import SourceError, TransientError, UsageError
+from penstock.sources.postgres import frames
+from penstock.sources.postgres.connect import Connection, quote_identifier, quote_literal
+from penstock.sources.postgres.frames import Bytes
+from penstock.sources.postgres.lsn import Lsn
+from penstock.sources.postgres.pgoutput import CAPACITY, SPARE, Chunk, Decoder, Frame, damaged
+from penstock.sources.postgres.wire import open_wire, said_in
+
+__all__ = ["CopyStream", "ReplicationStream"]
+
+STEP: Final = 256 << 10
+"""So many bytes are walked at a time: few calls, and bytes still in the cache."""
+
+
+class ReplicationStream:
+    """The transactions of a slot, in the order of their commits."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        slot: str,
+        start: Lsn,
+        publications: Sequence[str],
+        binary: bool = False,
+        messages: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+        capacity: int = CAPACITY,
+    ) -> None:
+        """Begin at `start`: transactions whose commit record begins there or later.
+
+        SUBTLE: a server asked for less than its slot has confirmed begins at
+        what is confirmed, without a word. Compare before.
+
+        Raises:
+            SourceError: the server refused; its code says why.
+        """
+        if not connection.replication:
+            raise UsageError(f"{connection.where} is not connected for replication")
+        self.confirmed = Lsn(0)
+        """The greatest position confirmed here."""
+
+        self._connection = connection
+        self._clock = clock
+        self._decoder = Decoder(capacity)
+        self._step = min(STEP, capacity // 4)
+        self._failed: SourceError | None = None
+        self._wire = open_wire(connection)
+        self._wire.begin(
+            start_replication(
+                slot=slot, start=start, publications=publications, binary=binary, messages=messages
+            )
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def read(self, timeout_s: float) -> Chunk | None:
+        """What came: as much as a buffer holds, or until the server pauses.
+
+        It ends about `timeout_s` after it began, with what there is then, or
+        with None. A chunk may be without rows: keepalives count.
+
+        Raises:
+            SourceError: the server said so, or the connection is lost.
+        """
+        until = self._clock.boot_ms() + int(timeout_s * 1_000)
+        decoder, wire = self._decoder, self._wire
+        if self._failed is None:
+            try:
+                self._walk()
+                while not decoder.full and self._failed is None:
+                    count = wire.receive(decoder.space())
+                    decoder.filled(count)
+                    if not count or decoder.unwalked >= self._step:
+                        self._walk()
+                    left_ms = until - self._clock.boot_ms()
+                    if left_ms <= 0 or (not count and decoder.walked):
+                        break
+                    if not count:
+                        wire.wait(left_ms / 1_000)
+                self._walk()
+            except SourceError as error:
+                # The server's own words may have come just before.
+                with contextlib.suppress(SourceError):
+                    self._walk()
+                self._fail(error)
+        chunk = decoder.take()
+        if chunk is None and self._failed is not None:
+            raise self._failed
+        return chunk
+
+    def confirm(self, flush: Lsn, *, reply: bool = False) -> None:
+        """Let the server forget what is before `flush`; safe from another thread.
+
+        It never takes back: a lower position repeats the greatest so far.
+        With `reply` the server answers with a keepalive at once.
+        """
+        self.confirmed = max(self.confirmed, flush)
+        position = self.confirmed.position.to_bytes(8)
+        now_us = self._clock.now_ms() * 1_000 - frames.EPOCH_US
+        self._wire.send(b"r" + position * 3 + now_us.to_bytes(8, signed=True) + bytes([reply]))
+
+    def close(self) -> None:
+        """Leave the server, and close the connection. Safe to call twice."""
+        self._wire.end()
+        self._connection.close()
+
+    def _walk(self) -> None:
+        while self._failed is None and (frame := self._decoder.walk()) is not None:
+            if (error := _meaning(self._connection, frame)) is not None:
+                self._fail(error)
+            elif frame.kind == b"c":
+                self._fail(
+                    TransientError(
+                        f"{self._connection.where} has ended the stream",
+                        detail="A server does so when it is stopped.",
+                    )
+                )
+
+    def _fail(self, error: SourceError) -> None:
+        # The first says why, those after it only that.
+        self._failed = self._failed or error
+
+
+class CopyStream:
+    """What COPY … TO STDOUT writes, in large pieces.
+
+    A piece is whole frames of the server, and the server puts each row into a
+    frame; but nobody promised that, so a reader should carry over.
+    """
+
+    def __init__(self, connection: Connection, sql: str, *, capacity: int = CAPACITY) -> None:
+        """Begin. The connection can be used again after the last piece.
+
+        Raises:
+            SourceError: the server refused.
+        """
+        self._connection = connection
+        self._capacity = capacity
+        self._spare = min(SPARE, capacity // 4)
+        self._buffer: Bytes = np.empty(capacity, np.uint8)
+        self._piece = self._at = self._end = 0
+        self._failed: SourceError | None = None
+        self._done = False
+        self._wire = open_wire(connection)
+        self._wire.begin(sql)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Bytes]:
+        while (piece := self.read()) is not None:
+            yield piece
+
+    def read(self) -> Bytes | None:
+        """The next piece, which is the caller's own, or None after the last.
+
+        Raises:
+            SourceError: the server said so, or the connection is lost.
+        """
+        try:
+            while not self._done and not (self._piece and self._room < self._spare):
+                if self._room == 0:
+                    self._renew(0)
+                if count := self._wire.receive(self._buffer.data[self._end :]):
+                    self._end += count
+                    self._strip()
+                else:
+                    self._wire.wait(60)
+        except SourceError as error:
+            self._failed = self._failed or error
+        if self._failed is not None:
+            self.close()
+            raise self._failed
+        if self._piece == 0:
+            return None
+        piece = self._buffer[: self._piece]
+        self._renew(self._at)
+        return piece
+
+    def close(self) -> None:
+        """Stop. Before the end this closes the connection: the server would copy on."""
+        self._wire.end()
+        if not self._done:
+            self._connection.close()
+
+    @property
+    def _room(self) -> int:
+        return len(self._buffer) - self._end
+
+    def _strip(self) -> None:
+        while True:
+            self._at, self._piece, wanted = frames.strip(
+                self._buffer, self._at, self._end, self._piece
+            )
+            if wanted < 0:
+                raise damaged(frames.REASONS[frames.BAD_LENGTH], b"")
+            if self._end - self._at < max(wanted, 5):
+                return
+            body = self._buffer[self._at + 5 : self._at + wanted].tobytes()
+            frame = Frame(self._buffer[self._at : self._at + 1].tobytes(), body)
+            self._at += wanted
+            if (error := _meaning(self._connection, frame)) is not None:
+                self._failed = error
+            if frame.kind == b"Z":
+                self._done = True
+                self._wire.end()
+
+    def _renew(self, keep: int) -> None:
+        """A new buffer, which begins with what was not given out."""
+        rest = self._end - keep
+        room = max(self._capacity, 2 * rest)
+        buffer: Bytes = np.empty(room, np.uint8)
+        buffer[:rest] = self._buffer[keep : self._end]
+        self._buffer, self._end = buffer, rest
+        if keep:
+            self._at = self._piece = 0
+
+
+def start_replication(
+    *, slot: str, start: Lsn, publications: Sequence[str], binary: bool, messages: bool
+) -> str:
+    """The command that begins a stream."""
+    # SUBTLE: quoted twice, as names in a list and the list as a string.
+    names = ",".join(map(quote_identifier, publications))
+    options = {"proto_version": "1", "publication_names": names}
+    if binary:
+        options["binary"] = "true"
+    if messages:
+        options["messages"] = "true"
+    listed = ", ".join(f"{name} {quote_literal(value)}" for name, value in options.items())
+    return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start} ({listed})"
+
+
+def _meaning(connection: Connection, frame: Frame) -> SourceError | None:
+    """The error in a frame without data, if it is one."""
+    match frame.kind:
+        case b"E":
+            return connection.said(said_in(frame.body))
+        case b"N" | b"S" | b"A" | b"C" | b"c" | b"Z":  # notices, settings, and the end
+            return None
+        case _:
+            return damaged(f"a frame has an unknown type, {frame.kind!r}", frame.body[:64])

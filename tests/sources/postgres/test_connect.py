@@ -1,0 +1,290 @@
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DefiniteError, TransientError, UsageError
+from penstock.sources.postgres.connect import (
+    SETTINGS,
+    connect,
+    quote_identifier,
+    quote_literal,
+    server_error,
+)
+from penstock.testing.postgres import Database, PostgresServer
+from tests.fix_postgres import TlsServer
+
+SECRET = "s3cret/pass@word:?"
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody's own settings of libpq reach these tests."""
+    for name in list(os.environ):
+        if name.startswith("PG"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def with_password(database: Database) -> Database:
+    role = f"role_{database.name}"
+    database.sql(f"CREATE ROLE {role} LOGIN PASSWORD {quote_literal(SECRET)}")
+    yield database
+    database.sql(f"DROP ROLE {role}")
+
+
+def shown(error: BaseException) -> str:
+    """All that anybody can read of an error, in a log too."""
+    texts = []
+    link: BaseException | None = error
+    while link is not None:
+        texts += [str(link), repr(link), *getattr(link, "__notes__", [])]
+        link = link.__cause__ or link.__context__
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("host", ["socket", "tcp"])
+def test_values_come_as_text(database: Database, host: str) -> None:
+    with connect(database.url(host=host)) as connection:
+        assert connection.query("SELECT 1, NULL, $1::text, $2::bool", ["é", True]) == [
+            ("1", None, "é", "t")
+        ]
+        assert connection.query("SELECT $1::int IS NULL", [None]) == [("t",)]
+        assert connection.query("CREATE TABLE public.t (i int); SELECT 1; SELECT 2") == [("2",)]
+        assert connection.query("SELECT i FROM public.t") == []
+        assert connection.server_version >= 14_00_00
+        assert not connection.encrypted
+        with pytest.raises(UsageError, match="float"):
+            connection.query("SELECT $1", [1.5])
+    assert connection.closed
+
+
+@pytest.mark.parametrize("replication", [False, True])
+def test_no_setting_of_the_database_or_the_role_changes_how_values_are_printed(
+    database: Database, replication: bool
+) -> None:
+    unlike = {
+        "DateStyle": "'German'",
+        "IntervalStyle": "'iso_8601'",
+        "TimeZone": "'Asia/Tokyo'",
+        "extra_float_digits": "'-5'",
+        "bytea_output": "'escape'",
+        "search_path": "'public'",
+        "statement_timeout": "'1h'",
+        "quote_all_identifiers": "'on'",
+    }
+    for name, value in unlike.items():
+        database.sql(f"ALTER DATABASE {database.name} SET {name} = {value}")
+    url = database.url(options="-c IntervalStyle=sql_standard", client_encoding="LATIN1")
+    with connect(url, replication=replication) as connection:
+        for name, value in SETTINGS.items():
+            ((setting,),) = connection.query(f"SELECT pg_catalog.current_setting('{name}')")
+            assert setting == (value or '""')
+        assert connection.query(
+            "SELECT '1 day 2:00'::interval, '2020-01-02 3:04'::timestamptz, 0.1::float4, "
+            "'\\x00ff'::bytea, 'é', 'pg_class'::regclass"
+        ) == [("1 day 02:00:00", "2020-01-02 03:04:00+00", "0.1", "\\x00ff", "é", "pg_class")]
+
+
+def test_newer_servers_have_more_timeouts_and_all_are_off(database18: Database) -> None:
+    database18.sql(f"ALTER DATABASE {database18.name} SET transaction_timeout = '1h'")
+    database18.sql(f"ALTER DATABASE {database18.name} SET idle_session_timeout = '1h'")
+    with connect(database18.url()) as connection:
+        assert connection.query("SHOW transaction_timeout") == [("0",)]
+        assert connection.query("SHOW idle_session_timeout") == [("0",)]
+
+
+def test_a_query_can_be_waited_for_in_turns(database: Database) -> None:
+    with connect(database.url()) as connection, connect(database.url()) as other:
+        other.execute("SELECT pg_advisory_lock(7)")
+        connection.send("SELECT 1 FROM pg_advisory_lock(7)")
+        assert connection.receive(timeout_s=0.05) is None
+        assert connection.receive(timeout_s=0) is None
+        other.execute("SELECT pg_advisory_unlock(7)")
+        assert connection.receive() == [("1",)]
+        assert connection.query("SELECT 2") == [("2",)]
+
+
+def test_a_query_can_be_given_up_from_another_thread(database: Database) -> None:
+    with connect(database.url()) as connection:
+        connection.send("SELECT pg_sleep(60)")
+        canceller = threading.Thread(target=connection.cancel)
+        canceller.start()
+        with pytest.raises(TransientError) as raised:
+            connection.receive()
+        canceller.join()
+        assert raised.value.sqlstate == "57014"
+        assert connection.query("SELECT 1") == [("1",)]
+
+
+def test_an_error_about_the_request_is_definite_and_has_the_servers_code(
+    database: Database,
+) -> None:
+    with connect(database.url()) as connection:
+        with pytest.raises(DefiniteError, match='relation "nix" does not exist') as raised:
+            connection.query("SELECT * FROM nix")
+        assert raised.value.sqlstate == "42P01"
+        assert database.name in str(raised.value)
+        assert "42P01" in raised.value.detail
+        assert pickle.loads(pickle.dumps(raised.value)).sqlstate == "42P01"
+        with pytest.raises(DefiniteError) as raised:
+            connection.query("SELECT 1; SELECT 1/0; SELECT 2")
+        assert raised.value.sqlstate == "22012"
+        assert connection.query("SELECT 1") == [("1",)]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("42704", DefiniteError),
+        ("55000", DefiniteError),
+        ("22P02", DefiniteError),
+        ("42501", TransientError),
+        ("55006", TransientError),
+        ("57P01", TransientError),
+        ("53300", TransientError),
+        ("28P01", TransientError),
+        ("40P01", TransientError),
+        ("", TransientError),
+    ],
+)
+def test_which_errors_pass(code: str, kind: type[Exception]) -> None:
+    error = server_error("here", {"C": code, "M": "no.", "D": "because", "H": "do"})
+    assert type(error) is kind
+    assert str(error) == "here says: no"
+    assert error.detail.startswith("Because. ")
+    assert error.hint == "Do."
+
+
+def test_a_server_that_is_gone_is_about_the_moment(postgres_server: PostgresServer) -> None:
+    with connect(postgres_server.url()) as connection, connect(postgres_server.url()) as other:
+        other.query("SELECT pg_terminate_backend($1)", [connection.backend_pid])
+        with pytest.raises(TransientError, match="administrator") as raised:
+            connection.query("SELECT 1")
+        assert raised.value.sqlstate == "57P01"
+        with pytest.raises(TransientError, match="lost the connection"):
+            connection.query("SELECT 1")
+    with pytest.raises(TransientError, match="cannot connect"):
+        connect({"host": "/nowhere", "dbname": "x", "user": "x"})
+
+
+def test_a_password_is_used_and_never_shown(with_password: Database) -> None:
+    role = f"role_{with_password.name}"
+    url = with_password.url(user=role, password=SECRET, host="tcp")
+    with connect(url) as connection:
+        assert connection.query("SELECT current_user") == [(role,)]
+        assert connection.pgconn.used_password
+        assert SECRET not in repr(connection)
+        with pytest.raises(DefiniteError) as refused:
+            connection.query(f"SELECT * FROM {quote_identifier(SECRET)}")
+        assert SECRET not in shown(refused.value)
+        assert "********" in shown(refused.value)
+    wrong = "wr0ng"
+    with pytest.raises(TransientError, match="cannot connect") as raised:
+        connect(with_password.url(user=role, password=wrong, host="tcp"))
+    assert wrong not in shown(raised.value)
+    assert "authentication failed" in raised.value.detail
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        f"postgresql://u:{SECRET}@host/db",
+        "postgresql://u:s3cret@pass@host/db",
+        f"host=x password='{SECRET}",
+        f"host=x {SECRET}",
+        f"postgresql://host/db?{SECRET}=1",
+        {"host": "x", SECRET: "y"},
+    ],
+    ids=range(6),
+)
+def test_what_cannot_be_understood_is_not_repeated(where: str | dict[str, str]) -> None:
+    with pytest.raises(UsageError) as raised:
+        connect(where)
+    for part in ("s3cret", "pass@", "word"):
+        assert part not in shown(raised.value).replace("password", "")
+
+
+def test_a_password_file_is_read(
+    with_password: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = f"role_{with_password.name}"
+    file = tmp_path / "passwords"
+    file.write_text(f"127.0.0.1:*:*:{role}:{SECRET.replace(':', chr(92) + ':')}\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(file))
+    with connect(with_password.url(user=role, host="tcp")) as connection:
+        assert connection.pgconn.used_password
+        with pytest.raises(DefiniteError) as refused:
+            connection.query(f"SELECT * FROM {quote_identifier(SECRET)}")
+        assert SECRET not in shown(refused.value)
+
+
+def test_variables_and_service_files_say_where(
+    with_password: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "host": "127.0.0.1",
+        "port": str(with_password.server.port),
+        "dbname": with_password.name,
+        "user": f"role_{with_password.name}",
+        "password": SECRET,
+    }
+    services = tmp_path / "services"
+    services.write_text("[shop]\n" + "".join(f"{key}={value}\n" for key, value in settings.items()))
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    for where in ("service=shop", {"service": "shop"}):
+        with connect(where) as connection:
+            assert connection.query("SELECT current_database()") == [(with_password.name,)]
+    for key, value in settings.items():
+        monkeypatch.setenv(f"PG{'DATABASE' if key == 'dbname' else key.upper()}", value)
+    with connect("") as connection:
+        assert connection.query("SELECT current_database()") == [(with_password.name,)]
+
+
+def test_it_says_who_it_is_unless_told_otherwise(database: Database) -> None:
+    with connect(database.url(), application_name="penstock shop") as connection:
+        assert connection.query("SHOW application_name") == [("penstock shop",)]
+    with connect(database.url(application_name="mine")) as connection:
+        assert connection.query("SHOW application_name") == [("mine",)]
+
+
+def test_a_replication_connection_answers_commands_and_takes_no_parameters(
+    database: Database,
+) -> None:
+    with connect(database.url(), replication=True) as connection:
+        ((system, timeline, _, name),) = connection.query("IDENTIFY_SYSTEM")
+        assert (timeline, name) == ("1", database.name)
+        assert system == str(
+            database.sql("SELECT system_identifier FROM pg_control_system()")[0][0]
+        )
+        with pytest.raises(UsageError, match="no parameters"):
+            connection.query("SELECT $1", ["x"])
+
+
+def test_the_server_must_prove_who_it_is(tls_server: TlsServer) -> None:
+    with connect(tls_server.parameters()) as connection:
+        assert connection.encrypted
+        assert connection.query("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == [
+            ("t",)
+        ]
+    with pytest.raises(TransientError) as raised:
+        connect(tls_server.parameters(sslrootcert=str(tls_server.other_authority)))
+    assert "certificate verify failed" in raised.value.detail
+    with pytest.raises(TransientError) as raised:
+        connect(tls_server.parameters(host="elsewhere"))
+    assert "elsewhere" in raised.value.detail
+    assert tls_server.server.password not in shown(raised.value)
+
+
+def test_a_client_can_prove_itself_by_a_certificate(tls_server: TlsServer) -> None:
+    where = tls_server.parameters(user="by_certificate")
+    del where["password"]
+    with pytest.raises(TransientError, match="cannot connect"):
+        connect(where)
+    ours = {"sslcert": str(tls_server.certificate), "sslkey": str(tls_server.key)}
+    with connect({**where, **ours}) as connection:
+        assert connection.query("SELECT current_user") == [("by_certificate",)]
