@@ -1,0 +1,387 @@
+"""What becomes of a Postgres column: its Arrow type, and the ways of its values there and back.
+
+Two ways lead in. The stream brings every value as the server prints it; the
+snapshot brings fields of binary COPY of an expression. For every value
+
+    from_copy(field) = from_text(text)    and    to_text(label, from_text(text)) = text
+
+or the value is refused by name: a row that the snapshot brought is retracted
+by the stream, which has only its text.
+
+    boolean                      bool
+    smallint, integer, bigint    int16, int32, int64
+    oid, xid, cid                int64
+    real, double precision       float, double
+    numeric(p, s)                decimal128(p, s), if p <= 38 and 0 <= s <= p
+    bytea                        binary
+    date                         date32
+    timestamp, timestamptz       timestamp[us], in UTC if it has a zone
+    array                        struct<elements: list<…>, shape: string>
+    domain                       as what it is over
+    all others                   string, as the server prints them
+
+SUBTLE: a cast to text is not what the server prints. It pads char(n) not, adds
+/32 to an inet, says `true` where the other says `t`, and anybody may define one
+for a type of theirs. So an expression here calls the type's output function.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import DefiniteError, InternalError, PenstockError, UsageError
+from penstock.sources.postgres.catalog_types import PgColumn, PgType
+from penstock.sources.postgres.types.arrays import array_of, parse_arrays, print_arrays
+from penstock.sources.postgres.types.cells import Refused, Why
+from penstock.sources.postgres.types.decimals import (
+    parse_decimals,
+    print_decimals,
+    receive_decimals,
+)
+from penstock.sources.postgres.types.moments import (
+    parse_dates,
+    parse_timestamps,
+    print_dates,
+    print_timestamps,
+    receive_dates,
+    receive_timestamps,
+)
+from penstock.sources.postgres.types.numbers import (
+    parse_bools,
+    parse_floats,
+    parse_integers,
+    parse_oids,
+    print_bools,
+    print_floats,
+    print_integers,
+    receive_bools,
+    receive_floats,
+    receive_integers,
+    receive_oids,
+)
+from penstock.sources.postgres.types.strings import (
+    parse_bytes,
+    parse_strings,
+    print_bytes,
+    receive_bytes,
+    receive_uuids,
+)
+
+__all__ = ["ColumnType", "column_type", "to_text"]
+
+AS_IS: Final = "{0}"
+BY_FORMAT: Final = "CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {0}) END"
+"""What any type's output function prints, a null as null.
+
+`IS DISTINCT FROM NULL`, since of a row `IS NOT NULL` asks whether its fields are.
+"""
+
+NUMERIC: Final = 1700
+BOX: Final = 603
+FIRST_OF_USERS: Final = 16384
+"""Types from this oid on are not the server's own."""
+
+Reading = Callable[[pa.Array, pa.DataType], pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """How a column's values are kept."""
+
+    column: str
+    arrow: pa.DataType
+    label: str
+    """The Postgres type, kept with the field, so that readers can print as the server does."""
+
+    select: str = AS_IS
+    """What COPY reads: a template of SQL that takes the column's quoted name."""
+
+    binary: bool = False
+    """Whether COPY brings the type's own binary form, and not text."""
+
+    def from_text(self, values: pa.Array) -> pa.Array:
+        """The column, from what the server prints.
+
+        Raises:
+            DefiniteError: the column's type cannot hold a value as it is.
+        """
+        return self._read(_parser(self.label, self.arrow), values)
+
+    def from_copy(self, values: pa.Array) -> pa.Array:
+        """The column, from fields of binary COPY of `select`.
+
+        Raises:
+            DefiniteError: as from_text.
+        """
+        if self.binary:
+            return self._read(_RECEIVERS[self.label], values)
+        return self.from_text(values)
+
+    def _read(self, reading: Reading, values: pa.Array) -> pa.Array:
+        try:
+            return reading(values, self.arrow)
+        except Refused as refused:
+            cell = values.cast(pa.large_binary())[refused.row].as_py()
+            raise _error(self, refused.why, cell) from None
+
+
+def column_type(column: PgColumn, *, text: bool) -> ColumnType:
+    """What `column` becomes; with `text`, whatever the server prints."""
+    kind, typmod, domain = _resolved(column.type, column.typmod)
+    if kind.element is not None and kind.name.endswith("[]"):
+        printed = BY_FORMAT if domain else _output("array_out")
+        element, typmod, _ = _resolved(kind.element, typmod)
+        label, arrow = _plain(element, typmod)
+        if text or not _parted_by_comma(element):
+            return ColumnType(column.name, pa.string(), f"{label}[]", printed)
+        return ColumnType(column.name, array_of(arrow), f"{label}[]", printed)
+    label, arrow = _plain(kind, typmod)
+    if pa.types.is_string(arrow) or text:
+        if label in _STRINGS_AS_IS or kind.kind == "e":
+            return ColumnType(column.name, pa.string(), label)
+        if label == "uuid":
+            return ColumnType(column.name, pa.string(), label, binary=True)
+        return ColumnType(column.name, pa.string(), label, _printed(kind, domain=domain))
+    return ColumnType(column.name, arrow, label, binary=True)
+
+
+def to_text(label: str, values: pa.Array) -> pa.Array:
+    """Just what the server prints under our settings for a column of this label.
+
+    Raises:
+        UsageError: values of this label are of another type.
+    """
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        return values.cast(pa.string())
+    if pa.types.is_struct(values.type) and label.endswith("[]"):
+        return print_arrays(values, partial(to_text, label[:-2]))
+    printed = _PRINTERS.get(label)
+    if printed is None:
+        raise UsageError(
+            f'values of {values.type} are not of the Postgres type "{label}"',
+            hint="Take the label from the metadata of the column's own field.",
+        )
+    return printed(values)
+
+
+def _resolved(kind: PgType, typmod: int) -> tuple[PgType, int, bool]:
+    """What a type is at last, with which modifier, and whether it was a domain."""
+    domain = False
+    while kind.base is not None:
+        typmod, kind, domain = kind.typmod, kind.base, True
+    return kind, typmod if typmod != -1 else kind.typmod, domain
+
+
+def _plain(kind: PgType, typmod: int) -> tuple[str, pa.DataType]:
+    """Label and Arrow type of what is not an array."""
+    if kind.oid == NUMERIC:
+        return "numeric", _decimal(typmod)
+    known = _OWN.get(kind.oid)
+    return known if known is not None else (kind.name, pa.string())
+
+
+def _decimal(typmod: int) -> pa.DataType:
+    """The decimal for numeric with this modifier, or text."""
+    if typmod < 4:
+        return pa.string()
+    precision = ((typmod - 4) >> 16) & 0xFFFF
+    scale = (((typmod - 4) & 0x7FF) ^ 1024) - 1024  # Eleven bits with a sign.
+    if precision > 38 or not 0 <= scale <= precision:
+        return pa.string()
+    return pa.decimal128(precision, scale)
+
+
+def _parted_by_comma(element: PgType) -> bool:
+    """Whether arrays of it are sure to have commas between their elements."""
+    if element.kind == "b":
+        return element.oid < FIRST_OF_USERS and element.oid != BOX
+    return element.kind in "cemr"
+
+
+def _printed(kind: PgType, *, domain: bool) -> str:
+    """The expression for what the server prints."""
+    known = _OUTPUTS.get(kind.oid)
+    if known is not None:
+        return _output(known)
+    generic = {"c": "record_out", "r": "range_out", "m": "multirange_out"}.get(kind.kind)
+    return BY_FORMAT if generic is None or domain else _output(generic)
+
+
+def _output(function: str) -> str:
+    return f"pg_catalog.textin(pg_catalog.{function}({AS_IS}))"
+
+
+def _parser(label: str, arrow: pa.DataType) -> Reading:
+    if pa.types.is_string(arrow):
+        return parse_strings
+    if pa.types.is_struct(arrow):
+        inner = arrow.field("elements").type.value_type
+        return partial(parse_arrays, parse=_parser(label[:-2], inner))
+    return _PARSERS[label]
+
+
+def _error(kept: ColumnType, why: Why, cell: bytes) -> PenstockError:
+    shown = f"The bytes are {cell[:60]!r}{'…' if len(cell) > 60 else ''}."
+    as_text = f'Name "{kept.column}" among the columns to keep as text.'
+    told = f'column "{kept.column}" of type {kept.label}'
+    match why:
+        case Why.NOT_FINITE:
+            return DefiniteError(
+                f"{told} holds NaN, which {_leaf(kept.arrow)} cannot",
+                detail="Postgres allows NaN in every numeric; a decimal has only numbers.",
+                hint=as_text,
+            )
+        case Why.BEYOND:
+            return DefiniteError(
+                f"{told} holds a time after the year 294246",
+                detail="Microseconds since 1970 do not reach further in 64 bits.",
+                hint=as_text,
+            )
+        case Why.SCALE:
+            return DefiniteError(
+                f"{told} holds a number that is not a {_leaf(kept.arrow)}",
+                detail=f"It has other digits than the column declares. {shown}",
+                hint=as_text,
+            )
+        case Why.ENCODING:
+            return DefiniteError(
+                f"{told} holds text that is not UTF-8",
+                detail=f"A server whose own encoding is SQL_ASCII does not convert. {shown}",
+                hint="Correct the rows there, or exclude the column.",
+            )
+        case _:
+            return InternalError(
+                f"{told} came in a form that the server does not print under our settings",
+                detail=shown,
+                hint="Look for a proxy between us and the server that resets settings.",
+            )
+
+
+def _leaf(kind: pa.DataType) -> pa.DataType:
+    return kind.field("elements").type.value_type if pa.types.is_struct(kind) else kind
+
+
+_OWN: Final[dict[int, tuple[str, pa.DataType]]] = {
+    16: ("bool", pa.bool_()),
+    17: ("bytea", pa.binary()),
+    18: ("char", pa.string()),
+    19: ("name", pa.string()),
+    20: ("int8", pa.int64()),
+    21: ("int2", pa.int16()),
+    23: ("int4", pa.int32()),
+    25: ("text", pa.string()),
+    26: ("oid", pa.int64()),
+    28: ("xid", pa.int64()),
+    29: ("cid", pa.int64()),
+    114: ("json", pa.string()),
+    142: ("xml", pa.string()),
+    650: ("cidr", pa.string()),
+    700: ("float4", pa.float32()),
+    701: ("float8", pa.float64()),
+    774: ("macaddr8", pa.string()),
+    790: ("money", pa.string()),
+    829: ("macaddr", pa.string()),
+    869: ("inet", pa.string()),
+    1042: ("bpchar", pa.string()),
+    1043: ("varchar", pa.string()),
+    1082: ("date", pa.date32()),
+    1083: ("time", pa.string()),
+    1114: ("timestamp", pa.timestamp("us")),
+    1184: ("timestamptz", pa.timestamp("us", "UTC")),
+    1186: ("interval", pa.string()),
+    1266: ("timetz", pa.string()),
+    1560: ("bit", pa.string()),
+    1562: ("varbit", pa.string()),
+    2950: ("uuid", pa.string()),
+    3802: ("jsonb", pa.string()),
+}
+"""The server's own types by oid; others are kept as text under their name."""
+
+_OUTPUTS: Final = {
+    16: "boolout",
+    17: "byteaout",
+    18: "charout",
+    20: "int8out",
+    21: "int2out",
+    23: "int4out",
+    26: "oidout",
+    28: "xidout",
+    29: "cidout",
+    142: "xml_out",
+    650: "cidr_out",
+    700: "float4out",
+    701: "float8out",
+    774: "macaddr8_out",
+    790: "cash_out",
+    829: "macaddr_out",
+    869: "inet_out",
+    1082: "date_out",
+    1083: "time_out",
+    1114: "timestamp_out",
+    1184: "timestamptz_out",
+    1186: "interval_out",
+    1266: "timetz_out",
+    1560: "bit_out",
+    1562: "varbit_out",
+    1700: "numeric_out",
+    3802: "jsonb_out",
+}
+"""Output functions by the oid of their type, where it is worth not to go by `format`."""
+
+_STRINGS_AS_IS: Final = frozenset({"text", "varchar", "bpchar", "name", "json"})
+"""Whose binary form is the text that the server prints; so is that of enums."""
+
+_PARSERS: Final[dict[str, Reading]] = {
+    "bool": parse_bools,
+    "bytea": parse_bytes,
+    "int2": parse_integers,
+    "int4": parse_integers,
+    "int8": parse_integers,
+    "oid": parse_oids,
+    "xid": parse_oids,
+    "cid": parse_oids,
+    "float4": parse_floats,
+    "float8": parse_floats,
+    "numeric": parse_decimals,
+    "date": parse_dates,
+    "timestamp": parse_timestamps,
+    "timestamptz": parse_timestamps,
+}
+
+_RECEIVERS: Final[dict[str, Reading]] = {
+    "bool": receive_bools,
+    "bytea": receive_bytes,
+    "int2": receive_integers,
+    "int4": receive_integers,
+    "int8": receive_integers,
+    "oid": receive_oids,
+    "xid": receive_oids,
+    "cid": receive_oids,
+    "float4": receive_floats,
+    "float8": receive_floats,
+    "numeric": receive_decimals,
+    "date": receive_dates,
+    "timestamp": receive_timestamps,
+    "timestamptz": receive_timestamps,
+    "uuid": receive_uuids,
+}
+
+_PRINTERS: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
+    "bool": print_bools,
+    "bytea": print_bytes,
+    "int2": print_integers,
+    "int4": print_integers,
+    "int8": print_integers,
+    "oid": print_integers,
+    "xid": print_integers,
+    "cid": print_integers,
+    "float4": print_floats,
+    "float8": print_floats,
+    "numeric": print_decimals,
+    "date": print_dates,
+    "timestamp": print_timestamps,
+    "timestamptz": print_timestamps,
+}

@@ -1,0 +1,68 @@
+"""Every value of every type arrives as it is, by COPY and by the stream's text alike."""
+
+import pickle
+
+import pyarrow as pa
+import pytest
+
+from penstock.data.arrow import numbered
+from penstock.sources.postgres.connect import connect
+from penstock.sources.postgres.types import column_type, to_text
+from tests.sources.postgres.types.server import copied, printed, types_in
+from tests.sources.postgres.types.torture import CASES, SETUP, create_table, insert_rows
+
+
+@pytest.fixture(scope="module")
+def connection(postgres_server):
+    database = postgres_server.create_database("torture")
+    with connect(database.url()) as connection:
+        connection.execute(SETUP)
+        connection.execute(create_table())
+        connection.execute(insert_rows())
+        yield connection
+    database.drop()
+
+
+@pytest.fixture(scope="module")
+def columns(connection):
+    return types_in(connection, "public.torture")
+
+
+def bits(array: pa.Array) -> bytes:
+    """The array as it is stored, so that NaN equals NaN and -0 does not equal 0."""
+    stored = array.cast(numbered(array.type))
+    stored = pa.concat_arrays([stored])
+    batch = pa.record_batch([stored], ["c"])
+    return batch.serialize().to_pybytes()
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["typed", "as text"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_value_arrives_as_the_server_prints_it(connection, columns, case, text):
+    kept = column_type(columns[case.name], text=text)
+    source = f"SELECT {{}} FROM public.torture WHERE id < {len(case.literals)} ORDER BY id"
+    quoted = f'"{case.name}"'
+    (texts,) = printed(connection, source.format(quoted))
+    (fields,) = copied(connection, source.format(kept.select.format(quoted)), 1)
+
+    by_text, by_copy = kept.from_text(texts), kept.from_copy(fields)
+
+    for array in (by_text, by_copy):
+        array.validate(full=True)
+        assert array.type == kept.arrow
+        assert to_text(kept.label, array).cast(pa.binary()) == texts
+    assert bits(by_text) == bits(by_copy)
+    if text:
+        assert kept.arrow == pa.string()
+
+
+def test_a_slice_reads_as_the_whole_does(connection, columns):
+    texts = printed(connection, "SELECT * FROM public.torture ORDER BY id")
+    for column, cells in zip(columns.values(), texts, strict=True):
+        kept = pickle.loads(pickle.dumps(column_type(column, text=False)))
+        for of in (cells, cells.cast(pa.large_binary()), cells.slice(1).cast(pa.large_string())):
+            read = kept.from_text(of)
+            whole = to_text(kept.label, read)
+            assert whole.slice(3, 5) == to_text(kept.label, kept.from_text(of.slice(3, 5)))
+            assert whole.slice(3, 5) == to_text(kept.label, read.slice(3, 5))
+            assert whole.slice(9) == to_text(kept.label, read.slice(9))
