@@ -1,0 +1,403 @@
+"""What a server says about tables, their columns and types, and how they are published.
+
+All tables come in one query, so that they are described as of one moment; the
+types of their columns in a second. `ONLY` the rows of a table itself are its
+own: children that inherit from it are tables of their own, while partitions
+belong to their root where the publication sends them under its name.
+
+A generated column is absent from the stream unless the publication says
+otherwise, so what the stream carries is `streamed`, not `columns`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from penstock.sources.postgres.catalog_types import PgColumn, PgType
+from penstock.sources.postgres.connect import Connection
+from penstock.sources.postgres.names import TableName
+from penstock.sources.postgres.publication import membership
+
+__all__ = [
+    "PgColumn",
+    "PgLeaf",
+    "PgTable",
+    "PgType",
+    "describe",
+    "find_oids",
+    "published_tables",
+    "streams",
+    "types_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PgLeaf:
+    """A partition that holds rows, of a table published under the name of its root.
+
+    Its columns have the names and types of the root's, but numbers and an
+    order of their own.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    """pg_class.relkind: `r`, or `f` for a foreign table, whose changes nobody sends."""
+
+    replica_identity: str
+    identity: tuple[str, ...]
+    selectable: bool
+    """Whether we may read it by its own name; the right to read the root says nothing of that."""
+
+    pages: int
+    estimated_rows: int
+    bytes: int
+
+    @property
+    def table_name(self) -> TableName:
+        """Its schema and name."""
+        return TableName(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class PgTable:
+    """A table, and how the publication sends it."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    """pg_class.relkind: `r` for a table, `p` for the root of partitions."""
+
+    persistence: str
+    """pg_class.relpersistence: `p`ermanent, `u`nlogged, `t`emporary."""
+
+    replica_identity: str
+    """pg_class.relreplident: `d`efault, `n`othing, `f`ull, `i`ndex."""
+
+    columns: tuple[PgColumn, ...]
+    """All that are not dropped, generated ones too, in the order of their numbers."""
+
+    primary_key: tuple[str, ...]
+    identity: tuple[str, ...]
+    """By which an old row is named in the stream: all columns if full, none if there is nothing."""
+
+    published: bool
+    published_columns: tuple[str, ...] | None
+    """The column list of the publication, if it has one for this table."""
+
+    streamed: tuple[str, ...]
+    """The columns that messages carry, in their order."""
+
+    row_filter: str | None
+    """The WHERE of the publication, as SQL over the table's columns."""
+
+    filter_columns: tuple[str, ...]
+    """The columns that it looks at."""
+
+    leaves: tuple[PgLeaf, ...]
+    """Of a root, the partitions that hold its rows."""
+
+    ancestors: tuple[TableName, ...]
+    """Of a partition, its parent, the parent's parent and so on."""
+
+    pages: int
+    """With those of its leaves."""
+
+    estimated_rows: int
+    """As of the last ANALYZE or VACUUM; -1 if there was none."""
+
+    bytes: int
+
+    @property
+    def table_name(self) -> TableName:
+        """Its schema and name."""
+        return TableName(self.schema, self.name)
+
+    def column(self, name: str) -> PgColumn:
+        """The column called so."""
+        return next(column for column in self.columns if column.name == name)
+
+
+def published_tables(connection: Connection, publication: str) -> tuple[PgTable, ...]:
+    """The tables under whose names the publication sends changes, by schema and name."""
+    return tuple(table for table in describe(connection, publication, ()) if table.published)
+
+
+def describe(connection: Connection, publication: str, oids: Iterable[int]) -> tuple[PgTable, ...]:
+    """The published tables, and those with `oids` whether published or not."""
+    listed = "{" + ",".join(str(oid) for oid in oids) + "}"
+    rows = connection.query(_tables(connection.server_version), [publication, listed])
+    found = [msgspec.json.decode(row[0] or "") for row in rows]
+    types = types_of(connection, {column[2] for each in found for column in each["columns"]})
+    return tuple(_table(each, types) for each in found)
+
+
+def find_oids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, int]:
+    """The relations of these names, of whatever kind; those that do not exist are left out."""
+    wanted = msgspec.json.encode([[each.schema, each.name] for each in names]).decode()
+    rows = connection.query(
+        """
+        SELECT n.nspname, c.relname, c.oid
+        FROM pg_catalog.json_array_elements($1::json) w (name)
+        JOIN pg_catalog.pg_namespace n ON n.nspname = w.name ->> 0
+        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.name ->> 1
+        """,
+        [wanted],
+    )
+    return {TableName(str(schema), str(name)): int(oid or 0) for schema, name, oid in rows}
+
+
+def types_of(connection: Connection, oids: Iterable[int]) -> Mapping[int, PgType]:
+    """The types with these numbers, each with what it is made of."""
+    listed = "{" + ",".join(str(oid) for oid in sorted(oids)) + "}"
+    rows = connection.query(
+        """
+        WITH RECURSIVE used (oid) AS (
+          SELECT pg_catalog.unnest($1::oid[])
+          UNION
+          SELECT part.oid FROM used u JOIN pg_catalog.pg_type t ON t.oid = u.oid
+          CROSS JOIN LATERAL (VALUES (t.typbasetype), (t.typelem)) part (oid)
+          WHERE part.oid <> 0
+        )
+        SELECT t.oid, pg_catalog.format_type(t.oid, NULL), t.typtype, t.typcategory,
+               -- Some types that are no arrays have elements too, such as point and name.
+               CASE WHEN e.typarray = t.oid THEN e.oid END,
+               nullif(t.typbasetype, 0), t.typtypmod
+        FROM used u JOIN pg_catalog.pg_type t ON t.oid = u.oid
+        LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem
+        """,
+        [listed],
+    )
+    raw = {int(row[0] or 0): row for row in rows}
+    made: dict[int, PgType] = {}
+
+    def make(oid: int) -> PgType:
+        if oid not in made:
+            _, name, kind, category, element, base, typmod = raw[oid]
+            made[oid] = PgType(
+                oid,
+                str(name),
+                str(kind),
+                str(category),
+                element=None if element is None else make(int(element)),
+                base=None if base is None else make(int(base)),
+                typmod=int(typmod or -1),
+            )
+        return made[oid]
+
+    return {oid: make(oid) for oid in raw}
+
+
+def _table(said: Mapping[str, Any], types: Mapping[int, PgType]) -> PgTable:
+    columns = tuple(_column(column, types) for column in said["columns"])
+    if said["kind"] == "p":
+        columns = tuple(_as_leaves_have_it(column, said["leaves"]) for column in columns)
+    names = {column.number: column.name for column in columns}
+    generated = {column[1]: column[6] for column in said["columns"]}
+    listed = said["list"]
+    leaves = tuple(_leaf(leaf) for leaf in said["leaves"])
+    size = {"pages": said["pages"], "bytes": said["bytes"], "estimated_rows": said["rows"]}
+    if said["kind"] == "p":
+        size = {
+            "pages": sum(leaf.pages for leaf in leaves),
+            "bytes": sum(leaf.bytes for leaf in leaves),
+            "estimated_rows": sum(max(leaf.estimated_rows, 0) for leaf in leaves)
+            if all(leaf.estimated_rows >= 0 for leaf in leaves)
+            else -1,
+        }
+    return PgTable(
+        oid=said["oid"],
+        schema=said["schema"],
+        name=said["name"],
+        kind=said["kind"],
+        persistence=said["persistence"],
+        replica_identity=said["replica_identity"],
+        columns=columns,
+        primary_key=tuple(said["primary_key"]),
+        identity=_identity(said, tuple(generated)),
+        published=said["published"],
+        published_columns=None if listed is None else tuple(names[n] for n in sorted(listed)),
+        streamed=tuple(
+            column.name
+            for column in columns
+            if streams(
+                column.number,
+                generated[column.name],
+                listed=listed,
+                generated_too=said["generated_too"],
+            )
+        ),
+        row_filter=said["filter"],
+        filter_columns=tuple(names[n] for n in sorted(said["filter_columns"])),
+        leaves=leaves,
+        ancestors=tuple(TableName(*name) for name in said["ancestors"]),
+        **size,
+    )
+
+
+def _column(said: Sequence[Any], types: Mapping[int, PgType]) -> PgColumn:
+    number, name, type_oid, typmod, dimensions, nullable, generated, has_missing, missing = said
+    return PgColumn(
+        name=name,
+        number=number,
+        type=types[type_oid],
+        typmod=typmod,
+        dimensions=dimensions,
+        nullable=nullable,
+        generated=generated != "",
+        missing=missing,
+        has_missing=has_missing,
+    )
+
+
+def _as_leaves_have_it(column: PgColumn, leaves: Sequence[Mapping[str, Any]]) -> PgColumn:
+    """A root has no rows, so what rows hold that are older than a column, its leaves know."""
+    held = [leaf["missing"].get(column.name) for leaf in leaves]
+    if not held or held[0] is None or any(each != held[0] for each in held):
+        return replace(column, missing=None, has_missing=False)
+    return replace(column, missing=held[0], has_missing=True)
+
+
+def streams(
+    number: int, generated: str, *, listed: Sequence[int] | None, generated_too: bool
+) -> bool:
+    """Whether messages carry a column.
+
+    A list decides alone, as before 18 it cannot name a generated column. A
+    virtual one has no values to send.
+    """
+    if generated == "v":
+        return False
+    if listed is not None:
+        return number in listed
+    return generated == "" or generated_too
+
+
+def _leaf(said: Mapping[str, Any]) -> PgLeaf:
+    return PgLeaf(
+        oid=said["oid"],
+        schema=said["schema"],
+        name=said["name"],
+        kind=said["kind"],
+        replica_identity=said["replica_identity"],
+        identity=_identity(said, ()),
+        selectable=said["selectable"],
+        pages=said["pages"],
+        estimated_rows=said["rows"],
+        bytes=said["bytes"],
+    )
+
+
+def _identity(said: Mapping[str, Any], columns: tuple[str, ...]) -> tuple[str, ...]:
+    match said["replica_identity"]:
+        case "f":
+            return columns
+        case "d" if said["primary_key_immediate"]:
+            return tuple(said["primary_key"])
+        case "i":
+            return tuple(said["identity_index"])
+        case _:
+            return ()
+
+
+def _tables(version: int) -> str:
+    since_15 = version >= 150000
+    prattrs = "m.prattrs::pg_catalog.int2[]" if since_15 else "NULL::pg_catalog.int2[]"
+    filter_text = "pg_catalog.pg_get_expr(m.prqual, m.prrelid)" if since_15 else "NULL::text"
+    # The parsed form says which columns it looks at; the text would have to be parsed.
+    filter_columns = (
+        "(SELECT json_agg(DISTINCT v[1]::int)"
+        " FROM pg_catalog.regexp_matches(m.prqual::text, ':varattno (\\d+)', 'g') v)"
+        if since_15
+        else "NULL::json"
+    )
+    generated_too = "pub.pubgencols = 's'" if version >= 180000 else "false"
+    return f"""
+    WITH RECURSIVE {membership(version)},
+    described AS (
+      SELECT c.oid, r.published, n.nspname, c.relname, c.relkind,
+        {_DESCRIPTION},
+        json_build_object(
+          'persistence', c.relpersistence,
+          'published', r.published,
+          'columns', coalesce((
+            SELECT json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod,
+                       a.attndims, NOT a.attnotnull, a.attgenerated, a.atthasmissing,
+                       {MISSING}) ORDER BY a.attnum)
+            FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '[]'),
+          'list', to_json(m.attrs),
+          'filter', m.filter,
+          'filter_columns', coalesce(m.filter_columns, '[]'),
+          'generated_too', coalesce((SELECT {generated_too} FROM pub), false)
+        ) AS more
+      FROM relation r
+      JOIN pg_catalog.pg_class c ON c.oid = r.oid
+      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+      LEFT JOIN LATERAL (
+        SELECT {prattrs} AS attrs, {filter_text} AS filter, {filter_columns} AS filter_columns
+        FROM pub JOIN pg_catalog.pg_publication_rel m ON m.prpubid = pub.oid AND m.prrelid = c.oid
+      ) m ON true
+    )
+    SELECT d.base::jsonb || d.more::jsonb || jsonb_build_object(
+      'leaves', coalesce((
+        SELECT jsonb_agg(l.leaf ORDER BY l.nspname, l.relname) FROM (
+          SELECT n.nspname, c.relname, {_DESCRIPTION.replace("AS base", "AS leaf")}
+          FROM tree t
+          JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind <> 'p'
+          JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+          WHERE t.root = d.oid AND d.relkind = 'p' AND d.published
+        ) l), '[]'),
+      'ancestors', coalesce((
+        WITH RECURSIVE up (oid, level) AS (
+          SELECT i.inhparent, 1 FROM pg_catalog.pg_inherits i
+          JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+          WHERE i.inhrelid = d.oid
+          UNION ALL
+          SELECT i.inhparent, up.level + 1 FROM up
+          JOIN pg_catalog.pg_inherits i ON i.inhrelid = up.oid
+        )
+        SELECT jsonb_agg(jsonb_build_array(n.nspname, c.relname) ORDER BY up.level)
+        FROM up JOIN pg_catalog.pg_class c ON c.oid = up.oid
+        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace), '[]')
+    )
+    FROM described d ORDER BY d.nspname, d.relname
+    """
+
+
+MISSING = """CASE WHEN a.atthasmissing AND a.atttypid = 'pg_catalog.box'::regtype
+  -- Boxes in an array stand between semicolons, so a comma of one is not quoted.
+  THEN btrim(a.attmissingval::text, '{}')
+  WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END"""
+"""What rows hold in the column `a` that are older than it: an array of one value, as text."""
+
+_DESCRIPTION = f"""
+  json_build_object(
+    'oid', c.oid::int8, 'schema', n.nspname, 'name', c.relname, 'kind', c.relkind,
+    'replica_identity', c.relreplident,
+    'selectable', pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+                  AND pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+    'primary_key', coalesce((SELECT json_agg(a.attname ORDER BY k.position)
+      FROM pg_catalog.pg_index i
+      CROSS JOIN LATERAL unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k (number, position)
+      JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
+      WHERE i.indrelid = c.oid AND i.indisprimary AND k.position <= i.indnkeyatts), '[]'),
+    'primary_key_immediate', coalesce((SELECT i.indimmediate FROM pg_catalog.pg_index i
+      WHERE i.indrelid = c.oid AND i.indisprimary), false),
+    'identity_index', coalesce((SELECT json_agg(a.attname ORDER BY k.position)
+      FROM pg_catalog.pg_index i
+      CROSS JOIN LATERAL unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k (number, position)
+      JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
+      WHERE i.indrelid = c.oid AND i.indisreplident AND k.position <= i.indnkeyatts), '[]'),
+    'missing', coalesce((SELECT json_object_agg(a.attname, {MISSING})
+      FROM pg_catalog.pg_attribute a
+      WHERE a.attrelid = c.oid AND a.atthasmissing AND NOT a.attisdropped), '{{}}'),
+    'pages', CASE WHEN c.relkind IN ('r', 'm', 't') THEN pg_catalog.pg_relation_size(c.oid)
+      / pg_catalog.current_setting('block_size')::int8 ELSE 0 END,
+    'rows', CASE WHEN c.reltuples > 0 OR c.relpages > 0 THEN c.reltuples::int8 ELSE -1 END,
+    'bytes', CASE WHEN c.relkind IN ('r', 'm', 't') THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END
+  ) AS base"""

@@ -1,0 +1,260 @@
+"""What the file says about a Postgres source.
+
+    postgres:
+      url: postgresql://penstock:${SHOP_PASSWORD}@db.example/shop
+      publication: penstock
+      tables: [public.orders, {name: public.customers, exclude: [photo], text: [odd]}]
+
+Where to connect is kept as libpq's parameters, whichever way it was written,
+and printed only without its secrets.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, TypeVar
+
+import psycopg
+from psycopg import conninfo
+
+from penstock.errors import UsageError
+from penstock.sources.postgres.names import TableName, similar
+
+__all__ = ["SECRETS", "PostgresConfig", "TableSpec", "redact", "shown"]
+
+PUBLICATION: Final = "penstock"
+
+SECRETS: Final = frozenset(
+    {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
+)
+"""The parameters of a connection that nobody may see."""
+
+HIDDEN: Final = "********"
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A table to follow, and what to do with some of its columns."""
+
+    name: TableName
+    exclude: tuple[str, ...] = ()
+    """Columns that are left out."""
+
+    text: tuple[str, ...] = ()
+    """Columns that are kept as the server's text, whatever their type."""
+
+    @classmethod
+    def parse(cls, said: Any) -> Self:
+        """Read a name, or a mapping with `name`, `exclude` and `text`.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        if isinstance(said, str):
+            return cls(TableName.parse(said))
+        if not isinstance(said, Mapping) or not isinstance(said.get("name"), str):
+            raise UsageError(
+                f"table {said!r} of a postgres source cannot be understood",
+                hint="Write a name like public.orders, or {name: public.orders, exclude: [photo]}.",
+            )
+        name = TableName.parse(said["name"])
+        _refuse_others(said, ("name", "exclude", "text"), f"table {name}")
+        exclude = _columns(said, "exclude", name)
+        text = _columns(said, "text", name)
+        if both := [column for column in exclude if column in text]:
+            raise UsageError(
+                f'column "{both[0]}" of table {name} is both excluded and kept as text',
+                hint='Name it under one of "exclude" and "text".',
+            )
+        return cls(name, exclude, text)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresConfig:
+    """A Postgres source."""
+
+    parameters: Mapping[str, str] = field(repr=False)
+    """Where to connect, as libpq's parameters; secrets among them."""
+
+    publication: str = PUBLICATION
+    tables: tuple[TableSpec, ...] | None = None
+    """Which tables; None means all that are published."""
+
+    binary: bool = False
+    """Whether the stream carries values in the server's binary form."""
+
+    snapshot_tasks: int | None = None
+    """How many tasks read the first copy of a large table; None leaves it to Spark's cores."""
+
+    where: str = field(init=False)
+    """The same, for people: without secrets."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", dict(self.parameters))
+        object.__setattr__(self, "where", shown(self.parameters))
+        if not self.publication or len(self.publication.encode()) > 63:
+            raise UsageError(
+                f'publication name "{self.publication}" has {len(self.publication.encode())} bytes',
+                hint="Names of publications have 1 to 63 bytes.",
+            )
+        if self.tables is not None and not self.tables:
+            raise UsageError(
+                f"postgres source {self.where} has no tables",
+                hint="Name one at least, or leave tables out to follow all that are published.",
+            )
+        names = [table.name for table in self.tables or ()]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(
+                f"table {twice[0]} is named twice", hint="Leave one of them out of tables."
+            )
+        if self.snapshot_tasks is not None and self.snapshot_tasks < 1:
+            raise UsageError(
+                f"snapshot_tasks is {self.snapshot_tasks}", hint="Give a number from 1 on."
+            )
+
+    @classmethod
+    def parse(cls, said: Mapping[str, Any]) -> Self:
+        """Read the part of the file that stands under `postgres:`.
+
+        Raises:
+            UsageError: something in it is not as it must be; it never holds a secret.
+        """
+        options = ("binary", "snapshot_tasks")
+        _refuse_others(
+            said, ("url", "connection", "publication", "tables", *options), "postgres source"
+        )
+        tables = said.get("tables")
+        if tables is not None and (isinstance(tables, str) or not isinstance(tables, Sequence)):
+            raise UsageError(
+                "tables of a postgres source is not a list",
+                hint="Write it like [public.orders, public.customers].",
+            )
+        publication = said.get("publication", PUBLICATION)
+        if not isinstance(publication, str):
+            raise UsageError("publication of a postgres source is not text", hint="Write its name.")
+        return cls(
+            parameters=_parameters(said),
+            publication=publication,
+            tables=None if tables is None else tuple(TableSpec.parse(table) for table in tables),
+            binary=_typed(said, "binary", bool, "true or false", default=False),
+            snapshot_tasks=_typed(said, "snapshot_tasks", int, "a number", default=None),
+        )
+
+    def spec_of(self, name: TableName) -> TableSpec | None:
+        """What is said about a table; None if it is not to be followed."""
+        if self.tables is None:
+            return TableSpec(name)
+        return next((table for table in self.tables if table.name == name), None)
+
+
+def shown(parameters: Mapping[str, str]) -> str:
+    """Where `parameters` lead, for people: no secret is in it.
+
+    >>> shown({"host": "db", "user": "me", "password": "pw", "dbname": "shop"})
+    'postgresql://me@db/shop'
+    """
+    user, port = parameters.get("user", ""), parameters.get("port", "")
+    host = parameters.get("host") or parameters.get("hostaddr", "")
+    if service := parameters.get("service", ""):
+        host = host or f"service={service}"
+    login = f"{user}@" if user else ""
+    place = f"{host}:{port}" if port else host
+    return f"postgresql://{login}{place}/{parameters.get('dbname', '')}"
+
+
+def redact(text: str, parameters: Mapping[str, str]) -> str:
+    """`text` without the secrets of `parameters`."""
+    secrets = (parameters.get(name, "") for name in SECRETS)
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def _parameters(said: Mapping[str, Any]) -> dict[str, str]:
+    url, connection = said.get("url"), said.get("connection")
+    if (url is None) == (connection is None):
+        raise UsageError(
+            "postgres source needs either a url or a connection",
+            hint="Write url: postgresql://user@host/database, or "
+            "connection: {host: …, dbname: …, user: …}.",
+        )
+    if url is not None and not isinstance(url, str):
+        raise UsageError(
+            "url of a postgres source is not text",
+            hint="Write it like postgresql://user@host/database.",
+        )
+    if connection is not None and not isinstance(connection, Mapping):
+        raise UsageError(
+            "connection of a postgres source is not a mapping",
+            hint="Write it like {host: db.example, dbname: shop, user: penstock}.",
+        )
+    # libpq's own words may quote what it was given, passwords too, so they
+    # are neither shown nor chained.
+    problem = ""
+    parameters: dict[str, Any] = {}
+    try:
+        if url is not None:
+            parameters = conninfo.conninfo_to_dict(url)
+        else:
+            given = {name: str(value) for name, value in (connection or {}).items()}
+            parameters = conninfo.conninfo_to_dict(conninfo.make_conninfo(**given))
+    except psycopg.Error:
+        problem = "url" if url is not None else "connection"
+    if problem == "url":
+        raise UsageError(
+            "url of a postgres source cannot be understood",
+            detail="libpq cannot read it. It is not shown, for it may hold a password.",
+            hint="Write it like postgresql://user:password@host:5432/database; in a password, "
+            "write @ as %40, : as %3A, / as %2F, % as %25.",
+        )
+    if problem:
+        known = [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()]
+        odd = [name for name in connection or {} if name not in known]
+        close = similar(odd[0], known) if odd else []
+        raise UsageError(
+            f'connection of a postgres source has a parameter "{odd[0]}", which libpq does not know'
+            if odd
+            else "connection of a postgres source cannot be understood",
+            hint=f'Did you mean "{close[0]}"?'
+            if close
+            else "Use libpq's names: host, port, "
+            "dbname, user, password, sslmode, sslrootcert and so on.",
+        )
+    if "replication" in parameters:
+        raise UsageError(
+            "a postgres source sets replication itself",
+            hint="Leave replication out of the url or connection.",
+        )
+    return {name: str(value) for name, value in parameters.items()}
+
+
+def _columns(said: Mapping[str, Any], key: str, table: TableName) -> tuple[str, ...]:
+    columns = said.get(key, ())
+    if (
+        isinstance(columns, str)
+        or not isinstance(columns, Sequence)
+        or not all(isinstance(column, str) for column in columns)
+    ):
+        raise UsageError(
+            f'"{key}" of table {table} is not a list of columns', hint=f"Write {key}: [photo]."
+        )
+    return tuple(dict.fromkeys(columns))
+
+
+_T = TypeVar("_T")
+
+
+def _typed(said: Mapping[str, Any], key: str, kind: type[_T], what: str, *, default: Any) -> Any:
+    value = said.get(key, default)
+    if value is None or type(value) is kind:
+        return value
+    raise UsageError(f'"{key}" of a postgres source is {value!r}', hint=f"Write {what}.")
+
+
+def _refuse_others(said: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    for key in said:
+        if key not in known:
+            close = similar(str(key), known)
+            raise UsageError(
+                f'{what} has no option "{key}"',
+                hint=f'Did you mean "{close[0]}"?' if close else f"There are: {', '.join(known)}.",
+            )

@@ -1,0 +1,212 @@
+"""What can go wrong with a Postgres source, said so that a person can act.
+
+These are the ones that someone would handle apart from their parents. A
+connection's own errors are in `connect.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import DefiniteError, SourceError, TransientError, UsageError
+from penstock.sources.postgres.lsn import Lsn
+from penstock.sources.postgres.names import TableName
+
+__all__ = [
+    "NotReady",
+    "OtherHistory",
+    "Problem",
+    "PublicationMissing",
+    "SchemaChanged",
+    "SlotBusy",
+    "SlotForeign",
+    "SlotInvalidated",
+    "SlotLost",
+    "SlotPassed",
+    "TableGone",
+    "resync_command",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something about a server that is not as it must be."""
+
+    message: str
+    detail: str = ""
+    hint: str = ""
+    """What to do, with the statement to run or the line to write."""
+
+
+class NotReady(SourceError):
+    """The server is not set up for what we need, until somebody acts."""
+
+    sqlstate = "55000"
+
+    def __init__(self, *, where: str, problems: Sequence[Problem]) -> None:
+        first, *others = problems
+        if not others:
+            super().__init__(
+                f"{where} is not ready: {first.message}", detail=first.detail, hint=first.hint
+            )
+        else:
+            super().__init__(
+                f"{where} is not ready: {first.message}, and {len(others)} more",
+                detail="\n".join(
+                    f"({number}) {problem.message[:1].upper()}{problem.message[1:]}. "
+                    f"{problem.detail}".rstrip()
+                    for number, problem in enumerate(problems, 1)
+                ),
+                hint="\n".join(
+                    f"({number}) {problem.hint}" for number, problem in enumerate(problems, 1)
+                ),
+            )
+        self.problems = tuple(problems)
+
+
+class SlotLost(DefiniteError):
+    """The replication slot is gone, and with it the changes it was holding."""
+
+    sqlstate = "42704"
+
+    def __init__(self, *, location: str, source: str, slot: str, resume_from: Lsn) -> None:
+        super().__init__(
+            f'replication slot "{slot}" of postgres source "{source}" does not exist',
+            detail=f"Changes from {resume_from} on were held by the slot and are lost.",
+            hint=f"To compare the tables and go on from a new slot, run: "
+            f"{resync_command(location, source)}",
+        )
+
+
+class SlotInvalidated(DefiniteError):
+    """The server gave up the slot, and removed changes it was to hold."""
+
+    sqlstate = "55000"
+
+    def __init__(
+        self, *, location: str, source: str, slot: str, reason: str, resume_from: Lsn
+    ) -> None:
+        remedy = _REMEDIES.get(reason, "")
+        super().__init__(
+            f'replication slot "{slot}" of postgres source "{source}" was invalidated',
+            detail=f"The server's reason is {reason}. Changes from {resume_from} on are lost.",
+            hint=f"{remedy}To compare the tables and go on from a new slot, run: "
+            f"{resync_command(location, source)}",
+        )
+
+
+class SlotPassed(DefiniteError):
+    """The slot stands past what we hold: somebody else has read from it."""
+
+    sqlstate = "55000"
+
+    def __init__(
+        self, *, location: str, source: str, slot: str, confirmed: Lsn, resume_from: Lsn
+    ) -> None:
+        super().__init__(
+            f'replication slot "{slot}" of postgres source "{source}" was read by somebody else',
+            detail=f"It stands at {confirmed}, and changes are stored up to {resume_from} only; "
+            "those in between were given to another reader.",
+            hint=f"Find the other reader, then run: {resync_command(location, source)}",
+        )
+
+
+class SlotForeign(UsageError):
+    """The slot is not one that we made, so we leave it alone."""
+
+    sqlstate = "42501"
+
+    def __init__(self, *, slot: str, nonce: str) -> None:
+        super().__init__(
+            f'replication slot "{slot}" is not ours',
+            detail=f'The name of ours ends in "_{nonce}".',
+            hint="If nobody reads from it, drop it with: "
+            f"SELECT pg_drop_replication_slot('{slot}');",
+        )
+
+
+class SlotBusy(TransientError):
+    """Another connection reads from the slot and has not let go of it."""
+
+    sqlstate = "55006"
+
+    def __init__(self, *, slot: str, pid: int) -> None:
+        super().__init__(
+            f'replication slot "{slot}" is in use by server process {pid}',
+            hint=f"If it should not be, run: SELECT pg_terminate_backend({pid});",
+        )
+
+
+class PublicationMissing(DefiniteError):
+    """There is no publication of that name; the stream can go no further."""
+
+    sqlstate = "42704"
+
+    def __init__(self, *, location: str, source: str, publication: str, statement: str) -> None:
+        super().__init__(
+            f'publication "{publication}" of postgres source "{source}" does not exist',
+            detail="Changes made while there is none cannot be read from the slot any more, even "
+            "if it is created again.",
+            hint=f"Create it with: {statement} Then run: {resync_command(location, source)}",
+        )
+
+
+class TableGone(DefiniteError):
+    """The table was dropped, or is not published any more."""
+
+    sqlstate = "42P01"
+
+    def __init__(
+        self, *, location: str, source: str, table: TableName, publication: str, dropped: bool
+    ) -> None:
+        if dropped:
+            super().__init__(
+                f'table {table} of postgres source "{source}" was dropped',
+                detail="A table created under the same name is another table.",
+                hint=f"To follow such a table from now on, run: "
+                f"{resync_command(location, source, table)}",
+            )
+        else:
+            super().__init__(
+                f'table {table} of postgres source "{source}" is not in publication '
+                f'"{publication}" any more',
+                hint=f"Put it back with: ALTER PUBLICATION {publication} ADD TABLE {table}; "
+                f"Then run: {resync_command(location, source, table)}",
+            )
+
+
+class SchemaChanged(DefiniteError):
+    """The table changed in a way that its collection cannot follow."""
+
+    sqlstate = "42804"
+
+    def __init__(self, *, location: str, source: str, table: TableName, reason: str) -> None:
+        super().__init__(
+            f'table {table} of postgres source "{source}" has changed: {reason}',
+            hint=f"To compare it and go on in its new form, run: "
+            f"{resync_command(location, source, table)}",
+        )
+
+
+class OtherHistory(DefiniteError):
+    """What we hold is not part of the server's history."""
+
+    sqlstate = "55000"
+
+    def __init__(self, *, location: str, source: str, reason: str) -> None:
+        super().__init__(
+            f'postgres source "{source}" is connected to a server with another history',
+            detail=reason,
+            hint=f"If the server is the right one, run: {resync_command(location, source)}",
+        )
+
+
+def resync_command(location: str, source: str, *tables: TableName) -> str:
+    """The command that compares tables with upstream and mends the difference."""
+    return " ".join(["penstock resync", location, source, *(f"'{table}'" for table in tables)])
+
+
+_REMEDIES = {
+    "wal_removed": "Raise max_slot_wal_keep_size of the server, or keep the source running. ",
+    "wal_level_insufficient": "Set wal_level = logical on the server. ",
+    "idle_timeout": "Raise idle_replication_slot_timeout of the server. ",
+}

@@ -1,0 +1,284 @@
+"""What the catalogue says of tables, types and publications, on real servers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.sources.postgres.catalog import (
+    PgTable,
+    describe,
+    find_oids,
+    published_tables,
+    types_of,
+)
+from penstock.sources.postgres.connect import Connection, connect
+from penstock.sources.postgres.fingerprint import fingerprint
+from penstock.sources.postgres.names import TableName
+from penstock.sources.postgres.publication import find_publication
+from penstock.sources.postgres.slots import inspect_slot
+from penstock.testing.postgres import Database
+
+
+@pytest.fixture(params=["database", "database18"])
+def any_database(request: pytest.FixtureRequest) -> Database:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def sql(any_database: Database) -> Iterator[Connection]:
+    with connect(any_database.url()) as connection:
+        connection.execute("CREATE SCHEMA s")
+        yield connection
+
+
+def only(sql: Connection) -> PgTable:
+    (table,) = published_tables(sql, "p")
+    return table
+
+
+def test_columns_types_and_what_older_rows_hold(sql: Connection) -> None:
+    sql.execute(
+        """
+        CREATE TYPE s.mood AS ENUM ('sad', 'ok');
+        CREATE DOMAIN s.price AS numeric(10,2);
+        CREATE DOMAIN s.cost AS s.price NOT NULL;
+        CREATE TYPE s.pair AS (a integer, b text);
+        CREATE TABLE s.t (id bigint PRIMARY KEY, gone integer, moods s.mood[], cost s.cost,
+          costs s.cost[], pairs s.pair[], grid numeric(5,1)[][], name name, spot point,
+          twice bigint GENERATED ALWAYS AS (id * 2) STORED, code varchar(7) NOT NULL);
+        ALTER TABLE s.t DROP COLUMN gone;
+        INSERT INTO s.t (id, cost, code) VALUES (1, 1, 'x');
+        ALTER TABLE s.t ADD box box DEFAULT '(1,1),(0,0)', ADD ints integer[] DEFAULT '{1,2}',
+          ADD odd text DEFAULT 'a,"b\\{}', ADD nothing text,
+          ADD at timestamptz DEFAULT '2020-01-01Z';
+        CREATE PUBLICATION p FOR TABLE s.t;
+        """
+    )
+    table = only(sql)
+    assert (table.schema, table.name, table.kind, table.persistence) == ("s", "t", "r", "p")
+    assert table.primary_key == table.identity == ("id",)
+    assert table.replica_identity == "d"
+    assert [column.number for column in table.columns] == [1, *range(3, 17)]
+    assert table.column("id").type.name == "bigint"
+    assert not table.column("id").nullable
+    moods = table.column("moods").type
+    assert (moods.name, moods.category, moods.element.kind) == ("s.mood[]", "A", "e")
+    cost = table.column("cost").type
+    assert (cost.name, cost.kind, cost.base.name) == ("s.cost", "d", "s.price")
+    assert cost.base.base.name == "numeric"
+    assert cost.base.typmod == ((10 << 16) | 2) + 4
+    assert table.column("costs").type.element == cost
+    assert table.column("pairs").type.element.kind == "c"
+    grid = table.column("grid")
+    assert (grid.type.name, grid.typmod, grid.dimensions) == ("numeric[]", 5 * 65536 + 5, 2)
+    # These have elements in the catalogue and are no arrays.
+    assert table.column("name").type.element is None
+    assert table.column("spot").type.element is None
+    assert table.column("twice").generated
+    assert "twice" not in table.streamed
+    assert len(table.streamed) == len(table.columns) - 1
+    assert table.column("code").typmod == 7 + 4
+    held = {column.name: column.missing for column in table.columns if column.has_missing}
+    assert held == {
+        "box": "(1,1),(0,0)",
+        "ints": "{1,2}",
+        "odd": 'a,"b\\{}',
+        "at": "2020-01-01 00:00:00+00",
+    }
+    assert (table.pages, table.estimated_rows, table.bytes > 0) == (1, -1, True)
+    sql.execute("ANALYZE s.t")
+    assert only(sql).estimated_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "identity"),
+    [
+        ("SELECT", "d", ("b", "a")),
+        ("ALTER TABLE s.t REPLICA IDENTITY FULL", "f", ("a", "b", "c", "d")),
+        ("ALTER TABLE s.t REPLICA IDENTITY NOTHING", "n", ()),
+        (
+            (
+                "CREATE UNIQUE INDEX i ON s.t (c) INCLUDE (d);"
+                "ALTER TABLE s.t REPLICA IDENTITY USING INDEX i"
+            ),
+            "i",
+            ("c",),
+        ),
+        ("ALTER TABLE s.t DROP CONSTRAINT t_pkey", "d", ()),
+        (
+            "ALTER TABLE s.t DROP CONSTRAINT t_pkey;ALTER TABLE s.t ADD PRIMARY KEY (a) DEFERRABLE",
+            "d",
+            (),
+        ),
+    ],
+)
+def test_by_what_old_rows_are_named(
+    sql: Connection, statement: str, kind: str, identity: tuple[str, ...]
+) -> None:
+    sql.execute(
+        "CREATE TABLE s.t (a integer, b integer, c integer NOT NULL, d integer,"
+        " PRIMARY KEY (b, a) INCLUDE (d)); CREATE PUBLICATION p FOR TABLE s.t"
+    )
+    sql.execute(statement)
+    table = only(sql)
+    assert (table.replica_identity, table.identity) == (kind, identity)
+
+
+def test_column_list_and_row_filter(sql: Connection) -> None:
+    sql.execute(
+        'CREATE TABLE s.t (a integer PRIMARY KEY, b text, c integer, "D d" integer);'
+        'CREATE PUBLICATION p FOR TABLE s.t (c, a, "D d") WHERE (a > 1 AND "D d" < 7)'
+    )
+    table = only(sql)
+    assert table.published_columns == ("a", "c", "D d")
+    assert table.streamed == ("a", "c", "D d")
+    assert table.filter_columns == ("a", "D d")
+    assert table.row_filter is not None
+    assert sql.query(f"SELECT count(*) FROM s.t WHERE {table.row_filter}") == [("0",)]
+
+
+def test_a_root_with_leaves_of_another_order(sql: Connection) -> None:
+    sql.execute(
+        """
+        CREATE TABLE s.r (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id);
+        CREATE TABLE s.r1 (v text, junk integer, id integer NOT NULL);
+        ALTER TABLE s.r1 DROP COLUMN junk;
+        ALTER TABLE s.r ATTACH PARTITION s.r1 FOR VALUES FROM (0) TO (10);
+        CREATE TABLE s.r2 PARTITION OF s.r FOR VALUES FROM (10) TO (99) PARTITION BY RANGE (id);
+        CREATE TABLE s.r21 PARTITION OF s.r2 FOR VALUES FROM (10) TO (50);
+        INSERT INTO s.r SELECT i, 'v' FROM generate_series(0, 49) i;
+        ALTER TABLE s.r ADD w integer DEFAULT 5;
+        ALTER TABLE s.r21 REPLICA IDENTITY FULL;
+        CREATE PUBLICATION p FOR TABLE s.r WITH (publish_via_partition_root = true);
+        """
+    )
+    root = only(sql)
+    assert (root.name, root.kind) == ("r", "p")
+    assert [(leaf.name, leaf.replica_identity, leaf.identity) for leaf in root.leaves] == [
+        ("r1", "d", ("id",)),
+        ("r21", "f", ()),
+    ]
+    assert all(leaf.selectable for leaf in root.leaves)
+    assert (root.pages, root.bytes) == (2, sum(leaf.bytes for leaf in root.leaves))
+    assert (root.column("w").has_missing, root.column("w").missing) == (True, "5")
+    sql.execute("ALTER PUBLICATION p SET (publish_via_partition_root = false)")
+    leaves = published_tables(sql, "p")
+    assert [(leaf.name, leaf.ancestors) for leaf in leaves] == [
+        ("r1", (TableName("s", "r"),)),
+        ("r21", (TableName("s", "r2"), TableName("s", "r"))),
+    ]
+    assert [column.name for column in leaves[0].columns] == ["v", "id", "w"]
+    assert not any(leaf.leaves for leaf in leaves)
+
+
+def test_children_are_tables_of_their_own(sql: Connection) -> None:
+    sql.execute(
+        "CREATE TABLE s.parent (id integer PRIMARY KEY);"
+        "CREATE TABLE s.child () INHERITS (s.parent);"
+        "CREATE PUBLICATION p FOR TABLE ONLY s.parent; CREATE PUBLICATION q FOR TABLE s.parent"
+    )
+    parent = only(sql)
+    assert (parent.name, parent.leaves) == ("parent", ())
+    assert [table.name for table in published_tables(sql, "q")] == ["child", "parent"]
+
+
+def test_what_is_asked_for_is_described_though_not_published(sql: Connection) -> None:
+    sql.execute("CREATE TABLE s.t (); CREATE VIEW s.v AS SELECT 1 AS i; CREATE PUBLICATION p")
+    names = [TableName("s", "t"), TableName("s", "v"), TableName("s", "none")]
+    oids = find_oids(sql, names)
+    assert set(oids) == set(names[:2])
+    assert [
+        (table.name, table.kind, table.published) for table in describe(sql, "p", oids.values())
+    ] == [("t", "r", False), ("v", "v", False)]
+    assert published_tables(sql, "none") == ()
+    assert find_publication(sql, "none") is None
+
+
+def test_of_no_types_there_are_none(sql: Connection) -> None:
+    assert types_of(sql, ()) == {}
+
+
+def test_generated_columns_are_sent_where_the_publication_says_so(database18: Database) -> None:
+    with connect(database18.url()) as sql:
+        sql.execute(
+            "CREATE TABLE public.t (id integer PRIMARY KEY,"
+            " stored integer GENERATED ALWAYS AS (id * 2) STORED,"
+            " virtual integer GENERATED ALWAYS AS (id * 3) VIRTUAL);"
+            "CREATE PUBLICATION p FOR TABLE public.t;"
+            "CREATE PUBLICATION too FOR TABLE public.t WITH (publish_generated_columns = stored);"
+            "CREATE PUBLICATION listed FOR TABLE public.t (id, stored)"
+        )
+        sent = {name: published_tables(sql, name)[0].streamed for name in ("p", "too", "listed")}
+    assert sent == {"p": ("id",), "too": ("id", "stored"), "listed": ("id", "stored")}
+
+
+MEMBERS = [
+    "FOR TABLE s.t, s.r",
+    "FOR TABLE s.t, s.r1, s.r2",
+    "FOR TABLE s.r, s.r1, s.r21",
+    "FOR ALL TABLES",
+    "FOR TABLES IN SCHEMA s",
+    "FOR TABLES IN SCHEMA s2",
+    "FOR TABLES IN SCHEMA s2, TABLE s.r",
+    "",
+]
+
+
+@pytest.mark.parametrize("via_root", ["true", "false"])
+def test_what_is_published_is_what_the_server_says(sql: Connection, via_root: str) -> None:
+    """The server's own function waits for locks, so ours must agree with it and does not ask it."""
+    sql.execute(
+        """
+        CREATE SCHEMA s2;
+        CREATE TABLE s.t (id integer); CREATE TABLE s.child () INHERITS (s.t);
+        CREATE UNLOGGED TABLE s.unlogged (); CREATE VIEW s.v AS SELECT 1 AS i;
+        CREATE TABLE s.r (id integer PRIMARY KEY) PARTITION BY RANGE (id);
+        CREATE TABLE s.r1 PARTITION OF s.r FOR VALUES FROM (0) TO (10);
+        CREATE TABLE s.r2 PARTITION OF s.r FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id);
+        CREATE TABLE s.r21 PARTITION OF s.r2 FOR VALUES FROM (10) TO (15);
+        CREATE TABLE s2.r22 PARTITION OF s.r2 FOR VALUES FROM (15) TO (20);
+        CREATE TABLE s2.empty (id integer) PARTITION BY RANGE (id);
+        """
+    )
+    for number, members in enumerate(MEMBERS):
+        sql.execute(
+            f"CREATE PUBLICATION p{number} {members} WITH (publish_via_partition_root = {via_root})"
+        )
+        ours = [(table.schema, table.name) for table in published_tables(sql, f"p{number}")]
+        theirs = sql.query(
+            "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables"
+            f" WHERE pubname = 'p{number}' ORDER BY 1, 2"
+        )
+        assert ours == theirs, members
+
+
+class Older:
+    """A connection that says it leads to an older server."""
+
+    def __init__(self, connection: Connection, server_version: int) -> None:
+        self.query = connection.query
+        self.server_version = server_version
+
+
+@pytest.mark.parametrize("version", [120000, 130000, 140000, 150000, 160000, 170000])
+def test_questions_to_older_servers_are_understood(database18: Database, version: int) -> None:
+    """A newer server still has every column that an older one is asked for."""
+    with connect(database18.url()) as connection:
+        connection.execute(
+            "CREATE TABLE public.t (id integer PRIMARY KEY, v text); CREATE PUBLICATION p"
+            " FOR TABLE public.t"
+        )
+        connection.execute(
+            "SELECT pg_catalog.pg_create_logical_replication_slot('old', 'pgoutput')"
+        )
+        older: Any = Older(connection, version)
+        (table,) = published_tables(older, "p")
+        assert (table.name, table.streamed) == ("t", ("id", "v"))
+        assert table == published_tables(connection, "p")[0]
+        assert find_publication(older, "p") == find_publication(connection, "p")
+        assert fingerprint(older, "p", ()) == fingerprint(connection, "p", ())
+        slot = inspect_slot(older, "old")
+        assert slot is not None
+        assert not slot.lost
+        assert (slot.wal_status is None) == (version < 130000)

@@ -1,0 +1,384 @@
+"""What is found before we begin: every problem, each with a statement that cures it.
+
+The statements in hints are run, and then the problem is gone.
+"""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.sources.postgres.checks import (
+    Problem,
+    check,
+    create_publication,
+    publication_statement,
+    require,
+)
+from penstock.sources.postgres.config import PostgresConfig, TableSpec
+from penstock.sources.postgres.connect import connect
+from penstock.sources.postgres.errors import NotReady
+from penstock.sources.postgres.names import TableName
+from penstock.sources.postgres.slots import create_slot, slot_name
+from penstock.testing.postgres import Database, PostgresServer
+
+READER = "reader"
+
+
+@pytest.fixture(params=["database", "database18"])
+def any_database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """With a role that may only read and replicate."""
+    database: Database = request.getfixturevalue(request.param)
+    database.sql(
+        f"DROP ROLE IF EXISTS {READER}; CREATE ROLE {READER} LOGIN REPLICATION;"
+        "CREATE TABLE t (id integer PRIMARY KEY, note text, photo bytea);"
+        "CREATE PUBLICATION p FOR TABLE t;"
+        f"GRANT SELECT ON t TO {READER}"
+    )
+    yield database
+    database.sql(f"DROP OWNED BY {READER}; DROP ROLE {READER}")
+
+
+def found(
+    database: Database, *tables: object, user: str = READER, publication: str = "p", **more: object
+) -> list[Problem]:
+    config = configured(database, *tables, user=user, publication=publication)
+    with connect(config.parameters) as connection:
+        return check(connection, config, **more)  # type: ignore[arg-type]
+
+
+def configured(
+    database: Database, *tables: object, user: str = READER, publication: str = "p"
+) -> PostgresConfig:
+    said = {"url": database.url(user=user), "publication": publication}
+    return PostgresConfig.parse(said | ({"tables": list(tables)} if tables else {}))
+
+
+def cure(database: Database, problem: Problem) -> None:
+    """Run the statements of a hint."""
+    statements = re.findall(r"(?:ALTER|GRANT|CREATE|REVOKE) [^;]+;", problem.hint)
+    assert statements, problem
+    for statement in statements:
+        database.sql(statement)
+
+
+def test_a_role_that_may_read_and_replicate_suffices(any_database: Database) -> None:
+    assert found(any_database) == []
+    assert found(any_database, "public.t") == []
+    config = configured(any_database)
+    with connect(config.parameters, replication=True) as replication:
+        created = create_slot(replication, slot_name("shop", "abcd"), temporary=True)
+        with connect(config.parameters) as sql:
+            sql.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            sql.execute(f"SET TRANSACTION SNAPSHOT '{created.snapshot}'")
+            assert sql.query("SELECT id FROM ONLY public.t") == []
+
+
+CASES = {
+    "no REPLICATION": (
+        f"ALTER ROLE {READER} NOREPLICATION",
+        ["public.t"],
+        'role "reader" may not replicate',
+    ),
+    "no publication": (
+        "DROP PUBLICATION p",
+        ["public.t"],
+        'publication "p" does not exist',
+    ),
+    "not in the publication": (
+        f"CREATE TABLE u (id integer PRIMARY KEY); GRANT SELECT ON u TO {READER}",
+        ["public.t", "public.u"],
+        'table public.u is not in publication "p"',
+    ),
+    "some operations": (
+        "ALTER PUBLICATION p SET (publish = 'insert, delete')",
+        ["public.t"],
+        'publication "p" does not send every update or truncate',
+    ),
+    "no SELECT": (
+        f"REVOKE SELECT ON t FROM {READER}",
+        ["public.t"],
+        'role "reader" may not read table public.t',
+    ),
+    "SELECT of some columns": (
+        f"REVOKE SELECT ON t FROM {READER}; GRANT SELECT (id) ON t TO {READER}",
+        [{"name": "t", "exclude": ["photo"]}],
+        'role "reader" may not read table public.t',
+    ),
+    "no USAGE": (
+        (
+            "CREATE SCHEMA odd; CREATE TABLE odd.u (id integer PRIMARY KEY);"
+            f"GRANT SELECT ON odd.u TO {READER}; ALTER PUBLICATION p ADD TABLE odd.u"
+        ),
+        ["odd.u"],
+        'role "reader" may not use schema "odd"',
+    ),
+    "row level security": (
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY few ON t USING (id > 1)",
+        ["public.t"],
+        'row level security hides rows of table public.t from role "reader"',
+    ),
+    "identity nothing": (
+        "ALTER TABLE t REPLICA IDENTITY NOTHING",
+        ["public.t"],
+        "table public.t has no replica identity, so updates and deletes do not say of which row",
+    ),
+    "no key": (
+        "ALTER TABLE t DROP CONSTRAINT t_pkey",
+        ["public.t"],
+        "table public.t has no replica identity, so updates and deletes do not say of which row",
+    ),
+    "a deferrable key": (
+        "ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (id) DEFERRABLE",
+        ["public.t"],
+        "table public.t has no replica identity, so updates and deletes do not say of which row",
+    ),
+    "the index of the identity is gone": (
+        (
+            "CREATE UNIQUE INDEX i ON t (id); ALTER TABLE t REPLICA IDENTITY USING INDEX i;"
+            "DROP INDEX i"
+        ),
+        ["public.t"],
+        "table public.t has no replica identity, so updates and deletes do not say of which row",
+    ),
+    "excluded identity": (
+        "",
+        [{"name": "t", "exclude": ["id"]}],
+        "column id of table public.t is excluded and is part of its replica identity",
+    ),
+    "a filter beside the identity": (
+        "DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE t WHERE (note <> 'x' AND id > 0)",
+        ["public.t"],
+        (
+            'the row filter of table public.t in publication "p" looks at note, outside its '
+            "replica identity"
+        ),
+    ),
+    "a list without the identity": (
+        "DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE t (note)",
+        ["public.t"],
+        (
+            'the column list of table public.t in publication "p" leaves out id of its replica '
+            "identity"
+        ),
+    ),
+    "a list with a whole identity": (
+        (
+            "ALTER TABLE t REPLICA IDENTITY FULL; DROP PUBLICATION p;"
+            "CREATE PUBLICATION p FOR TABLE t (id, note)"
+        ),
+        ["public.t"],
+        (
+            'the column list of table public.t in publication "p" leaves out photo of its replica '
+            "identity"
+        ),
+    ),
+    "unlogged": (
+        f"CREATE UNLOGGED TABLE u (id integer PRIMARY KEY); GRANT SELECT ON u TO {READER}",
+        ["public.u"],
+        "public.u is an unlogged table, whose changes the server does not send",
+    ),
+    "partitions under their own names": (
+        (
+            "CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id);"
+            "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (10);"
+            f"GRANT SELECT ON r TO {READER}; ALTER PUBLICATION p ADD TABLE r"
+        ),
+        ["public.r"],
+        'publication "p" sends the partitions of public.r under their own names',
+    ),
+    "a leaf with another identity": (
+        (
+            "CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id);"
+            "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (10);"
+            "ALTER TABLE r REPLICA IDENTITY FULL;"
+            f"GRANT SELECT ON r TO {READER}; ALTER PUBLICATION p ADD TABLE r;"
+            "ALTER PUBLICATION p SET (publish_via_partition_root = true)"
+        ),
+        ["public.r"],
+        "partition public.r1 has another replica identity than table public.r",
+    ),
+    "a whole leaf": (
+        (
+            "CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id);"
+            "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (10);"
+            "ALTER TABLE r1 REPLICA IDENTITY FULL;"
+            f"GRANT SELECT ON r TO {READER}; ALTER PUBLICATION p ADD TABLE r;"
+            "ALTER PUBLICATION p SET (publish_via_partition_root = true)"
+        ),
+        ["public.r"],
+        "partition public.r1 has another replica identity than table public.r",
+    ),
+}
+UNCURED_BY_ONE = {"excluded identity", "unlogged"}
+"""Whose hint is one of two ways, or only the first step."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_hint_cures(case: str, any_database: Database) -> None:
+    prepare, tables, message = CASES[case]
+    if prepare:
+        any_database.sql(prepare)
+    problems = found(any_database, *tables)
+    assert [problem.message for problem in problems] == [message]
+    for _ in range(3):
+        if not problems:
+            break
+        assert case in UNCURED_BY_ONE or problems[0].message == message
+        cure(any_database, problems[0])
+        problems = found(any_database, *tables)
+    assert problems == []
+
+
+UNFIT = {
+    "CREATE VIEW v AS SELECT 1 AS i": ("public.v", "is a view"),
+    "CREATE MATERIALIZED VIEW v AS SELECT 1 AS i": ("public.v", "is a materialized view"),
+    "CREATE SEQUENCE v": ("public.v", "is a sequence"),
+    "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
+    "CREATE FOREIGN TABLE v (i integer) SERVER s": ("public.v", "is a foreign table"),
+    "SELECT": ("pg_catalog.pg_class", "is a system table"),
+}
+
+
+@pytest.mark.parametrize("statement", UNFIT)
+def test_what_is_no_table_of_rows_is_refused(statement: str, any_database: Database) -> None:
+    any_database.sql(statement)
+    name, what = UNFIT[statement]
+    problems = found(any_database, name)
+    assert len(problems) == 1
+    assert f"{name} {what}, whose changes the server does not send" in problems[0].message
+    assert problems[0].hint
+
+
+def test_names_that_may_have_been_meant(any_database: Database) -> None:
+    any_database.sql('CREATE SCHEMA shop; CREATE TABLE shop.orders (); CREATE TABLE "Customers" ()')
+    problems = found(any_database, "public.orders", "public.customers", "public.zzz")
+    assert [problem.message for problem in problems] == [
+        "table public.orders does not exist",
+        "table public.customers does not exist",
+        "table public.zzz does not exist",
+    ]
+    assert "Did you mean shop.orders?" in problems[0].hint
+    assert 'Did you mean public."Customers"?' in problems[1].hint
+    assert problems[2].hint
+
+
+def test_columns_that_may_have_been_meant(any_database: Database) -> None:
+    problems = found(any_database, {"name": "t", "exclude": ["foto"], "text": ["zzz"]})
+    assert [problem.hint for problem in problems] == [
+        'Did you mean "photo"?',
+        "The table has id, note, photo.",
+    ]
+
+
+def test_a_partition_that_is_sent_as_its_root(any_database: Database) -> None:
+    any_database.sql(
+        "CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (10);"
+        f"GRANT SELECT ON r TO {READER}; ALTER PUBLICATION p ADD TABLE r;"
+        "ALTER PUBLICATION p SET (publish_via_partition_root = true)"
+    )
+    (problem,) = found(any_database, "public.r1")
+    assert "under the name of public.r" in problem.message
+    assert problem.hint == "Name public.r under tables instead."
+    assert found(any_database, "public.r") == []
+
+
+def test_an_empty_publication(any_database: Database) -> None:
+    any_database.sql("CREATE PUBLICATION none")
+    (problem,) = found(any_database, publication="none")
+    assert problem.message == 'publication "none" has no tables'
+
+
+def test_all_problems_come_at_once(any_database: Database) -> None:
+    any_database.sql(
+        f"ALTER ROLE {READER} NOREPLICATION; REVOKE SELECT ON t FROM {READER};"
+        "ALTER TABLE t REPLICA IDENTITY NOTHING; ALTER PUBLICATION p SET (publish = 'insert')"
+    )
+    problems = found(any_database, "public.t", "public.u")
+    assert len(problems) == 5
+    assert all(problem.hint for problem in problems)
+    with pytest.raises(NotReady, match="may not replicate, and 4 more") as refused:
+        require(problems, where="the shop")
+    assert refused.value.problems == tuple(problems)
+    for problem in problems:
+        assert problem.hint in refused.value.hint
+    require([], where="the shop")
+
+
+def test_a_publication_is_created_by_who_may(any_database: Database) -> None:
+    config = configured(any_database, "public.t", user="postgres", publication="new")
+    as_reader = configured(any_database, "public.t", publication="new")
+    with connect(as_reader.parameters) as reader:
+        assert not create_publication(reader, as_reader)
+    with connect(config.parameters) as owner:
+        assert create_publication(owner, config)
+        assert not create_publication(owner, config)
+    assert found(any_database, "public.t", publication="new") == []
+
+
+def test_the_owner_of_the_tables_may_create_it(any_database: Database) -> None:
+    any_database.sql(
+        f"ALTER TABLE t OWNER TO {READER}; GRANT CREATE ON DATABASE {any_database.name} TO {READER}"
+    )
+    config = configured(any_database, "public.t", publication="new")
+    everything = configured(any_database, publication="all")
+    with connect(config.parameters) as owner:
+        assert create_publication(owner, config)
+        assert not create_publication(owner, everything)
+
+
+def test_a_publication_of_a_root_sends_it_as_one(any_database: Database) -> None:
+    any_database.sql("CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id)")
+    config = configured(any_database, "public.r", user="postgres", publication="new")
+    with connect(config.parameters) as connection:
+        assert publication_statement(connection, config) == (
+            "CREATE PUBLICATION new FOR TABLE public.r WITH (publish_via_partition_root = true);"
+        )
+
+
+def test_odd_names_are_quoted_in_statements(any_database: Database) -> None:
+    any_database.sql('CREATE SCHEMA "S"; CREATE TABLE "S"."a.b""c" (id integer PRIMARY KEY)')
+    config = PostgresConfig(
+        configured(any_database, user="postgres").parameters,
+        publication="Odd one",
+        tables=(TableSpec(TableName("S", 'a.b"c')),),
+    )
+    with connect(config.parameters) as connection:
+        (problem,) = check(connection, config)
+        cure(any_database, problem)
+        assert check(connection, config) == []
+
+
+def test_settings_of_the_server() -> None:
+    settings = {
+        "wal_level": "replica",
+        "fsync": "off",
+        "max_replication_slots": 1,
+        "max_wal_senders": 1,
+    }
+    with PostgresServer(settings=settings) as server:
+        server.sql("CREATE TABLE t (id integer PRIMARY KEY)")
+        config = PostgresConfig.parse({"url": server.url(), "tables": ["t"]})
+        with connect(config.parameters) as connection:
+            problems = check(connection, config)
+        assert [problem.message for problem in problems] == [
+            "wal_level is replica, and must be logical",
+            "of 1 replication slots 1 are free, and 2 are needed",
+            "of 1 WAL senders 1 are free, and 2 are needed",
+            'publication "penstock" does not exist',
+        ]
+        for problem in problems:
+            for statement in re.findall(r"(?:ALTER SYSTEM|CREATE) [^;]+;", problem.hint):
+                server.sql(statement)
+        server.restart()
+        with connect(config.parameters) as connection:
+            assert check(connection, config) == []
+            with connect(config.parameters, replication=True) as replication:
+                ours = create_slot(replication, slot_name("shop", "abcd")).name
+            # With our own slot among those in use, one more is enough.
+            assert not [
+                each for each in check(connection, config, slot=ours) if "slot" in str(each)
+            ]
+            (problem,) = [each for each in check(connection, config) if "slot" in each.message]
+            assert ours in problem.detail

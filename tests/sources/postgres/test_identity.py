@@ -1,0 +1,245 @@
+"""Who a server is, how far it has come, and whether its history holds ours."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.sources.postgres.connect import Connection, connect
+from penstock.sources.postgres.identity import (
+    Behind,
+    Fork,
+    ForkedAfter,
+    ForkedBefore,
+    Identity,
+    OtherServer,
+    Same,
+    identify,
+    judge,
+    less_page_header,
+    parse_history,
+    probe,
+)
+from penstock.sources.postgres.lsn import Lsn
+from penstock.sources.postgres.slots import create_slot
+from penstock.sources.postgres.stream import ReplicationStream
+from penstock.testing.postgres import Database, PostgresServer
+
+SEGMENT, PAGE = 16 << 20, 8192
+positions = st.integers(0, 1 << 40)
+
+
+@pytest.fixture(params=["database", "database18"])
+def any_database(request: pytest.FixtureRequest) -> Database:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def sql(any_database: Database) -> Iterator[Connection]:
+    with connect(any_database.url()) as connection:
+        yield connection
+
+
+def test_the_connections_of_a_server_agree_who_it_is(
+    any_database: Database, sql: Connection
+) -> None:
+    with connect(any_database.url(), replication=True) as replication:
+        named = identify(replication)
+    probed = probe(sql)
+    assert named.database == any_database.name
+    assert named.history == ()
+    assert (probed.system_id, probed.timeline) == (named.system_id, named.timeline)
+    assert judge(named, probed.identity, named.xlogpos) == Same()
+    assert not probed.standby
+
+
+def test_a_probe_is_past_all_that_could_be_seen(any_database: Database, sql: Connection) -> None:
+    any_database.sql("CREATE TABLE t (i integer)")
+    sql.execute("SET synchronous_commit = off")
+    before = probe(sql)
+    for _ in range(20):
+        sql.execute("INSERT INTO public.t VALUES (1)")
+        after = probe(sql)
+        assert before.insert_lsn < after.insert_lsn
+        assert after.flush_lsn <= after.insert_lsn
+        assert before.now_ms <= after.now_ms
+        before = after
+
+
+def test_an_idle_server_reaches_what_was_probed(any_database: Database, sql: Connection) -> None:
+    """At a page's end, and at a file's, where the next record would start past a header."""
+    any_database.sql("CREATE PUBLICATION p")
+    with connect(any_database.url(), replication=True) as creation:
+        create_slot(creation, "penstock_idle")
+    seen = []
+    for _ in range(3):
+        sql.execute("SELECT pg_catalog.pg_switch_wal()")
+        probed = probe(sql)
+        seen.append(probed.insert_lsn.position % SEGMENT)
+    assert 0 in seen  # Where only a header would come, it is the file's end that counts.
+    reached = 0
+    with (
+        connect(any_database.url(), replication=True) as replication,
+        ReplicationStream(
+            replication, slot="penstock_idle", start=Lsn(0), publications=["p"]
+        ) as stream,
+    ):
+        for _ in range(100):
+            stream.confirm(Lsn(0), reply=True)
+            if (chunk := stream.read(1)) is not None:
+                reached = max(reached, chunk.wal_end)
+            if reached >= probed.insert_lsn.position:
+                break
+    assert reached >= probed.insert_lsn.position
+
+
+@given(position=positions)
+def test_only_a_header_is_taken_off(position: int) -> None:
+    less = less_page_header(Lsn(position), segment_bytes=SEGMENT, page_bytes=PAGE)
+    taken = position - less.position
+    assert taken in (0, 24, 40)
+    if taken:
+        assert less.position % (SEGMENT if taken == 40 else PAGE) == 0
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        (SEGMENT * 3 + 40, SEGMENT * 3),
+        (SEGMENT * 3 + PAGE + 24, SEGMENT * 3 + PAGE),
+        (SEGMENT * 3 + PAGE + 40, SEGMENT * 3 + PAGE + 40),
+        (SEGMENT * 3, SEGMENT * 3),
+        (SEGMENT * 3 + PAGE + 32, SEGMENT * 3 + PAGE + 32),
+    ],
+)
+def test_headers_differ_at_the_beginning_of_a_file(position: int, expected: int) -> None:
+    less = less_page_header(Lsn(position), segment_bytes=SEGMENT, page_bytes=PAGE)
+    assert less == Lsn(expected)
+
+
+def test_a_history_is_read() -> None:
+    content = "1\t0/3000158\tno recovery target specified\n\n2\t0/50000A0\tbefore 2020-01-01\n# x\n"
+    assert parse_history(content) == (
+        Fork(1, Lsn.parse("0/3000158")),
+        Fork(2, Lsn.parse("0/50000A0")),
+    )
+
+
+def server(timeline: int, position: int, *forks: tuple[int, int], system: int = 7) -> Identity:
+    return Identity(
+        system, timeline, Lsn(position), None, tuple(Fork(t, Lsn(at)) for t, at in forks)
+    )
+
+
+OURS = server(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (server(2, 900), Same()),
+        (server(2, 950), Same()),
+        (server(2, 899), Behind(Lsn(899), Lsn(900))),
+        (server(2, 950, system=8), OtherServer(7, 8)),
+        (server(3, 950, (1, 100), (2, 900)), ForkedAfter(3, Lsn(900))),
+        (server(5, 950, (1, 100), (2, 901), (3, 920)), ForkedAfter(5, Lsn(901))),
+        (server(3, 950, (1, 100), (2, 899)), ForkedBefore(3, Lsn(899), Lsn(900))),
+        # It left the common past before ours began.
+        (server(3, 950, (1, 80)), ForkedBefore(3, None, Lsn(900))),
+        # The old primary, back again.
+        (server(1, 2000), ForkedBefore(1, None, Lsn(900))),
+        # Its history is not known.
+        (server(3, 950), ForkedBefore(3, None, Lsn(900))),
+        (server(3, 880, (1, 100), (2, 900)), Behind(Lsn(880), Lsn(900))),
+    ],
+)
+def test_the_verdict(found: Identity, verdict: object) -> None:
+    assert judge(OURS, found, Lsn(900)) == verdict
+
+
+@given(
+    durable=positions,
+    forks=st.lists(st.tuples(st.integers(1, 5), positions), max_size=4),
+    timeline=st.integers(1, 6),
+    position=positions,
+)
+def test_nothing_that_we_hold_is_missing_where_we_go_on(
+    durable: int, forks: list[tuple[int, int]], timeline: int, position: int
+) -> None:
+    found = server(timeline, position, *forks)
+    verdict = judge(OURS, found, Lsn(durable))
+    if isinstance(verdict, Same | ForkedAfter):
+        assert position >= durable
+        assert timeline == 2 or next(at for left, at in forks if left == 2) >= durable
+
+
+def test_a_promoted_standby_is_known_by_where_it_left() -> None:
+    """With what it had replayed it may be followed, past that not."""
+    with PostgresServer(settings={"fsync": "off"}) as primary:
+        with connect(primary.url(), replication=True) as replication:
+            ours = identify(replication)
+        primary.sql("CREATE TABLE t (i integer)")
+        standby = _standby_of(primary)
+        try:
+            with standby, connect(standby.url()) as sql:
+                waiting = probe(sql)
+                assert waiting.standby
+                assert waiting.timeline == 0
+                # Cut off first: what comes now, the standby will never have.
+                primary.sql("SELECT pg_switch_wal()")
+                with connect(primary.url()) as there:
+                    shared = probe(there).flush_lsn
+                _await_replay(sql, shared)
+                standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
+                standby.sql("SELECT pg_reload_conf()")
+                _await_no_receiver(sql)
+                primary.sql("INSERT INTO t VALUES (1)")
+                with connect(primary.url()) as there:
+                    ahead = probe(there).flush_lsn
+                standby.sql("SELECT pg_promote()")
+                standby.sql("INSERT INTO t SELECT generate_series(1, 10000)")
+                with connect(standby.url(), replication=True) as replication:
+                    found = identify(replication)
+                probed = probe(sql)
+                assert found.system_id == ours.system_id
+                assert (found.timeline, probed.timeline) == (2, 2)
+                assert [fork.timeline for fork in found.history] == [1]
+                left = found.history[0].at
+                assert shared <= left < ahead < found.xlogpos
+                assert judge(ours, found, shared) == ForkedAfter(2, left)
+                assert judge(ours, found, ahead) == ForkedBefore(2, left, ahead)
+                # A probe has no history, and so never vouches for another timeline.
+                assert judge(ours, probed.identity, shared) == ForkedBefore(2, None, shared)
+        finally:
+            standby.close()
+
+
+def _standby_of(primary: PostgresServer) -> PostgresServer:
+    standby = PostgresServer(settings={"fsync": "off"})
+    command = standby._as_user(
+        "pg_basebackup",
+        *("--pgdata", str(standby.data), "--checkpoint", "fast", "--wal-method", "stream"),
+        *("--write-recovery-conf", "--no-sync"),
+        *("--host", str(primary.folder), "--port", str(primary.port), "--username", "postgres"),
+    )
+    try:
+        subprocess.run(command, check=True, capture_output=True, cwd=standby.folder)
+        with (standby.data / "postgresql.conf").open("a") as file:
+            file.write(f"port = {standby.port}\n")
+            file.write(f"unix_socket_directories = '{standby.folder}'\n")
+    except BaseException:
+        standby.close()
+        raise
+    return standby
+
+
+def _await_replay(sql: Connection, upto: Lsn) -> None:
+    while probe(sql).insert_lsn < upto:
+        sql.execute("SELECT pg_catalog.pg_sleep(0.02)")
+
+
+def _await_no_receiver(sql: Connection) -> None:
+    while sql.query("SELECT 1 FROM pg_catalog.pg_stat_get_wal_receiver() WHERE pid IS NOT NULL"):
+        sql.execute("SELECT pg_catalog.pg_sleep(0.02)")

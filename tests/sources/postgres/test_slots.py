@@ -1,0 +1,264 @@
+"""Replication slots on real servers."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import TransientError, UsageError
+from penstock.sources.postgres.connect import Connection, connect
+from penstock.sources.postgres.errors import SlotForeign
+from penstock.sources.postgres.slots import (
+    Blocker,
+    _creation,
+    create_slot,
+    drop_slot,
+    inspect_slot,
+    our_slots,
+    slot_name,
+    terminate_holder,
+    who_blocks,
+)
+from penstock.testing.postgres import Database, PostgresServer
+
+NONCE = "a1b2c3"
+
+
+@pytest.fixture(params=["database", "database18"])
+def any_database(request: pytest.FixtureRequest) -> Database:
+    database: Database = request.getfixturevalue(request.param)
+    database.sql("CREATE TABLE t (i integer PRIMARY KEY)")
+    return database
+
+
+@pytest.fixture
+def sql(any_database: Database) -> Iterator[Connection]:
+    with connect(any_database.url()) as connection:
+        yield connection
+
+
+@pytest.fixture
+def replication(any_database: Database) -> Iterator[Connection]:
+    with connect(any_database.url(), replication=True) as connection:
+        yield connection
+
+
+@given(source=st.text(), nonce=st.from_regex(r"[a-z0-9]{4,32}", fullmatch=True))
+def test_any_source_has_a_name_that_the_server_takes(source: str, nonce: str) -> None:
+    name = slot_name(source, nonce)
+    assert len(name.encode()) <= 63
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_")
+    assert name.startswith("penstock_")
+    assert name.endswith(f"_{nonce}")
+
+
+@pytest.mark.parametrize("nonce", ["", "abc", "ABCDEF", "ab_cd", "x" * 33])
+def test_a_nonce_that_could_be_part_of_a_name_is_refused(nonce: str) -> None:
+    with pytest.raises(UsageError, match="malformed"):
+        slot_name("shop", nonce)
+
+
+@pytest.mark.parametrize(
+    ("version", "temporary", "export", "command"),
+    [
+        (120000, False, True, 'CREATE_REPLICATION_SLOT "s" LOGICAL pgoutput EXPORT_SNAPSHOT'),
+        (
+            140012,
+            True,
+            False,
+            'CREATE_REPLICATION_SLOT "s" TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT',
+        ),
+        (150018, False, True, "CREATE_REPLICATION_SLOT \"s\" LOGICAL pgoutput (SNAPSHOT 'export')"),
+    ],
+)
+def test_the_command_is_in_the_words_of_the_version(
+    version: int, temporary: bool, export: bool, command: str
+) -> None:
+    assert _creation(version, "s", temporary=temporary, export=export) == command
+
+
+def test_the_snapshot_holds_what_the_slot_does_not_send(
+    any_database: Database, replication: Connection, sql: Connection
+) -> None:
+    any_database.sql("INSERT INTO t VALUES (1)")
+    created = create_slot(replication, slot_name("shop", NONCE))
+    any_database.sql("INSERT INTO t VALUES (2)")
+    sql.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    sql.execute(f"SET TRANSACTION SNAPSHOT '{created.snapshot}'")
+    assert sql.query("SELECT i FROM public.t") == [("1",)]
+    sql.execute("ROLLBACK")
+    state = inspect_slot(sql, created.name)
+    assert state is not None
+    assert (state.plugin, state.database) == ("pgoutput", any_database.name)
+    assert state.confirmed_flush == created.consistent_point
+    assert not state.temporary
+    assert not state.lost
+    assert state.active_pid is None
+    assert state.restart_lsn is not None
+    assert state.restart_lsn <= created.consistent_point
+    assert 0 < state.retained_bytes < 1 << 24
+    assert state.wal_status == "reserved"
+    assert state.safe_wal_size is None
+
+
+def test_creation_names_whom_it_waits_for(
+    any_database: Database, replication: Connection, sql: Connection
+) -> None:
+    told: list[list[Blocker]] = []
+    with connect(any_database.url()) as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO public.t VALUES (7)")
+        xid = writer.query("SELECT pg_catalog.txid_current()")[0][0]
+
+        def waiting(blockers: list[Blocker]) -> None:
+            told.append(blockers)
+            if any(blocker.waited_for for blocker in blockers):
+                writer.execute("COMMIT")
+
+        created = create_slot(
+            replication,
+            slot_name("shop", NONCE),
+            watcher=sql,
+            waiting=waiting,
+            patience_s=0.05,
+        )
+        named = next(blocker for blockers in told for blocker in blockers if blocker.waited_for)
+        assert named.pid == writer.backend_pid
+        assert str(named.xid) == xid
+        assert named.user == "postgres"
+        assert named.state == "idle in transaction"
+        assert f"server process {writer.backend_pid}" in str(named)
+    sql.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    sql.execute(f"SET TRANSACTION SNAPSHOT '{created.snapshot}'")
+    assert sql.query("SELECT i FROM public.t") == [("7",)]
+
+
+def test_who_waits_for_nobody_is_told_nobody(replication: Connection, sql: Connection) -> None:
+    assert who_blocks(sql, replication.backend_pid) == []
+
+
+def test_creation_that_is_given_up_leaves_no_slot(
+    any_database: Database, replication: Connection, sql: Connection
+) -> None:
+    stop = threading.Event()
+    name = slot_name("shop", NONCE)
+    with connect(any_database.url()) as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO public.t VALUES (7)")
+        with pytest.raises(TransientError, match="given up"):
+            create_slot(
+                replication,
+                name,
+                watcher=sql,
+                waiting=lambda _: stop.set(),
+                patience_s=0.05,
+                stop=stop,
+            )
+        terminate_holder(sql, name)
+        drop_slot(sql, name, nonce=NONCE)
+        assert inspect_slot(sql, name) is None
+
+
+def test_a_temporary_slot_ends_with_its_connection(
+    replication: Connection, sql: Connection
+) -> None:
+    created = create_slot(replication, slot_name("shop", NONCE), temporary=True)
+    state = inspect_slot(sql, created.name)
+    assert state is not None
+    assert state.temporary
+    assert state.active_pid == replication.backend_pid
+    assert terminate_holder(sql, created.name) == [replication.backend_pid]
+    assert inspect_slot(sql, created.name) is None
+
+
+def test_ours_is_dropped_once_and_no_other_is(
+    any_database: Database, replication: Connection, sql: Connection
+) -> None:
+    ours = create_slot(replication, slot_name("shop", NONCE), export=False)
+    assert ours.snapshot is None
+    other = create_slot(replication, slot_name("shop", "feed42"), export=False)
+    assert {slot.name for slot in our_slots(sql, "shop")} == {ours.name, other.name}
+    assert our_slots(sql, "shopping") == []
+    with pytest.raises(SlotForeign, match="is not ours"):
+        drop_slot(sql, other.name, nonce=NONCE)
+    assert drop_slot(sql, ours.name, nonce=NONCE)
+    assert not drop_slot(sql, ours.name, nonce=NONCE)
+    assert [slot.name for slot in our_slots(sql)] == [other.name]
+
+
+def test_dropping_ends_the_reader(
+    any_database: Database, replication: Connection, sql: Connection
+) -> None:
+    created = create_slot(replication, slot_name("shop", NONCE))
+    any_database.sql("CREATE PUBLICATION p FOR TABLE t")
+    replication.send(
+        f'START_REPLICATION SLOT "{created.name}" LOGICAL 0/0'
+        " (proto_version '1', publication_names 'p')"
+    )
+    assert replication.receive(5) is not None
+    state = inspect_slot(sql, created.name)
+    assert state is not None
+    assert state.active_pid == replication.backend_pid
+    assert drop_slot(sql, created.name, nonce=NONCE)
+    assert inspect_slot(sql, created.name) is None
+
+
+@pytest.fixture(scope="module")
+def tight_server() -> Iterator[PostgresServer]:
+    """One that keeps little log, and lets transactions be prepared."""
+    settings = {
+        "fsync": "off",
+        "max_slot_wal_keep_size": "1MB",
+        "min_wal_size": "32MB",
+        "max_prepared_transactions": 2,
+    }
+    with PostgresServer(settings=settings) as server:
+        server.sql("CREATE TABLE t (i integer)")
+        yield server
+
+
+def test_a_prepared_transaction_is_waited_for_and_named(tight_server: PostgresServer) -> None:
+    told: list[Blocker] = []
+    with (
+        connect(tight_server.url(), replication=True) as replication,
+        connect(tight_server.url()) as sql,
+    ):
+        sql.execute("BEGIN; INSERT INTO public.t VALUES (1); PREPARE TRANSACTION 'left behind'")
+
+        def waiting(blockers: list[Blocker]) -> None:
+            told.extend(blockers)
+            if any(blocker.waited_for for blocker in blockers):
+                sql.execute("COMMIT PREPARED 'left behind'")
+
+        create_slot(
+            replication,
+            slot_name("shop", NONCE),
+            temporary=True,
+            watcher=sql,
+            waiting=waiting,
+            patience_s=0.05,
+        )
+    assert [(blocker.pid, blocker.prepared) for blocker in told] == [(None, "left behind")]
+    assert "ROLLBACK PREPARED 'left behind';" in str(told[0])
+
+
+def test_a_slot_that_fell_too_far_behind_is_lost(tight_server: PostgresServer) -> None:
+    with (
+        connect(tight_server.url(), replication=True) as replication,
+        connect(tight_server.url()) as sql,
+    ):
+        created = create_slot(replication, slot_name("shop", NONCE))
+        state = inspect_slot(sql, created.name)
+        assert state is not None
+        assert state.safe_wal_size is not None
+        for _ in range(4):
+            sql.execute("INSERT INTO public.t VALUES (1)")
+            sql.execute("SELECT pg_catalog.pg_switch_wal()")
+        sql.execute("CHECKPOINT")
+        state = inspect_slot(sql, created.name)
+        assert state is not None
+        assert state.lost
+        assert state.wal_status == "lost"
+        assert state.invalidation_reason == "wal_removed"
