@@ -59,6 +59,8 @@ ORDERS_2 = pa.schema(
     ]
 )
 
+LABEL = {b"penstock.label": b"timestamptz"}
+
 CODECS = {
     "text": (persist.TEXT, "tea", "Tee ☕"),
     "bytes": (persist.BYTES, b"\x00\xff", b""),
@@ -98,6 +100,7 @@ def make(folder: Path) -> dict[str, Any]:
     write_codecs(first, written)
     write_moods(first, MOOD_1, written, [(("calm", None), 1, +1), (("glad", None), 1, +1)], 2)
     write_orders(first, written)
+    write_followed(first, written)
     gone = first.create_or_load("gone", key=persist.TEXT, value=persist.UNIT)
     gone.compare_and_append([((f"word {n}", None), 0, +1) for n in range(60)], 0, 1)
     first.collection("codec-int64").allow_compaction(2).result()
@@ -117,7 +120,7 @@ def make(folder: Path) -> dict[str, Any]:
     orders = second.collection("orders")
     orders.allow_compaction(30).result()  # The hold keeps it at 20.
     leave_unsealed(second, written)
-    write_later_orders(orders, written)
+    write_later_orders(second, written)
     second.close()
     return expected(folder, written)
 
@@ -151,8 +154,12 @@ def write_orders(client: persist.Client, written: Written) -> None:
     orders.alter(ORDERS_2, defaults={"count": 1})
 
 
-def write_later_orders(orders: persist.Collection, written: Written) -> None:
-    """Some rows of the second schema, and the deletion of one of the first."""
+def write_later_orders(client: persist.Client, written: Written) -> None:
+    """Some rows of the second schema, and the deletion of one of the first.
+
+    In the same entry what is followed fails again, recovers, and then fails for good.
+    """
+    orders, followed = client.collection("orders"), client.collection("shop.public.visits")
     rows: list[Any] = [
         ({"id": 2**40, "item": "big", "count": 3, "price": "1234567.89"}, 22, +1),
         ({"id": 7, "item": "item 7", "count": 1, "price": None}, 25, -1),
@@ -163,7 +170,15 @@ def write_later_orders(orders: persist.Collection, written: Written) -> None:
     )
     table = table.append_column("mz_timestamp", pa.array([time for _, time, _ in rows], pa.int64()))
     table = table.append_column("mz_diff", pa.array([diff for _, _, diff in rows], pa.int64()))
-    orders.compare_and_append(table, 20, 40)
+    lost = persist.StoredError("Truncated", "what came is not known")
+    client.append_all(
+        [persist.AppendTo(orders, table, 20, 40), persist.AppendTo(followed, [], 120, 140)],
+        [
+            persist.Fail(followed, 125, lost),
+            persist.Recover(followed, 127),
+            persist.Fail(followed, 135, lost),
+        ],
+    )
     written.note("orders", rows)
 
 
@@ -176,6 +191,31 @@ def leave_unsealed(client: persist.Client, written: Written) -> None:
     words.seal(10).result()
     words.write([(("unsealed", None), 12, +1)]).result()
     written.note("words", [(("sealed", None), 1, +1), (("unsealed", None), 12, +1)])
+
+
+def write_followed(client: persist.Client, written: Written) -> None:
+    """What a source follows: it begins, fails, recovers; and a hidden collection of its."""
+    labelled = [pa.field("id", pa.int64()), pa.field("at", pa.string(), metadata=LABEL)]
+    followed = client.create_or_load(
+        "shop.public.visits", schema=pa.schema(labelled), key_columns=["id"], owner="shop"
+    )
+    state = client.create_or_load("shop/state", key=persist.TEXT, value=persist.JSON, owner="shop")
+    lost = persist.StoredError("SlotLost", "slot is gone", "It was dropped.", "Copy again.")
+    visits: list[Any] = [({"id": n, "at": f"noon {n}"}, 100, +1) for n in range(50)]
+    client.append_all(
+        [persist.AppendTo(followed, visits, 0, 101)],
+        [persist.Begin(followed, 100), persist.WriteTo(state, [(("lsn", "16/0"), 3, +1)])],
+    )
+    client.append_all(
+        [persist.AppendTo(followed, [], 101, 110), persist.AppendTo(state, [], 0, 5)],
+        [persist.Fail(followed, 103, lost)],
+    )
+    gone: list[Any] = [({"id": 7, "at": "noon 7"}, 112, -1)]
+    client.append_all(
+        [persist.AppendTo(followed, gone, 110, 120)], [persist.Recover(followed, 112)]
+    )
+    written.note("shop.public.visits", [*visits, *gone])
+    written.note("shop/state", [(("lsn", "16/0"), 3, +1)])
 
 
 def void_entry(url: str, client: persist.Client) -> None:
@@ -193,13 +233,17 @@ def expected(folder: Path, written: Written) -> dict[str, Any]:
     """What the contents must be, as of the first and last time that is kept and some between."""
     found: dict[str, Any] = {}
     with persist.open(f"file:{folder}", hold=False) as client:
-        for name in client.collections():
-            since, upper = client.collection(name).since, client.collection(name).upper
+        for name in client.collections(hidden=True):
+            state = client.collection(name).state
+            since, upper = state.since, state.upper
             times = {since, upper - 1, *range(since, upper, 1 if upper < 10 else 5)}
+            errors = [(span.lower, min(span.upper, upper)) for span in state.errors]
+            failing = {time for lower, beyond in errors for time in range(lower, beyond)}
             found[name] = {
                 "since": since,
                 "upper": upper,
-                "as_of": {str(time): written.as_of(name, time) for time in sorted(times)},
+                "as_of": {str(t): written.as_of(name, t) for t in sorted(times - failing)},
+                "in_error": sorted(failing),
             }
     return found
 

@@ -49,6 +49,10 @@ class Damaged(Exception):
     """The location is not what the page says."""
 
 
+class Errored(Exception):
+    """The contents are not known as of that time."""
+
+
 class Location:
     """A storage location in a folder, as of its opening."""
 
@@ -69,6 +73,9 @@ class Location:
         collection = self.collection(name)
         if not collection.get("since", 0) <= time < collection.get("upper", 0):
             raise LookupError(f"{name} cannot be read as of {time}")
+        for span in collection.get("errors", []):
+            if span["lower"] <= time < span.get("upper", END):
+                raise Errored(span["error"]["message"])
         updates = self._updates(collection, 0, time + 1, self._schema_as_of(collection, time))
         return _added_up((row, diff) for row, _, diff in updates)
 
@@ -204,6 +211,16 @@ class Location:
                 self._discard(collection, number)
             case {"type": "allow", "since": since}:
                 collection["allowed"] = max(collection.get("allowed", 0), since)
+            case {"type": "begin", "since": since}:
+                allowed = max(collection.get("allowed", 0), since)
+                collection |= {"begins": since, "since": since, "allowed": allowed}
+            case {"type": "fail", "time": time, "error": error}:
+                span = {"lower": time, "error": error}
+                collection["errors"] = [*collection.get("errors", []), span]
+            case {"type": "recover", "time": time}:
+                *over, last = collection["errors"]
+                ended = [last | {"upper": time}] if last["lower"] < time else []
+                collection["errors"] = over + ended
             case {"type": "intend", "sinces": sinces, "collect": collect}:
                 for id in sinces.keys() & collections.keys():
                     collections[id]["intended"] = sinces[id]
@@ -211,7 +228,9 @@ class Location:
             case {"type": "settle", "sinces": sinces, "collected": collected}:
                 for id in sinces.keys() & collections.keys():
                     since = max(collections[id].get("since", 0), sinces[id])
-                    collections[id] |= {"since": since, "intended": None}
+                    errors = collections[id].get("errors", [])
+                    kept = [span for span in errors if span.get("upper", END) > since]
+                    collections[id] |= {"since": since, "intended": None, "errors": kept}
                 state["collecting"] = None
                 state["collected"] = max(state["collected"], collected)
             case {"type": "merge", "inputs": inputs, "output": output}:

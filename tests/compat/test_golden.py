@@ -11,7 +11,7 @@ import pytest
 from penstock import persist
 from penstock.durable import open_blob
 from penstock.persist.verify import verify
-from tests.compat.make_golden import MOOD_2, ORDERS_2, make
+from tests.compat.make_golden import LABEL, MOOD_2, ORDERS_2, make
 from tests.compat.reader import shown
 
 GOLDEN = sorted(Path(__file__).parent.glob("v*"))
@@ -39,12 +39,16 @@ def opened(client: persist.Client, name: str) -> persist.Collection:
 
 
 def check(client: persist.Client, expected: dict[str, Any]) -> None:
-    assert client.collections() == sorted(expected)
+    assert client.collections(hidden=True) == sorted(expected)
+    assert client.collections() == sorted(name for name in expected if "/" not in name)
     for name, told in expected.items():
         collection = opened(client, name)
         assert (name, collection.since, collection.upper) == (name, told["since"], told["upper"])
         for time, rows in told["as_of"].items():
             assert (name, time, contents(collection, int(time))) == (name, time, rows)
+        for time in told["in_error"]:
+            with pytest.raises(persist.CollectionErrored):
+                collection.snapshot(time)
 
 
 def test_there_is_a_golden_location():
@@ -75,6 +79,23 @@ def test_a_golden_location_keeps_its_durable_hold(golden):
     with persist.open(url, settings=SETTINGS) as client:
         hold = client.hold("reporting")
         assert (hold.token, hold.sinces()) == (2, {"orders": 20, "codec-text": 1})
+
+
+def test_a_golden_location_tells_what_a_source_said_of_its_collections(golden):
+    url, _ = golden
+    with persist.open(url, hold=False, settings=SETTINGS) as client:
+        visits = client.collection("shop.public.visits")
+        with pytest.raises(persist.SinceError) as early:
+            visits.snapshot(99)
+        assert "begins at 100" in early.value.detail
+        with pytest.raises(persist.CollectionErrored, match="as of 110: slot is gone") as failed:
+            visits.snapshot(110)
+        assert failed.value.hint == "Copy again. Read as of 102 or earlier."
+        assert (visits.schema.field("at").metadata, visits.schema.field("id").metadata) == (
+            LABEL,
+            None,
+        )
+        assert visits.snapshot(120).arrow().schema.field("at").metadata == LABEL
 
 
 def test_a_golden_location_goes_on(golden):

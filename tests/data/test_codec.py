@@ -82,7 +82,7 @@ def test_equal_documents_are_stored_alike(value):
         (UNIT, 0),
         (UserCodec("bad", 1, lambda _: "text", lambda b, _: b), 1),
     ],
-    ids=repr,
+    ids=lambda given: getattr(given, "name", type(given).__name__),
 )
 def test_what_a_codec_cannot_hold_is_refused(codec, value):
     with pytest.raises(UsageError):

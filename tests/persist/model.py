@@ -35,6 +35,21 @@ class ModelCollection:
     since: int = 0
     upper: int = 0
     allowed: int = 0
+    begins: int = 0
+    errors: list[tuple[int, int]] = field(default_factory=list)
+    """From which time on, and up to which, it is in error."""
+
+    def in_error(self, as_of: int) -> bool:
+        """Whether it cannot be read as of a time because of an error."""
+        return any(lower <= as_of < upper for lower, upper in self.errors)
+
+    def lasting(self) -> list[tuple[int, int]]:
+        """The errors that a reading as of since or later can meet."""
+        return [(lower, upper) for lower, upper in self.errors if upper > self.since]
+
+    def told_from(self, lower: int) -> bool:
+        """Whether the changes from `lower` on are still told apart from what was before."""
+        return self.since == self.begins or self.since < lower
 
     def columns_as_of(self, as_of: int) -> tuple[str, ...]:
         """The columns that readers as of a time see."""
@@ -57,7 +72,9 @@ class ModelCollection:
     def changes(self, lower: int, upper: int, columns: tuple[str, ...]) -> Counter[tuple[Row, int]]:
         """The sum of the updates with times in `[lower, upper)`, by row and time."""
         found: Counter[tuple[Row, int]] = Counter()
-        for row, time, diff in self.updates:
+        for row, written, diff in self.updates:
+            # What was there when it began came with the beginning.
+            time = max(written, self.begins)
             if lower <= time < upper:
                 found[self.filled(row, columns), time] += diff
         return _without_zeros(found)
@@ -102,16 +119,10 @@ class Model:
     def append(self, asks: list[Ask]) -> "Appended | UpperMismatch | type[UsageError]":
         """All of it, or none of it and why."""
         reached = 0
+        if (refused := self.misfit(asks)) is not None:
+            return refused
         for ask in asks:
             collection = self.collections[ask.name]
-            if ask.expected is not None:
-                inside = all(ask.expected <= time < (ask.upper or 0) for _, time, _ in ask.updates)
-                if not inside or (ask.upper or 0) < ask.expected:
-                    return UsageError
-        for ask in asks:
-            collection = self.collections[ask.name]
-            if ask.expected is not None and ask.expected != collection.upper:
-                return UpperMismatch(ask.name, collection.upper)
             if ask.upper is not None and ask.upper < collection.upper:
                 return UsageError
             if any(time < collection.upper for _, time, _ in ask.updates):
@@ -123,6 +134,49 @@ class Model:
             if ask.upper is not None:
                 collection.upper = ask.upper
         return Appended(reached)
+
+    def misfit(self, asks: list[Ask]) -> "UpperMismatch | type[UsageError] | None":
+        """What is wrong with asks whatever else is said with them."""
+        for ask in asks:
+            if ask.expected is not None:
+                inside = all(ask.expected <= time < (ask.upper or 0) for _, time, _ in ask.updates)
+                if not inside or (ask.upper or 0) < ask.expected:
+                    return UsageError
+        for ask in asks:
+            upper = self.collections[ask.name].upper
+            if ask.expected is not None and ask.expected != upper:
+                return UpperMismatch(ask.name, upper)
+        return None
+
+    def tell(
+        self, asks: list[Ask], also: list[tuple[str, str, Any]]
+    ) -> "Appended | UpperMismatch | type[UsageError]":
+        """Append, and say more in the same entry; all of it or none."""
+        if (refused := self.misfit(asks)) is not None:
+            return refused
+        for kind, name, given in also:
+            collection = self.collections[name]
+            last = collection.errors[-1] if collection.errors else (0, 0)
+            if kind == "begin":
+                if collection.upper or collection.begins or collection.since > given:
+                    return UsageError
+                collection.begins = collection.since = given
+                collection.allowed = max(collection.allowed, given)
+            elif kind == "fail":
+                if given < max(collection.upper, last[1]):
+                    return UsageError
+                collection.errors.append((given, END))
+            elif kind == "recover":
+                if last[1] != END or given < max(collection.upper, last[0]):
+                    return UsageError
+                collection.errors[-1:] = [(last[0], given)] if last[0] < given else []
+            elif kind == "grow":
+                collection.versions.append(given)
+        writes = [given for kind, _, given in also if kind == "write"]
+        outcome = self.append([*writes, *asks])
+        if isinstance(outcome, Appended) and not asks and not writes:
+            return Appended(self.collections[also[-1][1]].upper)
+        return outcome
 
     def append_in_turn(self, queue: list[list[Ask]]) -> list[Any]:
         """Calls queued one behind the other: one that fails, fails those behind it."""

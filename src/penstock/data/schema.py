@@ -4,6 +4,9 @@ A schema grows by columns at its end that are nullable or have a default, and
 by columns whose type widens. Both ways old rows have exactly one reading in
 the new schema, so an old insertion and a new deletion of the same row still
 meet and cancel; anything else would break that and is refused.
+
+A column may have a *label*, in its field's metadata: what its source calls its
+type, so that a reader can show values as the source does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +19,19 @@ from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.data.exact import exact_array
 from penstock.errors import UsageError
 
-__all__ = ["check_row_schema", "conform", "default_row", "evolve", "stored_schema", "widens"]
+__all__ = [
+    "LABEL",
+    "check_row_schema",
+    "conform",
+    "default_row",
+    "evolve",
+    "label_of",
+    "stored_schema",
+    "widens",
+]
+
+LABEL: Final = b"penstock.label"
+"""The one key of a field's metadata that is kept."""
 
 _INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _NATURALS: Final = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
@@ -88,7 +103,13 @@ def check_row_schema(schema: pa.Schema, key: Sequence[str], *, collection: str) 
                 f'key column "{name}" of collection "{collection}" is nested',
                 hint="Choose a plain column as key.",
             )
-    return pa.schema([pa.field(f.name, f.type, f.nullable) for f in schema])
+    return pa.schema([_kept(field) for field in schema])
+
+
+def label_of(field: pa.Field) -> str | None:
+    """What the source of a column calls its type, if it said so."""
+    label = (field.metadata or {}).get(LABEL)
+    return None if label is None else label.decode()
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
@@ -114,6 +135,13 @@ def evolve(old: pa.Schema, new: pa.Schema, defaults: Mapping[str, Any], *, colle
                 f"from {was.type} to {now.type}",
                 hint="Only a type that holds every old value exactly can follow: a wider integer, "
                 "float or decimal.",
+            )
+        printed = pa.types.is_string(now.type) or pa.types.is_large_string(now.type)
+        if was.type == now.type and label_of(was) != label_of(now) and not printed:
+            raise UsageError(
+                f'column "{was.name}" of collection "{collection}" cannot change its label '
+                f"from {label_of(was)} to {label_of(now)}",
+                hint="Its values would read differently; the label may change with the type.",
             )
         if was.nullable and not now.nullable:
             raise UsageError(
@@ -151,7 +179,7 @@ def conform(updates: pa.Table, schema: pa.Schema, defaults: Mapping[str, pa.Scal
     Columns they lack take the default of the version that added them, else
     null; columns they have too many were added later and are left out.
     """
-    if updates.schema.equals(schema):
+    if updates.schema.equals(schema, check_metadata=True):
         return updates
     columns = []
     for field in schema:
@@ -177,6 +205,13 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
     return any(
         old in chain and new in chain and chain.index(old) < chain.index(new)
         for chain in _WIDENINGS
+    )
+
+
+def _kept(field: pa.Field) -> pa.Field:
+    label = (field.metadata or {}).get(LABEL)
+    return pa.field(
+        field.name, field.type, field.nullable, None if label is None else {LABEL: label}
     )
 
 

@@ -27,6 +27,7 @@ from penstock.persist.batch import slices_of
 from penstock.persist.errors import SinceError
 from penstock.persist.find import find_collection, time_of
 from penstock.persist.holds import Claim, DurableHold
+from penstock.persist.readable import check_since, reachable
 from penstock.persist.scan import scan_changes, scan_snapshot
 from penstock.persist.state import END, Batch, CollectionState, SchemaVersion, State
 
@@ -92,8 +93,8 @@ class Follower:
             else:
                 begins = time_of(start_at, collection) + (not snapshot)
             offset = Offset(collection=self._name, upper=begins, begins=begins, snapshot=snapshot)
-            if collection.since > offset.needs:
-                raise SinceError(collection.name, as_of=offset.needs, since=collection.since)
+            if begins or snapshot or not collection.whole:
+                check_since(collection, offset.needs)
             self._keep(offset)
             self._initial = offset
         return self._initial
@@ -162,6 +163,17 @@ class Follower:
                 max_task_bytes=self._options.max_task_bytes,
             )
             lower += 1
+        elif collection.whole and lower <= collection.begins > 0:
+            # Whatever its time, what was there when it began came with the beginning.
+            if end.upper <= collection.begins:
+                return []
+            lower = collection.begins + 1
+            tasks += contents_tasks(
+                url,
+                scan_snapshot(collection, collection.begins),
+                schema,
+                max_task_bytes=self._options.max_task_bytes,
+            )
         return tasks + changes_tasks(url, scan_changes(collection, lower, end.upper), schema)
 
     def committed(self, end: Offset) -> None:
@@ -205,12 +217,19 @@ class Follower:
         return schema_ends(collection, self._followed.schema)
 
     def _upper(self, start: Offset, collection: CollectionState) -> int | None:
-        """How far there is something new after `start`; None if there is nothing."""
+        """How far there is something new after `start`; None if there is nothing.
+
+        Raises:
+            CollectionErrored: the collection is in error from there on.
+        """
+        if start.upper >= self._target:
+            return None
         ends = self._schema_ends(collection)
-        upper = min(collection.upper, self._target, ends)
+        lower = start.upper + (start.fresh and start.snapshot)
+        upper = min(reachable(collection, lower), self._target, ends)
         if upper > start.upper:
             return upper
-        if ends <= start.upper < self._target:
+        if ends <= start.upper:
             raise UsageError(
                 f'collection "{collection.name}" has another schema from {ends} on',
                 detail="All that was written before has been given.",
@@ -248,6 +267,8 @@ class Follower:
         """The part of `[start, upper)` that has at most `limit` updates."""
         if start.fresh and start.snapshot:
             return start.upper + 1
+        if start.upper <= collection.begins < upper and collection.begins:
+            return collection.begins + 1
         needed = [b for b in collection.batches if b.lower < upper and b.upper > start.upper]
         if sum(batch.rows for batch in needed) <= limit:
             return upper

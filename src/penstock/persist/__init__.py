@@ -12,11 +12,13 @@ below `upper`, and the same at every reading in between.
 """
 
 from penstock.data import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
+from penstock.persist.also import Begin, Fail, Grow, Recover, WriteTo
 from penstock.persist.client import Baton, Client, Unsealed, open, release, take_up
 from penstock.persist.collection import AppendTo, Collection
 from penstock.persist.errors import (
     AlreadyFailed,
     Closed,
+    CollectionErrored,
     CollectionMissing,
     HoldLost,
     LockHeld,
@@ -27,7 +29,7 @@ from penstock.persist.holds import DurableHold
 from penstock.persist.intake import Staged
 from penstock.persist.read import Changes, Listener, Snapshot
 from penstock.persist.settings import Settings
-from penstock.persist.state import END
+from penstock.persist.state import END, StoredError
 from penstock.persist.write import Allowed, Appended, UpperMismatch
 
 __all__ = [
@@ -43,24 +45,31 @@ __all__ = [
     "AppendTo",
     "Appended",
     "Baton",
+    "Begin",
     "Changes",
     "Client",
     "Closed",
     "Codec",
     "Collection",
+    "CollectionErrored",
     "CollectionMissing",
     "DurableHold",
+    "Fail",
+    "Grow",
     "HoldLost",
     "Listener",
     "LockHeld",
     "NotYetComplete",
+    "Recover",
     "Settings",
     "SinceError",
     "Snapshot",
     "Staged",
+    "StoredError",
     "Unsealed",
     "UpperMismatch",
     "UserCodec",
+    "WriteTo",
     "open",
     "release",
     "take_up",

@@ -1,20 +1,22 @@
-"""As what a collection is made and opened: codecs for keys and values, or a schema for rows.
+"""As what a collection is made and opened, and how it grows: codecs, or a schema for rows.
 
 What is asked for is compared with what is stored before anything is handed
 out, so that nobody reads or writes through the wrong codec.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from penstock.data import Codec, check_row_schema
+from penstock.data import Codec, check_row_schema, evolve
 from penstock.data.codec import BUILT_IN
+from penstock.data.schema import default_row
 from penstock.errors import UsageError
 from penstock.persist.intake import columns_shown
-from penstock.persist.state import CollectionState, SchemaVersion, columns_of
+from penstock.persist.state import CollectionState, SchemaVersion, columns_of, is_hidden
 
-__all__ = ["accept", "codec_of", "schema_version"]
+__all__ = ["accept", "check_name", "codec_of", "grown", "schema_version"]
 
 
 def accept(found: CollectionState, wanted: SchemaVersion, *, where: str) -> None:
@@ -71,6 +73,24 @@ def codec_of(given: Codec | str | None) -> Codec | None:
     return BUILT_IN[given]
 
 
+def check_name(name: str, owner: str) -> None:
+    """Check that a collection may have that name.
+
+    Raises:
+        UsageError: it cannot be used, or is for collections of an owner.
+    """
+    if not name or not name.isprintable() or len(name) > 500:
+        raise UsageError(
+            f"collection name {name!r} cannot be used", hint="Use a short printable name."
+        )
+    if is_hidden(name) and not owner:
+        raise UsageError(
+            f'collection name "{name}" cannot be used',
+            detail="Names with a slash are those of hidden collections, which have an owner.",
+            hint="Use a name without a slash.",
+        )
+
+
 def schema_version(
     name: str,
     key: Codec | None,
@@ -79,10 +99,6 @@ def schema_version(
     key_columns: Sequence[str],
 ) -> SchemaVersion:
     """The first version of what a new collection holds: keys and values, or rows."""
-    if not name or not name.isprintable() or len(name) > 500:
-        raise UsageError(
-            f"collection name {name!r} cannot be used", hint="Use a short printable name."
-        )
     if (key is None) != (value is None) or (key is None) == (schema is None):
         raise UsageError(
             f'collection "{name}" needs either codecs or a schema',
@@ -96,6 +112,52 @@ def schema_version(
     columns = pa.schema([("key", key.stored_as), ("value", value.stored_as)])
     codecs = ((key.name, key.version), (value.name, value.version))
     return SchemaVersion(0, 0, columns.serialize().to_pybytes(), key=("key",), codecs=codecs)
+
+
+def grown(
+    found: CollectionState, schema: pa.Schema, defaults: Mapping[str, Any]
+) -> SchemaVersion | None:
+    """The version that lets a collection have `schema` from its upper on; None if it has it.
+
+    Raises:
+        UsageError: rows that are there would not have exactly one reading in it.
+    """
+    name, newest = found.name, found.schemas[-1]
+    if not isinstance(schema, pa.Schema):
+        raise UsageError(
+            f'schema for collection "{name}" is a {type(schema).__name__}',
+            hint="Give a pyarrow schema.",
+        )
+    try:
+        given = _stream_of(default_row(schema, defaults)) if defaults else b""
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f'a default does not fit its column of collection "{name}"', detail=str(error)
+        ) from error
+    if newest.codecs:
+        raise UsageError(
+            f'collection "{name}" holds keys and values',
+            hint="Its codecs have versions; only the schema of rows can be altered.",
+        )
+    wanted = check_row_schema(schema, newest.key, collection=name)
+    if wanted.equals(columns_of(newest), check_metadata=True):
+        return None
+    evolve(columns_of(newest), wanted, defaults, collection=name)
+    return SchemaVersion(
+        version=newest.version + 1,
+        since=found.upper,
+        columns=wanted.serialize().to_pybytes(),
+        key=newest.key,
+        defaults=given,
+    )
+
+
+def _stream_of(row: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as stream:
+        stream.write_batch(row)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def _shown(schema: SchemaVersion) -> str:

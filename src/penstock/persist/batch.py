@@ -7,7 +7,9 @@ byte: inline ones with their entry, objects against the size and checksum that
 the entry recorded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -19,7 +21,7 @@ import pyarrow.parquet as pq
 from penstock.data import TIME, Codec, conform, from_ipc, to_ipc
 from penstock.durable import Blob
 from penstock.durable.cache import CachedBlob
-from penstock.errors import UsageError
+from penstock.errors import Corruption, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.encoding import checksum
 from penstock.persist.paths import batch_key
@@ -39,6 +41,8 @@ from penstock.persist.state import (
 __all__ = ["Batches", "Slice", "slices_of", "together"]
 
 ROW_GROUP_ROWS: Final = 1 << 18
+
+FOOTERS_KEPT: Final = 512
 
 DICTIONARY_BYTES: Final = 1 << 16
 """A larger dictionary saves little and is slow to read: it falls out of the processor's cache."""
@@ -80,6 +84,8 @@ class Batches:
         self._blob = blob
         self._cache = cache
         self._settings = settings
+        self._lock = threading.Lock()
+        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         self.codecs: dict[int, tuple[Codec, Codec]] = {}
         """The codecs that collections of keys and values were opened with, by collection."""
 
@@ -130,6 +136,24 @@ class Batches:
         size = sum(part.size for part in parts if isinstance(part, Stored))
         return _batch(updates, schema, tuple(parts), size)
 
+    def build_as_they_come(
+        self, updates: Iterable[pa.Table], schema: int, staging: str, *, part_bytes: int
+    ) -> Batch | None:
+        """The same of tables that need not fit into memory together; None if there is no row."""
+        written: list[Batch] = []
+        pending: list[pa.Table] = []
+        size = 0
+        for table in updates:
+            if table.num_rows:
+                pending.append(table)
+                size += table.nbytes
+            if size >= part_bytes:
+                written.append(self.build_stored(pa.concat_tables(pending), schema, staging))
+                pending, size = [], 0
+        if pending:
+            written.append(self.build_stored(pa.concat_tables(pending), schema, staging))
+        return together(written) if written else None
+
     def rows(
         self,
         collection: CollectionState,
@@ -157,6 +181,33 @@ class Batches:
             rows = rows.filter(within)
         return self._read_through(collection, rows, piece.written, schema)
 
+    def footer(self, part: Stored) -> pq.FileMetaData:
+        """What the footer of an object tells, verified; the latest used are remembered."""
+        with self._lock:
+            if part.key in self._footers:
+                self._footers.move_to_end(part.key)
+                return self._footers[part.key]
+        data = self._blob.get(part.key, start=part.size - part.footer)
+        if data is None or len(data) != part.footer or checksum(data) != part.footer_checksum:
+            raise Corruption(
+                part.key,
+                where=self._blob.name,
+                detail="The object is missing."
+                if data is None
+                else "Its footer is not what was written.",
+            )
+        told = pq.read_metadata(pa.BufferReader(data))
+        with self._lock:
+            self._footers[part.key] = told
+            if len(self._footers) > FOOTERS_KEPT:
+                self._footers.popitem(last=False)
+        return told
+
+    def opened(self, part: Stored) -> pq.ParquetFile:
+        """An object, verified, to be read column by column."""
+        data = self._cache.read(part.key, part.size, part.checksum)
+        return pq.ParquetFile(pa.BufferReader(data), metadata=self.footer(part))
+
     def _part(self, part: Part, schema: pa.Schema) -> pa.Table:
         match part:
             case Inline(rows=rows):
@@ -164,7 +215,9 @@ class Batches:
             case Stored(key=key, size=size, checksum=told):
                 data = self._cache.read(key, size, told)
                 table = pq.read_table(pa.BufferReader(data), use_threads=False)
-                return table if table.schema.equals(schema) else table.cast(schema)
+                if table.schema.equals(schema):
+                    return pa.Table.from_arrays(table.columns, schema=schema)
+                return table.cast(schema)
 
     def _read_through(
         self,

@@ -10,10 +10,11 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,14 +27,15 @@ from penstock.durable.probe import probe
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
 from penstock.errors import DeterminateError, PenstockError, UsageError
 from penstock.failpoints import Failpoint, pass_by
-from penstock.persist.acceptance import accept, codec_of, schema_version
+from penstock.persist.acceptance import accept, check_name, codec_of, grown, schema_version
+from penstock.persist.also import Also, Grow, WriteTo, operations_of
 from penstock.persist.batch import Batches
-from penstock.persist.collection import AppendTo, Collection
+from penstock.persist.collection import AppendTo, Collection, piece_of
 from penstock.persist.compact import BigMerges, Merger
 from penstock.persist.errors import Closed, CollectionMissing, LockHeld
 from penstock.persist.gc import Collector
 from penstock.persist.holds import Claims, DurableHold, LeasedClaims, LocalClaims, NoClaims
-from penstock.persist.intake import check_frontier
+from penstock.persist.intake import Staged, apart, check_frontier, table_of
 from penstock.persist.lake import check_not_a_lake, open_store
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Bell, Ear, News
@@ -54,6 +56,7 @@ from penstock.persist.state import (
     State,
     TakeEpoch,
     Writer,
+    columns_of,
 )
 from penstock.persist.upkeep import Upkeep
 from penstock.persist.write import (
@@ -258,6 +261,7 @@ class Client:
         codecs may be of a newer version than what is stored. `owner` says who
         alone writes a new one, such as a source; users' own have none.
         """
+        check_name(name, owner)
         key, value = codec_of(key), codec_of(value)
         wanted = schema_version(name, key, value, schema, key_columns)
         found = self.reader.look().named(name)
@@ -278,33 +282,62 @@ class Client:
         state = self.reader.look()
         found = state.named(name)
         if found is None:
-            raise CollectionMissing(name, where=self.url, known=sorted(state.names))
+            raise CollectionMissing(name, where=self.url, known=state.listed())
         names = [codec for codec, _ in found.schemas[-1].codecs]
         if names and found.id not in self._batches.codecs and all(n in BUILT_IN for n in names):
             self._batches.codecs[found.id] = (BUILT_IN[names[0]], BUILT_IN[names[1]])
         return Collection(self, found.id, name)
 
-    def collections(self) -> list[str]:
-        """The names of all collections, in order."""
-        return sorted(self.reader.look().names)
+    def collections(self, *, hidden: bool = False) -> list[str]:
+        """The names of all collections, in order; of hidden ones only if asked for.
 
-    def append_all(self, appends: Sequence[AppendTo]) -> Appended | UpperMismatch:
-        """`compare_and_append` on several collections: all of it or none, uppers included."""
-        if not appends:
+        Hidden ones have a slash in their name and are kept by sources for themselves.
+        """
+        return self.reader.look().listed(hidden=hidden)
+
+    def append_all(
+        self, appends: Sequence[AppendTo], also: Sequence[Also] = ()
+    ) -> Appended | UpperMismatch:
+        """`compare_and_append` on several collections: all of it or none, uppers included.
+
+        With `also`, what else happens to these or others in the same entry.
+        """
+        if not appends and not also:
             raise UsageError("append_all was given no collection", hint="Name at least one.")
         if len({append.collection.id for append in appends}) != len(appends):
             raise UsageError(
                 "append_all names a collection twice", hint="Give each its updates once."
             )
+        for named in (*appends, *also):
+            self._must_be_ours(named.collection)
+        # What is appended to a collection that grows comes in its further schema.
+        growing = {each.collection.id: each for each in also if isinstance(each, Grow)}
+        before = {id: each.collection.state for id, each in growing.items()}
+        further = {
+            id: grown(before[id], each.schema, each.defaults) for id, each in growing.items()
+        }
+        pieces: list[Piece] = []
+        for each in also:
+            if isinstance(each, WriteTo):
+                grows = further.get(each.collection.id)
+                pieces += [piece_of(each.collection, u, grows=grows) for u in apart(each.updates)]
         for append in appends:
-            self._must_be_ours(append.collection)
-        pieces = [
-            append.collection.piece(
-                append.updates, expected=append.expected_upper, upper=append.new_upper
-            )
-            for append in appends
-        ]
-        outcome: Appended | UpperMismatch = self.committer.submit(Append(pieces)).result()
+            pieces += [
+                piece_of(
+                    append.collection,
+                    updates,
+                    expected=append.expected_upper,
+                    upper=append.new_upper,
+                    grows=further.get(append.collection.id),
+                )
+                for updates in apart(append.updates)
+            ]
+        work = Append(pieces)
+        if also:
+            versions = {id: len(state.schemas) for id, state in before.items()}
+            work.also = partial(operations_of, also, versions=versions)
+            work.also_of = [each.collection.id for each in also]
+        outcome: Appended | UpperMismatch = self.committer.submit(work).result()
         return outcome
 
     def seal_all(self, uppers: "Mapping[Collection, int]") -> "Future[Appended]":
@@ -380,6 +413,33 @@ class Client:
             staging.wear_out()
             staging.give_up(id)
 
+    def stage(
+        self,
+        collection: Collection,
+        tables: Iterable[pa.Table],
+        staging: str,
+        *,
+        time: int | None = None,
+        grow: Grow | None = None,
+    ) -> Staged:
+        """Write tables as files under `staging`, an id in use, as they come.
+
+        Only about a part's worth of them is in memory at once. With `grow` they
+        have the schema that it will bring, in the same `append_all` as they.
+        """
+        self._must_be_ours(collection)
+        state = collection.state
+        further = None if grow is None else grown(state, grow.schema, grow.defaults)
+        schemas = state.schemas if further is None else (*state.schemas, further)
+        columns = columns_of(schemas[-1])
+        stored = (
+            table_of(table, columns, time=time, collection=collection.name) for table in tables
+        )
+        version, part_bytes = len(schemas) - 1, self._settings.part_bytes
+        return Staged(
+            self._batches.build_as_they_come(stored, version, staging, part_bytes=part_bytes)
+        )
+
     def hand_over(self, staging: str) -> Baton:
         """Close without giving the lock back, so that another process can go on in this epoch.
 
@@ -393,8 +453,8 @@ class Client:
         return baton
 
     def share_staged(self, batch: Batch) -> None:
-        """Keep the ids of `batch` open until it is linked; for the collections of this client."""
-        self._upkeep().merger.staging.share(batch)
+        """Keep the ids of `batch` open as if it were about to be linked."""
+        self._upkeep().merger.staging.share([batch])
 
     def hold(self, owner: str) -> DurableHold:
         """The durable hold of `owner`, taken over if another process has it."""
@@ -517,7 +577,7 @@ class Client:
     def _named(self, state: State, name: str) -> CollectionState:
         found = state.named(name)
         if found is None:
-            raise CollectionMissing(name, where=self.url, known=sorted(state.names))
+            raise CollectionMissing(name, where=self.url, known=state.listed())
         return found
 
     def _move_codecs(self, id: int, wanted: SchemaVersion) -> None:

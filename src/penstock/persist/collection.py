@@ -4,16 +4,15 @@ Handed out by a `Client`; any number of these may stand for one collection. It
 checks and queues what is written, and reads through what the client shares.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.data import check_row_schema, evolve
-from penstock.data.schema import default_row
 from penstock.errors import UsageError
+from penstock.persist.acceptance import grown
 from penstock.persist.errors import CollectionMissing
 from penstock.persist.intake import (
     Staged,
@@ -41,7 +40,7 @@ from penstock.persist.write import Allowed, Allowing, Append, Appended, Piece, U
 if TYPE_CHECKING:
     from penstock.persist.client import Client
 
-__all__ = ["AppendTo", "Collection"]
+__all__ = ["AppendTo", "Collection", "piece_of"]
 
 
 class Collection:
@@ -111,42 +110,13 @@ class Collection:
 
     def alter(self, schema: pa.Schema, *, defaults: Mapping[str, Any] | None = None) -> None:
         """Let the schema grow, for readers as of the present upper and later."""
-        if not isinstance(schema, pa.Schema):
-            raise UsageError(
-                f'schema for collection "{self.name}" is a {type(schema).__name__}',
-                hint="Give a pyarrow schema.",
-            )
-        values = dict(defaults or {})
-        try:
-            given = _stream_of(default_row(schema, values)) if values else b""
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(
-                f'a default does not fit its column of collection "{self.name}"',
-                detail=str(error),
-            ) from error
 
         def plan(state: State) -> list[Operation]:
             found = state.collections.get(self.id)
             if found is None:
-                raise CollectionMissing(self.name, where=self.client.url, known=sorted(state.names))
-            newest = found.schemas[-1]
-            if newest.codecs:
-                raise UsageError(
-                    f'collection "{self.name}" holds keys and values',
-                    hint="Its codecs have versions; only the schema of rows can be altered.",
-                )
-            wanted = check_row_schema(schema, newest.key, collection=self.name)
-            if wanted.equals(columns_of(newest)):
-                return []
-            evolve(columns_of(newest), wanted, values, collection=self.name)
-            version = SchemaVersion(
-                version=newest.version + 1,
-                since=found.upper,
-                columns=wanted.serialize().to_pybytes(),
-                key=newest.key,
-                defaults=given,
-            )
-            return [Alter(self.id, version)]
+                raise CollectionMissing(self.name, where=self.client.url, known=state.listed())
+            version = grown(found, schema, dict(defaults or {}))
+            return [] if version is None else [Alter(self.id, version)]
 
         self.client.committer.run(plan, lambda _before, _after: None, touches=[self.id])
 
@@ -156,8 +126,25 @@ class Collection:
         Raises:
             SinceError: the time lies below since.
             NotYetComplete: it lies at or past upper.
+            CollectionErrored: the collection is in error as of it.
         """
         return self.client.reader.snapshot(self.state, check_as_of(as_of))
+
+    def lookup(self, keys: pa.Table, as_of: int) -> pa.Table:
+        """The rows as of a time whose key is among `keys`: their columns, and `mz_diff`.
+
+        `keys` has the key columns. Reads as little as that needs. Raises as `snapshot` does.
+        """
+        return self.client.reader.lookup(self.state, keys, check_as_of(as_of))
+
+    def written(self, keys: pa.Table | None = None, staged: Sequence[Staged] = ()) -> pa.Table:
+        """For its writer: all rows that were written, sealed or not, and those of `staged` files.
+
+        With `keys`, only those that have one of them in the columns that `keys` has.
+        The columns, and `mz_diff`; unlike `snapshot` whatever readers may see.
+        """
+        files = [each.batch for each in staged if each.batch is not None]
+        return self.client.reader.written(self.state, keys, files)
 
     def listen(self, as_of: int, *, snapshot: bool = False) -> Listener:
         """Every change after `as_of`, as it becomes complete; first the contents then, if asked.
@@ -192,53 +179,7 @@ class Collection:
         time: int | None = None,
     ) -> Piece:
         """The updates in stored form, checked as far as can be without knowing upper."""
-        state = self.state
-        if (
-            expected is not None
-            and upper is not None
-            and check_frontier(upper) < check_frontier(expected)
-        ):
-            raise UsageError(
-                f'upper of collection "{self.name}" cannot go from {expected} back to {upper}',
-                hint="Let the new upper be at or past the expected one.",
-            )
-        newest = len(state.schemas) - 1
-        piece = Piece(self.id, expected=expected, upper=upper, schema=newest)
-        schema = state.schemas[newest]
-        if isinstance(updates, Staged):
-            put_staged(piece, updates.batch)
-        elif isinstance(updates, pa.Table | pa.RecordBatch):
-            rows = table_of(updates, columns_of(schema), time=time, collection=self.name)
-            put_table(piece, rows)
-        elif time is not None:
-            raise UsageError(
-                f'updates for collection "{self.name}" have times of their own',
-                hint="Leave out time=…; it is for Arrow tables.",
-            )
-        elif schema.codecs:
-            codecs = self.client.reader.batches.codecs.get(self.id)
-            if codecs is None:
-                raise UsageError(
-                    f'collection "{self.name}" was opened without its codecs',
-                    hint="Open it with create_or_load and the codecs of its keys and values.",
-                )
-            put_pairs(piece, updates, codecs, columns_of(schema), collection=self.name)
-        else:
-            put_rows(piece, updates, columns_of(schema), collection=self.name)
-        if piece.beyond and expected is not None and upper is not None:
-            if piece.lower < expected:
-                raise UsageError(
-                    f'update of collection "{self.name}" at {piece.lower} lies below {expected}',
-                    hint="Updates must lie at or past the expected upper.",
-                )
-            if piece.beyond > upper:
-                raise UsageError(
-                    f'update of collection "{self.name}" at {piece.beyond - 1} is beyond {upper}',
-                    hint="Updates must lie below the new upper.",
-                )
-        if isinstance(updates, Staged) and updates.batch is not None:
-            self.client.share_staged(updates.batch)
-        return piece
+        return piece_of(self, updates, expected=expected, upper=upper, time=time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +188,68 @@ class AppendTo:
 
     collection: "Collection"
     updates: Updates
+    """Or a list of tables and `Staged`."""
+
     expected_upper: int
     new_upper: int
 
 
-def _stream_of(row: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, row.schema) as stream:
-        stream.write_batch(row)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+def piece_of(
+    collection: Collection,
+    updates: Updates,
+    *,
+    expected: int | None = None,
+    upper: int | None = None,
+    time: int | None = None,
+    grows: SchemaVersion | None = None,
+) -> Piece:
+    """The updates in stored form, checked as far as can be without knowing upper.
+
+    `grows` is the schema that they have, if they come with one.
+    """
+    state = collection.state
+    if (
+        expected is not None
+        and upper is not None
+        and check_frontier(upper) < check_frontier(expected)
+    ):
+        raise UsageError(
+            f'upper of collection "{collection.name}" cannot go from {expected} back to {upper}',
+            hint="Let the new upper be at or past the expected one.",
+        )
+    schemas = state.schemas if grows is None else (*state.schemas, grows)
+    newest = len(schemas) - 1
+    piece = Piece(collection.id, expected=expected, upper=upper, schema=newest)
+    schema = schemas[newest]
+    if isinstance(updates, Staged):
+        put_staged(piece, updates.batch)
+    elif isinstance(updates, pa.Table | pa.RecordBatch):
+        rows = table_of(updates, columns_of(schema), time=time, collection=collection.name)
+        put_table(piece, rows)
+    elif time is not None:
+        raise UsageError(
+            f'updates for collection "{collection.name}" have times of their own',
+            hint="Leave out time=…; it is for Arrow tables.",
+        )
+    elif schema.codecs:
+        codecs = collection.client.reader.batches.codecs.get(collection.id)
+        if codecs is None:
+            raise UsageError(
+                f'collection "{collection.name}" was opened without its codecs',
+                hint="Open it with create_or_load and the codecs of its keys and values.",
+            )
+        put_pairs(piece, updates, codecs, columns_of(schema), collection=collection.name)
+    else:
+        put_rows(piece, updates, columns_of(schema), collection=collection.name)
+    if piece.beyond and expected is not None and upper is not None:
+        if piece.lower < expected:
+            raise UsageError(
+                f'update of collection "{collection.name}" at {piece.lower} lies below {expected}',
+                hint="Updates must lie at or past the expected upper.",
+            )
+        if piece.beyond > upper:
+            raise UsageError(
+                f'update of collection "{collection.name}" at {piece.beyond - 1} is beyond {upper}',
+                hint="Updates must lie below the new upper.",
+            )
+    return piece

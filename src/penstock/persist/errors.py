@@ -5,11 +5,12 @@ These are the ones that someone would handle apart from their parents.
 
 from datetime import UTC, datetime
 
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import DefiniteError, PenstockError, UsageError
 
 __all__ = [
     "AlreadyFailed",
     "Closed",
+    "CollectionErrored",
     "CollectionMissing",
     "HoldLost",
     "LockHeld",
@@ -68,15 +69,38 @@ class SinceError(UsageError):
 
     sqlstate = "22023"
 
-    def __init__(self, name: str, *, as_of: int, since: int) -> None:
+    def __init__(self, name: str, *, as_of: int, since: int, begins: int = 0) -> None:
+        compacted = f"Its since is {since}: what it was before that time has been compacted away."
+        before = f"It begins at {begins}: there was nothing to read before that time."
         super().__init__(
             f'collection "{name}" cannot be read as of {as_of}',
-            detail=f"Its since is {since}: what it was before that time has been compacted away.",
+            detail=before if as_of < begins else compacted,
             hint=f"Read as of {since} or later."
             if since < 2**63 - 1
             else "Its history was given up for good.",
         )
         self.since = since
+        self.begins = begins
+
+
+class CollectionErrored(DefiniteError):
+    """As of that time the collection's contents are not known, and why was recorded."""
+
+    def __init__(
+        self, name: str, *, as_of: int, since: int, kind: str, reason: str, detail: str, hint: str
+    ) -> None:
+        readable = f"Read as of {since - 1} or earlier." if since else ""
+        super().__init__(
+            f'collection "{name}" cannot be read as of {as_of}: {reason}',
+            detail=f"It has been in error since {since}. {detail}".rstrip(),
+            hint=f"{hint} {readable}".strip(),
+        )
+        self.collection = name
+        self.since = since
+        """The first time as of which it cannot be read."""
+
+        self.kind = kind
+        self.reason = reason
 
 
 class NotYetComplete(UsageError):

@@ -24,11 +24,11 @@ def find_collection(
     known: list[str] = []
     for url in storage_locations(location):
         client = open(url, hold=hold, settings=settings)
-        names = client.collections()
-        if name in names:
+        state = client.state
+        if name in state.names:
             return client, client.collection(name)
         client.close()
-        known += names
+        known += state.listed()
     raise CollectionMissing(name, where=location, known=sorted(known))
 
 

@@ -35,8 +35,9 @@ from penstock.persist.encoding import Kind, decode_frame, encode_frame
 from penstock.persist.errors import CollectionMissing, HoldLost, SinceError
 from penstock.persist.machine import Machine
 from penstock.persist.paths import HOLDS, hold_key, hold_of, hold_prefix
+from penstock.persist.readable import check_since
 from penstock.persist.settings import Settings
-from penstock.persist.state import END, State
+from penstock.persist.state import END, CollectionState, State
 from penstock.telemetry import fields, logger
 
 __all__ = [
@@ -452,9 +453,7 @@ class DurableHold:
         for name, since in sinces.items():
             collection = state.named(name)
             if collection is None:
-                raise CollectionMissing(
-                    name, where=self._machine.blob.name, known=list(state.names)
-                )
+                raise CollectionMissing(name, where=self._machine.blob.name, known=state.listed())
             _check_since(state, collection.id, name, since)
             wanted[collection.id] = since
         before = self._object.hold
@@ -473,10 +472,15 @@ class DurableHold:
         for name, since in sinces.items():
             collection = state.named(name)
             if collection is not None and (
-                collection.since > since or not _counts(state, {collection.id: since}, END)
+                not _keeps(collection, since) or not _counts(state, {collection.id: since}, END)
             ):
                 self._object.write(before)
-                raise SinceError(name, as_of=since, since=collection.intended or collection.since)
+                raise SinceError(
+                    name,
+                    as_of=since,
+                    since=collection.intended or collection.since,
+                    begins=collection.begins,
+                )
         pass_by(Failpoint.HOLD_COUNTED)
 
     def drop(self) -> None:
@@ -495,8 +499,13 @@ def _check_since(state: State, id: int, name: str, since: int) -> None:
         raise UsageError(
             f'collection "{name}" was destroyed', hint="Open it again by name if it was made anew."
         )
-    if collection.since > since:
-        raise SinceError(name, as_of=since, since=collection.since)
+    if not _keeps(collection, since):
+        check_since(collection, since)
+
+
+def _keeps(collection: CollectionState, since: int) -> bool:
+    """Whether all that there ever was from a time on is still there."""
+    return collection.since <= since or collection.whole
 
 
 def _expired(hold: Hold, where: str) -> HoldLost:
@@ -523,7 +532,7 @@ def _kept(state: State, hold: Hold) -> bool:
         hold.id not in state.expired
         and state.collected <= hold.position
         and all(
-            id not in state.collections or state.collections[id].since <= since
+            id not in state.collections or _keeps(state.collections[id], since)
             for id, since in hold.sinces.items()
         )
     )

@@ -23,6 +23,7 @@ from penstock.persist.write import Loose, Piece
 __all__ = [
     "Staged",
     "Updates",
+    "apart",
     "check_as_of",
     "check_frontier",
     "columns_shown",
@@ -48,6 +49,15 @@ class Staged:
 
 
 Updates: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Any] | Staged
+
+
+def apart(updates: Updates) -> list[Updates]:
+    """Each of several tables and files; or all updates, if they are given one by one."""
+    if isinstance(updates, list | tuple) and updates:
+        kinds = pa.Table | pa.RecordBatch | Staged
+        if all(isinstance(each, kinds) for each in updates):
+            return list(updates)
+    return [updates]
 
 
 def put_pairs(

@@ -10,23 +10,29 @@ whoever reads, whenever, and whatever was merged in between.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import structs
 
 from penstock.data import DIFF, TIME, Codec, advance, consolidate
-from penstock.errors import Corruption, UsageError
-from penstock.persist.batch import Batches
-from penstock.persist.errors import Closed, NotYetComplete, SinceError
+from penstock.errors import Corruption, InternalError, UsageError
+from penstock.persist.batch import Batches, slices_of
+from penstock.persist.compact import distinct
+from penstock.persist.errors import Closed
 from penstock.persist.holds import Claims
+from penstock.persist.lookup import Wanted, matching_rows
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Ear, News
+from penstock.persist.readable import check_changes, check_contents, check_since, reachable
 from penstock.persist.settings import Settings
 from penstock.persist.state import (
+    END,
+    Batch,
     CollectionState,
     SchemaVersion,
     State,
@@ -99,15 +105,64 @@ class Reader:
         return self.machine.state if self.owns_writer else self.machine.refresh()
 
     def snapshot(self, collection: CollectionState, as_of: int) -> Snapshot:
-        """The contents as of a time in `[since, upper)`."""
+        """The contents as of a time in `[since, upper)` at which there is no error."""
         id, name = collection.id, collection.name
         with self.claims.claim(id, name, as_of) as claim:
             current = claim.state.collections[id]
-            if as_of >= current.upper:
-                raise NotYetComplete(name, as_of=as_of, upper=current.upper)
+            check_contents(current, as_of)
             schema = self.schema_as_of(current, as_of)
             rows = self.rows(current, schema, lower=0, upper=as_of + 1)
         return Snapshot(consolidate(advance(rows, as_of)), self.decoder(current, schema), as_of)
+
+    def lookup(self, collection: CollectionState, keys: pa.Table, as_of: int) -> pa.Table:
+        """The rows as of a time whose key is among `keys`, with `mz_diff`."""
+        id, name = collection.id, collection.name
+        with self.claims.claim(id, name, as_of) as claim:
+            current = claim.state.collections[id]
+            check_contents(current, as_of)
+            schema = schema_as_of(current, as_of)
+            wanted = Wanted(keys, schema, collection=name)
+            found = [stored_columns_of(schema).empty_table()]
+            for batch in current.batches:
+                if batch.lower > as_of:
+                    continue
+                with self._overtaking_told(current, batch):
+                    for piece in slices_of(current, batch, upper=as_of + 1):
+                        found += matching_rows(self.batches, current, piece, schema, wanted)
+        rows = advance(pa.concat_tables(found), as_of)
+        if not distinct(rows, schema.key, since=as_of):  # Mostly there is nothing to add up.
+            rows = consolidate(rows)
+        least = pc.min(rows.column(DIFF)).as_py()
+        if least is not None and least < 0:
+            raise InternalError(
+                f'collection "{name}" holds {least} of a row as of {as_of}',
+                detail="It was retracted more often than it was written.",
+                hint="Look at its changes with penstock tail to see when.",
+            )
+        return rows.drop_columns([TIME])
+
+    def written(
+        self, collection: CollectionState, keys: pa.Table | None, staged: Sequence[Batch]
+    ) -> pa.Table:
+        """All that was written, sealed or not, and `staged` too, added up, with `mz_diff`.
+
+        For the writer, who goes on from it whatever readers may see. With `keys`,
+        only the rows that have one of them in the columns that `keys` has.
+        """
+        id, name = collection.id, collection.name
+        with self.claims.claim(id, name, collection.since) as claim:
+            current = claim.state.collections[id]
+            schema = current.schemas[-1]
+            whole = structs.replace(current, upper=END, batches=(*current.batches, *staged))
+            if keys is None:
+                found = [self.rows(whole, schema, lower=0, upper=END)]
+            else:
+                wanted = Wanted(keys, schema, collection=name, by=keys.column_names)
+                found = [stored_columns_of(schema).empty_table()]
+                for batch in whole.batches:
+                    for piece in slices_of(whole, batch, upper=END):
+                        found += matching_rows(self.batches, whole, piece, schema, wanted)
+        return consolidate(advance(pa.concat_tables(found), END - 1)).drop_columns([TIME])
 
     def rows(
         self, collection: CollectionState, schema: SchemaVersion, *, lower: int, upper: int
@@ -145,8 +200,14 @@ class Reader:
         self, collection: CollectionState, at: int, schema: SchemaVersion, lower: int, upper: int
     ) -> pa.Table:
         batch = collection.batches[at]
-        try:
+        with self._overtaking_told(collection, batch):
             return self.batches.rows(collection, batch, schema, lower=lower, upper=upper)
+
+    @contextmanager
+    def _overtaking_told(self, collection: CollectionState, batch: Batch) -> Iterator[None]:
+        """Tell an object that was rightly deleted meanwhile from one that is damaged."""
+        try:
+            yield
         except Corruption as error:
             # A writer may have been fenced without knowing, and its files collected.
             now = self.machine.refresh(thorough=True)
@@ -178,6 +239,8 @@ class Listener:
         snapshot: bool,
         client: object,
     ) -> None:
+        if as_of >= 0:
+            check_since(collection, as_of)
         self._reader = reader
         self._client = client  # Which must not be collected, and closed, while we listen.
         self._closed = False
@@ -219,6 +282,7 @@ class Listener:
 
         Raises:
             SinceError: the reader has no hold and was overtaken by compaction.
+            CollectionErrored: the collection is in error from here on; all before it was given.
         """
         if self._closed:
             raise UsageError(
@@ -283,15 +347,19 @@ class Listener:
         lower = self._frontier
         # Never across a change of schema, so that all listeners get the same rows.
         grown = [version.since for version in collection.schemas if version.since > lower]
-        upper = min([collection.upper, *grown])
-        # Since at the frontier itself is too far: it brings updates that were
-        # given before up to a time that has not been.
-        if collection.since > max(lower - 1, 0):
-            raise SinceError(self._name, as_of=lower - 1, since=collection.since)
+        upper = min([reachable(collection, lower), *grown])
         reader = self._reader
         schema = reader.schema_as_of(collection, upper - 1)
-        rows = consolidate(reader.rows(collection, schema, lower=lower, upper=upper))
-        rows = rows.sort_by(TIME)
+        if collection.whole and lower <= collection.begins:
+            # Whatever its time, what was there when it began came with the beginning.
+            begun = reader.rows(collection, schema, lower=0, upper=upper)
+            rows = advance(begun if upper > collection.begins else begun[:0], collection.begins)
+        else:
+            # Since at the frontier itself is too far: it brings updates that were
+            # given before up to a time that has not been.
+            check_changes(collection, lower, upper)
+            rows = reader.rows(collection, schema, lower=lower, upper=upper)
+        rows = consolidate(rows).sort_by(TIME)
         return Changes(rows, reader.decoder(collection, schema), lower, upper)
 
 

@@ -18,9 +18,8 @@ are read without.
 
 from dataclasses import dataclass
 
-from penstock.errors import UsageError
 from penstock.persist.batch import Slice, slices_of
-from penstock.persist.errors import NotYetComplete, SinceError
+from penstock.persist.readable import check_changes, check_contents
 from penstock.persist.state import (
     END,
     Batch,
@@ -75,11 +74,9 @@ def scan_snapshot(collection: CollectionState, as_of: int) -> SnapshotScan:
     Raises:
         SinceError: the time lies below since.
         NotYetComplete: it lies at or past upper.
+        CollectionErrored: the collection is in error as of it.
     """
-    if as_of < collection.since:
-        raise SinceError(collection.name, as_of=as_of, since=collection.since)
-    if as_of >= collection.upper:
-        raise NotYetComplete(collection.name, as_of=as_of, upper=collection.upper)
+    check_contents(collection, as_of)
     schema = schema_as_of(collection, as_of)
     base = _base(collection, as_of)
     needed = [batch for batch in collection.batches if batch.lower <= as_of]
@@ -109,16 +106,9 @@ def scan_changes(collection: CollectionState, lower: int, upper: int) -> Changes
         SinceError: updates below since have been brought up to it, so an
             interval must begin past since, or at 0.
         NotYetComplete: the interval reaches past upper.
+        CollectionErrored: the collection is in error somewhere on the way.
     """
-    if lower > upper:
-        raise UsageError(
-            f'changes of collection "{collection.name}" cannot be read from {lower} to {upper}',
-            hint="Let the interval [lower, upper) begin before it ends.",
-        )
-    if collection.since > max(lower - 1, 0):
-        raise SinceError(collection.name, as_of=lower - 1, since=collection.since)
-    if upper > collection.upper:
-        raise NotYetComplete(collection.name, as_of=upper - 1, upper=collection.upper)
+    check_changes(collection, lower, upper)
     slices: list[Slice] = []
     for batch in collection.batches:
         if batch.lower < upper and batch.upper > lower:

@@ -7,6 +7,7 @@ Ids begin with the epoch that opened them.
 """
 
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import UsageError
@@ -44,16 +45,18 @@ class Staging:
             self._used += 1
             return self.current
 
-    def share(self, batch: Batch) -> None:
-        """The batch, written under ids that are in use, is about to be linked."""
+    def share(self, batches: Sequence[Batch]) -> None:
+        """The batches, written under ids that are in use, are about to be linked; all or none."""
         with self._lock:
-            for staging in {staging_of(key) or "" for key in files_of(batch)}:
-                if staging not in self._users:
+            used = [id for batch in batches for id in {staging_of(key) for key in files_of(batch)}]
+            for id in used:
+                if id not in self._users:
                     raise UsageError(
-                        f'batch was written under staging id "{staging}", which is not in use here',
+                        f'batch was written under staging id "{id}", which is not in use here',
                         hint="Append it inside the block that opened the id.",
                     )
-                self._users[staging] += 1
+            for id in used:
+                self._users[id] += 1
 
     def release(self, batch: Batch) -> None:
         """The batch was linked, or never will be."""

@@ -4,46 +4,57 @@ The state is the fold of the log: `apply(state, n, entry)`, from entry 0 on.
 Every process that folds the same entries holds the same state, so there is no
 other truth. Entries carry differences, and applying one touches only what it
 names; maps are persistent, so a state is a value that can be kept, read by
-many threads and written down as a rollup while the next one is made.
-
-A collection is a bag of batches and two times:
-
-            since                    upper
-    ──────────┼────────────────────────┼──────────────► time
-              │ readable, definite     │ written, not yet sealed
-
-A write that is not sealed is an ordinary batch whose times lie at or past
-upper; readers look only at times below it. So `seal` moves one number, and
-there is no second place to look.
+many threads and written down as a rollup while the next one is made. What is
+kept of each collection is in `records.py`.
 
 An entry counts unless it is *void*: written in an epoch that is over, or
 linking a file whose staging id is closed. A void entry takes its number and
 changes nothing else, for every reader alike (hazards A2, A3).
 """
 
-from functools import lru_cache
+from collections.abc import Iterable
 from typing import Final, assert_never
 
-import pyarrow as pa
 from immutables import Map
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from penstock.data import stored_schema
 from penstock.errors import InternalError
+from penstock.persist.records import (
+    END,
+    Batch,
+    CollectionState,
+    ErrorSpan,
+    Inline,
+    Part,
+    SchemaVersion,
+    Stored,
+    StoredError,
+    Writer,
+    columns_of,
+    files_of,
+    is_hidden,
+    schema_as_of,
+    staging_of,
+    stored_columns_of,
+    types_of,
+)
 
 __all__ = [
     "END",
     "Allow",
     "Alter",
     "Batch",
+    "Begin",
     "CloseStaging",
     "CollectionState",
     "Create",
     "Destroy",
     "Discard",
     "Entry",
+    "ErrorSpan",
     "ExpireHold",
+    "Fail",
     "Forget",
     "ForgetHold",
     "Inline",
@@ -52,6 +63,8 @@ __all__ = [
     "Merge",
     "OpenStaging",
     "Operation",
+    "Part",
+    "Recover",
     "Release",
     "RolledUp",
     "SchemaVersion",
@@ -59,131 +72,23 @@ __all__ = [
     "Settle",
     "State",
     "Stored",
+    "StoredError",
     "TakeEpoch",
     "Writer",
     "apply",
+    "columns_of",
+    "files_of",
+    "foreseen",
+    "is_hidden",
     "schema_as_of",
+    "staging_of",
+    "stored_columns_of",
+    "types_of",
     "void_reason",
 ]
 
-END: Final = 2**63 - 1
-"""After all times. An upper of END closes a collection; a since of END gives up its history."""
-
 TOKENS_KEPT: Final = 64
 """How many epochs back the last token is remembered."""
-
-
-# What is stored. These are msgspec structs because they are exactly what the
-# bytes hold; `encoding.py` frames them.
-
-
-class Inline(Struct, frozen=True, tag="inline"):
-    """Rows that travel inside the log: one Arrow IPC record-batch message."""
-
-    rows: bytes
-
-
-class Stored(Struct, frozen=True, tag="stored"):
-    """Rows in a Parquet object."""
-
-    key: str
-    size: int
-    checksum: int
-    """XXH64, seed 0, of the whole object."""
-
-    footer: int
-    """Bytes of the Parquet footer, from its first to the end of the object."""
-
-    footer_checksum: int
-    """XXH64, seed 0, of the footer, for readers that check pages by their own checksums."""
-
-
-Part = Inline | Stored
-
-
-class Batch(Struct, frozen=True, omit_defaults=True):
-    """Updates that were written, or merged, together."""
-
-    schema: int
-    """Which of the collection's schema versions the parts have."""
-
-    lower: int
-    """The least time among the updates."""
-
-    upper: int
-    """The greatest time among the updates, plus one."""
-
-    rows: int
-    size: int
-    """Bytes of the parts at rest."""
-
-    parts: tuple[Part, ...]
-    memory: int = 0
-    """Bytes of the rows as Arrow has them in memory."""
-
-    since: int = 0
-    """Times below it have been advanced to it."""
-
-    until: int = END
-    """Updates at or past it were discarded and do not count."""
-
-    merged: bool = False
-    """Sorted and consolidated, by a merge."""
-
-    distinct: bool = False
-    """Of a merge: its rows at `since` are there once each, and no two have the same key."""
-
-    id: int = 0
-    """Unique in the location; given when the batch is linked."""
-
-
-class SchemaVersion(Struct, frozen=True, omit_defaults=True):
-    """One version of what a collection's rows are."""
-
-    version: int
-    since: int
-    """The first time whose readers see this version."""
-
-    columns: bytes
-    """The user's columns, as an Arrow IPC schema message."""
-
-    key: tuple[str, ...] = ()
-    defaults: bytes = b""
-    """An Arrow IPC stream of one row: what older rows hold in columns added here."""
-
-    codecs: tuple[tuple[str, int], ...] = ()
-    """Name and version of the key's and the value's codec; empty for rows."""
-
-
-class Writer(Struct, frozen=True, omit_defaults=True):
-    """Who holds the writer's lock, for people and for notifications."""
-
-    id: str
-    host: str = ""
-    pid: int = 0
-    taken_ms: int = 0
-    address: str = ""
-    """Where the writer tells readers of new entries, as host:port."""
-
-
-class CollectionState(Struct, frozen=True, omit_defaults=True):
-    """One named collection."""
-
-    id: int
-    name: str
-    schemas: tuple[SchemaVersion, ...]
-    owner: str = ""
-    """Who alone writes it, such as a source; empty if it is the user's own."""
-
-    since: int = 0
-    upper: int = 0
-    allowed: int = 0
-    """How far the writer allowed since to go; holds may keep it behind."""
-
-    intended: int | None = None
-    """Where since is about to go: announced, and not yet settled."""
-
-    batches: tuple[Batch, ...] = ()
 
 
 class TakeEpoch(Struct, frozen=True, tag="take_epoch"):
@@ -244,6 +149,28 @@ class Allow(Struct, frozen=True, tag="allow"):
 
     collection: int
     since: int
+
+
+class Begin(Struct, frozen=True, tag="begin"):
+    """Let a collection's history begin at a time: there is nothing before it."""
+
+    collection: int
+    since: int
+
+
+class Fail(Struct, frozen=True, tag="fail"):
+    """From a time on a collection cannot be read, for a reason that is kept."""
+
+    collection: int
+    time: int
+    error: StoredError
+
+
+class Recover(Struct, frozen=True, tag="recover"):
+    """From a time on a collection that failed can be read again."""
+
+    collection: int
+    time: int
 
 
 class Intend(Struct, frozen=True, tag="intend"):
@@ -314,6 +241,9 @@ Operation = (
     | Seal
     | Discard
     | Allow
+    | Begin
+    | Fail
+    | Recover
     | Intend
     | Settle
     | Merge
@@ -380,6 +310,10 @@ class State(Struct, frozen=True):
         number = self.names.get(name)
         return None if number is None else self.collections[number]
 
+    def listed(self, *, hidden: bool = False) -> list[str]:
+        """The names of the collections, in order; of hidden ones only if asked for."""
+        return sorted(name for name in self.names if hidden or not is_hidden(name))
+
     def linked(self) -> set[str]:
         """Every file that some collection needs."""
         return {key for c in self.collections.values() for b in c.batches for key in files_of(b)}
@@ -422,6 +356,13 @@ def apply(state: State, entry: Entry) -> State:
     if stale in tokens:
         tokens = tokens.delete(stale)
     return replace(state, seqno=number + 1, tokens=tokens)
+
+
+def foreseen(state: State, operations: Iterable[Operation]) -> State:
+    """The state as an entry of these operations would leave it; its number is not taken."""
+    for operation in operations:
+        state = _after(state, state.seqno, state.epoch, operation)
+    return state
 
 
 def _after(state: State, number: int, epoch: int, operation: Operation) -> State:
@@ -468,6 +409,15 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
         case Allow(collection=id, since=since):
             old = _collection(state, id)
             return _with(state, replace(old, allowed=max(old.allowed, since)))
+        case Begin(collection=id, since=since):
+            old = _collection(state, id)
+            allowed = max(old.allowed, since)
+            return _with(state, replace(old, begins=since, since=since, allowed=allowed))
+        case Fail(collection=id, time=time, error=error):
+            old = _collection(state, id)
+            return _with(state, replace(old, errors=(*old.errors, ErrorSpan(time, error))))
+        case Recover(collection=id, time=time):
+            return _with(state, _recovered(_collection(state, id), time))
         case Intend(sinces=sinces, collect=collect):
             for id, since in sinces.items():
                 if (intending := state.collections.get(id)) is not None:
@@ -476,8 +426,7 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
         case Settle(sinces=sinces, collected=collected):
             for id, since in sinces.items():
                 if (settled := state.collections.get(id)) is not None:
-                    since = max(since, settled.since)
-                    state = _with(state, replace(settled, since=since, intended=None))
+                    state = _with(state, _settled(settled, since))
             return replace(state, collecting=None, collected=max(state.collected, collected))
         case Merge(collection=id, inputs=inputs, output=output):
             return _merged(state, number, id, inputs, output)
@@ -518,6 +467,20 @@ def _without_intentions(collections: Map[int, CollectionState]) -> Map[int, Coll
         if collection.intended is not None:
             collections = collections.set(id, replace(collection, intended=None))
     return collections
+
+
+def _recovered(old: CollectionState, time: int) -> CollectionState:
+    *over, last = old.errors
+    # What ended before it began never was.
+    ended = (replace(last, upper=time),) if last.lower < time else ()
+    return replace(old, errors=(*over, *ended))
+
+
+def _settled(old: CollectionState, since: int) -> CollectionState:
+    since = max(since, old.since)
+    # No reading can meet a span that ends at or before since.
+    errors = tuple(span for span in old.errors if span.upper > since)
+    return replace(old, since=since, intended=None, errors=errors)
 
 
 def _discarded(state: State, number: int, old: CollectionState) -> State:
@@ -568,46 +531,3 @@ def _links(operation: Operation) -> list[str]:
             return files_of(output)
         case _:
             return []
-
-
-def schema_as_of(collection: CollectionState, as_of: int) -> SchemaVersion:
-    """The version that readers as of a time see.
-
-    Keys and values always come through the newest codecs; only the columns of
-    rows are part of what was promised as of a time.
-    """
-    if collection.schemas[-1].codecs:
-        return collection.schemas[-1]
-    seen = collection.schemas[0]
-    for version in collection.schemas:
-        if version.since <= as_of:
-            seen = version
-    return seen
-
-
-def files_of(batch: Batch) -> list[str]:
-    """The objects that hold a batch's rows."""
-    return [part.key for part in batch.parts if isinstance(part, Stored)]
-
-
-def staging_of(key: str) -> str:
-    """The staging id under which a file was written."""
-    return key.split("/")[1]
-
-
-@lru_cache(maxsize=4096)
-def columns_of(schema: SchemaVersion) -> pa.Schema:
-    """The user's columns of a schema version."""
-    return pa.ipc.read_schema(pa.py_buffer(schema.columns))
-
-
-@lru_cache(maxsize=4096)
-def types_of(schema: SchemaVersion) -> tuple[pa.DataType, ...]:
-    """The types of those columns and of time and diff; Arrow takes its time to tell them."""
-    return tuple(stored_columns_of(schema).types)
-
-
-@lru_cache(maxsize=4096)
-def stored_columns_of(schema: SchemaVersion) -> pa.Schema:
-    """The columns of a schema version as they are in a batch."""
-    return stored_schema(columns_of(schema))

@@ -68,17 +68,7 @@ def write_staged(
 ) -> Batch | None:
     """Write updates, in stored form, as objects of about `part_bytes`; None if there are none."""
     batches = batches_of(url)
-    written: list[Batch] = []
-    pending: list[pa.Table] = []
-    for table in updates:
-        if table.num_rows:
-            pending.append(table)
-        if sum(each.nbytes for each in pending) >= part_bytes:
-            written.append(batches.build_stored(pa.concat_tables(pending), schema, staging))
-            pending = []
-    if pending:
-        written.append(batches.build_stored(pa.concat_tables(pending), schema, staging))
-    return together(written) if written else None
+    return batches.build_as_they_come(updates, schema, staging, part_bytes=part_bytes)
 
 
 # A merge by ranges (`ranges.py`): sample, then cut every input, then merge each range.

@@ -43,6 +43,7 @@ from penstock.persist.state import (
     Operation,
     Seal,
     State,
+    foreseen,
     stored_columns_of,
     types_of,
 )
@@ -117,13 +118,21 @@ class Piece:
 
 @dataclass(slots=True)
 class Append:
-    """A call that writes or seals, in one or several collections."""
+    """A call that writes or seals, in one or several collections.
+
+    With `also` it has an entry of its own, which says more than that.
+    """
 
     pieces: list[Piece]
     future: "Future[Any]" = field(default_factory=Future)
+    also: Callable[[State], Sequence[Operation]] | None = None
+    """What else the entry says, or an error if it may not."""
+
+    also_of: list[int] = field(default_factory=list)
+    """The collections of which it says more."""
 
     def touches(self) -> list[int]:
-        return [piece.collection for piece in self.pieces]
+        return [*self.also_of, *(piece.collection for piece in self.pieces)]
 
 
 @dataclass(slots=True)
@@ -189,6 +198,8 @@ class Committer:
         """Take `work` into the queue; its future tells what came of it."""
         with self._ready:
             self._must_be_open()
+        staged = _staged(work)
+        self._staging.share(staged)
         uploads = self._start_uploads(work)
         with self._ready:
             try:
@@ -196,6 +207,8 @@ class Committer:
             except PenstockError:
                 for upload in uploads:
                     upload.cancel()
+                for batch in staged:
+                    self._staging.release(batch)
                 raise
             # From here on it happens or fails; nobody can cancel what may be in an entry.
             work.future.set_running_or_notify_cancel()
@@ -268,10 +281,13 @@ class Committer:
         size = 0
         while self._queue and size < GROUP_BYTES:
             work = self._queue[0]
-            if isinstance(work, Control):
+            alone = isinstance(work, Append) and work.also is not None
+            if isinstance(work, Control) or (group and alone):
                 break
             self._queue.popleft()
             group.append(work)
+            if alone:
+                break
             if isinstance(work, Append):
                 size += sum(piece.size for piece in work.pieces)
         return group
@@ -423,8 +439,10 @@ def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
             for id, since in () if gone else work.sinces.items():
                 allowed[id] = max(since, allowed.get(id, 0))
         else:
-            outcome = _judge(work, state, uppers)
+            outcome, also = _judge(work, state, uppers)
             if isinstance(outcome, Appended):
+                gathered.operations += also
+                state = foreseen(state, also)
                 for piece in work.pieces:
                     if piece.updates is not None:
                         loose.setdefault(piece.collection, []).append(piece.updates)
@@ -451,32 +469,64 @@ def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
     return gathered
 
 
-def _judge(work: Append, state: State, uppers: dict[int, int]) -> Any:
-    """`Appended`, `UpperMismatch` or the error, against the uppers reached so far in the group."""
-    reached = 0
+def _judge(work: Append, state: State, uppers: dict[int, int]) -> tuple[Any, Sequence[Operation]]:
+    """`Appended`, `UpperMismatch` or the error, against the uppers reached so far in the group.
+
+    And what else the entry says.
+    """
+    for id in work.touches():
+        if id not in state.collections:
+            return _destroyed(id), ()
     for piece in work.pieces:
-        collection = state.collections.get(piece.collection)
-        if collection is None:
-            return _destroyed(piece.collection)
         if piece.stored is not None and (error := piece.stored.exception()) is not None:
-            return error
+            return error, ()
+        collection = state.collections[piece.collection]
         upper = uppers.get(piece.collection, collection.upper)
         if piece.expected is not None and piece.expected != upper:
-            return UpperMismatch(collection.name, upper)
-        if piece.upper is not None and piece.upper < upper:
-            return UsageError(
-                f'collection "{collection.name}" cannot be sealed at {piece.upper}',
-                detail=f"Its upper is {upper} already, and what was complete stays so.",
-                hint=f"Seal at {upper} or later.",
-            )
-        if piece.beyond and piece.lower < upper:
-            return UsageError(
-                f'collection "{collection.name}" cannot take an update at {piece.lower}',
-                detail=f"Its upper is {upper}: times below it are complete. Nothing was written.",
-                hint=f"Write at {upper} or later." if upper < END else "The collection is closed.",
-            )
+            return UpperMismatch(collection.name, upper), ()
+    also: Sequence[Operation] = ()
+    reached = 0
+    if work.also is not None:
+        try:
+            also = work.also(state)
+        except UsageError as error:
+            return error, ()
+        state = foreseen(state, also)
+        reached = state.collections[work.also_of[-1]].upper
+    for piece in work.pieces:
+        collection = state.collections[piece.collection]
+        upper = uppers.get(piece.collection, collection.upper)
+        if (refused := _refusal(piece, collection, upper)) is not None:
+            return refused, ()
         reached = upper if piece.upper is None else piece.upper
-    return Appended(reached)
+    return Appended(reached), also
+
+
+def _refusal(piece: Piece, collection: CollectionState, upper: int) -> UsageError | None:
+    if piece.upper is not None and piece.upper < upper:
+        return UsageError(
+            f'collection "{collection.name}" cannot be sealed at {piece.upper}',
+            detail=f"Its upper is {upper} already, and what was complete stays so.",
+            hint=f"Seal at {upper} or later.",
+        )
+    if piece.beyond and piece.lower < upper:
+        return UsageError(
+            f'collection "{collection.name}" cannot take an update at {piece.lower}',
+            detail=f"Its upper is {upper}: times below it are complete. Nothing was written.",
+            hint=f"Write at {upper} or later." if upper < END else "The collection is closed.",
+        )
+    if piece.schema >= len(collection.schemas):
+        return UsageError(
+            f'updates for collection "{collection.name}" were staged in a schema it does not have',
+            hint="Let it grow in the same append_all.",
+        )
+    return None
+
+
+def _staged(work: Work) -> list[Batch]:
+    """What others wrote for `work` before it was called."""
+    pieces = work.pieces if isinstance(work, Append) else []
+    return [piece.stored.result() for piece in pieces if piece.stored is not None]
 
 
 def _destroyed(id: int) -> UsageError:

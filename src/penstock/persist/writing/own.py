@@ -56,7 +56,7 @@ def own_location(location: str, collection: str, *, settings: Settings) -> str:
         if url == own:
             continue
         with open(url, hold=False, settings=settings) as client:
-            if collection in client.collections():
+            if collection in client.state.names:
                 raise UsageError(
                     f'collection "{collection}" belongs to storage location "{url}"',
                     detail="Only the writer of that location may write it.",

@@ -1,0 +1,270 @@
+"""Rows by their key: what a collection holds of some keys, without reading all of it.
+
+Of each part, the least first: its footer, which tells in which row groups the
+first key column can hold a key at all; then the key columns of those; then,
+where a key is among them, the other columns. Only rows that match are kept, so
+memory is bounded by a row group and by what is found. Footers are remembered,
+since whoever looks up once will again.
+
+Keys are equal as rows are, bit by bit: null equals null, and -0.0 is not 0.0.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.data import TIME, conform, from_ipc
+from penstock.errors import UsageError
+from penstock.persist.batch import Batches, Slice, defaults_of
+from penstock.persist.state import (
+    CollectionState,
+    Inline,
+    SchemaVersion,
+    Stored,
+    columns_of,
+    stored_columns_of,
+)
+
+__all__ = ["Wanted", "matching_rows"]
+
+Positions = npt.NDArray[np.int64]
+
+_NUMBERED: Final = (
+    pa.types.is_signed_integer,
+    pa.types.is_date32,
+    pa.types.is_timestamp,
+    pa.types.is_time,
+    pa.types.is_duration,
+)
+"""Types that Arrow and Parquet keep as the same signed integers, in the same order."""
+
+
+class Wanted:
+    """Keys that are looked up."""
+
+    def __init__(
+        self,
+        keys: pa.Table,
+        schema: SchemaVersion,
+        *,
+        collection: str,
+        by: Sequence[str] | None = None,
+    ) -> None:
+        """Of the key columns, or of those that `by` names."""
+        columns = columns_of(schema)
+        self.key = schema.key if by is None else tuple(by)
+        wanted = pa.schema([columns.field(name) for name in self.key])
+        if schema.codecs or not self.key:
+            raise UsageError(
+                f'collection "{collection}" has no key columns',
+                hint="Only rows with a key can be looked up.",
+            )
+        if set(keys.column_names) != set(self.key) or len(keys.column_names) != len(self.key):
+            raise UsageError(
+                f'keys do not have the key columns of collection "{collection}"',
+                detail=f"They have {', '.join(keys.column_names)}; "
+                f"its key is {', '.join(self.key)}.",
+                hint="Give exactly these columns.",
+            )
+        for field in wanted:
+            if keys.column(field.name).type != field.type:
+                raise UsageError(
+                    f'key column "{field.name}" for collection "{collection}" is '
+                    f"{keys.column(field.name).type}, not {field.type}",
+                    hint="Cast it first.",
+                )
+        given = [_matchable(keys.column(name)) for name in self.key]
+        self._numbers: Positions | None = None
+        self._has_null = bool(given and given[0].null_count)
+        if _numbered(given[0].type):
+            self._numbers = np.unique(_integers(given[0].drop_null()))
+        self._values = [pc.unique(column) for column in given]
+        self._combined: list[Positions] = []
+        """The combinations of the first two columns there are, then of those with the third, …"""
+
+        codes = self._codes(given, 0)
+        for at in range(1, len(given)):
+            codes = codes * len(self._values[at]) + self._codes(given, at)
+            self._combined.append(np.unique(codes))
+            codes = np.searchsorted(self._combined[-1], codes)
+        self._rows = keys.num_rows
+
+    def may_be_in(self, metadata: pq.FileMetaData, group: int, leaf: int) -> bool:
+        """Whether a row group can hold one of the keys, by what its footer tells."""
+        if self._rows == 0:
+            return False
+        told = metadata.row_group(group).column(leaf).statistics
+        if self._numbers is None or self._has_null or told is None or not told.has_min_max:
+            return True
+        begin = np.searchsorted(self._numbers, told.min_raw, "left")
+        end = np.searchsorted(self._numbers, told.max_raw, "right")
+        return bool(begin < end)
+
+    def matches(self, columns: Sequence[pa.ChunkedArray]) -> Positions:
+        """Which rows of these key columns have one of the keys, in order."""
+        given = [_matchable(column) for column in columns]
+        if len(given) == 1 and self._numbers is not None and not self._has_null:
+            return _found(self._numbers, given[0])
+        codes = self._codes(given, 0)
+        rows = np.flatnonzero(codes >= 0)
+        codes = codes[rows]
+        for at in range(1, len(given)):
+            more = self._codes([column.take(pa.array(rows)) for column in given], at)
+            present = more >= 0
+            rows, codes, more = rows[present], codes[present], more[present]
+            combined = self._combined[at - 1]
+            codes = codes * len(self._values[at]) + more
+            places = np.minimum(np.searchsorted(combined, codes), len(combined) - 1)
+            there = combined[places] == codes
+            rows, codes = rows[there], places[there]
+        return rows
+
+    def _codes(self, columns: Sequence[pa.ChunkedArray], at: int) -> Positions:
+        """Where each value of a column is among those that are wanted; -1 if it is not."""
+        codes = pc.index_in(columns[at], value_set=self._values[at], skip_nulls=False)
+        filled = pc.fill_null(codes, -1)
+        found: Positions = filled.to_numpy().astype(np.int64)
+        return found
+
+
+def matching_rows(
+    batches: Batches,
+    collection: CollectionState,
+    piece: Slice,
+    schema: SchemaVersion,
+    wanted: Wanted,
+) -> Iterator[pa.Table]:
+    """The updates of one slice that have a wanted key, as rows of `schema`."""
+    written = stored_columns_of(piece.written)
+    match piece.part:
+        case Inline(rows=rows):
+            table = from_ipc(rows, written)
+            found = _matches(table, collection, piece, schema, wanted)
+            if len(found):
+                yield _conformed(table.take(pa.array(found)), collection, schema)
+        case Stored() as part:
+            leaves = _leaves(written)
+            first = leaves[wanted.key[0]][0]
+            footer = batches.footer(part)
+            groups = [
+                group
+                for group in range(footer.num_row_groups)
+                if wanted.may_be_in(footer, group, first)
+            ]
+            if not groups:
+                return
+            file = batches.opened(part)
+            looked_at = [name for name in written.names if name in wanted.key or name == TIME]
+            others = [name for name in written.names if name not in looked_at]
+            for group in groups:
+                keys = _read(file, group, looked_at, leaves)
+                found = _matches(keys, collection, piece, schema, wanted)
+                if not len(found):
+                    continue
+                taken = pa.array(found)
+                keys, rest = keys.take(taken), _read(file, group, others, leaves).take(taken)
+                columns = [
+                    (keys if name in looked_at else rest).column(name) for name in written.names
+                ]
+                rows = pa.table(columns, names=written.names).cast(written)
+                yield _conformed(rows, collection, schema)
+
+
+def _matches(
+    keys: pa.Table,
+    collection: CollectionState,
+    piece: Slice,
+    schema: SchemaVersion,
+    wanted: Wanted,
+) -> Positions:
+    """Which rows count by their time and have a wanted key."""
+    within: Positions | None = None
+    if not piece.whole:
+        times = keys.column(TIME).to_numpy()
+        within = np.flatnonzero((times >= piece.lower) & (times < piece.upper))
+        if len(within) < keys.num_rows:
+            keys = keys.take(pa.array(within))
+        else:
+            within = None
+    columns = columns_of(schema)
+    of_key = pa.schema([columns.field(name) for name in wanted.key])
+    keys = conform(keys, of_key, defaults_of(collection.schemas))
+    found = wanted.matches(keys.columns)
+    return found if within is None else within[found]
+
+
+def _conformed(rows: pa.Table, collection: CollectionState, schema: SchemaVersion) -> pa.Table:
+    return conform(rows, stored_columns_of(schema), defaults_of(collection.schemas))
+
+
+def _found(wanted: Positions, column: pa.ChunkedArray) -> Positions:
+    """Which rows have one of the numbers, which are sorted and distinct."""
+    values = _integers(column)
+    if len(values) == 0 or len(wanted) == 0:
+        return np.empty(0, np.int64)
+    if len(wanted) < len(values) and bool(np.all(values[:-1] <= values[1:])):
+        # In order, as merges leave them: go by the fewer.
+        begins = np.searchsorted(values, wanted, "left")
+        ends = np.searchsorted(values, wanted, "right")
+        begins, ends = begins[begins < ends], ends[begins < ends]
+        lengths = ends - begins
+        before = np.cumsum(lengths) - lengths
+        rows = np.repeat(begins - before, lengths) + np.arange(int(lengths.sum()))
+    else:
+        places = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
+        rows = np.flatnonzero(wanted[places] == values)
+    if column.null_count:
+        valid = column.is_valid().to_numpy()
+        rows = rows[valid[rows]]
+    return rows
+
+
+def _numbered(kind: pa.DataType) -> bool:
+    return any(is_kind(kind) for is_kind in _NUMBERED)
+
+
+def _integers(column: pa.ChunkedArray) -> Positions:
+    """The values as they are stored; some number where there is none."""
+    if not pa.types.is_integer(column.type):
+        column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+    found: Positions = pc.fill_null(column, 0).to_numpy().astype(np.int64, copy=False)
+    return found
+
+
+def _matchable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column so that equal values are the same bits; floats go as integers."""
+    if not pa.types.is_floating(column.type):
+        return column
+    bits = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[column.type.bit_width]
+    return pa.chunked_array([chunk.view(bits) for chunk in column.chunks], bits)
+
+
+def _read(
+    file: pq.ParquetFile, group: int, names: Sequence[str], leaves: dict[str, range]
+) -> pa.Table:
+    # SUBTLE: by number, since Arrow may read a name as a path.
+    numbers = [leaf for name in names for leaf in leaves[name]]
+    return file.reader.read_row_group(group, column_indices=numbers, use_threads=True)
+
+
+def _leaves(schema: pa.Schema) -> dict[str, range]:
+    """Which columns of Parquet hold each column."""
+    found: dict[str, range] = {}
+    begin = 0
+    for field in schema:
+        found[field.name] = range(begin, begin + _width(field.type))
+        begin = found[field.name].stop
+    return found
+
+
+def _width(kind: pa.DataType) -> int:
+    if pa.types.is_struct(kind):
+        return sum(_width(inner.type) for inner in kind)
+    if pa.types.is_map(kind):
+        return _width(kind.key_type) + _width(kind.item_type)
+    return _width(kind.value_type) if pa.types.is_nested(kind) else 1
