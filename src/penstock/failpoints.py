@@ -46,6 +46,12 @@ class Failpoint(StrEnum):
     HOLD_COUNTED = "hold.counted"
     EPOCH_TAKEN = "epoch.taken"
     RELEASE_DONE = "release.done"
+    SLOT_INTENDED = "slot.intended"
+    SLOT_CREATED = "slot.created"
+    COPY_DONE = "copy.done"
+    TICK_BEGIN = "tick.begin"
+    TICK_DONE = "tick.done"
+    CONFIRM_DONE = "confirm.done"
 
 
 class Action(StrEnum):

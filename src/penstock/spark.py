@@ -18,11 +18,13 @@ from urllib.parse import unquote
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import persist
+from penstock.data.shown import show
 from penstock.datasource.spark import register
 from penstock.engine.plans.spark import explain_failures, when_unused
 from penstock.engine.reach.spark import reach
 from penstock.engine.spark import connect, session
 from penstock.errors import Corruption, InternalError, UsageError
+from penstock.ingest.relations import find_bindings
 from penstock.persist import Appended, Client, Settings
 from penstock.persist.compact import BigMerges
 from penstock.persist.errors import NotYetComplete
@@ -67,6 +69,7 @@ def read(
     Raises:
         SinceError: the time lies below since.
         NotYetComplete: it lies at or past upper.
+        CollectionErrored: the collection is in error as of it.
     """
     return read_all(spark, location, [collection], as_of, hold=hold)[collection]
 
@@ -89,6 +92,9 @@ def read_all(
     at = _common_time(found, as_of)
     frames: dict[str, DataFrame] = {}
     for each in found:
+        if each.bindings is not None:
+            frames[each.bindings] = _bindings(spark, location, each.bindings, hold, as_of=at)
+            continue
         with _reading(each, at, hold=hold) as begun:
             state = begun.reading.claim.state.collections[each.collection.id]
             scanner = _scanner(spark, each.url, begun.reading)
@@ -115,9 +121,12 @@ def changes(
     Raises:
         SinceError: `lower` is not past since, below which times are no longer told apart.
         NotYetComplete: `upper` is past the collection's.
+        CollectionErrored: the collection is in error somewhere on the way.
     """
     found = _find(location, collection)
     first, beyond = _interval(lower, upper, found.collection)
+    if found.bindings is not None:
+        return _bindings(spark, location, found.bindings, hold, interval=(first, beyond))
     with _reading(found, max(first - 1, 0), hold=hold) as begun:
         state = begun.reading.claim.state.collections[found.collection.id]
         scanner = _scanner(spark, found.url, begun.reading)
@@ -177,6 +186,8 @@ def compactor(spark: SparkSession, client: Client) -> BigMerges:
 class _Found:
     url: str
     collection: CollectionState
+    bindings: str | None = None
+    """The name, if it is a source's progress or remap; then `collection` is the remap."""
 
 
 class _reading:  # noqa: N801 - used as a function.
@@ -200,9 +211,32 @@ class _reading:  # noqa: N801 - used as a function.
 
 
 def _find(location: str, name: str) -> _Found:
+    bindings = find_bindings(location, name, hold=False, settings=SETTINGS)
+    if bindings is not None:
+        with closing(bindings[0]):
+            return _Found(bindings[0].url, bindings[1].remap.state, name)
     client, collection = find_collection(location, name, hold=False, settings=SETTINGS)
     with closing(client):
         return _Found(client.url, collection.state)
+
+
+def _bindings(
+    spark: SparkSession,
+    location: str,
+    name: str,
+    hold: bool,
+    *,
+    as_of: int = 0,
+    interval: tuple[int, int] | None = None,
+) -> DataFrame:
+    """A source's progress or remap, which is small: read here, and handed over."""
+    found = find_bindings(location, name, hold=hold, settings=SETTINGS)
+    if found is None:
+        raise UsageError(f'"{name}" is gone from location "{location}"', hint="Read again.")
+    client, bindings = found
+    with closing(client):
+        rows = bindings.as_of(as_of) if interval is None else bindings.changes(*interval)
+    return spark.createDataFrame(show(rows))
 
 
 def _interval(lower: int | str, upper: int | str, collection: CollectionState) -> tuple[int, int]:

@@ -13,10 +13,12 @@ import typer
 
 from penstock import __version__
 from penstock.cli.compact import compact
+from penstock.cli.ingest import ingest
 from penstock.cli.logs import log_to_stderr
 from penstock.cli.output import OutputFailed, give_up_output, watch_output
 from penstock.cli.read import read
 from penstock.cli.release import release
+from penstock.cli.resync import resync
 from penstock.cli.status import status
 from penstock.cli.tail import tail
 from penstock.cli.verify import verify
@@ -31,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Moves changing data from where it is made to where it is used, exactly once.",
 )
-for verb in (status, read, tail, compact, verify, release):
+for verb in (ingest, status, read, tail, resync, compact, verify, release):
     app.command()(verb)
 
 

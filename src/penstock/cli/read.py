@@ -8,6 +8,8 @@ import typer
 from penstock.cli.options import SETTINGS, AsJson, Hold, Location, Name
 from penstock.cli.rows import encode_line, rows_of
 from penstock.errors import InternalError
+from penstock.ingest.relations import BindingsOf, find_bindings
+from penstock.persist import Client
 from penstock.persist.find import find_collection, time_of
 
 __all__ = ["read"]
@@ -23,6 +25,10 @@ def read(
     as_json: AsJson = True,
 ) -> None:
     """Print the rows as of a time, one JSON object a line."""
+    bindings = find_bindings(location, collection, hold=hold, settings=SETTINGS)
+    if bindings is not None:
+        _read_bindings(*bindings, as_of)
+        return
     client, found = find_collection(location, collection, hold=hold, settings=SETTINGS)
     with client:
         moment = time_of(as_of, found.state)
@@ -36,3 +42,11 @@ def read(
                 )
             for _ in range(count):
                 sys.stdout.write(encode_line(row) + "\n")
+
+
+def _read_bindings(client: Client, bindings: BindingsOf, as_of: str) -> None:
+    """Each row once: what is counted there are offsets."""
+    with client:
+        rows = bindings.as_of(time_of(as_of, bindings.remap.state))
+        for row in rows.to_pylist():
+            sys.stdout.write(encode_line(row) + "\n")

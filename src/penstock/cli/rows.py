@@ -1,7 +1,8 @@
 """Rows as JSON lines.
 
 Integers of any size are numbers; decimals, times and whatever else has no
-exact JSON form are text; bytes are base64.
+exact JSON form are text; bytes are base64. Where a column tells what its
+source calls its type, the text is what the source prints.
 """
 
 import base64
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from penstock.data import DIFF, TIME
 from penstock.data.arrow import numbered, with_leaves
 from penstock.data.codec import BUILT_IN
+from penstock.data.schema import label_of
 from penstock.persist.state import CollectionState
 
 __all__ = ["encode_line", "rows_of"]
@@ -28,11 +30,15 @@ def rows_of(
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Time, diff and columns of each update, the columns ready for JSON."""
     times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
-    table = _texts(table.drop_columns([TIME, DIFF]))
+    table = table.drop_columns([TIME, DIFF])
+    labels = [label_of(field) for field in table.schema]
+    table = _texts(table, labels)
     names = table.column_names
     codecs = [BUILT_IN.get(name) for name, _ in collection.schemas[-1].codecs]
     columns = [
-        column.to_pylist()
+        _as_its_source_prints(label, column.combine_chunks())
+        if (label := labels[at]) is not None
+        else column.to_pylist()
         if at >= len(codecs) or (codec := codecs[at]) is None
         else [None if value is None else codec.decode(value, 1) for value in column.to_pylist()]
         for at, column in enumerate(table.columns)
@@ -46,9 +52,47 @@ def encode_line(row: dict[str, Any]) -> str:
     return msgspec.json.encode(row).decode()
 
 
-def _texts(table: pa.Table) -> pa.Table:
+def _as_its_source_prints(label: str, values: pa.Array) -> list[Any]:
+    """The column's values: numbers and truth as they are, all others as the source's text.
+
+    An array is a list of its elements if it has one dimension that begins at 1.
+    """
+    # Here, since it brings compiled code along, which most commands do without.
+    from penstock.sources.postgres.types import to_text
+
+    kind = values.type
+    if pa.types.is_struct(kind):
+        shapes = values.field("shape")
+        if shapes.null_count < len(shapes):
+            printed = to_text(label, values).to_pylist()
+        else:
+            printed = [None] * len(values)
+        listed = values.field("elements")
+        elements = _as_its_source_prints(label.removesuffix("[]"), listed.values)
+        bounds = listed.offsets.to_pylist()
+        return [
+            None if not there else text if shape else elements[bounds[row] : bounds[row + 1]]
+            for row, (there, shape, text) in enumerate(
+                zip(values.is_valid().to_pylist(), shapes.to_pylist(), printed, strict=True)
+            )
+        ]
+    if pa.types.is_float32(kind):
+        # As a double it would show digits that the source does not have.
+        return [
+            text if text is None or text.endswith(("NaN", "y")) else msgspec.Raw(text.encode())
+            for text in to_text(label, values).to_pylist()
+        ]
+    if pa.types.is_decimal(kind) or pa.types.is_temporal(kind):
+        values = to_text(label, values)
+    told: list[Any] = values.to_pylist()
+    return told
+
+
+def _texts(table: pa.Table, labels: list[str | None]) -> pa.Table:
     """Columns with what Arrow knows the exact text of, nested or not, as text."""
     for at, field in enumerate(table.schema):
+        if labels[at] is not None:
+            continue
         column = table.column(at)
         try:
             column = pc.cast(column, with_leaves(field.type, _text))

@@ -1,26 +1,37 @@
 """`penstock status`: what is there, how far it has come, what holds it back."""
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from penstock import persist
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.cli.rows import encode_line
 from penstock.durable import Blob
+from penstock.ingest.relations import notes_in
 from penstock.persist.errors import shown_ms
 from penstock.persist.holds import Hold, list_holds
 from penstock.persist.lake import open_store, storage_locations
 from penstock.persist.machine import Machine
+from penstock.persist.readable import error_as_of
 from penstock.persist.state import END, CollectionState, State
 
 __all__ = ["status"]
 
 
-def status(location: Location, as_json: AsJson = False) -> None:
+def status(
+    location: Location,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show hidden collections, which sources keep.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show writers, collections with since and upper, holds, and what each waits for."""
-    found = [_looked_at(url, SETTINGS) for url in storage_locations(location)]
+    urls = storage_locations(location)
+    found = [_looked_at(url, SETTINGS, hidden=everything) for url in urls]
     if as_json:
         print(encode_line({"location": location, "storage_locations": found}))
         return
@@ -31,7 +42,7 @@ def status(location: Location, as_json: AsJson = False) -> None:
     print(shown.get(), end="")
 
 
-def _looked_at(url: str, settings: persist.Settings) -> dict[str, Any]:
+def _looked_at(url: str, settings: persist.Settings, *, hidden: bool) -> dict[str, Any]:
     blob = open_store(url, settings)
     try:
         state = Machine(blob, settings).load()
@@ -53,8 +64,10 @@ def _looked_at(url: str, settings: persist.Settings) -> dict[str, Any]:
             "since": shown_ms(writer.taken_ms),
         },
         "collections": [
-            _collection(state.collections[state.names[name]], holds) for name in sorted(state.names)
+            _collection(state.collections[state.names[name]], holds)
+            for name in state.listed(hidden=hidden)
         ],
+        "sources": _sources(url, settings),
         "holds": holds,
         "garbage_files": len(state.garbage),
     }
@@ -77,6 +90,34 @@ def _collection(collection: CollectionState, holds: list[dict[str, Any]]) -> dic
         "updates": sum(batch.rows for batch in collection.batches),
         "bytes": sum(batch.size for batch in collection.batches),
         "unsealed": any(batch.upper > collection.upper for batch in collection.batches),
+        "error": _error(collection),
+    }
+
+
+def _sources(url: str, settings: persist.Settings) -> list[dict[str, Any]]:
+    """What the sources of a storage location said of themselves last."""
+    with persist.open(url, hold=False, settings=settings) as client:
+        return [
+            {"source": source, **told["status"]}
+            for source, told in notes_in(client).items()
+            if "status" in told
+        ]
+
+
+def _error(collection: CollectionState) -> dict[str, Any] | None:
+    """The error that a reader of the latest time meets, or will."""
+    span = error_as_of(collection, max(collection.upper - 1, 0))
+    if span is None and collection.errors and collection.errors[-1].upper == END:
+        span = collection.errors[-1]
+    if span is None:
+        return None
+    error = span.error
+    return {
+        "since": span.lower,
+        "kind": error.kind,
+        "message": error.message,
+        "detail": error.detail,
+        "hint": error.hint,
     }
 
 
@@ -113,7 +154,9 @@ def _show(console: Console, found: dict[str, Any]) -> None:
         f"{found['location']}: epoch {found['epoch']}, {held}, {found['entries']} entries"
     )
     if found["collections"]:
-        table = Table("collection", "since", "upper", "batches", "updates", "bytes", "waits for")
+        table = Table(
+            "collection", "since", "upper", "batches", "updates", "bytes", "waits for", "error"
+        )
         for each in found["collections"]:
             waits = [f"hold of {owner}" for owner in each["held_back_by"]]
             waits += ["a seal"] if each["unsealed"] else []
@@ -123,6 +166,21 @@ def _show(console: Console, found: dict[str, Any]) -> None:
                 _time(each["upper"]),
                 *(str(each[column]) for column in ("batches", "updates", "bytes")),
                 ", ".join(waits),
+                "" if (error := each["error"]) is None else _told(error),
+            )
+        console.print(table)
+    if found["sources"]:
+        table = Table("source", "phase", "at", "rows", "behind", "slot holds", "waits for")
+        for each in found["sources"]:
+            held = each.get("slot_bytes")
+            table.add_row(
+                each["source"],
+                each.get("phase", ""),
+                each.get("lsn", ""),
+                str(each.get("rows", "")),
+                f"{each.get('lag_bytes', 0)} bytes",
+                "" if held is None else f"{held} bytes",
+                escape(each.get("waits_for") or ""),
             )
         console.print(table)
     if found["holds"]:
@@ -137,6 +195,10 @@ def _show(console: Console, found: dict[str, Any]) -> None:
                 keeps,
             )
         console.print(table)
+
+
+def _told(error: dict[str, Any]) -> str:
+    return escape(f"since {error['since']}: {error['message']}")
 
 
 def _time(moment: int) -> str:

@@ -10,6 +10,7 @@ from penstock.cli.options import SETTINGS, AsJson, Hold, Location, Name
 from penstock.cli.rows import encode_line, rows_of
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
+from penstock.ingest.relations import Followed, find_bindings
 from penstock.persist import Snapshot
 from penstock.persist.find import find_collection, time_of
 
@@ -35,7 +36,11 @@ def tail(
     as_json: AsJson = True,
 ) -> None:
     """Print changes, one JSON object a line: mz_timestamp, mz_diff, then the columns."""
-    client, found = find_collection(location, collection, hold=hold, settings=SETTINGS)
+    bindings = find_bindings(location, collection, hold=hold, settings=SETTINGS)
+    if bindings is None:
+        client, found = find_collection(location, collection, hold=hold, settings=SETTINGS)
+    else:
+        client, found = bindings[0], bindings[1].remap
     with client:
         state = found.state
         start = time_of(as_of, state)
@@ -49,6 +54,10 @@ def tail(
             # Nothing is complete yet: begin before the first time there is.
             start, snapshot = -1, False
         names = found.schema.names
+        followed = None
+        if bindings is not None and bindings[1].derived:
+            names = [name for name in bindings[1].schema.names if name != TIME]
+            followed = Followed(bindings[1], start)
         if progress and start >= 0:
             _print(_line(start, None, dict.fromkeys(names), progressed=True))
         with found.listen(start, snapshot=snapshot) as listener:
@@ -56,7 +65,7 @@ def tail(
                 changes = listener.next_changes(timeout_ms=None)
                 if changes is None:
                     continue
-                rows = changes.arrow()
+                rows = changes.arrow() if followed is None else followed.shown(changes)
                 if end is not None:
                     rows = rows.filter(pc.less(rows.column(TIME), end))
                 for moment, diff, row in rows_of(rows, found.state):

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import DefiniteError
 
-__all__ = ["Changes", "LostTrack", "Resolved", "resolve"]
+__all__ = ["Changes", "LostTrack", "Resolved", "joined", "resolve"]
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -82,6 +82,38 @@ class Changes:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+
+def joined(parts: Sequence[Changes]) -> Changes:
+    """Several in a row as one."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {name for part in parts for name in part.unchanged}
+    return Changes(
+        kind=np.concatenate([part.kind for part in parts]),
+        old=pa.concat_tables([part.old for part in parts]),
+        old_row=_shifted([part.old_row for part in parts], [part.old.num_rows for part in parts]),
+        whole=np.concatenate([part.whole for part in parts]),
+        new=pa.concat_tables([part.new for part in parts]),
+        new_row=_shifted([part.new_row for part in parts], [part.new.num_rows for part in parts]),
+        unchanged={
+            name: np.concatenate(
+                [part.unchanged.get(name, np.zeros(part.new.num_rows, np.bool_)) for part in parts]
+            )
+            for name in columns
+        },
+    )
+
+
+def _shifted(parts: Sequence[Indices], sizes: Sequence[int]) -> Indices:
+    """Row numbers of tables that were put one after the other."""
+    starts = np.cumsum(sizes) - sizes
+    return np.concatenate(
+        [
+            np.where(rows == NONE, NONE, rows + start)
+            for rows, start in zip(parts, starts, strict=True)
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)

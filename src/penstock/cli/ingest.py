@@ -1,0 +1,118 @@
+"""`penstock ingest`: the sources of a file into collections."""
+
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli.options import AsJson
+from penstock.cli.rows import encode_line
+from penstock.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from penstock.ingest.loading import ManyTasks
+    from penstock.ingest.running import Running
+
+__all__ = ["ingest"]
+
+TOLD_EVERY_MS: Final = 1_000
+
+
+def ingest(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's file.")],
+    once: Annotated[
+        bool, typer.Option(help="End when all that was upstream at the start is durable.")
+    ] = False,
+    for_seconds: Annotated[
+        int | None,
+        typer.Option("--for", metavar="SECONDS", help="End so long after the first row."),
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where Spark reads large first copies: local[*], spark://host:port.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Follow the sources of FILE: a complete first copy, then every change.
+
+    Stops cleanly on SIGINT and SIGTERM; started again, it goes on where it was.
+    """
+    # Sources bring a compiler along, which no other verb should wait for.
+    from penstock.ingest.running import run
+    from penstock.pipeline import load
+
+    pipeline = load(file)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    teller = _Teller(stop, for_seconds, as_json=as_json)
+    run(pipeline, once=once, stop=stop, many=_SparkWhenNeeded(master), told=teller.start)
+
+
+class _SparkWhenNeeded:
+    """Tasks of a Spark session, which is started for the first copy that is worth it."""
+
+    def __init__(self, master: str | None) -> None:
+        self._master = master
+        self._lock = threading.Lock()
+        self._tasks: ManyTasks | None = None
+
+    def __call__(self, share: Any, pieces: Any) -> Any:
+        with self._lock:
+            if self._tasks is None:
+                from penstock.engine.spark import session
+                from penstock.ingest.spark import tasks_of
+
+                self._tasks = tasks_of(session(master=self._master))
+        return self._tasks(share, pieces)
+
+
+class _Teller:
+    """Says on standard error what goes on, when that has changed."""
+
+    def __init__(self, stop: threading.Event, for_seconds: int | None, *, as_json: bool) -> None:
+        self._stop = stop
+        self._for_seconds = for_seconds
+        self._as_json = as_json
+        self._said: dict[str, str] = {}
+
+    def start(self, running: "Running") -> None:
+        """Begin to look."""
+        threading.Thread(target=self._look, args=(running,), daemon=True).start()
+
+    def _look(self, running: "Running") -> None:
+        first_row_ms: int | None = None
+        while not SYSTEM_CLOCK.wait(self._stop, TOLD_EVERY_MS):
+            for name, status in running.status().items():
+                self._tell(name, status)
+                if first_row_ms is None and status.get("rows"):
+                    first_row_ms = SYSTEM_CLOCK.boot_ms()
+            if (
+                self._for_seconds is not None
+                and first_row_ms is not None
+                and SYSTEM_CLOCK.boot_ms() - first_row_ms >= self._for_seconds * 1_000
+            ):
+                self._stop.set()
+
+    def _tell(self, name: str, status: Mapping[str, Any]) -> None:
+        if not status:
+            return
+        line = (
+            encode_line({"source": name, **status})
+            if self._as_json
+            else f"{name}: {status.get('phase')}, {status.get('rows', 0)} rows, "
+            f"at {status.get('lsn')}, {status.get('lag_bytes', 0)} bytes behind"
+        )
+        waits = status.get("waits_for")
+        if waits and not self._as_json:
+            line += f", waiting for {waits}"
+        if self._said.get(name) != line:
+            self._said[name] = line
+            sys.stderr.write(line + "\n")

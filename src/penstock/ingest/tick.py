@@ -1,0 +1,341 @@
+"""One tick: all that it changes, and the one entry that makes it durable.
+
+What a source draws is gathered here. Rows that grow large are written to files
+as they come, under a staging id, so a transaction larger than memory passes
+through; the entry only links them. Data, remap, the source's notes and all
+uppers are in that one entry, so a restart finds all of them or none.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import persist
+from penstock.data import DIFF, TIME, consolidate
+from penstock.data.schema import default_row
+from penstock.errors import DefiniteError, InternalError
+from penstock.failpoints import Failpoint, pass_by
+from penstock.ingest.loading import Copy
+from penstock.ingest.memory import Memory
+from penstock.persist import AppendTo, Collection, StoredError
+from penstock.persist.also import Also, Begin, Fail, Grow, Recover, WriteTo
+from penstock.persist.writing.task import Share, Written, gathered
+
+__all__ = ["Tick"]
+
+SPOOL_BYTES: Final = 16 << 20
+"""Rows of one collection beyond this go to files before the tick ends."""
+
+SPOOLS: Final = 2
+"""So many of these may be on their way into files at once."""
+
+Rows: TypeAlias = pa.Table | persist.Staged
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """What a tick does to one collection."""
+
+    loose: list[pa.Table] = field(default_factory=list)
+    """Rows with diffs, in memory."""
+
+    files: "list[Future[persist.Staged]]" = field(default_factory=list)
+    """Rows on their way into files."""
+
+    begins: bool = False
+    grows: Grow | None = None
+    fails: Fail | None = None
+    recovers: Recover | None = None
+    copy: Copy | None = None
+
+    size: int = 0
+    """Bytes of the rows in memory."""
+
+
+class Tick:
+    """A tick that is being drawn."""
+
+    def __init__(
+        self,
+        client: persist.Client,
+        source: str,
+        memory: Memory,
+        time: int,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        """Files are written by `pool`, while the source goes on."""
+        self.time = time
+        self._pool = pool
+        self._writing: deque[Future[persist.Staged]] = deque()
+        self._client = client
+        self._source = source
+        self._memory = memory
+        self._drawn: dict[str, _Drawn] = {}
+        self._notes: dict[str, Any] = {}
+        self._aside: dict[str, list[pa.Table]] = {}
+        self._thrown: list[str] = []
+        self._staging = ExitStack()
+        self._staging_id: str | None = None
+        self.rows = 0
+        self.bytes = 0
+
+    def change(self, collection: str, *, gone: pa.Table, come: pa.Table) -> None:
+        """Rows that go and rows that come."""
+        for rows, diff in ((gone, -1), (come, +1)):
+            if rows.num_rows:
+                self._put(collection, _with_diff(rows, diff))
+
+    def begin(self, collection: str) -> None:
+        """From this time on the collection is seen, with all that was put into it."""
+        self._of(collection).begins = True
+
+    def keep_copy(self, collection: str, copy: Copy) -> None:
+        """Keep the files of a finished first copy, not seen before `begin`."""
+        self._of(collection).copy = copy
+
+    def grow(self, collection: str, schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
+        """From this time on rows have more columns; older ones hold `defaults` in them."""
+        drawn = self._of(collection)
+        drawn.grows = Grow(self._named(collection), schema, defaults)
+        drawn.loose = [self._conformed(collection, rows) for rows in drawn.loose]
+
+    def fail(self, collection: str, error: DefiniteError) -> None:
+        """From this time on every reading fails with `error`; what it drew is dropped."""
+        drawn = self._of(collection)
+        drawn.loose, drawn.files, drawn.size = [], [], 0
+        stored = StoredError(type(error).__name__, str(error), error.detail, error.hint)
+        drawn.fails = Fail(self._named(collection), self.time, stored)
+
+    def recover(self, collection: str) -> None:
+        """From this time on it can be read again."""
+        self._of(collection).recovers = Recover(self._named(collection), self.time)
+
+    def lookup(self, collection: str, keys: pa.Table) -> pa.Table:
+        """The rows with these keys, as of this moment of the tick."""
+        drawn = self._of(collection)
+        stored = self._named(collection).written(keys, self._files(drawn))
+        found = [self._conformed(collection, stored)]
+        found += [_matching(rows, keys) for rows in drawn.loose]
+        return _counted(found).drop_columns([DIFF])
+
+    def empty(self, collection: str) -> None:
+        """All rows go."""
+        rows = _negated(self._contents(collection))
+        if rows.num_rows:
+            self._put(collection, rows)
+
+    def compare(self, collection: str, rows: Iterable[pa.RecordBatch]) -> int:
+        """Make the contents equal to `rows`; how many rows had to go or come."""
+        tables = [_with_diff(pa.Table.from_batches([each]), +1) for each in rows]
+        differing = _counted([*tables, _negated(self._contents(collection))])
+        if differing.num_rows:
+            self._put(collection, differing)
+        return int(differing.num_rows)
+
+    def put_aside(self, name: str, rows: pa.Table) -> None:
+        """Keep rows that are not to be seen, under a name of the source's own."""
+        self._aside.setdefault(name, []).append(rows)
+
+    def set_aside(self, name: str) -> Iterator[pa.Table]:
+        """What was put aside under that name, this tick's too, in no order."""
+        if self._aside_name(name) in self._client.collections(hidden=True):
+            kept = self._client.collection(self._aside_name(name))
+            if kept.upper:
+                yield kept.snapshot(kept.upper - 1).arrow().drop_columns([TIME, DIFF])
+        yield from self._aside.get(name, [])
+
+    def throw_away(self, name: str) -> None:
+        """Forget what was put aside under that name, once the tick is durable."""
+        self._aside.pop(name, None)
+        self._thrown.append(name)
+
+    def remember(self, name: str, value: Any) -> None:
+        """Write down a plain JSON value for the next start; None forgets it."""
+        self._notes[name] = value
+
+    def commit(self, visible: Sequence[str], remap: AppendTo | None) -> None:
+        """Make all of it durable, in one entry; without `remap` nothing of it is seen yet."""
+        appends = [] if remap is None else [remap]
+        also: list[Also] = []
+        seen = [] if remap is None else sorted({*visible, *self._begun()})
+        for name in seen:
+            collection = self._named(name)
+            drawn = self._of(name)
+            upper = collection.upper
+            appends.append(AppendTo(collection, self._rows_of(name, drawn), upper, self.time + 1))
+        for name, drawn in self._drawn.items():
+            collection = self._named(name)
+            if drawn.copy is not None:
+                also.append(WriteTo(collection, drawn.copy.files))
+            if drawn.begins:
+                also.append(Begin(collection, self.time))
+            also += [each for each in (drawn.grows, drawn.fails, drawn.recovers) if each]
+        appends += self._asides()
+        noted = max(self.time, self._memory.upper)
+        updates = self._memory.updates(self._notes, noted)
+        appends.append(AppendTo(self._memory.collection, updates, self._memory.upper, noted + 1))
+        pass_by(Failpoint.TICK_BEGIN)
+        outcome = self._client.append_all(appends, also=also)
+        pass_by(Failpoint.TICK_DONE)
+        if not isinstance(outcome, persist.Appended):
+            raise InternalError(
+                f'collection "{outcome.collection}" was written by another process',
+                hint="Only the writer of its storage location may write there; stop the other one.",
+            )
+        self._memory.learn(self._notes, noted + 1)
+        for drawn in self._drawn.values():
+            if drawn.copy is not None:
+                drawn.copy.let_go()
+        for name in self._thrown:
+            self._client.destroy(self._aside_name(name))
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Nothing more will be written for this tick."""
+        for writing in self._writing:
+            writing.exception()
+        self._staging.close()
+
+    def _put(self, collection: str, rows: pa.Table) -> None:
+        drawn = self._of(collection)
+        rows = self._conformed(collection, rows)
+        size = rows.nbytes
+        drawn.loose.append(rows)
+        drawn.size += size
+        self.rows += rows.num_rows
+        self.bytes += size
+        if drawn.size > SPOOL_BYTES:
+            self._spool(collection, drawn)
+
+    def _spool(self, collection: str, drawn: _Drawn) -> None:
+        """Write what is in memory to files, to be linked by the entry."""
+        if self._staging_id is None:
+            self._staging_id = self._staging.enter_context(self._client.staging())
+        found = self._named(collection)
+        if drawn.grows is not None:
+            return  # Files have a stored schema, and the new one is not stored yet.
+        schemas = found.state.schemas
+        share = Share(
+            url=self._client.url,
+            staging=self._staging_id,
+            collection=collection,
+            schema=len(schemas) - 1,
+            columns=schemas[-1].columns,
+            time=self.time,
+            part_bytes=persist.Settings().part_bytes,
+        )
+        while len(self._writing) >= SPOOLS:
+            # Memory is bounded by what waits to be written.
+            self._writing.popleft().result()
+        writing = self._pool.submit(_write, share, [self._timed(rows) for rows in drawn.loose])
+        self._writing.append(writing)
+        drawn.files.append(writing)
+        drawn.loose, drawn.size = [], 0
+
+    def _rows_of(self, name: str, drawn: _Drawn) -> list[Rows]:
+        rows: list[Rows] = [writing.result() for writing in drawn.files]
+        if drawn.loose:
+            rows.append(self._timed(pa.concat_tables(drawn.loose)))
+        return rows
+
+    def _timed(self, rows: pa.Table) -> pa.Table:
+        times = pa.repeat(pa.scalar(self.time, pa.int64()), rows.num_rows)
+        return rows.add_column(rows.num_columns - 1, pa.field(TIME, pa.int64(), False), times)
+
+    def _asides(self) -> list[AppendTo]:
+        appends = []
+        for name, tables in self._aside.items():
+            rows = pa.concat_tables(tables)
+            kept = self._client.create_or_load(
+                self._aside_name(name), schema=rows.schema, owner=self._source
+            )
+            time = max(self.time, kept.upper)
+            rows = rows.append_column(
+                pa.field(TIME, pa.int64(), False), pa.repeat(pa.scalar(time), rows.num_rows)
+            )
+            appends.append(AppendTo(kept, rows, kept.upper, time + 1))
+        return appends
+
+    def _aside_name(self, name: str) -> str:
+        return f"{self._source}/pending/{name}"
+
+    def _begun(self) -> list[str]:
+        return [name for name, drawn in self._drawn.items() if drawn.begins]
+
+    def _of(self, collection: str) -> _Drawn:
+        return self._drawn.setdefault(collection, _Drawn())
+
+    def _named(self, collection: str) -> Collection:
+        return self._client.collection(collection)
+
+    def _contents(self, collection: str) -> pa.Table:
+        """All rows, as of this moment of the tick, and how often each is there."""
+        drawn = self._of(collection)
+        stored = self._named(collection).written(staged=self._files(drawn))
+        return _counted([self._conformed(collection, stored), *drawn.loose])
+
+    def _files(self, drawn: _Drawn) -> list[persist.Staged]:
+        """The files that the tick is about to link."""
+        files = [writing.result() for writing in drawn.files]
+        return files if drawn.copy is None else [drawn.copy.files, *files]
+
+    def _conformed(self, collection: str, rows: pa.Table) -> pa.Table:
+        """Rows, the last column of which is the diff, with the columns of this tick."""
+        grows = self._of(collection).grows
+        if grows is None:
+            return rows
+        known = set(rows.column_names)
+        defaults = default_row(grows.schema, dict(grows.defaults))
+        for at, each in enumerate(grows.schema):
+            if each.name not in known:
+                value = (
+                    defaults.column(each.name)[0]
+                    if each.name in grows.defaults
+                    else pa.scalar(None, each.type)
+                )
+                rows = rows.add_column(at, each, pa.repeat(value, rows.num_rows))
+            elif rows.schema.field(each.name).type != each.type:
+                widened = rows.column(each.name).cast(each.type)
+                rows = rows.set_column(at, each, widened)
+        return rows
+
+
+def _write(share: Share, tables: Sequence[pa.Table]) -> persist.Staged:
+    written: Written = share.write(batch for table in tables for batch in table.to_batches())
+    return persist.Staged(gathered([written]))
+
+
+def _with_diff(rows: pa.Table, diff: int) -> pa.Table:
+    diffs = pa.repeat(pa.scalar(diff, pa.int64()), rows.num_rows)
+    return rows.append_column(pa.field(DIFF, pa.int64(), False), diffs)
+
+
+def _negated(rows: pa.Table) -> pa.Table:
+    at = rows.num_columns - 1
+    return rows.set_column(at, rows.schema.field(at), pc.negate(rows.column(at)))
+
+
+def _counted(tables: Sequence[pa.Table]) -> pa.Table:
+    """All rows added up, without those that come to nothing; the diff stays the last column."""
+    rows = pa.concat_tables(tables)
+    zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+    timed = rows.add_column(rows.num_columns - 1, pa.field(TIME, pa.int64(), False), zeros)
+    return consolidate(timed).drop_columns([TIME])
+
+
+def _matching(rows: pa.Table, keys: pa.Table) -> pa.Table:
+    """Those of `rows` whose key is among `keys`."""
+    if rows.num_rows == 0 or keys.num_rows == 0:
+        return rows.slice(0, 0)
+    numbered = rows.select(keys.column_names).append_column(
+        "row", pa.array(np.arange(rows.num_rows))
+    )
+    found = numbered.join(keys, keys=keys.column_names, join_type="left semi")
+    return rows.take(found.column("row"))

@@ -1,0 +1,188 @@
+"""What a Postgres source writes down for its next start.
+
+    slot          its name, first as an intention; later with its consistent point
+    identity      which server, and which of its timelines
+    streamed      how far the stream is durable, and the last transaction of it
+    lost          that what was streamed is not enough to go on from, and why
+    table/OID     a table that is followed, and where it is in its life
+    fingerprint   what the catalogue said when the last tick was sealed
+    order         the place in the stream of the next message that is kept aside
+
+Values are plain JSON. Each function gives the names it writes, so that they can
+be put into the entry of the tick that they belong to.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.sources.postgres.catalog import PgTable
+from penstock.sources.postgres.config import TableSpec
+from penstock.sources.postgres.fingerprint import Fingerprint
+from penstock.sources.postgres.identity import Identity
+from penstock.sources.postgres.reading import Following, Phase
+from penstock.sources.postgres.tables import follow
+from penstock.sources.postgres.tail import Seen
+from penstock.sources.source import Memory
+
+__all__ = [
+    "Lost",
+    "Notes",
+    "Slot",
+    "fingerprint",
+    "identity",
+    "intention",
+    "lost",
+    "order",
+    "recall",
+    "slot_created",
+    "streamed",
+    "tables",
+]
+
+Written = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The slot, once it is intended."""
+
+    name: str
+    consistent_point: int = 0
+    """0 until it is known to have been created."""
+
+    replaces: str = ""
+    """A slot that is to go, as this one takes its place."""
+
+    @property
+    def created(self) -> bool:
+        """Whether its creation was written down."""
+        return self.consistent_point > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Some changes will never come; every table must be compared, in one tick."""
+
+    slot: str
+    """The slot that failed us. While it is still ours, a new one must be made first."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """All that was written down."""
+
+    slot: Slot | None
+    identity: Identity | None
+    streamed: int
+    last: Seen | None
+    lost: Lost | None
+    tables: tuple[Following, ...]
+    fingerprint: Fingerprint | None
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class _TableNote:
+    source: str
+    described: PgTable
+    spec: TableSpec
+    phase: Phase
+    snapshot_lsn: int
+    seen: bool
+    error: str
+
+
+def recall(memory: Memory) -> Notes:
+    """What was written down."""
+    streamed = memory.recall("streamed") or {"lsn": 0, "last": None}
+    found = [memory.recall(name) for name in memory.names() if name.startswith("table/")]
+    return Notes(
+        slot=_read(memory.recall("slot"), Slot),
+        identity=_read(memory.recall("identity"), Identity),
+        streamed=streamed["lsn"],
+        last=_read(streamed["last"], Seen),
+        lost=_read(memory.recall("lost"), Lost),
+        tables=tuple(_following(_read(each, _TableNote)) for each in found),
+        fingerprint=_read(memory.recall("fingerprint"), Fingerprint),
+        order=memory.recall("order") or 0,
+    )
+
+
+def intention(slot: str, *, replaces: str = "") -> Written:
+    """A slot of this name is about to be created, in the place of another."""
+    return {"slot": _plain(Slot(slot, replaces=replaces))}
+
+
+def lost(found: Lost | None) -> Written:
+    """What was streamed is not enough to go on from; None: it is again."""
+    return {"lost": None if found is None else _plain(found)}
+
+
+def slot_created(slot: str, consistent_point: int) -> Written:
+    """The slot is there."""
+    return {"slot": _plain(Slot(slot, consistent_point))}
+
+
+def identity(found: Identity) -> Written:
+    """Which server it is."""
+    return {"identity": _plain(found)}
+
+
+def streamed(lsn: int, last: Seen | None) -> Written:
+    """What committed below `lsn` is durable; `last` was the last of it."""
+    return {"streamed": {"lsn": lsn, "last": None if last is None else _plain(last)}}
+
+
+def fingerprint(found: Fingerprint) -> Written:
+    """What the catalogue said."""
+    return {"fingerprint": _plain(found)}
+
+
+def order(place: int) -> Written:
+    """The next place in the stream."""
+    return {"order": place}
+
+
+def tables(followed: Iterable[Following]) -> Written:
+    """The tables, and where they are in their lives."""
+    return {f"table/{each.table.oid}": _plain(_note(each)) for each in followed}
+
+
+def _note(following: Following) -> _TableNote:
+    table = following.table
+    return _TableNote(
+        source=table.collection.removesuffix(f".{table.described.schema}.{table.described.name}"),
+        described=table.described,
+        spec=table.spec,
+        phase=following.phase,
+        snapshot_lsn=following.snapshot_lsn,
+        seen=following.seen,
+        error=following.error,
+    )
+
+
+def _following(note: _TableNote | None) -> Following:
+    assert note is not None
+    return Following(
+        follow(note.source, note.described, note.spec),
+        note.phase,
+        note.snapshot_lsn,
+        error=note.error,
+        seen=note.seen,
+    )
+
+
+def _plain(value: Any) -> Any:
+    # Through JSON, so that what is remembered is what will be read back.
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _read(value: Any, kind: Any) -> Any:
+    if value is None:
+        return None
+    return msgspec.json.decode(msgspec.json.encode(value), type=kind)

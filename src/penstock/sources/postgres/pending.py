@@ -1,0 +1,143 @@
+"""Changes of tables whose first copy is not finished, in a form that can be kept.
+
+The slot is read from the first second, or a long copy would pile up WAL until
+the slot is lost. What it says about a table that is still being copied cannot
+be resolved yet, so the messages themselves are kept, one row for each, with
+their place in the stream; rows have no order of their own.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.sources.postgres.resolve import Changes
+
+__all__ = ["TRUNCATE", "keep", "keep_truncate", "kept_schema", "unkept"]
+
+TRUNCATE: Final = ord("T")
+
+_LSN, _ORDER, _KIND, _WHOLE, _LEFT_OUT = "commit_lsn", "order", "kind", "whole", "left_out"
+_OLD, _NEW = "old", "new"
+
+
+def kept_schema(schema: pa.Schema) -> pa.Schema:
+    """What a table of `schema` has its messages kept as."""
+    row = pa.struct(list(schema.remove_metadata()))
+    return pa.schema(
+        [
+            (_LSN, pa.int64()),
+            (_ORDER, pa.int64()),
+            (_KIND, pa.uint8()),
+            (_WHOLE, pa.bool_()),
+            (_LEFT_OUT, pa.list_(pa.int32())),
+            (_OLD, row),
+            (_NEW, row),
+        ]
+    )
+
+
+def keep(changes: Changes, commit_lsn: npt.NDArray[np.int64], *, order: int) -> pa.Table:
+    """`changes` as rows to be kept; the first has place `order` in the stream."""
+    schema = kept_schema(changes.new.schema)
+    arrays = [
+        pa.array(commit_lsn),
+        pa.array(order + np.arange(len(changes))),
+        pa.array(changes.kind),
+        pa.array(changes.whole),
+        _left_out(changes),
+        _structs(changes.old, changes.old_row, schema.field(_OLD).type),
+        _structs(changes.new, changes.new_row, schema.field(_NEW).type),
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def keep_truncate(schema: pa.Schema, commit_lsn: int, *, order: int) -> pa.Table:
+    """A TRUNCATE as a row to be kept."""
+    kept = kept_schema(schema)
+    values = {_LSN: commit_lsn, _ORDER: order, _KIND: TRUNCATE, _WHOLE: False, _LEFT_OUT: []}
+    return pa.Table.from_pylist([values], schema=kept)
+
+
+def unkept(kept: pa.Table, *, from_lsn: int) -> Iterator[Changes | None]:
+    """What was kept, in order, of transactions that committed at or past `from_lsn`.
+
+    None stands for a TRUNCATE.
+    """
+    # SUBTLE: a transaction whose commit record starts exactly at the copy's
+    # consistent point is not in the copy (hazard B1), so it must be in here.
+    kept = kept.filter(pc.greater_equal(kept.column(_LSN), from_lsn)).sort_by(_ORDER)
+    kinds = kept.column(_KIND).to_numpy()
+    start = 0
+    for end in np.flatnonzero(kinds == TRUNCATE):
+        if end > start:
+            yield _changes(kept.slice(start, end - start))
+        yield None
+        start = int(end) + 1
+    if start < len(kinds):
+        yield _changes(kept.slice(start))
+
+
+def _changes(kept: pa.Table) -> Changes:
+    kept = kept.combine_chunks()
+    old, old_row = _rows(kept.column(_OLD))
+    new, new_row = _rows(kept.column(_NEW))
+    lists = _one(kept.column(_LEFT_OUT))
+    owners = new_row[pc.list_parent_indices(lists).to_numpy()]
+    numbers = lists.flatten().to_numpy(zero_copy_only=False)
+    unchanged = {}
+    for number in np.unique(numbers):
+        mask = np.zeros(new.num_rows, np.bool_)
+        mask[owners[numbers == number]] = True
+        unchanged[new.column_names[number]] = mask
+    return Changes(
+        kind=kept.column(_KIND).to_numpy(),
+        old=old,
+        old_row=old_row,
+        whole=kept.column(_WHOLE).to_numpy(),
+        new=new,
+        new_row=new_row,
+        unchanged=unchanged,
+    )
+
+
+def _left_out(changes: Changes) -> pa.Array:
+    """By message, the numbers of the columns that were left out."""
+    messages, numbers = [], []
+    message_of = np.flatnonzero(changes.new_row >= 0)
+    for name, mask in changes.unchanged.items():
+        found = message_of[mask]
+        messages.append(found)
+        numbers.append(np.full(len(found), changes.new.column_names.index(name), np.int32))
+    if not messages:
+        return pa.array([[]] * len(changes), pa.list_(pa.int32()))
+    of, number = np.concatenate(messages), np.concatenate(numbers)
+    order = np.argsort(of, kind="stable")
+    offsets = np.searchsorted(of[order], np.arange(len(changes) + 1))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(number[order]))
+
+
+def _structs(rows: pa.Table, row_of: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    chosen = pa.array(row_of, mask=row_of < 0)
+    taken = rows.take(chosen)
+    arrays = [_one(column) for column in taken.columns]
+    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=pa.array(row_of < 0))
+
+
+def _rows(structs: pa.ChunkedArray) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+    one = _one(structs)
+    there = one.is_valid().to_numpy(zero_copy_only=False)
+    only = one.filter(pa.array(there))
+    arrays = [only.field(i) for i in range(only.type.num_fields)]
+    rows = pa.Table.from_arrays(arrays, schema=pa.schema(list(only.type)))
+    return rows, np.where(there, np.cumsum(there) - 1, -1).astype(np.int64)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        return pa.concat_arrays(combined.chunks)
+    return combined

@@ -1,0 +1,196 @@
+"""What the stream says, brought into a tick, table by table.
+
+    loading     the first copy is under way: messages are kept aside
+    live        messages become rows that go and come
+    errored     messages are passed over; the collection fails every reading
+
+Messages that hold the old row whole are resolved as they come. Those that only
+name its key are gathered, up to a bound of memory, and resolved together: the
+old rows are looked up once for all of them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import DefiniteError
+from penstock.sources.postgres.pending import keep, keep_truncate, unkept
+from penstock.sources.postgres.pgoutput import Chunk, Relation, Truncate
+from penstock.sources.postgres.resolve import Changes, joined, resolve
+from penstock.sources.postgres.tables import (
+    Grown,
+    Incompatible,
+    Table,
+    compare_relation,
+)
+from penstock.sources.postgres.tail import Run, Seen, decode
+from penstock.sources.source import Tick
+
+__all__ = ["Following", "Phase", "Reading"]
+
+GATHER_BYTES: Final = 64 << 20
+"""Messages that wait for their old rows are resolved when there are more bytes of them."""
+
+
+class Phase(StrEnum):
+    """Where a table is in its life. Kept with the source's notes."""
+
+    LOADING = "loading"
+    LOADED = "loaded"
+    LIVE = "live"
+    ERRORED = "errored"
+
+
+@dataclass(slots=True)
+class Following:
+    """A table that is followed, and where it is in its life."""
+
+    table: Table
+    phase: Phase
+    snapshot_lsn: int = 0
+    """The consistent point of its copy: what committed there or later is not in it."""
+
+    rows: int = 0
+    error: str = ""
+    seen: bool = False
+    """Whether its collection has begun."""
+
+    wire: int = 0
+    """How many columns its messages hold now; 0 until the connection has told."""
+
+    gathered: list[Changes] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def pending(self) -> str:
+        """Under which name its messages are kept while it is loading, for this one copy."""
+        return f"{self.table.oid}-{self.snapshot_lsn}"
+
+
+Learn = Callable[["Reading", Tick, Following, Relation], bool]
+"""Messages of a table have more columns; whether these could be learned."""
+
+
+class Reading:
+    """One tick's reading of the stream; a `Hearer`."""
+
+    def __init__(
+        self, tick: Tick, tables: Mapping[int, Following], *, learn: Learn, order: int
+    ) -> None:
+        self._tick = tick
+        self._tables = tables
+        self._learn = learn
+        self.order = order
+        """The place in the stream of the next message that is kept."""
+
+        self.truncated_by: dict[int, set[int]] = {}
+        """By table, the transactions that truncated it."""
+
+        self.odd: dict[int, str] = {}
+        """Tables whose messages cannot be read as before, and why."""
+
+    def relation(self, relation: Relation) -> None:
+        """What messages about a table hold from here on."""
+        following = self._tables.get(relation.oid)
+        if following is None:
+            return
+        compared = compare_relation(following.table, relation)
+        if isinstance(compared, Incompatible):
+            self.odd.setdefault(relation.oid, compared.reason)
+        elif isinstance(compared, Grown) and not self._learn(self, self._tick, following, relation):
+            self.odd.setdefault(relation.oid, "its messages have columns that are not known")
+        following.wire = len(relation.columns)
+
+    def rows(self, chunk: Chunk, run: Run) -> None:
+        """Changes of one table."""
+        following = self._tables.get(run.relation)
+        if following is None or following.phase == Phase.ERRORED or run.relation in self.odd:
+            return
+        try:
+            changes = decode(chunk, run, following.table, following.wire)
+            if following.phase == Phase.LIVE:
+                self._take(following, changes)
+            else:
+                kept = keep(changes, run.commit_lsns(chunk), order=self.order)
+                self._tick.put_aside(following.pending, kept)
+                self.order += len(changes)
+        except DefiniteError as error:
+            self.fail(following, error)
+
+    def truncated(self, truncate: Truncate, transaction: Seen) -> None:
+        """Tables were emptied."""
+        for oid in truncate.relations:
+            self.truncated_by.setdefault(oid, set()).add(transaction.xid)
+            following = self._tables.get(oid)
+            if following is None or following.phase == Phase.ERRORED or oid in self.odd:
+                continue
+            if following.phase == Phase.LIVE:
+                self.flush(following)
+                self._tick.empty(following.table.collection)
+            else:
+                kept = keep_truncate(
+                    following.table.schema, transaction.commit_lsn, order=self.order
+                )
+                self._tick.put_aside(following.pending, kept)
+                self.order += 1
+
+    def finish(self) -> None:
+        """Resolve all that is gathered."""
+        for following in self._tables.values():
+            self.flush(following)
+
+    def flush(self, following: Following) -> None:
+        """Resolve what is gathered of one table."""
+        if following.gathered:
+            changes = joined(following.gathered)
+            following.gathered, following.size = [], 0
+            self._resolve(following, changes)
+
+    def reveal(self, following: Following) -> None:
+        """A loaded table is seen from this tick on, with what was kept aside."""
+        table = following.table
+        self._tick.begin(table.collection)
+        following.phase, following.seen = Phase.LIVE, True
+        kept = list(self._tick.set_aside(following.pending))
+        if kept:
+            for changes in unkept(pa.concat_tables(kept), from_lsn=following.snapshot_lsn):
+                if changes is None:
+                    self._tick.empty(table.collection)
+                else:
+                    self._resolve(following, changes)
+            self._tick.throw_away(following.pending)
+
+    def fail(self, following: Following, error: DefiniteError) -> None:
+        """From this tick on the table's collection fails every reading."""
+        following.gathered, following.size = [], 0
+        if following.phase == Phase.LIVE:
+            self._tick.fail(following.table.collection, error)
+        following.phase, following.error = Phase.ERRORED, str(error)
+
+    def _take(self, following: Following, changes: Changes) -> None:
+        whole = not ((changes.kind != ord("I")) & ~changes.whole).any()
+        if whole and not following.gathered and following.table.described.replica_identity == "f":
+            self._resolve(following, changes)
+            return
+        following.gathered.append(changes)
+        following.size += changes.new.nbytes + changes.old.nbytes
+        if following.size > GATHER_BYTES:
+            self.flush(following)
+
+    def _resolve(self, following: Following, changes: Changes) -> None:
+        table = following.table
+        try:
+            resolved = resolve(
+                changes,
+                table.key,
+                lambda keys: self._tick.lookup(table.collection, keys),
+                table=table.name,
+            )
+        except DefiniteError as error:
+            self.fail(following, error)
+            return
+        self._tick.change(table.collection, gone=resolved.gone, come=resolved.come)
+        following.rows += len(changes)

@@ -1,0 +1,122 @@
+"""The first copy of a table: pieces of it, each read by one task.
+
+All pieces of a table are read in one exported snapshot, each in a transaction
+of its own that takes it up, so together they are the table as of the snapshot's
+consistent point and nothing else (hazard B2). A piece is a range of pages:
+rows do not move within a snapshot, so ranges neither overlap nor miss a row.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.sources.postgres.catalog import PgLeaf, PgTable
+from penstock.sources.postgres.connect import connect, quote_literal
+from penstock.sources.postgres.copying import CopyDecoder
+from penstock.sources.postgres.names import identifier
+from penstock.sources.postgres.stream import CopyStream
+from penstock.sources.postgres.tables import Table
+from penstock.sources.postgres.types import ColumnType
+
+__all__ = ["SnapshotPiece", "page_ranges", "pieces"]
+
+PAGES_WORTH_A_TASK: Final = 1_024
+"""Fewer pages than these, 8 MiB, are not worth a connection of their own."""
+
+
+def page_ranges(pages: int, tasks: int) -> list[tuple[int, int | None]]:
+    """Ranges of pages for so many tasks, as equal as can be; the last one is open.
+
+    It is open because a table grows after its pages were counted, and what is
+    visible in the snapshot may lie there. Tasks that get nothing are left out.
+
+    >>> page_ranges(10, 4)
+    [(0, 2), (2, 5), (5, 7), (7, None)]
+    >>> page_ranges(0, 4)
+    [(0, None)]
+    """
+    tasks = max(1, min(tasks, pages))
+    bounds = [pages * task // tasks for task in range(tasks)]
+    ends: list[int | None] = [*bounds[1:], None]
+    return list(zip(bounds, ends, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPiece:
+    """A range of a table's pages, as of a snapshot. It can be pickled."""
+
+    parameters: Mapping[str, str] = field(repr=False)
+    snapshot: str
+    table: str
+    sql: str
+    schema: pa.Schema
+    types: tuple[ColumnType, ...]
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Its rows.
+
+        Raises:
+            TransientError: the snapshot or the server is gone.
+        """
+        with connect(self.parameters, application_name="penstock copy") as connection:
+            connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+            connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(self.snapshot)}")
+            decoder = CopyDecoder(len(self.types))
+            for data in CopyStream(connection, self.sql):
+                columns = decoder.decode(data)
+                if columns is not None:
+                    yield self._typed(columns)
+
+    def _typed(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        arrays = [kind.from_copy(values) for kind, values in zip(self.types, columns, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def pieces(
+    parameters: Mapping[str, str],
+    table: Table,
+    snapshot: str,
+    *,
+    tasks: int,
+    server_version: int,
+) -> list[SnapshotPiece]:
+    """The pieces of a table, or of its partitions."""
+    described = table.described
+    parts: Sequence[PgTable | PgLeaf] = [described]
+    if described.leaves and all(leaf.selectable and leaf.kind == "r" for leaf in described.leaves):
+        parts = described.leaves
+    found = []
+    for part in parts:
+        # Before 14 a range of pages is not a scan of these pages, but of all.
+        wanted = min(tasks, part.pages // PAGES_WORTH_A_TASK) if server_version >= 14_00_00 else 1
+        for start, end in page_ranges(part.pages, max(1, wanted)):
+            found.append(
+                SnapshotPiece(
+                    parameters,
+                    snapshot,
+                    table.name,
+                    copy_sql(table, part, start, end),
+                    table.schema,
+                    tuple(column.type for column in table.columns),
+                )
+            )
+    return found
+
+
+def copy_sql(table: Table, part: PgTable | PgLeaf, start: int, end: int | None) -> str:
+    """The statement that copies the pages `[start, end)` of `part`, as `table` holds its rows."""
+    chosen = ", ".join(
+        column.type.select.format(identifier(column.name)) for column in table.columns
+    )
+    conditions = []
+    if start > 0:
+        conditions.append(f"ctid >= '({start},0)'::pg_catalog.tid")
+    if end is not None:
+        conditions.append(f"ctid < '({end},0)'::pg_catalog.tid")
+    if table.described.row_filter:
+        conditions.append(f"({table.described.row_filter})")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    only = "" if part.kind == "p" else "ONLY "
+    return f"COPY (SELECT {chosen} FROM {only}{part.table_name}{where}) TO STDOUT (FORMAT binary)"

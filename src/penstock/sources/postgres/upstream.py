@@ -1,0 +1,315 @@
+"""The server as the source knows it: who it is, its slot, how far it has come.
+
+Every connection is checked before it is believed, the first as well as each
+later one, and each probe too: the server behind an address may have been
+restored, or another one promoted in its place (hazard B5).
+"""
+
+import random
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.errors import InternalError, SourceError, TransientError
+from penstock.sources.postgres.checks import check, create_publication, require
+from penstock.sources.postgres.config import PostgresConfig
+from penstock.sources.postgres.connect import Connection, connect
+from penstock.sources.postgres.errors import (
+    OtherHistory,
+    SlotInvalidated,
+    SlotLost,
+    SlotPassed,
+)
+from penstock.sources.postgres.identity import (
+    Behind,
+    ForkedAfter,
+    ForkedBefore,
+    Identity,
+    OtherServer,
+    Probe,
+    Same,
+    identify,
+    judge,
+    probe,
+)
+from penstock.sources.postgres.lsn import Lsn
+from penstock.sources.postgres.slots import (
+    Blocker,
+    SlotState,
+    create_slot,
+    drop_slot,
+    inspect_slot,
+    slot_name,
+    terminate_holder,
+)
+from penstock.sources.postgres.stream import ReplicationStream
+
+__all__ = ["Export", "SetBack", "Upstream"]
+
+NUDGE_MS: Final = 200
+"""How long a flush may be waited for before the server is given a reason for one."""
+
+
+class SetBack(OtherHistory):
+    """The server we know, without some of what we hold: restored, or taken over by a standby."""
+
+
+@dataclass(eq=False, slots=True)
+class Export:
+    """A snapshot that others can take up, as long as its connection does nothing else."""
+
+    connection: Connection
+    consistent_point: int
+    """The snapshot holds what committed below this, and nothing else."""
+
+    snapshot: str
+
+    def close(self) -> None:
+        """Let go of the snapshot."""
+        self.connection.close()
+
+
+class Upstream:
+    """One database of one server."""
+
+    def __init__(
+        self,
+        name: str,
+        config: PostgresConfig,
+        *,
+        location: str,
+        clock: Clock,
+        chance: random.Random,
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._location = location
+        self._clock = clock
+        self._chance = chance
+        self._control: Connection | None = None
+        self._identity: Identity | None = None
+        self._slot = ""
+        self._nudged_ms = 0
+        self.waits_for = ""
+        """What the server keeps us waiting for, if it does."""
+
+        self.stop = threading.Event()
+        """Set to give up waiting for a slot."""
+
+    @property
+    def control(self) -> Connection:
+        """The connection for questions."""
+        if self._control is None:
+            raise InternalError(f'postgres source "{self._name}" is not connected')
+        return self._control
+
+    @property
+    def identity(self) -> Identity:
+        """Who the server is."""
+        if self._identity is None:
+            raise InternalError(f'postgres source "{self._name}" is not connected')
+        return self._identity
+
+    @property
+    def slot(self) -> str:
+        """The name of our slot."""
+        return self._slot
+
+    def open(self) -> None:
+        """Connect, and learn who is there."""
+        self.close()
+        with self._connect(replication=True) as connection:
+            self._identity = identify(connection)
+        self._control = self._connect(replication=False)
+        found = probe(self._control)
+        if found.standby:
+            raise TransientError(
+                f'postgres source "{self._name}" is connected to a standby',
+                hint="It is tried again until the server is promoted, or another answers.",
+            )
+        self._must_be_same(found.system_id, found.timeline)
+
+    def recognise(self, known: Identity, *, durable: int) -> None:
+        """It must be the server that was `known`, with all that committed below `durable`.
+
+        Raises:
+            OtherHistory: it is another server.
+            SetBack: it is that server, without some of it.
+        """
+        match judge(known, self.identity, Lsn(durable)):
+            case Same() | ForkedAfter():
+                return
+            case OtherServer() as verdict:
+                raise OtherHistory(location=self._location, source=self._name, reason=str(verdict))
+            case (ForkedBefore() | Behind()) as verdict:
+                raise SetBack(location=self._location, source=self._name, reason=str(verdict))
+
+    def check(self) -> None:
+        """Before anything is made: all that must be so on the server; the publication is made.
+
+        Raises:
+            NotReady: it is not so; it tells what to do about each problem.
+        """
+        create_publication(self.control, self._config)
+        require(check(self.control, self._config), where=self._config.where)
+
+    def probe(self, *, durable: int) -> Probe:
+        """How far the server has come; it must still be the same one."""
+        found = probe(self.control)
+        self._must_be_same(found.system_id, found.timeline)
+        if found.flush_lsn.position < durable and found.insert_lsn.position < durable:
+            verdict = Behind(found.insert_lsn, Lsn(durable))
+            raise SetBack(location=self._location, source=self._name, reason=str(verdict))
+        return found
+
+    def new_slot(self) -> str:
+        """A name for a slot that is about to be created."""
+        self._slot = slot_name(self._name, f"{self._chance.getrandbits(48):012x}")
+        return self._slot
+
+    def create_slot(self) -> Export:
+        """Create the slot, and export the snapshot of its consistent point."""
+        return self._create(self._slot, temporary=False)
+
+    def export(self) -> Export:
+        """A snapshot of its own, with the consistent point of a slot that ends with it."""
+        name = slot_name(self._name, f"{self._chance.getrandbits(48):012x}")
+        return self._create(name, temporary=True)
+
+    def take_slot(self, name: str, *, durable: int) -> None:
+        """Go on with the slot, which must hold all that committed at `durable` or later.
+
+        Raises:
+            SlotLost: it does not exist.
+            SlotInvalidated: the server gave it up.
+            SlotPassed: it was read by somebody else.
+        """
+        self._slot = name
+        state = inspect_slot(self.control, name)
+        source, resume = self._name, Lsn(durable)
+        if state is None:
+            raise SlotLost(location=self._location, source=source, slot=name, resume_from=resume)
+        if state.lost:
+            raise SlotInvalidated(
+                location=self._location,
+                source=source,
+                slot=name,
+                reason=state.invalidation_reason or "wal_removed",
+                resume_from=resume,
+            )
+        if state.confirmed_flush is not None and state.confirmed_flush > resume:
+            raise SlotPassed(
+                location=self._location,
+                source=source,
+                slot=name,
+                confirmed=state.confirmed_flush,
+                resume_from=resume,
+            )
+
+    def drop_slot(self, name: str) -> None:
+        """Remove a slot of ours, if it is there."""
+        drop_slot(self.control, name, nonce=name.rsplit("_", 1)[1], clock=self._clock)
+
+    def retire_slot(self, name: str) -> None:
+        """Remove a slot that was ours, unless somebody reads from it; then it is theirs."""
+        state = inspect_slot(self.control, name)
+        if state is not None and state.active_pid is None:
+            self.drop_slot(name)
+
+    def slot_state(self) -> SlotState | None:
+        """The slot, as the server has it."""
+        return inspect_slot(self.control, self._slot)
+
+    def free_slot(self) -> SlotState | None:
+        """End whoever else reads from the slot; what it is then."""
+        terminate_holder(self.control, self._slot, clock=self._clock)
+        return self.slot_state()
+
+    def stream(self, start: Lsn) -> ReplicationStream:
+        """The changes of the slot, from `start` on."""
+        connection = self._connect_checked()
+        try:
+            return ReplicationStream(
+                connection,
+                slot=self._slot,
+                start=start,
+                publications=[self._config.publication],
+                clock=self._clock,
+            )
+        except SourceError as error:
+            connection.close()
+            # It was there a moment ago. Why it is not now is found out at the next start.
+            raise TransientError(
+                f'stream of postgres source "{self._name}" could not be begun: {error}',
+                detail=error.detail,
+                hint=error.hint,
+            ) from error
+
+    def nudge(self, bound: int) -> None:
+        """Nothing comes. If that is because the server has not flushed, give it a reason to.
+
+        What a transaction that is still open has written is not flushed until
+        somebody commits; a commit of our own, of nothing, is somebody's.
+        """
+        now = self._clock.boot_ms()
+        if now - self._nudged_ms < NUDGE_MS:
+            return
+        self._nudged_ms = now
+        if probe(self.control).flush_lsn.position < bound:
+            self.control.query("SELECT pg_catalog.txid_current()")
+
+    def close(self) -> None:
+        """Let go of the server."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def _connect(self, *, replication: bool) -> Connection:
+        return connect(
+            self._config.parameters,
+            replication=replication,
+            application_name=f"penstock {self._name}",
+        )
+
+    def _connect_checked(self) -> Connection:
+        """A connection for replication, to whom we are connected already."""
+        connection = self._connect(replication=True)
+        try:
+            found = identify(connection)
+            self._must_be_same(found.system_id, found.timeline)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _must_be_same(self, system_id: int, timeline: int) -> None:
+        if (system_id, timeline) != (self.identity.system_id, self.identity.timeline):
+            raise TransientError(
+                f'postgres source "{self._name}" was moved to another timeline or server',
+                hint="It is connected again, and checked.",
+            )
+
+    def _create(self, name: str, *, temporary: bool) -> Export:
+        connection = self._connect_checked()
+        try:
+            created = create_slot(
+                connection,
+                name,
+                temporary=temporary,
+                watcher=self.control,
+                waiting=self._waiting_for,
+                stop=self.stop,
+            )
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self.waits_for = ""
+        if created.snapshot is None:
+            raise InternalError(f'slot "{name}" was created without a snapshot')
+        return Export(connection, created.consistent_point.position, created.snapshot)
+
+    def _waiting_for(self, blockers: list[Blocker]) -> None:
+        if blockers:
+            self.waits_for = f"{blockers[0]} to end, so that a slot can be created"

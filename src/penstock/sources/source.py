@@ -1,0 +1,209 @@
+"""What a source is to the rest of the house.
+
+A source speaks its own time. It says how far upstream has come (`probe`), and
+brings the changes up to a frontier into a `Tick` (`draw`). Whatever it puts
+there becomes durable in one step, or not at all: rows, what it remembers for its
+next start, tables that begin, grow, fail or recover. It learns with
+`committed` that this has happened; only then may it let upstream forget.
+
+    open ─► probe ─► draw ─► (the tick is made durable) ─► committed ─► probe …
+
+A source knows nothing of the timeline, of storage or of Spark. What it needs
+of them it is handed: a `Tick`, a `Memory` and a `Loader`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from penstock.errors import DefiniteError
+
+__all__ = ["Frontier", "Load", "Loader", "Memory", "Piece", "Probe", "Source", "Tick"]
+
+Frontier: TypeAlias = Mapping[Any, int]
+"""By partition, the offset below which everything is meant. A source that is one log has
+one partition, None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How far upstream has come, and what time it is there."""
+
+    frontier: Frontier
+    """What to draw next: all there is, or a bite of it."""
+
+    now_ms: int
+    more: bool = False
+    """Whether there is more than that: the source is catching up, in bites."""
+
+
+class Memory(Protocol):
+    """What a source wrote down for its next start: plain JSON values by name."""
+
+    def recall(self, name: str) -> Any:
+        """What is remembered under `name`, or None."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """All names, in order."""
+        ...
+
+    def write_down(self, values: Mapping[str, Any]) -> None:
+        """Make `values` durable now, in one step; None forgets a name."""
+        ...
+
+
+class Piece(Protocol):
+    """A part of a first copy that one task reads. It can be pickled."""
+
+    def read(self) -> Iterable[pa.RecordBatch]:
+        """Its rows."""
+        ...
+
+
+class Load(Protocol):
+    """A first copy on its way into files."""
+
+    def done(self) -> bool:
+        """Whether all is read, or has failed."""
+        ...
+
+    def rows(self) -> int:
+        """How many rows are read so far."""
+        ...
+
+    def abandon(self) -> None:
+        """It is not wanted any more."""
+        ...
+
+    def result(self) -> Any:
+        """What to hand to `Tick.keep_copy`; raises what went wrong."""
+        ...
+
+
+class Loader(Protocol):
+    """Reads pieces in parallel, each straight into files of a collection."""
+
+    def make(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Let there be a collection; it is not seen before it begins."""
+        ...
+
+    def unmake(self, collection: str) -> None:
+        """Let there not be a collection that has not been seen yet."""
+        ...
+
+    def load(self, collection: str, pieces: Sequence[Piece], *, size: int) -> Load:
+        """Begin to read all pieces; about `size` bytes in total."""
+        ...
+
+
+class Tick(Protocol):
+    """What one tick changes. All of it becomes durable in one step, or none."""
+
+    time: int
+
+    def change(self, collection: str, *, gone: pa.Table, come: pa.Table) -> None:
+        """Rows that go and rows that come."""
+        ...
+
+    def begin(self, collection: str) -> None:
+        """From this time on the collection is seen, with all that was put into it."""
+        ...
+
+    def keep_copy(self, collection: str, copy: Any) -> None:
+        """Keep the files of a finished first copy, not seen before `begin`."""
+        ...
+
+    def grow(self, collection: str, schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
+        """From this time on rows have more columns; older ones hold `defaults` in them."""
+        ...
+
+    def fail(self, collection: str, error: DefiniteError) -> None:
+        """From this time on every reading fails with `error`."""
+        ...
+
+    def recover(self, collection: str) -> None:
+        """From this time on it can be read again."""
+        ...
+
+    def lookup(self, collection: str, keys: pa.Table) -> pa.Table:
+        """The rows with these keys, as of this moment of the tick."""
+        ...
+
+    def empty(self, collection: str) -> None:
+        """All rows go."""
+        ...
+
+    def compare(self, collection: str, rows: Iterable[pa.RecordBatch]) -> int:
+        """Make the contents equal to `rows`; how many rows had to go or come."""
+        ...
+
+    def put_aside(self, name: str, rows: pa.Table) -> None:
+        """Keep rows that are not to be seen, under a name of the source's own."""
+        ...
+
+    def set_aside(self, name: str) -> Iterable[pa.Table]:
+        """What was put aside under that name, this tick's too, in no order."""
+        ...
+
+    def throw_away(self, name: str) -> None:
+        """Forget what was put aside under that name."""
+        ...
+
+    def remember(self, name: str, value: Any) -> None:
+        """Write down a plain JSON value for the next start; None forgets it."""
+        ...
+
+
+class Source(Protocol):
+    """Something upstream that changes, and says how far it has come."""
+
+    kind: str
+    """Which shape its remap has."""
+
+    def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
+        """Connect, and be ready to go on from `bound`; None at the very first start.
+
+        Raises:
+            TransientError: it may work later.
+            DefiniteError: somebody must act.
+        """
+        ...
+
+    def probe(self) -> Probe:
+        """How far upstream has come, by now at least."""
+        ...
+
+    def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
+        """Bring all changes below `upto`, or somewhat further, into `tick`.
+
+        Returns how far it came, or None if nothing of it may be seen yet,
+        because a first copy is under way.
+        """
+        ...
+
+    def collections(self) -> Sequence[str]:
+        """The collections that can be seen, all of which move with every tick."""
+        ...
+
+    def committed(self, frontier: Frontier | None) -> None:
+        """What was drawn is durable."""
+        ...
+
+    def resync(self, parts: Sequence[str]) -> None:
+        """At the next tick compare these parts with upstream, and mend them; all, if none is named.
+
+        Raises:
+            UsageError: there is no such part.
+        """
+        ...
+
+    def status(self) -> Mapping[str, Any]:
+        """For people: phase, rows, lag, what is waited for."""
+        ...
+
+    def close(self) -> None:
+        """Let go of upstream; nothing durable changes."""
+        ...

@@ -1,0 +1,115 @@
+"""Sources that do as they are told.
+
+A `ScriptedSource` is upstream and source in one: a test appends rows to its
+partitions, and the loop reads them as from any other. It can be made to fail,
+to tell another time and to go back, at the moment a test chooses.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import PenstockError, TransientError
+from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
+
+__all__ = ["ScriptedSource"]
+
+SCHEMA = pa.schema([("partition", pa.string()), ("offset", pa.int64()), ("word", pa.string())])
+
+
+class ScriptedSource:
+    """Words in partitions, each at the next offset."""
+
+    def __init__(self, kind: str, collection: str = "words") -> None:
+        self.kind = kind
+        self.collection = collection
+        self.now_ms: int | None = None
+        """What upstream's clock says; None for the time of the words' arrival."""
+
+        self.confirmed: list[Frontier | None] = []
+        """What the source was told is durable, in order."""
+
+        self.opened: list[Frontier | None] = []
+        """From where it was asked to go on, each time."""
+
+        self.asked: list[tuple[str, ...]] = []
+        self._lock = threading.Lock()
+        self._words: dict[Any, list[str]] = {}
+        self._failures: dict[str, list[PenstockError]] = {}
+        self._begun = False
+        self._drawn: dict[Any, int] = {}
+
+    def append(self, partition: Any, *words: str) -> None:
+        """Upstream has more."""
+        with self._lock:
+            self._words.setdefault(partition, []).extend(words)
+
+    def forget(self, partition: Any, count: int) -> None:
+        """Upstream went back by `count` words."""
+        with self._lock:
+            del self._words[partition][-count:]
+
+    def fail(self, step: str, error: PenstockError | None = None) -> None:
+        """The next `open`, `probe`, `draw` or `committed` fails."""
+        self._failures.setdefault(step, []).append(error or TransientError(f"{step} was scripted"))
+
+    def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
+        """Go on from `bound`."""
+        self._trip("open")
+        self.opened.append(bound)
+        self._drawn = dict(bound or {})
+        self._begun = bound is not None
+        loader.make(self.collection, SCHEMA, ["partition", "offset"])
+
+    def probe(self) -> Probe:
+        """How many words there are."""
+        self._trip("probe")
+        with self._lock:
+            frontier = {partition: len(words) for partition, words in self._words.items()}
+        return Probe(frontier, self.now_ms if self.now_ms is not None else 2**62)
+
+    def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
+        """The words below `upto` that were not drawn before."""
+        with self._lock:
+            rows = [
+                {"partition": str(partition), "offset": offset, "word": words[offset]}
+                for partition, words in self._words.items()
+                for offset in range(self._drawn.get(partition, 0), upto.get(partition, 0))
+            ]
+        if not self._begun:
+            tick.begin(self.collection)
+        come = pa.Table.from_pylist(rows, schema=SCHEMA)
+        tick.change(self.collection, gone=SCHEMA.empty_table(), come=come)
+        tick.remember("words", sum(upto.values()))
+        self._trip("draw")
+        self._reached = dict(upto)
+        return self._reached
+
+    def collections(self) -> Sequence[str]:
+        """Its one collection."""
+        return [self.collection]
+
+    def committed(self, frontier: Frontier | None) -> None:
+        """What was drawn is durable."""
+        self._begun = True
+        self._drawn = dict(frontier or {})
+        self.confirmed.append(frontier)
+        self._trip("committed")
+
+    def resync(self, parts: Sequence[str]) -> None:
+        """Note that it was asked."""
+        self.asked.append(tuple(parts))
+
+    def status(self) -> Mapping[str, Any]:
+        """How far it has come."""
+        return {"kind": self.kind, "phase": "following"}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _trip(self, step: str) -> None:
+        waiting = self._failures.get(step)
+        if waiting:
+            raise waiting.pop(0)

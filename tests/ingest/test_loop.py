@@ -1,0 +1,271 @@
+"""The loop is the same for every source: one entry a tick, found whole or not at all."""
+
+import contextlib
+import random
+import threading
+
+import pytest
+
+from penstock import persist
+from penstock.errors import DefiniteError, Fenced, InternalError, UsageError
+from penstock.failpoints import Action, Failpoint, tripped
+from penstock.ingest.pipeline import Ingest
+from penstock.ingest.relations import bindings_in, find_bindings
+from penstock.ingest.requests import ask
+from penstock.persist.lake import open_store
+from penstock.reclock import SHAPES
+from penstock.testing.clocks import ManualClock
+from penstock.testing.sources import ScriptedSource
+
+START = 1_700_000_000_000
+FIRST = START + 1_000
+"""The first round time after a loop has begun."""
+PARTITIONS = {
+    "kafka": (0, 1),
+    "kinesis": ("s-0", "s-1"),
+    "postgres": ((),),
+    "pubnub": (1, 2),
+    "s3": ("a", "b"),
+}
+
+
+class Run:
+    """A loop that a test turns by hand, one tick at a time."""
+
+    def __init__(self, url: str, source: ScriptedSource, clock: ManualClock, **more) -> None:
+        self.clock = clock
+        self.client = persist.open(url, writer="test", settings=persist.Settings(background=False))
+        self.source = source
+        self.ingest = Ingest(
+            "src",
+            source,
+            self.client,
+            tick_ms=1_000,
+            retain_ms=3_600_000,
+            clock=clock,
+            chance=random.Random(1),
+            **more,
+        )
+
+    def ticks(self, count: int) -> None:
+        """Let `count` ticks pass, through however many reconnects."""
+        stop = threading.Event()
+        seen = len(self.source.confirmed)
+        real = self.source.committed
+
+        def committed(frontier) -> None:
+            real(frontier)
+            if len(self.source.confirmed) - seen >= count:
+                stop.set()
+
+        self.source.committed = committed
+        try:
+            self.ingest.run(stop)
+        finally:
+            self.source.committed = real
+
+
+@pytest.fixture
+def turn(tmp_path):
+    """Makes runs over one location, closing each before the next."""
+    made: list[Run] = []
+
+    def make(source: ScriptedSource, clock: ManualClock | None = None, **more) -> Run:
+        for run in made:
+            run.client.close()
+        made.clear()
+        run = Run(f"file:{tmp_path}/lake/src", source, clock or ManualClock(START + 500), **more)
+        made.append(run)
+        return run
+
+    yield make
+    for run in made:
+        with contextlib.suppress(Fenced):
+            run.client.close()
+
+
+def words(run: Run, as_of: int | None = None) -> list[str]:
+    collection = run.client.collection("words")
+    time = collection.upper - 1 if as_of is None else as_of
+    return sorted(update.data["word"] for update in collection.snapshot(time))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_words_of_every_kind_of_source_arrive_once_and_are_bound(turn, kind):
+    source = ScriptedSource(kind)
+    first = PARTITIONS[kind][0]
+    source.append(first, "one", "two")
+    run = turn(source)
+    run.ticks(1)
+    for partition in PARTITIONS[kind]:
+        source.append(partition, f"three of {partition}")
+    run = turn(source, ManualClock(run.clock.now_ms() + 1_000))
+    run.ticks(2)
+    assert words(run) == sorted(["one", "two", *(f"three of {p}" for p in PARTITIONS[kind])])
+    progress, remap = bindings_in(run.client)
+    assert (progress.name, remap.name) == ("src_progress", "src_remap")
+    upper = run.client.collection("words").upper
+    shown = progress.as_of(upper - 1).to_pylist()
+    assert sorted(int(list(row.values())[-1]) for row in shown) == sorted(
+        [3] + [1] * (len(PARTITIONS[kind]) - 1)
+    )
+    assert source.opened[1] == {first: 2}, "it goes on from what was bound"
+
+
+def test_the_first_binding_sets_since_so_that_nobody_sees_it_empty(turn):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    run.ticks(1)
+    collection = run.client.collection("words")
+    assert collection.since == FIRST
+    assert collection.upper == FIRST + 1
+    with pytest.raises(persist.SinceError) as caught:
+        collection.snapshot(FIRST - 1)
+    assert str(FIRST) in caught.value.detail
+
+
+def test_an_empty_tick_moves_the_upper_and_writes_no_rows(turn):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    run.ticks(3)
+    assert run.client.collection("words").upper == FIRST + 2_001
+    progress, remap = bindings_in(run.client)
+    assert progress.changes(0, FIRST + 2_001).num_rows == 1
+    assert remap.remap.upper == FIRST + 2_001
+
+
+@pytest.mark.parametrize("step", ["open", "probe", "draw", "committed"])
+def test_what_is_about_the_moment_is_tried_again_and_nothing_is_doubled(turn, step):
+    source = ScriptedSource("kafka")
+    source.append(0, "one", "two")
+    run = turn(source)
+    source.fail(step)
+    source.fail(step)
+    run.ticks(2)
+    assert words(run) == ["one", "two"]
+
+
+@pytest.mark.parametrize("point", [Failpoint.TICK_BEGIN, Failpoint.TICK_DONE])
+def test_a_tick_that_died_is_there_whole_or_not_at_all(turn, point):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    run.ticks(1)
+    source.append(0, "two")
+    with tripped(point, Action.ERROR), pytest.raises(Exception, match="was tripped"):
+        run.ticks(1)
+    run = turn(source, ManualClock(run.clock.now_ms() + 1_000))
+    run.ticks(1)
+    assert words(run) == ["one", "two"]
+    assert source.opened[-1] == {0: 2 if point == Failpoint.TICK_DONE else 1}
+
+
+def test_what_is_about_the_data_ends_the_loop_with_its_error(turn):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    source.fail("draw", DefiniteError("topic was deleted"))
+    with pytest.raises(DefiniteError, match="topic was deleted"):
+        run.ticks(1)
+
+
+def test_a_source_that_goes_back_is_told_and_binds_nothing(turn):
+    source = ScriptedSource("kafka")
+    source.append(0, "one", "two")
+    run = turn(source)
+    run.ticks(1)
+    source.forget(0, 1)
+    with pytest.raises(InternalError, match="went back from 2 to 1"):
+        run.ticks(1)
+
+
+def test_a_writer_that_was_fenced_stops(turn, tmp_path):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    run.ticks(1)
+    with persist.open(f"file:{tmp_path}/lake/src", writer="test"):
+        source.append(0, "two")
+        with pytest.raises(Fenced):
+            run.ticks(1)
+
+
+def test_a_clock_far_ahead_waits_for_upstreams_to_agree(turn, caplog):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    run.ticks(1)
+    year = 365 * 24 * 3_600_000
+    source.now_ms = FIRST + 2_000
+    clock = ManualClock(START + 10 * year)
+    run = turn(source, clock)
+    stop = threading.Event()
+    waited = []
+    real = clock.wait
+
+    def wait(event, timeout_ms):
+        waited.append(timeout_ms)
+        if len(waited) > 5:
+            stop.set()
+        return real(event, timeout_ms)
+
+    clock.wait = wait
+    run.ingest.run(stop)
+    assert run.client.collection("words").upper == FIRST + 1, "the timeline did not jump"
+    assert "the clock is far ahead" in caplog.text
+
+
+def test_a_request_is_carried_out_and_answered(turn, tmp_path):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    answers = []
+
+    def request() -> None:
+        blob = open_store(f"file:{tmp_path}/lake/src", persist.Settings())
+        answers.append(
+            ask(
+                blob,
+                "resync",
+                ["words"],
+                clock=persist.Settings().clock,
+                chance=random.Random(2),
+                patience_ms=60_000,
+            )
+        )
+        blob.close()
+
+    thread = threading.Thread(target=request)
+    thread.start()
+    while thread.is_alive():
+        run.ticks(1)
+        thread.join(0.05)
+        run = turn(source, ManualClock(run.clock.now_ms() + 2_000))
+    assert answers == [{"done": True}]
+    assert source.asked == [("words",)]
+
+
+def test_a_request_that_nobody_answers_is_withdrawn(tmp_path):
+    persist.open(f"file:{tmp_path}/src", writer="w").close()
+    blob = open_store(f"file:{tmp_path}/src", persist.Settings())
+    with pytest.raises(UsageError, match="nobody answered"):
+        ask(blob, "resync", [], clock=ManualClock(), chance=random.Random(3), patience_ms=1_000)
+    assert blob.list("asks/") == []
+    blob.close()
+
+
+def test_progress_has_the_name_that_was_given_or_the_first_free_one(turn, tmp_path):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source, taken={"src_progress"})
+    run.ticks(1)
+    assert [each.name for each in bindings_in(run.client)] == ["src_progress1", "src_remap"]
+    run = turn(source, ManualClock(START + 60_000), progress="how_far", taken=set())
+    run.ticks(1)
+    found = find_bindings(
+        f"file:{tmp_path}/lake", "how_far", hold=False, settings=persist.Settings()
+    )
+    assert found is not None
+    found[0].close()

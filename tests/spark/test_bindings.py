@@ -1,0 +1,63 @@
+"""A source's progress and remap, read through Spark."""
+
+import random
+import threading
+
+import pytest
+
+import penstock.spark as ps
+from penstock import persist
+from penstock.ingest.pipeline import Ingest
+from penstock.testing.clocks import ManualClock
+from penstock.testing.sources import ScriptedSource
+
+START = 1_700_000_000_000
+
+
+@pytest.fixture
+def lake(tmp_path):
+    """A lake in which a source has been bound twice."""
+    source, clock = ScriptedSource("kafka"), ManualClock(START)
+    source.append(0, "one", "two")
+    with persist.open(f"file:{tmp_path}/src", writer="w") as client:
+        ingest = Ingest(
+            "src",
+            source,
+            client,
+            tick_ms=1_000,
+            retain_ms=3_600_000,
+            clock=clock,
+            chance=random.Random(1),
+        )
+        for words in (["three"], []):
+            stop = threading.Event()
+            real = source.committed
+
+            def committed(frontier, real=real, stop=stop):
+                real(frontier)
+                stop.set()
+
+            source.committed = committed
+            ingest.run(stop)
+            source.committed = real
+            source.append(1, *words)
+    return f"file:{tmp_path}"
+
+
+def test_progress_and_remap_are_dataframes(spark, lake):
+    progress = ps.read(spark, lake, "src_progress").collect()
+    assert [(row["partition"], row["offset"]) for row in progress] == [(0, 2), (1, 1)]
+    remap = ps.read(spark, lake, "src_remap").collect()
+    assert [(row["partition"], row["mz_diff"]) for row in remap] == [(0, 2), (1, 1)]
+    both = ps.read_all(spark, lake, ["src_progress", "words"])
+    assert both["words"].count() == 3
+
+
+def test_changes_of_progress_are_one_row_a_binding(spark, lake):
+    changes = ps.changes(spark, lake, "src_progress", 0, "latest").collect()
+    assert [(row["partition"], row["offset"], row["mz_diff"]) for row in changes] == [
+        (0, 2, 1),
+        (1, 1, 1),
+    ]
+    first, second = (row["mz_timestamp"] for row in changes)
+    assert START <= first < second
