@@ -65,9 +65,10 @@ $(DELTA)/.ready: requirements-delta.txt pyproject.toml scripts/setup | $(READY)
 	@touch $@
 
 .PHONY: demo
-demo: setup ## collections: write, kill -9, read the past, verify; then the same on Spark
+demo: setup ## collections that survive kill -9; the same on Spark; then a Postgres, followed
 	$(PY) examples/persist_demo.py
 	$(PY) examples/spark_demo.py
+	$(PY) examples/postgres_demo.py
 
 .PHONY: requirements
 requirements: setup ## pin requirements*.in again, at the newest versions
