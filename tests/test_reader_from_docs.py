@@ -376,7 +376,7 @@ def test_the_page_on_the_command_line_has_every_verb_and_option():
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == list(program.commands)
     for verb, command in program.commands.items():
         usage = re.search(
-            rf"^    penstock {verb} LOCATION(.*?)\n\n", page, re.MULTILINE | re.DOTALL
+            rf"^    penstock {verb} (?:LOCATION|FILE)(.*?)\n\n", page, re.MULTILINE | re.DOTALL
         )
         assert usage is not None, verb
         options = {

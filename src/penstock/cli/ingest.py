@@ -25,7 +25,7 @@ TOLD_EVERY_MS: Final = 1_000
 def ingest(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's file.")],
     once: Annotated[
-        bool, typer.Option(help="End when all that was upstream at the start is durable.")
+        bool, typer.Option("--once", help="End when all that was upstream at the start is durable.")
     ] = False,
     for_seconds: Annotated[
         int | None,
