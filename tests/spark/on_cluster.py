@@ -34,10 +34,13 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.durable import open_blob
 from penstock.engine.reach import spark as reach_door
 from penstock.errors import Corruption, PenstockError
+from penstock.ingest import run
+from penstock.ingest.spark import tasks_of
 from penstock.persist.verify import verify
 from penstock.persist.writing import spark as writing_door
 from penstock.persist.writing.spark import stage
 from penstock.persist.writing.task import Share, Written
+from penstock.sources.postgres import snapshot as copying
 
 MASTER: Final = "local-cluster[2,1,1024]"
 
@@ -281,6 +284,13 @@ def round_trip(spark: Any, url: str) -> dict[str, Any]:
             "changed": ps.changes(spark, url, "numbers", at + 1, later + 1).count(),
             "readers": sorted({str(extra) for extra in chosen}),
         }
+
+
+@ask
+def ingested(spark: Any, file: str) -> None:
+    """Follow the sources of a file once, first copies read by tasks however small they are."""
+    with mock.patch.object(copying, "PAGES_WORTH_A_TASK", 4):
+        run(file, once=True, many=tasks_of(spark), spark_bytes=0)
 
 
 def main(questions: BinaryIO, answers: BinaryIO) -> None:

@@ -19,7 +19,7 @@ from penstock import persist
 from penstock.clock import Clock
 from penstock.durable import Blob
 from penstock.errors import DefiniteError, InternalError, TransientError, UsageError
-from penstock.ingest.loading import Loader, ManyTasks
+from penstock.ingest.loading import SPARK_BYTES, Loader, ManyTasks
 from penstock.ingest.memory import Memory
 from penstock.ingest.relations import NOTE
 from penstock.ingest.requests import Request, answer, requests
@@ -65,6 +65,7 @@ class Ingest:
         clock: Clock,
         chance: random.Random,
         many: ManyTasks | None = None,
+        spark_bytes: int = SPARK_BYTES,
         progress: str | None = None,
         taken: Container[str] = (),
     ) -> None:
@@ -79,6 +80,7 @@ class Ingest:
         self._memory = Memory(client, name, clock)
         self._name_progress(progress, taken)
         self._many = many
+        self._spark_bytes = spark_bytes
         self._loader: Loader
         self._pool: ThreadPoolExecutor
         self._beside: Blob
@@ -111,7 +113,9 @@ class Ingest:
             Fenced: another process writes this location now.
         """
         pauses = pauses_ms(self._chance, first_ms=100)
-        self._loader = Loader(self._client, self.name, many=self._many)
+        self._loader = Loader(
+            self._client, self.name, many=self._many, spark_bytes=self._spark_bytes
+        )
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="spool")
         self._beside = open_store(self._client.url, persist.Settings())
         try:
@@ -119,7 +123,7 @@ class Ingest:
                 try:
                     self._source.open(self._memory, self._loader, self._bound)
                     if once and self._goal is None:
-                        self._goal = self._source.probe().frontier
+                        self._goal = self._source.probe().everything
                     self._follow(stop)
                     return
                 except TransientError as error:

@@ -19,7 +19,7 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join, normal
 from penstock.errors import Fenced, PenstockError, UsageError
-from penstock.ingest.loading import ManyTasks
+from penstock.ingest.loading import SPARK_BYTES, ManyTasks
 from penstock.ingest.pipeline import Ingest
 from penstock.ingest.relations import bindings_in
 from penstock.persist.lake import storage_locations_below
@@ -40,13 +40,15 @@ def run(
     once: bool = False,
     stop: threading.Event | None = None,
     many: ManyTasks | None = None,
+    spark_bytes: int = SPARK_BYTES,
     told: Callable[["Running"], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Follow every source of `file` until `stop` is set.
 
     With `once`, until all that was upstream at the start is durable. `told` is
-    handed what runs, to look at while it does; `many` reads large first copies.
+    handed what runs, to look at while it does. `many` reads first copies of more than
+    `spark_bytes`.
 
     Raises:
         PenstockError: what ended a source, of the first that was.
@@ -80,6 +82,7 @@ def run(
                 clock=clock,
                 chance=random.Random(),
                 many=many,
+                spark_bytes=spark_bytes,
                 progress=section.progress,
                 taken=taken,
             )

@@ -103,6 +103,8 @@ class Tick:
     def grow(self, collection: str, schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
         """From this time on rows have more columns; older ones hold `defaults` in them."""
         drawn = self._of(collection)
+        if drawn.grows is not None:
+            defaults = {**drawn.grows.defaults, **defaults}
         drawn.grows = Grow(self._named(collection), schema, defaults)
         drawn.loose = [self._conformed(collection, rows) for rows in drawn.loose]
 
