@@ -357,3 +357,18 @@ def test_what_cannot_tick_is_refused():
     ticker = Ticker(clock, interval_ms=1, upstream_now=clock.now_ms)
     with pytest.raises(UsageError, match="closed has no next tick"):
         ticker.next(threading.Event(), upper=MAX_TIME)
+
+
+def test_a_source_that_catches_up_ticks_at_once_and_believes_the_clock_no_more_for_it():
+    clock = SteppingClock(NOON + 300)
+    ticker = Ticker(clock, interval_ms=1_000, upstream_now=lambda: NOON + 300)
+    stop = threading.Event()
+    first = ticker.next(stop, upper=0, at_once=True)
+    assert isinstance(first, Tick)
+    assert first.time == NOON + 300
+    second = ticker.next(stop, upper=first.time + 1, at_once=True)
+    assert isinstance(second, Tick)
+    assert second.time == first.time + 1
+    clock.wall_ms += 24 * HOUR_MS
+    doubted = ticker.next(stop, upper=second.time + 1, at_once=True)
+    assert isinstance(doubted, WaitForAgreement)

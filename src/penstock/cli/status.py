@@ -1,6 +1,7 @@
 """`penstock status`: what is there, how far it has come, what holds it back."""
 
-from typing import Annotated, Any
+import sys
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -21,6 +22,8 @@ from penstock.persist.state import END, CollectionState, State
 
 __all__ = ["status"]
 
+WIDE: Final = 240
+
 
 def status(
     location: Location,
@@ -35,7 +38,8 @@ def status(
     if as_json:
         print(encode_line({"location": location, "storage_locations": found}))
         return
-    console = Console(soft_wrap=True)
+    # What reads a pipe has no width, and names cut off would be of no use to it.
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as shown:  # By itself it would exit with 1 when its reader goes away.
         for each in found:
             _show(console, each)

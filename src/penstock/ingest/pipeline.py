@@ -122,6 +122,8 @@ class Ingest:
             while not stop.is_set():
                 try:
                     self._source.open(self._memory, self._loader, self._bound)
+                    # Whatever came while nobody looked need not wait for a round time.
+                    self._catching_up = self._bound is not None
                     if once and self._goal is None:
                         self._goal = self._source.probe().everything
                     self._follow(stop)
@@ -143,11 +145,7 @@ class Ingest:
 
     def _follow(self, stop: threading.Event) -> None:
         while not self._arrived():
-            if self._catching_up and not stop.is_set():
-                # The next bite: no time to wait for, as there is more than one can hold.
-                self._tick(max(self._upper, self._clock.now_ms()))
-                continue
-            match self._ticker.next(stop, upper=self._upper):
+            match self._ticker.next(stop, upper=self._upper, at_once=self._catching_up):
                 case None:
                     return
                 case WaitForAgreement(time=time, ahead_ms=ahead):

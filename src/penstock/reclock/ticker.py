@@ -179,9 +179,12 @@ class Ticker:
         self._doubted = False
 
     def next(
-        self, stop: threading.Event, *, upper: int
+        self, stop: threading.Event, *, upper: int, at_once: bool = False
     ) -> Tick | SteppedBack | WaitForAgreement | None:
         """Wait for the next tick of a source whose collections have come to `upper`.
+
+        With `at_once`, for a source that is catching up, it is not a round time that is
+        waited for, but the next millisecond; the clock is believed no more for that.
 
         The time is one at which to bind what is probed after this returns. When the
         clock is not believed, that is returned at once, to be told; the next call
@@ -196,7 +199,7 @@ class Ticker:
             if self._clock.wait(stop, self._interval_ms):
                 return None
         while not stop.is_set():
-            decision = self._look(upper)
+            decision = self._look(upper, 1 if at_once else self._interval_ms)
             match decision:
                 case NotYet(wait_ms=wait_ms):
                     self._clock.wait(stop, wait_ms)
@@ -208,19 +211,21 @@ class Ticker:
                     return decision
         return None
 
-    def _look(self, upper: int) -> Decision:
+    def _look(self, upper: int, interval_ms: int) -> Decision:
         reading = Reading(self._clock.now_ms(), self._clock.boot_ms())
-        decision = self._decided(reading, upper=upper, upstream_ms=None)
+        decision = self._decided(reading, interval_ms, upper=upper, upstream_ms=None)
         if isinstance(decision, WaitForAgreement):
             # By the same reading, which must stay older than any probe.
             upstream_ms = self._upstream_now()
-            return self._decided(reading, upper=upper, upstream_ms=upstream_ms)
+            return self._decided(reading, interval_ms, upper=upper, upstream_ms=upstream_ms)
         return decision
 
-    def _decided(self, reading: Reading, *, upper: int, upstream_ms: int | None) -> Decision:
+    def _decided(
+        self, reading: Reading, interval_ms: int, *, upper: int, upstream_ms: int | None
+    ) -> Decision:
         return next_time(
             reading,
-            interval_ms=self._interval_ms,
+            interval_ms=interval_ms,
             upper=upper,
             pace=self._pace,
             upstream_ms=upstream_ms,
