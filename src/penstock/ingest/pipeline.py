@@ -127,12 +127,15 @@ class Ingest:
                     if once and self._goal is None:
                         self._goal = self._source.probe().everything
                     self._follow(stop)
+                    self._memory.write_down({"status": self._status(self._upper - 1)})
                     return
                 except TransientError as error:
                     pause = next(pauses)
                     log.warning(
                         "source is lost; trying again",
-                        extra=fields(source=self.name, error=str(error), pause_ms=pause),
+                        extra=fields(
+                            source=self.name, error=str(error), detail=error.detail, pause_ms=pause
+                        ),
                     )
                     self._note_trouble(error)
                     self._source.close()
@@ -278,7 +281,7 @@ class Ingest:
         status = {
             **(self._memory.recall("status") or {}),
             "phase": "retrying",
-            "waits_for": str(error),
+            "waits_for": f"{error}. {error.detail}".strip(),
             "written_ms": self._clock.now_ms(),
         }
         self._memory.write_down({"status": status})

@@ -99,6 +99,7 @@ class Tick:
     def keep_copy(self, collection: str, copy: Copy) -> None:
         """Keep the files of a finished first copy, not seen before `begin`."""
         self._of(collection).copy = copy
+        self.rows += copy.rows()
 
     def grow(self, collection: str, schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
         """From this time on rows have more columns; older ones hold `defaults` in them."""
