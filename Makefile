@@ -11,6 +11,7 @@ RUN := $(VENV)/bin
 PY := $(RUN)/python
 READY := $(VENV)/.ready
 DELTA := .venv-delta
+DEBEZIUM := .venv-debezium
 PIN := $(RUN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make requirements"
 
@@ -51,6 +52,7 @@ test-matrix: setup debian ## the tests on every Python, and a clean install; slo
 soak: setup debian ## the nemesis for FOR seconds; SEED=n replays a run
 	@echo "seed $(SEED); to replay: make soak FOR=$(FOR) SEED=$(SEED)"
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.faults.nemesis --for $(FOR)
+	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.ingest.nemesis --for $(FOR)
 
 .PHONY: bench-persist
 bench-persist: setup ## persist measured beside bare files and beside Delta Lake
@@ -64,6 +66,18 @@ $(DELTA)/.ready: requirements-delta.txt pyproject.toml scripts/setup | $(READY)
 	@scripts/setup $(DELTA) $(PY) requirements-delta.txt
 	@touch $@
 
+.PHONY: bench-postgres
+bench-postgres: setup debian $(DEBEZIUM)/.ready ## a Postgres followed beside its own tools and beside Debezium; slow
+	$(PY) benchmarks/postgres.py
+
+.PHONY: postgres-scoreboard
+postgres-scoreboard: setup debian $(DEBEZIUM)/.ready ## every value of every type, through Debezium and through Penstock
+	$(PY) benchmarks/postgres_scoreboard.py
+
+$(DEBEZIUM)/.ready: requirements-debezium.txt pyproject.toml scripts/setup | $(READY)
+	@scripts/setup $(DEBEZIUM) $(PY) requirements-debezium.txt
+	@touch $@
+
 .PHONY: demo
 demo: setup ## collections that survive kill -9; the same on Spark; then a Postgres, followed
 	$(PY) examples/persist_demo.py
@@ -75,6 +89,7 @@ requirements: setup ## pin requirements*.in again, at the newest versions
 	$(PIN) --upgrade requirements.in -o requirements.txt
 	$(PIN) --upgrade requirements-dev.in -o requirements-dev.txt
 	$(PIN) --upgrade requirements-delta.in -o requirements-delta.txt
+	$(PIN) --upgrade requirements-debezium.in -o requirements-debezium.txt
 
 .PHONY: clean
 clean: ## remove everything that is not source
