@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from penstock import persist
+from penstock.errors import InternalError
 from penstock.persist.writing.task import Share, Written, gathered
 from penstock.sources.source import Piece
 
@@ -118,6 +119,9 @@ class Loader:
 
     def unmake(self, collection: str) -> None:
         """Let there not be a collection that has not been seen yet."""
+        found = self._client.state.named(collection)
+        if found is not None and found.upper:
+            raise InternalError(f'collection "{collection}" has been seen, and is not unmade')
         self._client.destroy(collection)
 
     def load(self, collection: str, pieces: Sequence[Piece], *, size: int) -> Copy:

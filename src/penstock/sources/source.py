@@ -35,8 +35,18 @@ class Probe:
     """What to draw next: all there is, or a bite of it."""
 
     now_ms: int
-    more: bool = False
-    """Whether there is more than that: the source is catching up, in bites."""
+    reached: Frontier | None = None
+    """All there is, if that is more than a bite."""
+
+    @property
+    def more(self) -> bool:
+        """Whether the source is catching up, in bites."""
+        return self.reached is not None
+
+    @property
+    def everything(self) -> Frontier:
+        """How far upstream has come."""
+        return self.frontier if self.reached is None else self.reached
 
 
 class Memory(Protocol):
@@ -192,7 +202,7 @@ class Source(Protocol):
         """What was drawn is durable."""
         ...
 
-    def resync(self, parts: Sequence[str]) -> None:
+    def resync(self, parts: Sequence[str], /) -> None:
         """At the next tick compare these parts with upstream, and mend them; all, if none is named.
 
         Raises:

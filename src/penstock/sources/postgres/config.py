@@ -79,11 +79,11 @@ class PostgresConfig:
     tables: tuple[TableSpec, ...] | None = None
     """Which tables; None means all that are published."""
 
-    binary: bool = False
-    """Whether the stream carries values in the server's binary form."""
-
     snapshot_tasks: int | None = None
     """How many tasks read the first copy of a large table; None leaves it to Spark's cores."""
+
+    slot_warning: int = 1 << 30
+    """Bytes of WAL that the slot may hold back on the server before a warning."""
 
     where: str = field(init=False)
     """The same, for people: without secrets."""
@@ -110,6 +110,10 @@ class PostgresConfig:
             raise UsageError(
                 f"snapshot_tasks is {self.snapshot_tasks}", hint="Give a number from 1 on."
             )
+        if self.slot_warning < 1:
+            raise UsageError(
+                f"slot_warning is {self.slot_warning}", hint="Give a number of bytes from 1 on."
+            )
 
     @classmethod
     def parse(cls, said: Mapping[str, Any]) -> Self:
@@ -118,7 +122,7 @@ class PostgresConfig:
         Raises:
             UsageError: something in it is not as it must be; it never holds a secret.
         """
-        options = ("binary", "snapshot_tasks")
+        options = ("snapshot_tasks", "slot_warning")
         _refuse_others(
             said, ("url", "connection", "publication", "tables", *options), "postgres source"
         )
@@ -135,8 +139,8 @@ class PostgresConfig:
             parameters=_parameters(said),
             publication=publication,
             tables=None if tables is None else tuple(TableSpec.parse(table) for table in tables),
-            binary=_typed(said, "binary", bool, "true or false", default=False),
             snapshot_tasks=_typed(said, "snapshot_tasks", int, "a number", default=None),
+            slot_warning=_typed(said, "slot_warning", int, "a number of bytes", default=1 << 30),
         )
 
     def spec_of(self, name: TableName) -> TableSpec | None:

@@ -24,8 +24,9 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import psycopg
-from psycopg import pq
+from psycopg import conninfo, pq
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import DefiniteError, SourceError, TransientError, UsageError
 from penstock.sources.postgres.config import SECRETS
 
@@ -75,6 +76,9 @@ DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
 """What we ask of libpq unless told otherwise, with the variable that may tell:
 the system's own defaults notice a dead server after more than two hours."""
 
+CANCEL_S: Final = 5
+"""How long a server may take to hear that it should give up something."""
+
 
 def connect(
     where: str | Mapping[str, str],
@@ -97,16 +101,71 @@ def connect(
     parameters.setdefault("fallback_application_name", application_name)
     if replication:
         parameters["replication"] = "database"
-    pgconn = pq.PGconn.connect(psycopg.conninfo.make_conninfo(**parameters).encode())
+    failed: TransientError | None = None
+    for attempt in _attempts(parameters):
+        try:
+            return _opened(attempt, replication=replication)
+        except TransientError as error:
+            failed = error
+    assert failed is not None
+    raise failed
+
+
+def _attempts(parameters: Mapping[str, str]) -> list[dict[str, str]]:
+    """One for each host, in their order."""
+    said = {name: parameters[name].split(",") for name in _PLACES if name in parameters}
+    count = max(map(len, said.values()), default=1)
+    return [
+        {**parameters, **{name: each[min(at, len(each) - 1)] for name, each in said.items()}}
+        for at in range(count)
+    ]
+
+
+def _opened(parameters: Mapping[str, str], *, replication: bool) -> "Connection":
+    # SUBTLE: libpq's own way to connect keeps Python's lock all the while, and with it
+    # every other thread, those that keep other servers informed among them.
+    pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**parameters).encode())
     connection = Connection(pgconn, parameters, replication=replication)
     try:
+        if not _established(pgconn, int(parameters.get("connect_timeout", 0))):
+            raise TransientError(
+                f"cannot connect to {connection.where}", detail="It took too long."
+            )
         if pgconn.status != pq.ConnStatus.OK:
             raise connection.lost("cannot connect to")
+        pgconn.nonblocking = 0
+        connection = Connection(pgconn, parameters, replication=replication)
         connection.pin()
     except BaseException:
         pgconn.finish()
         raise
     return connection
+
+
+def _established(pgconn: pq.abc.PGconn, timeout_s: int) -> bool:
+    """Whether there was an end to connecting, good or bad, in time."""
+    return pgconn.status == pq.ConnStatus.BAD or _polled(pgconn, pgconn.connect_poll, timeout_s)
+
+
+def _polled(
+    connecting: pq.abc.PGconn | pq.abc.PGcancelConn, poll: Callable[[], int], timeout_s: int
+) -> bool:
+    """Whether there was an end, good or bad, within `timeout_s`; 0 is for ever."""
+    until = SYSTEM_CLOCK.boot_ms() + timeout_s * 1_000
+    events = select.POLLOUT
+    while True:
+        left_ms = until - SYSTEM_CLOCK.boot_ms() if timeout_s > 0 else None
+        if left_ms is not None and left_ms <= 0:
+            return False
+        if not awaited(connecting.socket, events, None if left_ms is None else left_ms / 1_000):
+            return False
+        match poll():
+            case pq.PollingStatus.READING:
+                events = select.POLLIN
+            case pq.PollingStatus.WRITING:
+                events = select.POLLOUT
+            case _:
+                return True
 
 
 class Connection:
@@ -124,7 +183,6 @@ class Connection:
 
         self._secrets = _secrets(pgconn, parameters)
         self._results: list[pq.abc.PGresult] = []
-        self._cancel = pgconn.get_cancel() if pgconn.status == pq.ConnStatus.OK else None
 
     def __repr__(self) -> str:
         return f"<Connection to {self.where}>"
@@ -240,9 +298,17 @@ class Connection:
         raise self.lost("lost the connection to")
 
     def cancel(self) -> None:
-        """Ask the server to give up what it is at. Safe from another thread."""
-        if self._cancel is not None:
-            self._cancel.cancel()
+        """Ask the server to give up what it is at, if it can be reached soon."""
+        if self.pgconn.status != pq.ConnStatus.OK:
+            return
+        # As with connecting, libpq's own way would keep Python's lock all the while.
+        cancelling = self.pgconn.cancel_conn()
+        try:
+            with contextlib.suppress(psycopg.OperationalError):
+                cancelling.start()
+                _polled(cancelling, cancelling.poll, CANCEL_S)
+        finally:
+            cancelling.finish()
 
     def pin(self) -> None:
         """Set all that changes how values are printed, and turn timeouts off."""
@@ -350,8 +416,8 @@ def _parsed(where: str | Mapping[str, str]) -> dict[str, str]:
     # context of our error, too, somebody could log them.
     parsed: dict[str, Any] | None = None
     with contextlib.suppress(psycopg.Error):
-        text = where if isinstance(where, str) else psycopg.conninfo.make_conninfo("", **where)
-        parsed = psycopg.conninfo.conninfo_to_dict(text)
+        text = where if isinstance(where, str) else conninfo.make_conninfo("", **where)
+        parsed = conninfo.conninfo_to_dict(text)
     if parsed is None:
         raise UsageError(
             "connection parameters of the postgres source cannot be understood",
@@ -366,6 +432,7 @@ def _parsed(where: str | Mapping[str, str]) -> dict[str, str]:
     return parameters
 
 
+_PLACES: Final = ("host", "hostaddr", "port")
 _MISREAD: Final = ("host", "port", "dbname")
 _SPELLING: Final = (
     "Write it as postgresql://user@host:port/database; in a password write @ as %40, "

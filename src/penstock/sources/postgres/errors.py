@@ -175,15 +175,27 @@ class TableGone(DefiniteError):
 
 
 class SchemaChanged(DefiniteError):
-    """The table changed in a way that its collection cannot follow."""
+    """The table changed in a way that its collection cannot follow by itself."""
 
     sqlstate = "42804"
 
-    def __init__(self, *, location: str, source: str, table: TableName, reason: str) -> None:
+    def __init__(
+        self,
+        *,
+        location: str,
+        source: str,
+        table: TableName,
+        reason: str,
+        accepted: str | None = "",
+    ) -> None:
+        """`accepted` tells what its new form would mean; None if there is no way into it."""
+        command = resync_command(location, source, table)
         super().__init__(
             f'table {table} of postgres source "{source}" has changed: {reason}',
-            hint=f"To compare it and go on in its new form, run: "
-            f"{resync_command(location, source, table)}",
+            detail=accepted or "",
+            hint=f"Undo that on the source, then run: {command}"
+            if accepted is None
+            else f"To compare it and go on in its new form, run: {command}",
         )
 
 

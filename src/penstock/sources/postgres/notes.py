@@ -18,12 +18,13 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import DefiniteError
 from penstock.sources.postgres.catalog import PgTable
 from penstock.sources.postgres.config import TableSpec
 from penstock.sources.postgres.fingerprint import Fingerprint
 from penstock.sources.postgres.identity import Identity
 from penstock.sources.postgres.reading import Following, Phase
-from penstock.sources.postgres.tables import follow
+from penstock.sources.postgres.tables import Kept, follow
 from penstock.sources.postgres.tail import Seen
 from penstock.sources.source import Memory
 
@@ -70,6 +71,8 @@ class Lost:
     """The slot that failed us. While it is still ours, a new one must be made first."""
 
     reason: str
+    shared: bool = False
+    """Whether somebody else reads from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,10 @@ class _TableNote:
     snapshot_lsn: int
     seen: bool
     error: str
+    error_detail: str = ""
+    error_hint: str = ""
+    kept: tuple[Kept, ...] | None = None
+    key_columns: tuple[str, ...] | None = None
 
 
 def recall(memory: Memory) -> Notes:
@@ -156,23 +163,30 @@ def tables(followed: Iterable[Following]) -> Written:
 def _note(following: Following) -> _TableNote:
     table = following.table
     return _TableNote(
-        source=table.collection.removesuffix(f".{table.described.schema}.{table.described.name}"),
+        source=table.source,
         described=table.described,
         spec=table.spec,
         phase=following.phase,
         snapshot_lsn=following.snapshot_lsn,
         seen=following.seen,
         error=following.error,
+        error_detail=following.failure.detail if following.failure else "",
+        error_hint=following.failure.hint if following.failure else "",
+        kept=table.kept,
+        key_columns=table.key_columns,
     )
 
 
 def _following(note: _TableNote | None) -> Following:
     assert note is not None
     return Following(
-        follow(note.source, note.described, note.spec),
+        follow(note.source, note.described, note.spec, note.kept, note.key_columns),
         note.phase,
         note.snapshot_lsn,
         error=note.error,
+        failure=DefiniteError(note.error, detail=note.error_detail, hint=note.error_hint)
+        if note.error
+        else None,
         seen=note.seen,
     )
 

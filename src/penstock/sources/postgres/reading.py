@@ -10,7 +10,7 @@ old rows are looked up once for all of them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -20,12 +20,7 @@ from penstock.errors import DefiniteError
 from penstock.sources.postgres.pending import keep, keep_truncate, unkept
 from penstock.sources.postgres.pgoutput import Chunk, Relation, Truncate
 from penstock.sources.postgres.resolve import Changes, joined, resolve
-from penstock.sources.postgres.tables import (
-    Grown,
-    Incompatible,
-    Table,
-    compare_relation,
-)
+from penstock.sources.postgres.tables import Table, reads
 from penstock.sources.postgres.tail import Run, Seen, decode
 from penstock.sources.source import Tick
 
@@ -58,8 +53,11 @@ class Following:
     seen: bool = False
     """Whether its collection has begun."""
 
-    wire: int = 0
-    """How many columns its messages hold now; 0 until the connection has told."""
+    told: Relation | None = None
+    """What its messages hold now, as far as it was looked at."""
+
+    failure: DefiniteError | None = None
+    """The error, as long as this process knows more of it than its text."""
 
     gathered: list[Changes] = field(default_factory=list)
     size: int = 0
@@ -71,17 +69,26 @@ class Following:
 
 
 Learn = Callable[["Reading", Tick, Following, Relation], bool]
-"""Messages of a table have more columns; whether these could be learned."""
+"""Messages of a table have other columns; whether these could be learned."""
 
 
 class Reading:
     """One tick's reading of the stream; a `Hearer`."""
 
     def __init__(
-        self, tick: Tick, tables: Mapping[int, Following], *, learn: Learn, order: int
+        self,
+        tick: Tick,
+        tables: Mapping[int, Following],
+        *,
+        relations: dict[int, Relation],
+        learn: Learn,
+        order: int,
     ) -> None:
         self._tick = tick
         self._tables = tables
+        self._relations = relations
+        """By table, the last that the connection told, of tables not followed too."""
+
         self._learn = learn
         self.order = order
         """The place in the stream of the next message that is kept."""
@@ -90,42 +97,42 @@ class Reading:
         """By table, the transactions that truncated it."""
 
         self.odd: dict[int, str] = {}
-        """Tables whose messages cannot be read as before, and why."""
+        """Tables whose messages are passed over, since they must be compared, and why."""
+
+        self.broken: dict[int, DefiniteError] = {}
+        """Tables of which a message could not be taken. It may be that something happened to
+        them without a message; if not, they fail when all is read."""
 
     def relation(self, relation: Relation) -> None:
-        """What messages about a table hold from here on."""
-        following = self._tables.get(relation.oid)
-        if following is None:
-            return
-        compared = compare_relation(following.table, relation)
-        if isinstance(compared, Incompatible):
-            self.odd.setdefault(relation.oid, compared.reason)
-        elif isinstance(compared, Grown) and not self._learn(self, self._tick, following, relation):
-            self.odd.setdefault(relation.oid, "its messages have columns that are not known")
-        following.wire = len(relation.columns)
+        """What messages about a table hold from here on; looked at when there is one."""
+        self._relations[relation.oid] = relation
 
     def rows(self, chunk: Chunk, run: Run) -> None:
         """Changes of one table."""
         following = self._tables.get(run.relation)
-        if following is None or following.phase == Phase.ERRORED or run.relation in self.odd:
+        if following is None or not self._heeds(following):
+            return
+        relation = self._relations[run.relation]
+        if following.told is not relation and not self._understands(following, relation):
             return
         try:
-            changes = decode(chunk, run, following.table, following.wire)
-            if following.phase == Phase.LIVE:
-                self._take(following, changes)
-            else:
-                kept = keep(changes, run.commit_lsns(chunk), order=self.order)
-                self._tick.put_aside(following.pending, kept)
-                self.order += len(changes)
+            changes = decode(chunk, run, following.table, len(relation.columns))
         except DefiniteError as error:
-            self.fail(following, error)
+            self.broken[run.relation] = error
+            return
+        if following.phase == Phase.LIVE:
+            self._take(following, changes)
+        else:
+            kept = keep(changes, run.commit_lsns(chunk), order=self.order)
+            self._tick.put_aside(following.pending, kept)
+            self.order += len(changes)
 
     def truncated(self, truncate: Truncate, transaction: Seen) -> None:
         """Tables were emptied."""
         for oid in truncate.relations:
             self.truncated_by.setdefault(oid, set()).add(transaction.xid)
             following = self._tables.get(oid)
-            if following is None or following.phase == Phase.ERRORED or oid in self.odd:
+            if following is None or not self._heeds(following):
                 continue
             if following.phase == Phase.LIVE:
                 self.flush(following)
@@ -137,10 +144,23 @@ class Reading:
                 self._tick.put_aside(following.pending, kept)
                 self.order += 1
 
+    def pass_over(self, following: Following, reason: str) -> None:
+        """The table is to be compared: what the stream says of it until then is in that."""
+        following.gathered, following.size = [], 0
+        self.odd.setdefault(following.table.oid, reason)
+
+    def compared(self, following: Following) -> None:
+        """The table is equal again, and what the stream says after that counts."""
+        self.odd.pop(following.table.oid, None)
+        self.broken.pop(following.table.oid, None)
+
     def finish(self) -> None:
-        """Resolve all that is gathered."""
+        """Resolve all that is gathered, and let fail what is broken."""
         for following in self._tables.values():
             self.flush(following)
+        for oid, error in self.broken.items():
+            self.fail(self._tables[oid], error)
+        self.broken = {}
 
     def flush(self, following: Following) -> None:
         """Resolve what is gathered of one table."""
@@ -153,10 +173,16 @@ class Reading:
         """A loaded table is seen from this tick on, with what was kept aside."""
         table = following.table
         self._tick.begin(table.collection)
-        following.phase, following.seen = Phase.LIVE, True
+        following.seen = True
+        if following.phase == Phase.ERRORED:
+            self._tick.fail(table.collection, following.failure or DefiniteError(following.error))
+            return
+        following.phase = Phase.LIVE
         kept = list(self._tick.set_aside(following.pending))
         if kept:
             for changes in unkept(pa.concat_tables(kept), from_lsn=following.snapshot_lsn):
+                if table.oid in self.broken:
+                    break
                 if changes is None:
                     self._tick.empty(table.collection)
                 else:
@@ -164,11 +190,34 @@ class Reading:
             self._tick.throw_away(following.pending)
 
     def fail(self, following: Following, error: DefiniteError) -> None:
-        """From this tick on the table's collection fails every reading."""
+        """From this tick on the table's collection fails every reading, once it is seen."""
         following.gathered, following.size = [], 0
-        if following.phase == Phase.LIVE:
+        if following.phase == Phase.ERRORED:
+            return  # The first error stands.
+        if following.seen:
             self._tick.fail(following.table.collection, error)
-        following.phase, following.error = Phase.ERRORED, str(error)
+        following.phase, following.error, following.failure = Phase.ERRORED, str(error), error
+
+    def _heeds(self, following: Following) -> bool:
+        """Whether messages of a table count for anything."""
+        oid = following.table.oid
+        return following.phase != Phase.ERRORED and oid not in self.odd and oid not in self.broken
+
+    def _understands(self, following: Following, relation: Relation) -> bool:
+        """Be ready for messages as `relation` has them; whether that is possible."""
+        if not reads(following.table, relation) and not self._learn(
+            self, self._tick, following, relation
+        ):
+            self.pass_over(following, "its messages have other columns than before")
+            return False
+        following.told = relation
+        table = following.table
+        named = tuple(column.name for column in relation.columns if column.key)
+        if relation.replica_identity in "di" and named and set(named) != set(table.key):
+            # Messages before this one name old rows by the other key.
+            self.flush(following)
+            following.table = replace(following.table, key=named)
+        return True
 
     def _take(self, following: Following, changes: Changes) -> None:
         whole = not ((changes.kind != ord("I")) & ~changes.whole).any()
@@ -190,7 +239,7 @@ class Reading:
                 table=table.name,
             )
         except DefiniteError as error:
-            self.fail(following, error)
+            self.broken[table.oid] = error
             return
         self._tick.change(table.collection, gone=resolved.gone, come=resolved.come)
         following.rows += len(changes)

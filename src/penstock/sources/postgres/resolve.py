@@ -143,6 +143,14 @@ def resolve(changes: Changes, key: Sequence[str], lookup: Lookup, *, table: str)
             detail="The table has neither a primary key nor REPLICA IDENTITY FULL.",
             hint=f"Run on the source: ALTER TABLE {table} REPLICA IDENTITY FULL; then resync it.",
         )
+    for name in key:
+        if pa.types.is_nested(changes.new.schema.field(name).type):
+            raise DefiniteError(
+                f'change of table "{table}" names the old row by "{name}", which is an array',
+                detail="Rows are not looked up by arrays.",
+                hint=f'Name "{name}" among the columns to keep as text, under another source; or '
+                f"run on the source: ALTER TABLE {table} REPLICA IDENTITY FULL; then resync it.",
+            )
     return _by_key(changes, key, lookup, table=table)
 
 

@@ -16,7 +16,7 @@ from threading import Event
 from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import TransientError, UsageError
+from penstock.errors import InternalError, TransientError, UsageError
 from penstock.sources.postgres.connect import Connection, quote_identifier
 from penstock.sources.postgres.errors import SlotBusy, SlotForeign
 from penstock.sources.postgres.lsn import Lsn
@@ -142,6 +142,8 @@ def create_slot(
             # Nobody will read the answer, so there should be no slot either.
             replication.cancel()
             replication.close()
+    if rows is None:
+        raise InternalError(f'creation of replication slot "{name}" has no answer')
     created, point, snapshot, _ = rows[0]
     return CreatedSlot(created or name, Lsn.parse(point or ""), snapshot or None)
 

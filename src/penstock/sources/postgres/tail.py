@@ -23,7 +23,7 @@ from penstock.errors import DefiniteError
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.pgoutput import Chunk, Relation, Truncate, gather
 from penstock.sources.postgres.resolve import Changes
-from penstock.sources.postgres.tables import Table, with_defaults
+from penstock.sources.postgres.tables import Table
 
 __all__ = ["AnotherHistory", "Hearer", "Run", "Seen", "Tail", "decode"]
 
@@ -240,17 +240,17 @@ def _rows(
     if len(at) == 0:
         return table.schema.empty_table(), {}
     gathered = gather(chunk, at, wire)
-    arrays, fields, unchanged = [], [], {}
+    arrays, unchanged = [], {}
     for column in table.columns:
-        if column.position >= wire:
-            break  # The messages are older than the column.
+        if column.position is None or column.position >= wire:
+            # It is gone, or the messages are older than it.
+            arrays.append(pa.repeat(column.default_scalar(), len(at)))
+            continue
         values = gathered[column.position]
         arrays.append(column.type.from_text(values.values))
-        fields.append(column.field())
         if values.unchanged.any():
             unchanged[column.name] = values.unchanged
-    rows = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-    return with_defaults(rows, table.columns), unchanged
+    return pa.Table.from_arrays(arrays, schema=table.schema), unchanged
 
 
 def _by_relation(chunk: Chunk, start: int, end: int) -> Iterator[Run]:

@@ -211,10 +211,10 @@ class Upstream:
         """Remove a slot of ours, if it is there."""
         drop_slot(self.control, name, nonce=name.rsplit("_", 1)[1], clock=self._clock)
 
-    def retire_slot(self, name: str) -> None:
-        """Remove a slot that was ours, unless somebody reads from it; then it is theirs."""
+    def retire_slot(self, name: str, *, shared: bool) -> None:
+        """Remove a slot that was ours; if it is `shared` and in use, it is theirs now."""
         state = inspect_slot(self.control, name)
-        if state is not None and state.active_pid is None:
+        if state is not None and not (shared and state.active_pid is not None):
             self.drop_slot(name)
 
     def slot_state(self) -> SlotState | None:

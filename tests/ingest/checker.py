@@ -1,0 +1,162 @@
+"""What is stored, judged against what was upstream.
+
+`histories` reads collections whole: the contents as of `since`, and every later
+change with its time. `check` walks them tick by tick (invariants 9 and 11): no
+row is there less than no times, rows named by a key once, and whatever holds
+over all tables upstream holds at every time that can be read. At the end it
+compares with the tables, as the server prints them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import psycopg
+import pyarrow as pa
+
+from penstock.data import DIFF, TIME
+from penstock.persist import Collection
+from penstock.sources.postgres.connect import SETTINGS, quote_identifier
+from penstock.sources.postgres.tables import LABEL
+from penstock.sources.postgres.types import to_text
+from penstock.testing.postgres import Database
+from tests.ingest.pump import SOURCE, Pump
+
+Row = tuple[str | None, ...]
+"""A row, as the server prints its columns."""
+
+State = Mapping[str, Counter[Row]]
+Law = Callable[[State], str | None]
+"""What is broken in the state of all tables at one time, or None."""
+
+
+@dataclass(frozen=True)
+class History:
+    """A collection: every change, in the order of times."""
+
+    name: str
+    columns: tuple[str, ...]
+    since: int
+    upper: int
+    changes: Mapping[int, Counter[Row]]
+
+
+def histories(pump: Pump, tables: Iterable[str]) -> dict[str, History]:
+    """All that the collections of `tables` hold, up to one upper."""
+    with pump.reader() as client:
+        state = client.state
+        uppers = {
+            state.collections[state.names[name]].upper
+            for name in (f"{SOURCE}_remap", *(f"{SOURCE}.{table}" for table in tables))
+        }
+        assert len(uppers) == 1, f"uppers differ: {uppers}"
+        return {
+            table: _history(client.collection(f"{SOURCE}.{table}"), table, *uppers)
+            for table in tables
+        }
+
+
+def broken(found: Mapping[str, History], law: Law | None = None) -> list[str]:
+    """What is wrong in what was stored, without regard to upstream."""
+    wrong = []
+    state: dict[str, Counter[Row]] = {table: Counter() for table in found}
+    begun = {history.since for history in found.values()}
+    if len(begun) > 1:
+        wrong.append(f"tables begin at different times: {begun}")
+    for time in sorted({time for history in found.values() for time in history.changes}):
+        for table, history in found.items():
+            counts = state[table]
+            for row, diff in history.changes.get(time, {}).items():
+                counts[row] += diff
+                if counts[row] < 0:
+                    wrong.append(f"{table} at {time} holds {row} {counts[row]} times")
+                if not counts[row]:
+                    del counts[row]
+        if law is not None and time >= max(begun) and (said := law(state)) is not None:
+            wrong.append(f"at {time}: {said}")
+    return wrong
+
+
+def differing(pump: Pump, database: Database, tables: Iterable[str]) -> list[str]:
+    """In which tables what is stored last is not what is upstream."""
+    wrong = []
+    for table, history in histories(pump, tables).items():
+        held: Counter[Row] = Counter()
+        for changes in history.changes.values():
+            held.update(changes)
+        held = Counter({row: count for row, count in held.items() if count})
+        there = upstream(database, table, history.columns)
+        if held != there:
+            missing, extra = there - held, held - there
+            wrong.append(
+                f"{table}: {sum(missing.values())} rows are missing, such as "
+                f"{_few(missing)}; {sum(extra.values())} should not be there, such as "
+                f"{_few(extra)}"
+            )
+    return wrong
+
+
+def check(
+    pump: Pump, database: Database, tables: Iterable[str], law: Law | None = None
+) -> dict[str, History]:
+    """All of the above; nothing may be wrong."""
+    tables = list(tables)
+    wrong = differing(pump, database, tables)
+    found = histories(pump, tables)
+    wrong += broken(found, law)
+    assert not wrong, "\n".join(wrong[:10])
+    return found
+
+
+def upstream(database: Database, table: str, columns: Iterable[str]) -> Counter[Row]:
+    """The rows of a table, as the server prints them under our settings."""
+    pinned = "; ".join(f"SET {name} = '{value}'" for name, value in SETTINGS.items())
+    chosen = ", ".join(map(quote_identifier, columns))
+    named = ".".join(map(quote_identifier, table.split(".", 1)))
+    with psycopg.connect(database.url(), autocommit=True) as connection:
+        connection.execute(pinned.encode())
+        result = connection.execute(f"SELECT {chosen} FROM {named}".encode()).pgresult
+        assert result is not None
+        return Counter(
+            tuple(
+                None if (value := result.get_value(row, column)) is None else value.decode()
+                for column in range(result.nfields)
+            )
+            for row in range(result.ntuples)
+        )
+
+
+def _history(collection: Collection, table: str, upper: int) -> History:
+    since = collection.since
+    pieces = [collection.snapshot(since).arrow()]
+    with collection.listen(since) as listener:
+        while listener.frontier < upper:
+            found = listener.next_changes(timeout_ms=0)
+            assert found is not None
+            pieces.append(found.arrow())
+    changes: dict[int, Counter[Row]] = {}
+    names: tuple[str, ...] = ()
+    for piece in pieces:
+        names = tuple(name for name in piece.column_names if name not in (TIME, DIFF))
+        columns = [_texts(piece.schema.field(name), piece.column(name)) for name in names]
+        times, diffs = piece.column(TIME).to_pylist(), piece.column(DIFF).to_pylist()
+        for time, diff, *row in zip(times, diffs, *columns, strict=True):
+            if time < upper:
+                changes.setdefault(time, Counter())[tuple(row)] += diff
+    return History(table, names, since, upper, changes)
+
+
+def _texts(field: pa.Field, column: pa.ChunkedArray) -> list[str | None]:
+    label = (field.metadata or {}).get(LABEL)
+    assert label is not None, f'column "{field.name}" has no label'
+    values = column.combine_chunks()
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], field.type)
+    return [
+        each.decode() if isinstance(each, bytes) else each
+        for each in to_text(label.decode(), values).to_pylist()
+    ]
+
+
+def _few(rows: Counter[Row]) -> list[str]:
+    return [str(row)[:120] for row in list(rows)[:3]]

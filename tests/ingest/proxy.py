@@ -1,0 +1,92 @@
+"""A line to a server that can be cut, held up, and led to another server."""
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class Proxy:
+    """Passes bytes between clients and the server at `port`, both ways."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.refuses = False
+        """Whether whoever comes is sent away."""
+
+        self._flows = threading.Event()
+        self._flows.set()
+        self._lock = threading.Lock()
+        self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._door.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        self._spawn(self._listen)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        self.flow()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def cut(self) -> None:
+        """End all connections, without a word to either side."""
+        with self._lock:
+            ends, self._ends = self._ends, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def stall(self) -> None:
+        """Connections stay, and nothing passes."""
+        self._flows.clear()
+
+    def flow(self) -> None:
+        """What was held up passes."""
+        self._flows.set()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                client, _ = self._door.accept()
+            except OSError:
+                return
+            if self.refuses:
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                client.close()
+                continue
+            with self._lock:
+                self._ends += [client, server]
+            self._spawn(self._pass, client, server)
+            self._spawn(self._pass, server, client)
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._flows.wait()
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+    def _spawn(self, deed: object, *arguments: object) -> None:
+        thread = threading.Thread(target=deed, args=arguments, name="proxy", daemon=True)
+        self._threads.append(thread)
+        thread.start()

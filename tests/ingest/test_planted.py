@@ -1,0 +1,439 @@
+"""Bugs that somebody could write are planted, and the checker catches each.
+
+A scenario runs twice: as the code is, and with the bug. It must pass the one
+time and fail the other, or it proves nothing.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.failpoints import Action, Failpoint, tripped
+from penstock.ingest.loading import Copy
+from penstock.ingest.tick import Tick
+from penstock.sources.postgres import connect as connecting
+from penstock.sources.postgres import reading, resolve
+from penstock.sources.postgres.connect import connect
+from penstock.sources.postgres.lsn import Lsn
+from penstock.sources.postgres.pending import keep, unkept
+from penstock.sources.postgres.reading import Reading
+from penstock.sources.postgres.slots import create_slot
+from penstock.sources.postgres.source import PostgresSource
+from penstock.sources.postgres.stream import ReplicationStream
+from penstock.sources.postgres.tables import follow
+from penstock.sources.postgres.tail import Run, Tail, decode
+from penstock.sources.postgres.upstream import Upstream
+from penstock.sources.source import Probe
+from penstock.testing.postgres import Database
+from tests.ingest.checker import check, histories
+from tests.ingest.pump import Pump, until
+from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.sql(SCHEMA)
+    return database
+
+
+@contextmanager
+def caught(planted: bool) -> Iterator[None]:
+    """What is within must fail if there is a bug, and must not if there is none."""
+    if not planted:
+        yield
+        return
+    with pytest.raises((AssertionError, PenstockError)):
+        yield
+
+
+# Invariants 9 and 11: at every tick, over all tables.
+
+
+def under_load(shop: Database, folder: Path) -> None:
+    with Pump(shop, folder) as pump, Carrier(shop.url(), pause_ms=1) as carrier:
+        for _ in range(3):
+            pump.settle()
+        carrier.stop()
+        pump.settle()
+    check(pump, shop, TABLES, coins_are_kept)
+
+
+def reveals_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    whole = PostgresSource._reveal
+
+    def reveal(self: PostgresSource, *rest: Any) -> None:
+        tables = self._tables
+        for oid, each in [*tables.items()]:
+            self._tables = {oid: each}
+            whole(self, *rest)
+        self._tables = tables
+
+    patch.setattr(PostgresSource, "_reveal", reveal)
+
+
+def splits_a_transaction(patch: pytest.MonkeyPatch) -> None:
+    flush, finish, ticks = Reading.flush, Reading.finish, [0]
+
+    def late(self: Reading, following: Any) -> None:
+        if not following.table.name.endswith("chest") or ticks[0] % 2:
+            flush(self, following)
+
+    def next_tick(self: Reading) -> None:
+        finish(self)
+        ticks[0] += 1
+
+    patch.setattr(Reading, "flush", late)
+    patch.setattr(Reading, "finish", next_tick)
+
+
+def looks_up_only_what_is_committed(patch: pytest.MonkeyPatch) -> None:
+    lookup = Tick.lookup
+
+    def committed(self: Tick, collection: str, keys: Any) -> Any:
+        loose, self._of(collection).loose = self._of(collection).loose, []
+        try:
+            return lookup(self, collection, keys)
+        finally:
+            self._of(collection).loose = loose
+
+    patch.setattr(Tick, "lookup", committed)
+
+
+def finds_old_rows_by_new_keys(patch: pytest.MonkeyPatch) -> None:
+    right = resolve.resolve
+
+    def wrong(changes: Any, *rest: Any, **named: Any) -> Any:
+        updates = changes.kind == ord("U")
+        old_row = changes.old_row.copy()
+        old_row[updates & ~changes.whole] = -1
+        return right(replace(changes, old_row=old_row), *rest, **named)
+
+    patch.setattr(reading, "resolve", wrong)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        None,
+        reveals_one_by_one,
+        splits_a_transaction,
+        looks_up_only_what_is_committed,
+        finds_old_rows_by_new_keys,
+    ],
+)
+def test_every_tick_is_a_state_that_was(
+    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant | None
+) -> None:
+    # Copies end at different ticks, and a tick resolves messages in many turns.
+    done, asked = Copy.done, dict[int, list[int]]()
+
+    def later(self: Copy) -> bool:
+        turns = asked.setdefault(id(self), [0, 3 * (len(asked) % 3)])
+        turns[0] += 1
+        return done(self) and turns[0] > turns[1]
+
+    monkeypatch.setattr(Copy, "done", later)
+    monkeypatch.setattr(reading, "GATHER_BYTES", 1)
+    if plant is not None:
+        plant(monkeypatch)
+    with caught(plant is not None):
+        under_load(shop, tmp_path)
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_values_are_printed_alike(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    database.sql(
+        """
+        CREATE TABLE item (id int PRIMARY KEY, span interval);
+        ALTER TABLE item REPLICA IDENTITY FULL;
+        INSERT INTO item VALUES (1, '1 day 2 hours'), (2, '-3 mons');
+        CREATE PUBLICATION penstock FOR ALL TABLES;
+        """
+    )
+    if planted:
+        left = {key: value for key, value in connecting.SETTINGS.items() if "Style" not in key}
+        monkeypatch.setattr(connecting, "SETTINGS", left)
+    pump = Pump(database, tmp_path)
+    with pump:
+        pump.settle()
+    database.sql(f"ALTER DATABASE {database.name} SET intervalstyle = 'iso_8601'")
+    with caught(planted):
+        with pump:
+            database.sql("UPDATE item SET id = id + 10")
+            pump.settle()
+        check(pump, database, ["public.item"])
+
+
+# Invariant 10: snapshot + stream = source.
+
+
+def test_a_commit_at_the_consistent_point_is_in_the_stream(database: Database) -> None:
+    database.sql(
+        """
+        CREATE TABLE item (who int, number int, PRIMARY KEY (who, number));
+        CREATE PUBLICATION penstock FOR ALL TABLES;
+        """
+    )
+    wrong = 0
+    with writing(database, 3):
+        for creation in range(200):
+            if creation >= 40 and wrong:
+                break
+            here, at, past = created_under_load(database, f"penstock_t_{creation:04}")
+            assert gaps(here, at) == 0
+            wrong += gaps(here, past) > 0
+    assert wrong, "with <= for < at the consistent point nothing was lost, so this proves nothing"
+
+
+@contextmanager
+def writing(database: Database, writers: int) -> Iterator[None]:
+    """Several write numbers, each its own, one after the other without a gap."""
+    connections = [psycopg.connect(database.url(), autocommit=True) for _ in range(writers)]
+
+    def write(who: int) -> None:
+        # In the server, so that there are commits all the time whatever Python does.
+        with suppress(psycopg.errors.QueryCanceled):
+            connections[who].execute(
+                f"""
+                DO $$ DECLARE number int := 0; BEGIN
+                  SET synchronous_commit = off;
+                  LOOP
+                    number := number + 1; INSERT INTO item VALUES ({who}, number); COMMIT;
+                  END LOOP;
+                END $$
+                """.encode()
+            )
+
+    threads = [threading.Thread(target=write, args=[who]) for who in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for connection, thread in zip(connections, threads, strict=True):
+            connection.cancel_safe()
+            thread.join()
+            connection.close()
+
+
+LATEST = """
+SELECT who, (SELECT max(number) FROM public.item WHERE item.who = w.who)
+FROM generate_series(0, 9) AS w (who)
+"""
+
+Rows = set[tuple[int, int]]
+Last = dict[int, int]
+
+
+def created_under_load(database: Database, name: str) -> tuple[Last, Rows, Rows]:
+    """The rows of a new slot's snapshot; of its stream from its consistent point; past it."""
+    with connect(database.url(), replication=True) as replication:
+        slot = create_slot(replication, name, temporary=True)
+        with connect(database.url()) as other:
+            other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            other.execute(f"SET TRANSACTION SNAPSHOT '{slot.snapshot}'")
+            here = {int(who or 0): int(last or 0) for who, last in other.query(LATEST)}
+        point = slot.consistent_point
+        table = follow("t", *described(database))
+        kept = []
+        with ReplicationStream(
+            replication, slot=name, start=point, publications=["penstock"]
+        ) as stream:
+            while sum(len(each) for each in kept) < 8:
+                chunk = stream.read(1.0)
+                if chunk is not None and len(chunk.kind):
+                    run = Run(table.oid, (chunk.relation == table.oid).nonzero()[0])
+                    changes = decode(chunk, run, table, len(table.wire))
+                    kept.append(keep(changes, run.commit_lsns(chunk), order=len(kept) << 32))
+        found = []
+        for from_lsn in (point.position, point.position + 1):
+            rows: Rows = set()
+            for each in kept:
+                for changes in unkept(each, from_lsn=from_lsn):
+                    assert changes is not None
+                    columns = changes.new.to_pydict()
+                    rows |= set(zip(columns["who"], columns["number"], strict=True))
+            found.append(rows)
+        return here, found[0], found[1]
+
+
+def described(database: Database) -> tuple[Any, Any]:
+    from penstock.sources.postgres.catalog import published_tables
+    from penstock.sources.postgres.config import TableSpec
+
+    with connect(database.url()) as connection:
+        [table] = published_tables(connection, "penstock")
+    return table, TableSpec(table.table_name)
+
+
+def gaps(here: Last, then: Rows) -> int:
+    """How many numbers are missing, or come again, between what was here and what came then."""
+    first: Last = {}
+    for who, number in then:
+        first[who] = min(number, first.get(who, number))
+    return sum(abs(number - here.get(who, 0) - 1) for who, number in first.items())
+
+
+# Invariant 12, and where a tick ends.
+
+
+def confirms_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    upto = Tail.upto
+
+    def hasty(self: Tail, bound: int, *rest: Any, **named: Any) -> None:
+        upto(self, bound, *rest, **named)
+        self._stream.confirm(Lsn(bound))
+
+    patch.setattr(Tail, "upto", hasty)
+
+
+@pytest.mark.parametrize("plant", [None, confirms_before_the_commit])
+def test_nothing_is_confirmed_before_it_is_durable(
+    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant | None
+) -> None:
+    if plant is not None:
+        plant(monkeypatch)
+    pump = Pump(shop, tmp_path)
+    with caught(plant is not None):
+        for _ in range(3):
+            with Carrier(shop.url()), tripped(Failpoint.TICK_BEGIN, Action.ERROR, at_pass=8):
+                pump.start()
+                pump.await_error()
+            until(lambda: not shop.sql(READERS), "the server to have heard it all")
+            [(confirmed,)] = shop.sql(
+                "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots"
+                " WHERE database = current_database() AND NOT temporary"
+            )
+            assert confirmed <= pump.notes()["streamed"]["lsn"]
+        with pump:
+            pump.settle()
+        check(pump, shop, TABLES, coins_are_kept)
+
+
+READERS = """
+SELECT FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'walsender'
+"""
+
+
+def takes_a_bound_as_inclusive(patch: pytest.MonkeyPatch) -> None:
+    hand_out = Tail._hand_out
+
+    def wrong(self: Tail, *rest: Any) -> None:
+        self._drawn += 1
+        try:
+            hand_out(self, *rest)
+        finally:
+            self._drawn -= 1
+
+    patch.setattr(Tail, "_hand_out", wrong)
+
+
+@pytest.mark.parametrize("plant", [None, takes_a_bound_as_inclusive])
+def test_a_commit_that_begins_where_a_tick_ended_is_in_the_next(
+    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant | None
+) -> None:
+    if plant is not None:
+        plant(monkeypatch)
+    with caught(plant is not None):
+        with Pump(shop, tmp_path) as pump, psycopg.connect(shop.url()) as connection:
+            pump.settle()
+            for number in range(8):
+                # What is left to write is the commit, right where the log ends.
+                connection.execute("INSERT INTO moved VALUES (%s)", [number])
+                pump.settle()
+                pump.settle()
+                connection.commit()
+                pump.settle()
+        check(pump, shop, TABLES)
+
+
+# Invariant 15: a resync under load.
+
+
+def compares_as_of_another_place(patch: pytest.MonkeyPatch) -> None:
+    export = Upstream.export
+
+    def wrong(self: Upstream) -> Any:
+        before = self.probe(durable=0).insert_lsn.position
+        found = export(self)
+        found.consistent_point = min(before, found.consistent_point)
+        return found
+
+    patch.setattr(Upstream, "export", wrong)
+
+
+@pytest.mark.parametrize("plant", [None, compares_as_of_another_place])
+def test_a_resync_under_load_ends_equal(
+    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant | None
+) -> None:
+    if plant is not None:
+        plant(monkeypatch)
+    with caught(plant is not None):
+        with Pump(shop, tmp_path) as pump, Carrier(shop.url(), pause_ms=0) as carrier:
+            for _ in range(4):
+                pump.settle()
+                # Out of the publication for a moment, so the rows are compared.
+                shop.sql(
+                    "BEGIN; ALTER PUBLICATION penstock DROP TABLE purse, moved;"
+                    "ALTER PUBLICATION penstock ADD TABLE purse, moved; COMMIT"
+                )
+            pump.settle()
+            carrier.stop()
+            pump.settle()
+        check(pump, shop, TABLES, coins_are_kept)
+
+
+# Invariant 16: what was acknowledged before a tick is in it.
+
+
+def probes_what_is_flushed(patch: pytest.MonkeyPatch) -> None:
+    probe = Upstream.probe
+
+    def flushed(self: Upstream, **named: Any) -> Any:
+        found = probe(self, **named)
+        return replace(found, insert_lsn=found.flush_lsn)
+
+    patch.setattr(Upstream, "probe", flushed)
+
+
+def reads_the_clock_after_the_probe(patch: pytest.MonkeyPatch) -> None:
+    probe, last = PostgresSource.probe, []
+
+    def earlier(self: PostgresSource) -> Probe:
+        last.append(probe(self))
+        return last[max(0, len(last) - 2)]
+
+    patch.setattr(PostgresSource, "probe", earlier)
+
+
+@pytest.mark.parametrize("plant", [None, probes_what_is_flushed, reads_the_clock_after_the_probe])
+def test_what_was_acknowledged_before_a_tick_is_in_it(
+    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant | None
+) -> None:
+    if plant is not None:
+        plant(monkeypatch)
+    with (
+        caught(plant is not None),
+        Pump(shop, tmp_path) as pump,
+        psycopg.connect(shop.url(), autocommit=True) as connection,
+    ):
+        connection.execute("SET synchronous_commit = off")
+        pump.settle()
+        for number in range(10, 22):
+            connection.execute("INSERT INTO moved VALUES (%s)", [number])
+            time = pump.settle()
+            changes = histories(pump, ["public.moved"])["public.moved"].changes
+            there = {row[0] for at, rows in changes.items() if at <= time for row in rows}
+            assert str(number) in there, f"{number} is not in {time}"

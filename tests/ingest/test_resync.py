@@ -1,0 +1,215 @@
+"""Compare a table with its collection as of one moment, and mend only what differs."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from penstock import persist
+from penstock.cli.main import app
+from penstock.clock import SYSTEM_CLOCK
+from penstock.data import DIFF, TIME
+from penstock.ingest.requests import ask
+from penstock.ingest.tick import Tick, _counted
+from penstock.persist import CollectionErrored
+from penstock.persist.lake import open_store
+from penstock.sources.postgres.snapshot import SnapshotPiece
+from penstock.testing.postgres import Database
+from tests.ingest.checker import broken, check, differing, histories
+from tests.ingest.pump import SOURCE, Pump
+from tests.ingest.story import Story
+from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
+
+TWO = """
+CREATE TABLE keyed (id int PRIMARY KEY, v text, big text);
+ALTER TABLE keyed ALTER big SET STORAGE EXTERNAL;
+CREATE TABLE whole (id int, v text);
+ALTER TABLE whole REPLICA IDENTITY FULL;
+INSERT INTO keyed SELECT g, 'v', repeat('x', 3000) FROM generate_series(1, 500) g;
+INSERT INTO whole SELECT g / 2, 'v' FROM generate_series(1, 500) g;
+CREATE PUBLICATION penstock FOR TABLE keyed, whole;
+"""
+
+
+@pytest.fixture(autouse=True)
+def heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.ingest.pipeline.HEAR_EVERY_MS", 0)
+
+
+@pytest.fixture
+def pump(database: Database, tmp_path: Path) -> Iterator[Pump]:
+    database.sql(TWO)
+    with Pump(database, tmp_path) as pump:
+        pump.settle()
+        yield pump
+
+
+def resync(pump: Pump, *tables: str) -> None:
+    blob = open_store(pump.storage, persist.Settings())
+    said = ask(
+        blob, "resync", tables, clock=SYSTEM_CLOCK, chance=random.Random(), patience_ms=30_000
+    )
+    blob.close()
+    assert said["done"], said
+
+
+def updates_after(pump: Pump, table: str, time: int) -> pa.Table:
+    with pump.reader() as client:
+        collection = client.collection(f"{SOURCE}.{table}")
+        upper, pieces = collection.upper, []
+        with collection.listen(time) as listener:
+            while listener.frontier < upper:
+                found = listener.next_changes(timeout_ms=0)
+                assert found is not None
+                pieces.append(found.arrow())
+    return pa.concat_tables(pieces)
+
+
+def test_only_rows_that_differ_are_written(pump: Pump, database: Database) -> None:
+    before = pump.settle()
+    for table in ("keyed", "whole"):
+        # Nothing of this is sent, and all of it within a tick, or the table is in error first.
+        database.sql(
+            f"""
+            BEGIN;
+            ALTER PUBLICATION penstock DROP TABLE {table};
+            INSERT INTO {table} VALUES (1000, 'new');
+            UPDATE {table} SET v = 'other' WHERE id = 7;
+            DELETE FROM {table} WHERE id = 9;
+            ALTER PUBLICATION penstock ADD TABLE {table};
+            COMMIT;
+            """
+        )
+    pump.settle()
+    check(pump, database, ["public.keyed", "public.whole"])
+    for table, (come, gone) in {"keyed": (2, 2), "whole": (3, 4)}.items():
+        found = updates_after(pump, f"public.{table}", before)
+        diffs = found.column(DIFF).to_pylist()
+        assert sum(diff for diff in diffs if diff > 0) == come
+        assert -sum(diff for diff in diffs if diff < 0) == gone
+        assert len(set(found.column(TIME).to_pylist())) == 1
+
+
+def test_what_is_equal_is_left_alone(pump: Pump, database: Database) -> None:
+    database.sql("UPDATE keyed SET v = 'x' WHERE id < 10; DELETE FROM whole WHERE id < 10")
+    before = pump.settle()
+    resync(pump)
+    resync(pump, "public.keyed")
+    pump.settle()
+    for table in ("public.keyed", "public.whole"):
+        assert updates_after(pump, table, before).num_rows == 0
+    check(pump, database, ["public.keyed", "public.whole"])
+
+
+def test_an_error_ends_where_the_table_was_compared(pump: Pump, database: Database) -> None:
+    before = pump.settle()
+    database.sql("ALTER PUBLICATION penstock DROP TABLE keyed")
+    failed = pump.settle()
+    database.sql("DELETE FROM keyed WHERE id > 400; UPDATE keyed SET v = 'x' WHERE id < 10")
+    database.sql("INSERT INTO whole VALUES (7, 'others go on')")
+    database.sql("ALTER PUBLICATION penstock ADD TABLE keyed")
+    still = pump.settle()
+    resync(pump, "public.keyed")
+    after = pump.settle()
+    with pump.reader() as client:
+        collection = client.collection("shop.public.keyed")
+        (span,) = collection.state.errors
+        assert before < span.lower <= failed <= still < span.upper <= after
+        assert len(collection.snapshot(span.lower - 1).arrow()) == 500
+        for as_of in (span.lower, failed, still, span.upper - 1):
+            with pytest.raises(CollectionErrored) as caught:
+                collection.snapshot(as_of)
+            assert caught.value.since == span.lower
+        for as_of in (span.upper, after):
+            assert len(collection.snapshot(as_of).arrow()) == 400
+    check(pump, database, ["public.whole"])
+
+
+def test_the_command(pump: Pump, database: Database) -> None:
+    run = CliRunner().invoke
+    told = run(app, ["resync", pump.location, "shop", "public.keyed", "--json"])
+    assert (told.exit_code, told.output) == (
+        0,
+        '{"source":"shop","tables":["public.keyed"],"done":true}\n',
+    )
+    told = run(app, ["resync", pump.location, "shop"])
+    assert (told.exit_code, told.output) == (0, "shop: compared and mended\n")
+    told = run(app, ["resync", pump.location, "shop", "public.other"])
+    assert told.exit_code != 0
+    assert 'source "shop" does not follow a table "public.other"' in str(told.exception)
+    told = run(app, ["resync", pump.location, "market"])
+    assert told.exit_code != 0
+    assert 'has no source "market"' in str(told.exception)
+
+
+def test_under_load_on_touched_keys(database: Database, tmp_path: Path) -> None:
+    """Invariant 15."""
+    database.sql(SCHEMA)
+    with Pump(database, tmp_path) as pump, Carrier(database.url(), pause_ms=1) as carrier:
+        pump.settle()
+        for tables in ((), ("public.moved",), ("public.purse", "public.chest"), (), ()):
+            resync(pump, *tables)
+        carrier.stop()
+        pump.settle()
+        assert carrier.committed > 10
+    check(pump, database, TABLES, coins_are_kept)
+
+
+def test_a_comparison_with_what_was_before_the_cut_is_caught(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug that invariant 15 is about, planted: rows of the tick itself are not counted."""
+    database.sql(SCHEMA)
+    story = Story(database, tmp_path, monkeypatch)
+    try:
+        story.follow()
+        assert story.pump is not None
+        monkeypatch.setattr(
+            Tick,
+            "_contents",
+            lambda tick, name: _counted([tick._client.collection(name).written()]),
+        )
+        with story.between_ticks():
+            database.sql("INSERT INTO moved VALUES (5)")
+            asking = threading.Thread(target=resync, args=(story.pump,))
+            asking.start()
+            SYSTEM_CLOCK.wait(threading.Event(), 300)  # The request is there when the tick comes.
+        asking.join()
+        story.pump.settle()
+        assert differing(story.pump, database, TABLES) or broken(
+            histories(story.pump, TABLES), coins_are_kept
+        )
+    finally:
+        story.close()
+
+
+@pytest.mark.parametrize("rewrite", ["TRUNCATE", "ALTER TYPE"])
+def test_a_table_that_is_rewritten_before_it_is_read(
+    pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch, rewrite: str
+) -> None:
+    """To the snapshot it would be empty, which it never was."""
+    statement = {
+        "TRUNCATE": "TRUNCATE keyed; INSERT INTO keyed VALUES (1, 'v', 'only')",
+        "ALTER TYPE": "ALTER TABLE keyed ALTER v TYPE text USING v || '!'",
+    }[rewrite]
+    read, left = SnapshotPiece.read, [statement]
+
+    def late(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+        if left:
+            database.sql(f"BEGIN; {left.pop()}; COMMIT")
+        return read(piece)
+
+    monkeypatch.setattr(SnapshotPiece, "read", late)
+    resync(pump, "public.keyed")
+    pump.settle()
+    assert not left
+    check(
+        pump,
+        database,
+        ["public.keyed"],
+        lambda state: None if state["public.keyed"] else "it is empty",
+    )

@@ -1,0 +1,95 @@
+"""What happens upstream without a message ends in equality, or in a loud error (invariant 13)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.persist import SinceError
+from penstock.sources.postgres import cures, source
+from penstock.sources.postgres.tables import refit
+from penstock.testing.postgres import Database
+from tests.datadriven import Directive
+from tests.fix_scripts import Script, stories
+from tests.ingest.story import Story
+
+
+@pytest.fixture
+def story(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    told = Story(database, tmp_path, monkeypatch)
+    yield told
+    told.close()
+
+
+@pytest.mark.parametrize("path", stories("ingest"), ids=lambda path: path.stem)
+def test_story(path: Path, story: Story, script: Script) -> None:
+    script(path, story.obey)
+
+
+def test_a_table_that_joins_begins_later(story: Story, database: Database) -> None:
+    database.sql(
+        "CREATE TABLE first (id int PRIMARY KEY); CREATE PUBLICATION penstock FOR ALL TABLES"
+    )
+    story.follow()
+    assert story.pump is not None
+    before = story.pump.settle()
+    database.sql("CREATE TABLE second (id int PRIMARY KEY); INSERT INTO second VALUES (1)")
+    assert story.told() == "public.second is equal (id)"
+    with story.pump.reader() as client:
+        first, second = (client.collection(f"shop.public.{name}") for name in ("first", "second"))
+        first.snapshot(before)
+        begins = second.since
+        assert begins > before
+        with pytest.raises(SinceError) as caught:
+            second.snapshot(before)
+        assert len(second.snapshot(begins).arrow()) == 1
+    assert caught.value.detail == (
+        f"It begins at {begins}: there was nothing to read before that time."
+    )
+
+
+def test_careless_ways_to_follow_are_caught(
+    story: Story, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bugs that invariant 13 is about, planted: each table ends in silence, and differs."""
+    database.sql(
+        """
+        CREATE TABLE by_name (id int PRIMARY KEY, a int, b int);
+        CREATE TABLE remade (id int PRIMARY KEY);
+        CREATE TABLE scaled (id int PRIMARY KEY, amt int);
+        INSERT INTO by_name VALUES (1, 1, 2);
+        INSERT INTO remade VALUES (1);
+        INSERT INTO scaled VALUES (1, 1);
+        CREATE PUBLICATION penstock FOR TABLE by_name, remade, scaled;
+        """
+    )
+    of_table = cures._of_table
+    monkeypatch.setattr(
+        source, "refit", lambda before, described, asked: refit(before, described, asked=True)
+    )
+    monkeypatch.setattr(
+        cures,
+        "_of_table",
+        lambda change, table, situation: (
+            [] if isinstance(change, cures.TableDropped) else of_table(change, table, situation)
+        ),
+    )
+    monkeypatch.setattr(cures, "explained", lambda *_, **__: True)
+    story.follow()
+    told = story.obey(
+        Directive(
+            "do",
+            {},
+            (
+                "ALTER TABLE by_name RENAME a TO x",
+                "ALTER TABLE by_name RENAME b TO a",
+                "ALTER TABLE by_name RENAME x TO b",
+                "DROP TABLE remade",
+                "CREATE TABLE remade (id int PRIMARY KEY)",
+                "ALTER PUBLICATION penstock ADD TABLE remade",
+                "ALTER TABLE scaled ALTER amt TYPE bigint USING amt * 100",
+            ),
+        )
+    )
+    for table in ("by_name", "remade", "scaled"):
+        assert f"public.{table} differs" in told

@@ -1,0 +1,157 @@
+"""What a table is followed as, when the catalogue describes it anew."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.data import evolve
+from penstock.sources.postgres.catalog import PgColumn, PgTable, PgType
+from penstock.sources.postgres.config import TableSpec
+from penstock.sources.postgres.names import TableName
+from penstock.sources.postgres.pgoutput import Relation, RelationColumn
+from penstock.sources.postgres.tables import Misfit, Table, defaults_of, follow, reads, refit
+
+INT2, INT4 = PgType(21, "smallint", "b", "N"), PgType(23, "integer", "b", "N")
+INT8, OID = PgType(20, "bigint", "b", "N"), PgType(26, "oid", "b", "N")
+FLOAT4, FLOAT8 = PgType(700, "real", "b", "N"), PgType(701, "double precision", "b", "N")
+TEXT, NUMERIC = PgType(25, "text", "b", "S"), PgType(1700, "numeric", "b", "N")
+INTS = PgType(1007, "integer[]", "b", "A", element=INT4)
+
+
+def decimal(precision: int, scale: int) -> tuple[PgType, int]:
+    return NUMERIC, (precision << 16 | scale) + 4
+
+
+TYPES = st.sampled_from(
+    [
+        *((kind, -1) for kind in (INT2, INT4, INT8, OID, TEXT, FLOAT4, FLOAT8, NUMERIC, INTS)),
+        *(decimal(p, s) for p, s in ((5, 2), (6, 1), (38, 0), (38, 38), (7, 2))),
+    ]
+)
+SPEC = TableSpec(TableName("public", "t"), exclude=("photo",), text=("odd",))
+
+
+def table(columns: list[PgColumn], *, key: tuple[str, ...] = ("id",)) -> PgTable:
+    return PgTable(
+        oid=1, schema="public", name="t", kind="r", persistence="p", replica_identity="d",
+        columns=tuple(columns), primary_key=key, identity=key, published=True,
+        published_columns=None, streamed=tuple(each.name for each in columns), row_filter=None,
+        filter_columns=(), leaves=(), ancestors=(), pages=1, estimated_rows=1, bytes=1,
+    )  # fmt: skip
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[PgTable]:
+    """A table, as it is described again and again: columns keep their numbers, never reuse one."""
+    columns, number, described = [PgColumn("id", 1, INT4)], 1, []
+    for _ in range(draw(st.integers(2, 6))):
+        for _ in range(draw(st.integers(0, 3))):
+            names = [each.name for each in columns[1:]]
+            match draw(st.sampled_from(["add", "add", "drop", "rename", "retype"])):
+                case "add":
+                    number += 1
+                    name = draw(st.sampled_from(["a", "b", "c", "odd", "photo"]))
+                    kind, typmod = draw(TYPES)
+                    missing = (
+                        "1" if kind in (INT2, INT4, INT8, TEXT) and draw(st.booleans()) else None
+                    )
+                    if name not in names:
+                        columns.append(
+                            PgColumn(
+                                name,
+                                number,
+                                kind,
+                                typmod,
+                                missing=missing,
+                                has_missing=missing is not None,
+                            )
+                        )
+                case "drop" if names:
+                    columns.pop(draw(st.integers(1, len(names))))
+                case "rename" if names:
+                    at = draw(st.integers(1, len(names)))
+                    name = draw(st.sampled_from(["a", "b", "c"]))
+                    if name not in names:
+                        columns[at] = replace(columns[at], name=name)
+                case "retype" if names:
+                    at = draw(st.integers(1, len(names)))
+                    kind, typmod = draw(TYPES)
+                    columns[at] = replace(
+                        columns[at], type=kind, typmod=typmod, missing=None, has_missing=False
+                    )
+                case _:
+                    pass
+        described.append(table(list(columns)))
+    return described
+
+
+def relation(described: PgTable, count: int | None = None) -> Relation:
+    columns = tuple(
+        RelationColumn(each.name, each.type.oid, each.typmod, each.name == "id")
+        for each in described.columns
+    )
+    return Relation(1, "public", "t", "d", columns[:count])
+
+
+@given(lives(), st.booleans())
+def test_whatever_fits_is_a_growth_of_what_is_stored(life: list[PgTable], asked: bool) -> None:
+    current = follow("shop", life[0], SPEC)
+    for described in life[1:]:
+        fitted = refit(current, described, asked=asked)
+        if isinstance(fitted, Misfit):
+            continue
+        added = fitted.columns[len(current.columns) :]
+        # Persist would refuse it, and the whole source would stop.
+        evolve(current.schema, fitted.schema, defaults_of(added), collection="c")
+        assert reads(fitted, relation(described))
+        assert reads(fitted, relation(described, count=1))
+        assert follow("shop", described, SPEC, fitted.kept, fitted.key_columns) == fitted
+        assert "photo" not in fitted.schema.names
+        current = fitted
+
+
+@given(lives())
+def test_a_column_is_read_from_where_it_stands(life: list[PgTable]) -> None:
+    current = follow("shop", life[0], SPEC)
+    for described in life[1:]:
+        fitted = refit(current, described)
+        if isinstance(fitted, Table):
+            for kept, column in zip(fitted.kept, fitted.columns, strict=True):
+                if column.position is None:
+                    assert kept.learned
+                    assert column.name not in [
+                        each.name for each in described.columns if each.name not in SPEC.exclude
+                    ]
+                else:
+                    there = described.columns[column.position]
+                    assert (there.name, there.number) == (column.name, kept.shape.number)
+            current = fitted
+
+
+def test_a_narrower_type_is_read_into_the_wider_one() -> None:
+    before = follow(
+        "shop", table([PgColumn("id", 1, INT4), PgColumn("n", 2, *decimal(5, 2))]), SPEC
+    )
+    fitted = refit(before, table([PgColumn("id", 1, INT2), PgColumn("n", 2, *decimal(6, 1))]))
+    assert isinstance(fitted, Table)
+    assert fitted.schema.field("id").type == pa.int32()
+    assert fitted.schema.field("n").type == pa.decimal128(7, 2)
+    id, n = fitted.columns
+    assert id.type.from_text(pa.array([b"-7", None], pa.binary())).to_pylist() == [-7, None]
+    assert [str(v) for v in n.type.from_text(pa.array([b"12345.6"], pa.binary()))] == ["12345.60"]
+
+
+def test_two_columns_that_changed_names_are_not_taken_for_each_other() -> None:
+    a, b = PgColumn("a", 2, INT4), PgColumn("b", 3, INT4)
+    before = follow("shop", table([PgColumn("id", 1, INT4), a, b]), SPEC)
+    swapped = table([PgColumn("id", 1, INT4), replace(a, name="b"), replace(b, name="a")])
+    assert refit(before, swapped) == Misfit(
+        'column "a" is now "b"', '"a" would be null in every row unless there is one of that name.'
+    )
+    accepted = refit(before, swapped, asked=True)
+    assert isinstance(accepted, Table)
+    assert [(column.name, column.position) for column in accepted.columns] == [
+        ("id", 0), ("a", 2), ("b", 1),
+    ]  # fmt: skip
