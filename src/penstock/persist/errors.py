@@ -69,15 +69,21 @@ class SinceError(UsageError):
 
     sqlstate = "22023"
 
-    def __init__(self, name: str, *, as_of: int, since: int, begins: int = 0) -> None:
+    def __init__(
+        self, name: str, *, as_of: int, since: int, begins: int = 0, lower: int | None = None
+    ) -> None:
+        """Of contents as of a time; or with `lower`, of changes from there on."""
         compacted = f"Its since is {since}: what it was before that time has been compacted away."
         before = f"It begins at {begins}: there was nothing to read before that time."
+        what = f"as of {as_of}"
+        hint = f"Read as of {since} or later."
+        if lower is not None:
+            what = f"from {lower} on"
+            hint = f"Read changes from {since + 1} on, after the contents as of {since}."
         super().__init__(
-            f'collection "{name}" cannot be read as of {as_of}',
+            f'collection "{name}" cannot be read {what}',
             detail=before if as_of < begins else compacted,
-            hint=f"Read as of {since} or later."
-            if since < 2**63 - 1
-            else "Its history was given up for good.",
+            hint=hint if since < 2**63 - 1 else "Its history was given up for good.",
         )
         self.since = since
         self.begins = begins

@@ -56,7 +56,7 @@ def check_changes(collection: CollectionState, lower: int, upper: int) -> None:
             hint="Let the interval [lower, upper) begin before it ends.",
         )
     if lower < collection.tells_from:
-        raise _since_error(collection, lower - 1)
+        raise _since_error(collection, lower - 1, lower=lower)
     if upper > collection.upper:
         raise NotYetComplete(collection.name, as_of=upper - 1, upper=collection.upper)
     for span in _ahead(collection, lower):
@@ -97,9 +97,15 @@ def _ahead(collection: CollectionState, lower: int) -> Iterator[ErrorSpan]:
     return (span for span in collection.errors if lower <= span.upper)
 
 
-def _since_error(collection: CollectionState, as_of: int) -> SinceError:
+def _since_error(
+    collection: CollectionState, as_of: int, *, lower: int | None = None
+) -> SinceError:
     return SinceError(
-        collection.name, as_of=as_of, since=collection.since, begins=collection.begins
+        collection.name,
+        as_of=as_of,
+        since=collection.since,
+        begins=collection.begins,
+        lower=lower,
     )
 
 
