@@ -65,7 +65,9 @@ class Story:
     def close(self) -> None:
         """End it, whatever became of it."""
         self._free.set()
-        logging.getLogger("penstock").removeHandler(self._heard)
+        logger = logging.getLogger("penstock")
+        logger.removeHandler(self._heard)
+        logger.setLevel(logging.NOTSET)
         if self._client is not None:
             self._client.close()
         if self.pump is not None:
