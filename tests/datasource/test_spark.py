@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -189,6 +190,9 @@ def test_what_cannot_be_done_is_said(spark: SparkSession, shop: Shop, tmp_path: 
     refused(lambda: starting.start().awaitTermination(60), 'needs option "startAt"')
 
 
+@pytest.mark.skipif(
+    pyspark.__version__.startswith("4.1."), reason="PySpark 4.1 does not limit the rows of a batch"
+)
 def test_a_stream_gives_each_change_once_across_restarts(spark: SparkSession, shop: Shop) -> None:
     sink = Sink()
     options = {"startAt": "latest", "maxRowsPerTrigger": 2, "hold": "nightly"}

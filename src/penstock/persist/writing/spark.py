@@ -7,6 +7,8 @@ whatever else belongs to it.
 """
 
 from collections.abc import Iterator
+from inspect import signature
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -72,10 +74,16 @@ def share_of(
     )
 
 
+# PySpark 4.1 has no choice of a zone there, and takes UTC.
+_IN_UTC: Final[dict[str, Any]] = (
+    {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+)
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Spark's columns as Arrow has them; times with a zone are in UTC."""
     try:
-        given = to_arrow_schema(schema, timezone="UTC")
+        given = to_arrow_schema(schema, **_IN_UTC)
         # What Spark believes never to be null inside a value says nothing of what comes later.
         return pa.schema([pa.field(f.name, _loose(f.type), f.nullable) for f in given])
     except (PySparkException, ValueError, TypeError, AssertionError) as error:
