@@ -236,3 +236,21 @@ def test_a_restart_goes_on_without_copying_again(database: Database, tmp_path: P
         assert pump.notes()["slot"] == first["slot"]
     finally:
         database.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_table_that_the_file_names_later_is_followed_from_then_on(
+    shop: Database, tmp_path: Path
+) -> None:
+    for name in ("early", "late"):
+        shop.sql(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1), (2)")
+    with Pump(shop, tmp_path, tables=["public.early"]) as pump:
+        shop.sql("INSERT INTO late VALUES (3)")
+        pump.settle()
+        check(pump, shop, ["public.early"])
+    with Pump(shop, tmp_path, tables=["public.early", "public.late"]) as pump:
+        shop.sql("INSERT INTO late VALUES (4); INSERT INTO early VALUES (3)")
+        pump.settle()
+        until(lambda: len(pump.collections()) == 2, "the late table to be seen")
+        pump.settle()
+    for name in ("public.early", "public.late"):
+        check(pump, shop, [name])

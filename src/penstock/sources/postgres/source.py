@@ -324,6 +324,15 @@ class PostgresSource:
         if unfinished:
             self._copy_anew(unfinished)
         self._begin_stream(known.last if self._lost is None else None)
+        if self._config.tables is not None:
+            self._join_named()
+
+    def _join_named(self) -> None:
+        """Begin with tables that the file names by now, and that were published all along."""
+        published = published_tables(self._upstream.control, self._config.publication)
+        for each in self._chosen(published):
+            if each.oid not in self._tables:
+                self._join(each.oid, str(each.table_name))
 
     def _judge(self, known: notes.Notes) -> notes.Lost | None:
         """Whether the server has all that comes after what is durable here, and if not, why."""
@@ -714,14 +723,14 @@ class PostgresSource:
                 extra=fields(source=self.name, table=name),
             )
             return
-        if self._config.tables is not None:
+        described = self._described(oid)
+        if described is None:
+            return
+        if self._config.spec_of(described.table_name) is None:
             log.warning(
                 "table is published and not followed",
                 extra=fields(source=self.name, table=name),
             )
-            return
-        described = self._described(oid)
-        if described is None:
             return
         following = Following(self._follow(described), Phase.LOADING)
         try:
