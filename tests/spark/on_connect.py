@@ -18,7 +18,8 @@ import penstock.spark as ps
 from penstock import persist
 from penstock.engine.java import find_java, launcher_home
 from penstock.engine.plans import spark as plans_door
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
+from penstock.ingest.spark import tasks_of
 
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64())])
 
@@ -41,12 +42,17 @@ def done(spark: Any, lake: str) -> dict[str, Any]:
     derived = rows.where("k = 'a'")
     del rows
     gc.collect()
+    plans_door._WATCH.look()
     found["kept"] = len(ps.READINGS.statistics())
     del derived
     gc.collect()
     plans_door._WATCH.look()
     found["kept later"] = len(ps.READINGS.statistics())
     rows = ps.read(spark, lake, "rows")
+    try:
+        tasks_of(spark)
+    except UsageError as error:
+        found["tasks"] = repr(error)
     for file in Path(lake.removeprefix("file:"), "other").rglob("*.parquet"):
         file.unlink()
     try:

@@ -4,6 +4,7 @@ import random
 import threading
 
 import pytest
+from pyspark.errors import PySparkException
 
 import penstock.spark as ps
 from penstock import persist
@@ -53,11 +54,29 @@ def test_progress_and_remap_are_dataframes(spark, lake):
     assert both["words"].count() == 3
 
 
+@pytest.mark.parametrize("name", ["src_progress", "src_remap"])
+def test_the_format_says_that_it_does_not_read_them(spark, lake, name):
+    with pytest.raises(PySparkException, match=f'"{name}" holds the .* of a source') as refused:
+        spark.read.format("penstock").option("location", lake).load(name)
+    assert "Read it with penstock.spark.read" in str(refused.value)
+
+
+def test_a_collection_of_ones_own_may_be_called_so(spark, lake):
+    ps.append(spark.range(3), lake, "my_remap")
+    assert spark.read.format("penstock").option("location", lake).load("my_remap").count() == 3
+    with pytest.raises(PySparkException, match='"other_remap" does not exist'):
+        spark.read.format("penstock").option("location", lake).load("other_remap")
+
+
 def test_changes_of_progress_are_one_row_a_binding(spark, lake):
-    changes = ps.changes(spark, lake, "src_progress", 0, "latest").collect()
+    changes = ps.changes(spark, lake, "src_progress", "earliest", "latest").collect()
     assert [(row["partition"], row["offset"], row["mz_diff"]) for row in changes] == [
         (0, 2, 1),
         (1, 1, 1),
     ]
     first, second = (row["mz_timestamp"] for row in changes)
     assert START <= first < second
+    with pytest.raises(persist.SinceError):
+        ps.changes(spark, lake, "src_progress", 1, "latest")
+    with pytest.raises(persist.NotYetComplete):
+        ps.changes(spark, lake, "src_progress", "earliest", second + 10_000_000)

@@ -24,6 +24,7 @@ from penstock.persist import (
     Snapshot,
 )
 from penstock.persist.lake import storage_locations
+from penstock.persist.readable import check_changes
 from penstock.reclock import (
     Offsets,
     Shape,
@@ -64,7 +65,12 @@ class BindingsOf:
         return contents.drop_columns([TIME])
 
     def changes(self, lower: int, upper: int) -> pa.Table:
-        """What changed at times in `[lower, upper)`: columns, `mz_timestamp` and `mz_diff`."""
+        """What changed at times in `[lower, upper)`: columns, `mz_timestamp` and `mz_diff`.
+
+        Raises:
+            SinceError, NotYetComplete: as reading changes of any collection does.
+        """
+        check_changes(self.remap.state, lower, upper)
         updates = self._updates(upper)
         rows = progress_changes(self.shape, updates) if self.derived else updates
         times = rows.column(TIME).to_numpy()
