@@ -27,7 +27,7 @@ from penstock.errors import Corruption, InternalError, UsageError
 from penstock.ingest.relations import find_bindings
 from penstock.persist import Appended, Client, Settings
 from penstock.persist.compact import BigMerges
-from penstock.persist.errors import NotYetComplete
+from penstock.persist.errors import NotYetComplete, SinceError
 from penstock.persist.find import find_collection, time_of
 from penstock.persist.intake import check_as_of, check_frontier
 from penstock.persist.merging.spark import SparkMerges
@@ -90,6 +90,20 @@ def read_all(
         raise UsageError("read_all was given no collection", hint="Name at least one.")
     found = [_find(location, name) for name in dict.fromkeys(collections)]
     at = _common_time(found, as_of)
+    while True:
+        try:
+            return _read_all(spark, location, found, at, hold)
+        except SinceError:
+            # Since moved before it was held; then a word such as "earliest" means a later time.
+            before, found = at, [_find(location, name) for name in dict.fromkeys(collections)]
+            at = _common_time(found, as_of)
+            if at == before:
+                raise
+
+
+def _read_all(
+    spark: SparkSession, location: str, found: Sequence["_Found"], at: int, hold: bool
+) -> dict[str, DataFrame]:
     frames: dict[str, DataFrame] = {}
     for each in found:
         if each.bindings is not None:
@@ -124,9 +138,23 @@ def changes(
         CollectionErrored: the collection is in error somewhere on the way.
     """
     found = _find(location, collection)
-    first, beyond = _interval(lower, upper, found.collection)
+    interval = _interval(lower, upper, found.collection)
+    while True:
+        try:
+            return _changes(spark, location, found, interval, hold)
+        except SinceError:
+            before, found = interval, _find(location, collection)
+            interval = _interval(lower, upper, found.collection)
+            if interval[0] == before[0]:
+                raise
+
+
+def _changes(
+    spark: SparkSession, location: str, found: "_Found", interval: tuple[int, int], hold: bool
+) -> DataFrame:
+    first, beyond = interval
     if found.bindings is not None:
-        return _bindings(spark, location, found.bindings, hold, interval=(first, beyond))
+        return _bindings(spark, location, found.bindings, hold, interval=interval)
     with _reading(found, max(first - 1, 0), hold=hold) as begun:
         state = begun.reading.claim.state.collections[found.collection.id]
         scanner = _scanner(spark, found.url, begun.reading)
@@ -195,6 +223,7 @@ class _reading:  # noqa: N801 - used as a function.
 
     def __init__(self, found: _Found, since: int, *, hold: bool) -> None:
         self._stack = ExitStack()
+        self._url, self._hold = found.url, hold
         self.reading: Reading = READINGS.begin(
             found.url, found.collection.id, found.collection.name, since, hold=hold
         )
@@ -203,8 +232,12 @@ class _reading:  # noqa: N801 - used as a function.
     def __enter__(self) -> "_reading":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._stack.close()
+        if isinstance(error, Corruption):
+            away = _compacted_away(self._url, error.key, held=self._hold)
+            if away is not None:
+                raise away from error
 
     def until_unused(self, scans: Sequence[DataFrame]) -> None:
         when_unused(scans, self._stack.pop_all().close)
@@ -273,19 +306,31 @@ def _explain(path: str, reason: str) -> Exception | None:
         key = plain.removeprefix(f"{_plain(url)}/")
         if key == plain:
             continue
-        if not held and not _linked(url, key):
-            return UsageError(
-                f'object "{key}" of location "{url}" was compacted away while it was being read',
-                detail="The reading had no hold.",
-                hint="Read again, or with hold=True.",
-            )
-        return Corruption(key, where=url, detail=f"Spark could not read it. {_sentence(reason)}")
+        return _compacted_away(url, key, held=held) or Corruption(
+            key, where=url, detail=f"Spark could not read it. {_sentence(reason)}"
+        )
     return None
 
 
+def _compacted_away(url: str, key: str, *, held: bool) -> UsageError | None:
+    """What to say of a file that nobody needs any more; None of one that should be there."""
+    if _linked(url, key):
+        return None
+    return UsageError(
+        f'object "{key}" of location "{url}" was compacted away while it was being read',
+        detail="The reading lost its hold: the lease ran out before it was renewed, as when a "
+        "computer sleeps."
+        if held
+        else "The reading had no hold, or lost it.",
+        hint="Read again." if held else "Read again, with hold=True.",
+    )
+
+
 def _linked(url: str, key: str) -> bool:
+    """Whether a file should be there: it is needed, or somebody still holds it."""
     with persist.open(url, hold=False, settings=SETTINGS) as client:
-        return key in client.state.linked()
+        state = client.state
+        return key in state.linked() or state.garbage.get(key, -1) >= state.collected
 
 
 def _sentence(reason: str) -> str:

@@ -19,6 +19,7 @@ from penstock.datasource.stream import Offset
 from penstock.errors import Fenced, UsageError
 from penstock.persist import Client, Collection, NotYetComplete, SinceError
 from penstock.persist.holds import list_holds
+from penstock.testing.clocks import ManualClock
 from tests.datasource.test_reading import new_url, values
 from tests.persist.model import ModelCollection, Version
 from tests.persist.shop import SCHEMA, by_hand
@@ -180,6 +181,18 @@ def test_the_snapshot_comes_first_at_the_time_a_stream_starts_at():
         query.stop()
 
 
+def test_the_contents_of_the_last_time_before_an_error_are_given_and_then_the_error():
+    with shop() as (url, client, table):
+        put(table, ("a", 1, 1, 1), upper=10)
+        lost = persist.StoredError("SlotLost", "slot is gone", "", "Resync it.")
+        client.append_all([persist.AppendTo(table, [], 10, 20)], [persist.Fail(table, 10, lost)])
+        query = Query(url, start_at="9").start()
+        with pytest.raises(persist.CollectionErrored, match="slot is gone"):
+            query.finish()
+        assert query.given == [[("a", 1, 9, 1)]]
+        query.stop()
+
+
 def test_a_stream_may_start_at_a_time_that_is_still_to_come():
     with shop() as (url, _, table):
         put(table, ("a", 1, 1, 1), upper=2)
@@ -263,6 +276,111 @@ def test_a_query_that_was_overtaken_says_so_and_what_to_do():
         assert str(caught.value) == 'stream of collection "rows" cannot go on from 3'
         assert "since is 5" in caught.value.detail
         assert "option hold with a name" in caught.value.hint
+        query.stop()
+
+
+def forgotten(client: Client, table: Collection, clock: ManualClock, since: int) -> None:
+    """Compact, with every lease run out."""
+    compacted(client, table, since)
+    clock.move_ms(3_600_000)
+    compacted(client, table, since)
+    assert table.since == since
+
+
+def test_a_query_that_lost_its_hold_takes_a_new_one_where_nothing_is_missing():
+    clock = ManualClock()
+    with shop(clock=clock, inline_bytes=0, fan_in=2) as (url, client, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url, limit=1).start()
+        query.step()
+        put(table, ("a", 2, 3, 1), upper=4)
+        query.step()
+        put(table, ("a", 3, 4, 1), ("a", 4, 5, 1), upper=7)
+        forgotten(client, table, clock, 3)
+        query.step()
+        assert query.given[-1] == [("a", 3, 4, 1)]
+        ((_, hold),) = list_holds(client.reader.machine.blob).values()
+        assert hold.sinces == {table.id: 3}
+        compacted(client, table, 7)
+        assert table.since == 3
+        query.finish()
+        assert query.given[-1] == [("a", 4, 5, 1)]
+        query.stop()
+        assert list_holds(client.reader.machine.blob) == {}
+
+
+def test_a_query_that_lost_its_hold_and_what_it_kept_says_so():
+    clock = ManualClock()
+    with shop(clock=clock) as (url, client, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url).start()
+        query.step()
+        put(table, ("a", 2, 4, 1), upper=7)
+        forgotten(client, table, clock, 5)
+        with pytest.raises(UsageError, match="cannot go on from 3") as caught:
+            query.step()
+        assert "since is 5" in caught.value.detail
+        assert "lease ran out" in caught.value.detail
+        query.stop()
+        assert list_holds(client.reader.machine.blob) == {}
+
+
+def test_a_query_that_lost_its_lease_keeps_its_durable_hold_but_takes_none_from_a_newer_one():
+    clock = ManualClock()
+    with shop(clock=clock, inline_bytes=0, fan_in=2) as (url, client, table):
+        put(table, ("a", 1, 1, 1), upper=3)
+        query = Query(url, owner="q").start()
+        query.step()
+        put(table, ("a", 2, 3, 1), upper=4)
+        query.step()
+        forgotten(client, table, clock, 2)
+        put(table, ("a", 3, 4, 1), upper=5)
+        query.step()
+        (token,) = (
+            h.token
+            for _, h in list_holds(client.reader.machine.blob).values()
+            if h.lease_ms is None
+        )
+        assert token == 1
+        newer = Query(url, owner="q").start()
+        newer.step()
+        forgotten(client, table, clock, 3)
+        for n, each in ((6, newer), (7, newer)):
+            put(table, ("a", n, n, 1), upper=n + 1)
+            each.step()
+        with pytest.raises(Fenced):
+            query.finish()
+        put(table, ("a", 8, 8, 1), upper=9)
+        newer.finish()
+        query.stop()
+        newer.stop()
+
+
+def test_earliest_is_a_later_time_where_since_moved_before_it_was_held(monkeypatch):
+    with shop() as (url, client, table):
+        put(table, ("a", 1, 1, 1), ("a", 2, 4, 1), upper=7)
+
+        def moving(query: Query, since: int) -> Query:
+            """Since moves just before the query claims where it begins."""
+            follower = query.start().follower
+            assert follower is not None
+            real = follower._claim_from
+
+            def claim_from(needed: int) -> None:
+                monkeypatch.undo()
+                compacted(client, table, since)
+                real(needed)
+
+            monkeypatch.setattr(follower, "_claim_from", claim_from)
+            return query
+
+        query = moving(Query(url, start_at="earliest"), 3)
+        query.finish()
+        assert query.given == [[("a", 1, 3, 1), ("a", 2, 4, 1)]]
+        query.stop()
+        query = moving(Query(url, start_at="3"), 5)
+        with pytest.raises(SinceError):
+            query.step()
         query.stop()
 
 

@@ -55,12 +55,13 @@ class Shop:
         self,
         spark: SparkSession,
         sink: "Callable[[DataFrame, int], None]",
+        name: str = "rows",
         *,
         until_now: bool = False,
         **options: Any,
     ) -> StreamingQuery:
         stream = spark.readStream.format("penstock").options(location=self.url, **options)
-        writer = stream.load("rows").writeStream.foreachBatch(sink)
+        writer = stream.load(name).writeStream.foreachBatch(sink)
         writer = writer.option("checkpointLocation", self.checkpoint)
         if until_now:
             writer = writer.trigger(availableNow=True)
@@ -132,6 +133,8 @@ def test_every_type_comes_as_spark_shows_it(spark: SparkSession, shop: Shop) -> 
         ("wide", pa.decimal256(50, 0), Decimal(10**45), str(10**45)),
         ("day", pa.date32(), date(2026, 11, 15), date(2026, 11, 15)),
         ("clock", pa.time64("us"), 7, 7),
+        ("short", pa.time32("ms"), 8, 8),
+        ("shorts", pa.list_(pa.time32("ms")), [8, None], [8, None]),
         ("ns", pa.timestamp("ns"), 12345, 12345),
         ("naive", pa.timestamp("ms"), datetime(2026, 1, 2), datetime(2026, 1, 2)),  # noqa: DTZ001
         ("at", pa.timestamp("us", "UTC"), zone, zone),
@@ -170,6 +173,14 @@ def test_every_type_comes_as_spark_shows_it(spark: SparkSession, shop: Shop) -> 
     at = schema.names.index("at")
     assert [*found[:at], *found[at + 1 :]] == [*expected[:at], *expected[at + 1 :], 1]
     assert list(empty) == [None] * len(columns) + [2]
+
+    sink = Sink()
+    query = shop.follow(spark, sink, "types", until_now=True, startAt="1")
+    assert query.awaitTermination(120)
+    given = {row[schema.names.index("must")]: row for row in sink.batches[0]}
+    place = schema.names.index("short")
+    assert given[1][place : place + 2] == (8, [8, None])
+    assert given[2][place : place + 2] == (None, None)
 
 
 def test_what_cannot_be_done_is_said(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
 import penstock.spark as ps
 from penstock import persist
+from penstock.datasource.writing.spark import CollectionWriter
 from penstock.errors import UsageError
 from penstock.persist.writing.own import open_for_job
 from tests.faults.inspect import litter
@@ -111,6 +113,32 @@ def test_jobs_take_turns(spark: SparkSession, lake: str) -> None:
     write(spark.range(1), lake)
 
 
+def test_a_task_on_a_host_with_another_folder_fails_the_job(tmp_path: Path) -> None:
+    """As Spark drives the writer, with a path that leads to another folder in the task."""
+    driver, other, path = tmp_path / "driver", tmp_path / "other", tmp_path / "data"
+    for folder in (driver, other):
+        (folder / "user").mkdir(parents=True)
+    path.symlink_to(driver)
+    columns = StructType([StructField("id", LongType())])
+    writer = CollectionWriter(
+        columns, location=f"file:{path}", collection="mine", key=(), patience_ms=0
+    )
+    assert len(litter(f"file:{path}/user")) == 1
+    path.unlink()
+    path.symlink_to(other)
+    told = writer.write(iter([pa.record_batch({"id": [1]})]))
+    path.unlink()
+    path.symlink_to(driver)
+    with pytest.raises(UsageError, match="is not shared between the driver and host"):
+        writer.commit([told])
+    writer.abort([told])
+    assert not [each for each in other.rglob("*") if each.is_file()]
+    assert not litter(f"file:{path}/user")
+    with persist.open(f"file:{path}/user", hold=False) as client:
+        assert client.state.writer is None
+        assert client.collections() == []
+
+
 def test_the_lock_of_a_dead_job_is_given_up(lake: str, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -124,3 +152,18 @@ def test_the_lock_of_a_dead_job_is_given_up(lake: str, tmp_path: Path) -> None:
         open_for_job(f"{lake}/user", patience_ms=0, settings=settings)
     assert baton.writer.startswith(f"spark-{socket.gethostname()}-{dead.pid}-")
     assert str(os.getpid()) != str(dead.pid)
+
+
+def test_times_and_nulls_are_taken_as_spark_shows_them(spark: SparkSession, lake: str) -> None:
+    ms = pa.time32("ms")
+    columns = pa.schema([("t", ms), ("ts", pa.list_(ms)), ("nothing", pa.null())])
+    with persist.open(f"{lake}/user", writer="maker") as client:
+        client.create_or_load("mine", schema=columns)
+    write(spark.range(3).selectExpr("id t", "array(id, null) ts", "int(null) nothing"), lake)
+    found = sorted(map(tuple, ps.read(spark, lake, "mine").collect()))
+    assert found == [(n, [n, None], None) for n in range(3)]
+    large = spark.sql("select 4294967296 t, array(1L) ts, int(null) nothing")
+    assert 'a value in column "t" does not fit collection "mine"' in refused(large, lake)
+    with pytest.raises(Exception, match='a value in column "t" does not fit'):
+        ps.append(large, lake, "mine")
+    assert ps.read(spark, lake, "mine").count() == 3

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,6 +287,41 @@ def test_another_master_than_the_connected_server_is_an_error(connected: object)
     for master in ("local[2]", "sc://spark.example:1", "sc://other.example"):
         with pytest.raises(UsageError, match="runs here with master"):
             session(master=master)
+
+
+SECRETIVE = [
+    "sc://h/;token=hunter2",
+    "sc://h;token=hunter2",
+    "sc://me:hunter2@h",
+    "sc://h:x/;token=hunter2",
+    "sc:///;token=hunter2",
+    "sc://h/;user_id=me;hunter2",
+    "SC://h/;token=hunter2",
+]
+
+
+@pytest.mark.parametrize("master", SECRETIVE)
+def test_what_is_secret_in_a_master_is_in_no_error_and_no_log(
+    spark: SparkSession, master: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UsageError, match="runs here with master") as raised:
+        session(master=master)
+    told = [str(raised.value), raised.value.detail, raised.value.hint, *caplog.messages]
+    assert "hunter2" not in repr(told)
+
+
+@pytest.mark.parametrize("master", SECRETIVE)
+@pytest.mark.parametrize("repeated", [True, False])
+def test_nor_when_spark_itself_repeats_it(master: str, repeated: bool) -> None:
+    said = f"cannot use {master}" if repeated else "no such host"
+    with (
+        pytest.raises(UsageError, match="could not start with master") as raised,
+        door._told_as_ours(master),
+    ):
+        raise ValueError(said)
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "hunter2" not in f"{shown} {raised.value.detail} {raised.value.hint}"
+    assert (raised.value.__cause__ is None) == repeated
 
 
 def test_a_connect_server_without_what_it_needs_says_what_to_install(

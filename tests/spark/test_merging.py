@@ -18,8 +18,10 @@ from tests.persist.shop import by_hand
 import penstock.persist as persist
 import penstock.spark as ps
 from penstock.errors import Corruption, PenstockError, UsageError
+from penstock.persist.batch import slices_of
 from penstock.persist.compact import BigMerges, merge_since
 from penstock.persist.merging.spark import SparkMerges, _Job
+from penstock.persist.paths import proof_key
 from penstock.persist.ranges import sample, splitters
 from penstock.persist.state import Batch, CollectionState, Inline, files_of
 
@@ -365,6 +367,19 @@ def test_a_task_that_breaks_fails_the_merge_with_its_reason(spark, url):
             merges.merge(state, [broken], "1-0", since=0)
         assert 'merge of collection "rows"' in str(raised.value)
         assert raised.value.detail.startswith("pyarrow.lib.ArrowInvalid: Expected to read")
+
+
+def test_tasks_that_do_not_see_the_location_of_the_driver_merge_nothing(spark, url):
+    with opened(url) as client:
+        table = client.create_or_load("rows", schema=PLAIN)
+        fill(table, plain_row, seed=6, seals=2)
+        before = objects_in(url)
+        state = table.state
+        bundles = [[each for batch in state.batches for each in slices_of(state, batch)]]
+        job = _Job(spark, url, replace(state, batches=()), bundles, since=0)
+        with pytest.raises(UsageError, match="is not shared between the driver and host"):
+            job.merged(job.splitters(1), "1-0", 4_000, proof=proof_key("1-0", "never-left"))
+        assert objects_in(url) == before
 
 
 def test_a_merge_leaves_the_thread_as_it_was(spark, url):

@@ -1,5 +1,7 @@
 """Frames into several collections at once, as our own pipeline writes."""
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -9,8 +11,10 @@ import penstock.spark as ps
 from penstock import persist
 from penstock.errors import UsageError
 from penstock.persist.lake import open_store
+from penstock.persist.paths import proof_key
 from penstock.persist.verify import verify
-from penstock.persist.writing.spark import stage
+from penstock.persist.writing.spark import share_of, stage, written_by
+from penstock.persist.writing.task import gathered
 
 NUMBERS = pa.schema([("id", pa.int64())])
 
@@ -20,7 +24,9 @@ def url(tmp_path) -> str:
     return f"file:{tmp_path / 'data'}"
 
 
-def test_two_frames_are_appended_together_or_not_at_all(spark: SparkSession, url: str) -> None:
+def test_two_frames_are_appended_together_or_not_at_all(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
     with persist.open(url, writer="pipeline") as client:
         evens = client.create_or_load("evens", schema=NUMBERS)
         odds = client.create_or_load("odds", schema=NUMBERS)
@@ -36,6 +42,7 @@ def test_two_frames_are_appended_together_or_not_at_all(spark: SparkSession, url
                 [persist.AppendTo(evens, even, 0, 6), persist.AppendTo(odds, odd, 0, 6)]
             )
             assert done == persist.Appended(6)
+        assert not list(tmp_path.rglob("*.proof"))
         both = ps.read_all(spark, url, ["evens", "odds"])
         assert [frame.count() for frame in both.values()] == [500, 500]
         client.upkeep()  # The id is worn out, closed and swept.
@@ -71,4 +78,19 @@ def test_what_was_staged_and_never_appended_is_swept(spark: SparkSession, url: s
             client.compact()  # Not while the id is open.
             assert len(litter(url)) > 0
         client.compact()
+        assert not litter(url)
+
+
+def test_tasks_that_do_not_see_the_location_of_the_driver_write_nothing(
+    spark: SparkSession, url: str
+) -> None:
+    frame = spark.range(100)
+    with persist.open(url, writer="pipeline") as client:
+        target = client.create_or_load("numbers", schema=NUMBERS)
+        with client.staging() as staging:
+            never = proof_key(staging, "never-left")
+            share = share_of(frame.schema, target, staging, time=1, proof=never)
+            with pytest.raises(UsageError, match="is not shared between the driver and host") as e:
+                gathered(written_by(frame, share))
+            assert never in e.value.detail
         assert not litter(url)

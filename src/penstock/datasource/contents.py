@@ -4,6 +4,10 @@ Spark makes a source when a DataFrame is loaded and plans it whenever it is
 computed, in processes that end right after. So the time is fixed once, when
 it is loaded, and each planning leaves a hold behind that nobody renews: it
 lasts for `holdFor`, which the tasks must not outlive.
+
+Nothing is held before the first planning. Where since has moved on by then, the
+earliest time is a later one. Readings planned together agree on it, for the
+first one's hold keeps since where it is; so without holds it is an error.
 """
 
 from contextlib import closing
@@ -12,11 +16,12 @@ from typing import Final
 
 from penstock.datasource.options import BatchOptions
 from penstock.datasource.reading import Task, contents_tasks
-from penstock.persist import Settings, open
+from penstock.persist import Client, Settings, open
+from penstock.persist.errors import SinceError
 from penstock.persist.find import find_collection, time_of
 from penstock.persist.holds import LeasedClaims
 from penstock.persist.scan import scan_snapshot
-from penstock.persist.state import SchemaVersion
+from penstock.persist.state import SchemaVersion, schema_as_of
 
 __all__ = ["Contents", "find_contents", "plan_contents"]
 
@@ -54,18 +59,39 @@ def find_contents(options: BatchOptions) -> Contents:
 
 
 def plan_contents(contents: Contents, options: BatchOptions) -> list[Task]:
-    """The tasks that read `contents`, and the history they need held for them."""
+    """The tasks that read `contents`, and the history they need held for them.
+
+    Raises:
+        SinceError: the time lies below since by now, and was not "earliest".
+    """
     settings = Settings(
         patience_ms=PATIENCE_MS, lease_ms=options.hold_for_ms, background=False, cache_bytes=0
     )
-    with (
-        open(contents.url, hold=options.hold, settings=settings) as client,
-        client.reader.claims.claim(contents.collection, contents.name, contents.as_of) as claim,
-    ):
-        scan = scan_snapshot(claim.state.collections[contents.collection], contents.as_of)
+    with open(contents.url, hold=options.hold, settings=settings) as client:
+        as_of = contents.as_of
+        while True:
+            try:
+                return _plan(client, contents, as_of, options)
+            except SinceError:
+                collection = client.reader.look().collections.get(contents.collection)
+                if (
+                    options.as_of != "earliest"
+                    or not options.hold
+                    or collection is None
+                    or collection.since <= as_of
+                    or schema_as_of(collection, collection.since) != contents.schema
+                ):
+                    raise
+                as_of = collection.since
+
+
+def _plan(client: Client, contents: Contents, as_of: int, options: BatchOptions) -> list[Task]:
+    claims = client.reader.claims
+    with claims.claim(contents.collection, contents.name, as_of) as claim:
+        scan = scan_snapshot(claim.state.collections[contents.collection], as_of)
         tasks = contents_tasks(
             contents.url, scan, contents.schema, max_task_bytes=options.max_task_bytes
         )
-        if isinstance(client.reader.claims, LeasedClaims):
-            client.reader.claims.leave()
+        if isinstance(claims, LeasedClaims):
+            claims.leave()
     return tasks

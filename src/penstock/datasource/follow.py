@@ -3,7 +3,9 @@
 It answers Spark's questions in turn: how far is there something new (`latest`),
 which tasks read it (`plan`), and what may be let go (`committed`). It claims
 what the query has yet to read, from the first question on; a durable hold
-besides keeps it while the query does not run.
+besides keeps it while the query does not run. Every question asks whether the
+claim still counts: one that was lost, as when the process was asleep for longer
+than its lease, is made anew if nothing is missing yet.
 
 A batch never reaches past a change of the schema, since a query has one schema
 from its start to its end. There it stops with an error, and goes on when it is
@@ -22,16 +24,19 @@ from penstock.datasource.options import StreamOptions
 from penstock.datasource.reading import Task, changes_tasks, contents_tasks
 from penstock.datasource.stream import Offset, admitted, begun_at, schema_ends
 from penstock.errors import UsageError
-from penstock.persist import Settings, open
+from penstock.persist import Client, Settings, open
 from penstock.persist.batch import slices_of
-from penstock.persist.errors import SinceError
+from penstock.persist.errors import HoldLost, SinceError
 from penstock.persist.find import find_collection, time_of
 from penstock.persist.holds import Claim, DurableHold
 from penstock.persist.readable import check_since, reachable
 from penstock.persist.scan import scan_changes, scan_snapshot
 from penstock.persist.state import END, Batch, CollectionState, SchemaVersion, State
+from penstock.telemetry import fields, logger
 
 __all__ = ["Followed", "Follower", "find_followed"]
+
+log = logger("datasource")
 
 SETTINGS: Final = Settings(patience_ms=60_000)
 
@@ -66,11 +71,15 @@ class Follower:
     ) -> None:
         self._followed = followed
         self._options = options
+        self._settings = settings
         self._client = open(followed.url, hold=options.hold, settings=settings)
         self._clock = settings.clock
         self._claiming = ExitStack()
         self._claim: Claim | None = None
         self._durable: DurableHold | None = None
+        self._older: list[Client] = []
+        """Clients that lost their hold, of which one has the durable hold."""
+
         self._news = self._client.reader.news.subscribe()
         self._initial: Offset | None = None
         self._last: Offset | None = None
@@ -83,20 +92,19 @@ class Follower:
         Raises:
             SinceError: `startAt` lies below since.
         """
-        if self._initial is None:
+        while self._initial is None:
             _, collection = self._look()
-            start_at = self._options.start_at
-            snapshot = self._options.snapshot
-            if start_at == "latest" and collection.upper == 0:
-                # Nothing is complete yet: begin before the first time there is.
-                begins, snapshot = 0, False
-            else:
-                begins = time_of(start_at, collection) + (not snapshot)
-            offset = Offset(collection=self._name, upper=begins, begins=begins, snapshot=snapshot)
-            if begins or snapshot or not collection.whole:
+            offset = self._meant(collection)
+            if offset.begins or offset.snapshot or not collection.whole:
                 check_since(collection, offset.needs)
-            self._keep(offset)
-            self._initial = offset
+            try:
+                self._claim_from(offset.needs)
+            except SinceError:
+                # Since moved just now, so a word such as "earliest" means a later time.
+                if offset == self._meant(self._look()[1]):
+                    raise
+            else:
+                self._initial = offset
         return self._initial
 
     def until_now(self) -> None:
@@ -112,10 +120,9 @@ class Follower:
     def latest(self, start: Offset, limit: int | None) -> Offset:
         """Where the next batch ends, or `start` if there is nothing new."""
         self._check(start)
-        self._keep(start)
         # Cleared before looking: a ring between the look and the wait is not missed.
         self._news.clear()
-        state, collection = self._look()
+        state, collection = self._keep(start)
         if not self._upper(start, collection) and self._target == END:
             if state.writer is not None:
                 self._client.reader.ear.attend(state.writer.address, state.location)
@@ -150,8 +157,7 @@ class Follower:
         self._check(end)
         if end.upper <= start.upper:
             return []
-        self._keep(start)
-        _, collection = self._look()
+        _, collection = self._keep(start)
         url, schema = self._followed.url, self._followed.schema
         tasks: list[Task] = []
         lower = start.upper
@@ -188,7 +194,8 @@ class Follower:
     def stop(self) -> None:
         """Let go; a durable hold stays."""
         self._claiming.close()
-        self._client.close()
+        for client in (*self._older, self._client):
+            client.close()
 
     def _look(self) -> tuple[State, CollectionState]:
         state = self._client.reader.look()
@@ -225,8 +232,8 @@ class Follower:
         if start.upper >= self._target:
             return None
         ends = self._schema_ends(collection)
-        lower = start.upper + (start.fresh and start.snapshot)
-        upper = min(reachable(collection, lower), self._target, ends)
+        reached = reachable(collection, start.upper, snapshot=start.fresh and start.snapshot)
+        upper = min(reached, self._target, ends)
         if upper > start.upper:
             return upper
         if ends <= start.upper:
@@ -237,31 +244,74 @@ class Follower:
             )
         return None
 
-    def _keep(self, offset: Offset) -> None:
-        """Claim what a query at `offset` has yet to read."""
-        since, name = offset.needs, self._followed.name
-        if self._claim is not None and self._claim.since <= since:
-            return
+    def _meant(self, collection: CollectionState) -> Offset:
+        """Where a new query would begin now."""
+        start_at, snapshot = self._options.start_at, self._options.snapshot
+        if start_at == "latest" and collection.upper == 0:
+            # Nothing is complete yet: begin before the first time there is.
+            begins, snapshot = 0, False
+        else:
+            begins = time_of(start_at, collection) + (not snapshot)
+        return Offset(collection=self._name, upper=begins, begins=begins, snapshot=snapshot)
+
+    def _keep(self, offset: Offset) -> tuple[State, CollectionState]:
+        """Look, with what a query at `offset` has yet to read claimed."""
+        looked = self._look()
+        lost: HoldLost | None = None
         try:
-            if self._options.owner is not None:
-                self._durable = self._durable or self._client.hold(self._options.owner)
-                held = self._durable.sinces()
-                if set(held) != {name} or held[name] > since:
-                    self._durable.move({name: since})
-            with ExitStack() as stack:
-                claims = self._client.reader.claims
-                claim = stack.enter_context(claims.claim(self._followed.collection, name, since))
-                self._claiming.close()
-                self._claiming = stack.pop_all()
-                self._claim = claim
+            self._client.reader.claims.check(looked[0])
+        except HoldLost as error:
+            log.warning("hold of a stream was lost", extra=fields(collection=self._followed.name))
+            lost = error
+            self._open_again()
+        if self._claim is not None and self._claim.since <= offset.needs:
+            return looked
+        try:
+            self._claim_from(offset.needs)
         except SinceError as error:
+            gone = (
+                f"The collection's since is {error.since}: what changed before has been "
+                "compacted away."
+            )
             raise UsageError(
-                f'stream of collection "{name}" cannot go on from {offset.upper}',
-                detail=f"The collection's since is {error.since}: what changed before has been "
-                "compacted away.",
+                f'stream of collection "{self._followed.name}" cannot go on from {offset.upper}',
+                detail=gone if lost is None else f"{gone} {lost.detail}",
                 hint="Start a new query with a new checkpoint location. A durable hold, by the "
                 "option hold with a name, keeps history while a query does not run.",
             ) from error
+        return self._look()
+
+    def _open_again(self) -> None:
+        """Without the claims there were; a client that lost its hold makes no new ones."""
+        self._claim = None
+        self._claiming.close()
+        if self._durable is None:
+            self._client.close()
+        else:
+            # Opened again, a durable hold would be taken from a query that has it by now.
+            self._client.reader.claims.close()
+            self._older.append(self._client)
+        self._client = open(self._followed.url, hold=self._options.hold, settings=self._settings)
+        self._news = self._client.reader.news.subscribe()
+
+    def _claim_from(self, since: int) -> None:
+        """Claim what lies from `since` on, in place of what was claimed before.
+
+        Raises:
+            SinceError: it is no longer kept.
+        """
+        name = self._followed.name
+        if self._options.owner is not None:
+            self._durable = self._durable or self._client.hold(self._options.owner)
+            held = self._durable.sinces()
+            if set(held) != {name} or held[name] > since:
+                self._durable.move({name: since})
+        with ExitStack() as stack:
+            claims = self._client.reader.claims
+            claim = stack.enter_context(claims.claim(self._followed.collection, name, since))
+            self._claiming.close()
+            self._claiming = stack.pop_all()
+            self._claim = claim
 
     def _admitted(self, collection: CollectionState, start: Offset, upper: int, limit: int) -> int:
         """The part of `[start, upper)` that has at most `limit` updates."""

@@ -20,7 +20,8 @@ from pyspark.sql import datasource as ds
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from penstock.data.shown import shown
+from penstock.data.shown import show, shown
+from penstock.datasource.bindings import refuse_bindings
 from penstock.datasource.contents import Contents, find_contents, plan_contents
 from penstock.datasource.filters import Asks, Condition, filtered, takes
 from penstock.datasource.follow import Followed, Follower, find_followed
@@ -29,6 +30,8 @@ from penstock.datasource.reading import Task, rows_of, updates_of
 from penstock.datasource.stream import Offset
 from penstock.datasource.writing.spark import CollectionWriter
 from penstock.errors import UsageError
+from penstock.persist import Settings
+from penstock.persist.errors import CollectionMissing
 from penstock.persist.state import columns_of, stored_columns_of
 from penstock.persist.tasks import ROWS_AT_ONCE
 
@@ -40,6 +43,12 @@ except ImportError:  # 4.1
     limits = None
 
 __all__ = ["PenstockSource", "register"]
+
+SETTINGS: Final = Settings(patience_ms=60_000)
+"""Someone is waiting: a store that stays away is an error after a minute."""
+
+REMAP: Final = "_remap"
+"""Only names that end so are worth a look at all sources before there is something wrong."""
 
 
 def register(spark: SparkSession) -> None:
@@ -82,7 +91,7 @@ class PenstockSource(ds.DataSource):
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802
         """For `spark.readStream`."""
         options = parse(self.options)
-        found, columns = self._find()
+        found, _ = self._find()
         if not isinstance(options, StreamOptions) or not isinstance(found, Followed):
             raise UsageError(
                 'a stream of format "penstock" needs option "startAt"',
@@ -95,7 +104,7 @@ class PenstockSource(ds.DataSource):
                 hint="Leave it out, or update Spark.",
             )
         self._check_schema(schema)
-        return ChangesReader(found, options, shown(columns))
+        return ChangesReader(found, options)
 
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
         """For `df.write`."""
@@ -127,11 +136,7 @@ class PenstockSource(ds.DataSource):
         """What the options meant when they were first asked for; it travels along."""
         options = parse(self.options)
         if self._found is None:
-            self._found = (
-                find_contents(options)
-                if isinstance(options, BatchOptions)
-                else find_followed(options)
-            )
+            self._found = _found(options)
         schema = self._found.schema
         return self._found, (
             columns_of(schema) if isinstance(self._found, Contents) else stored_columns_of(schema)
@@ -162,7 +167,6 @@ class ContentsReader(ds.DataSourceReader):
     def __init__(self, contents: Contents, options: BatchOptions, columns: pa.Schema) -> None:
         self._contents = contents
         self._options = options
-        self._columns = columns
         self._taken: list[Condition] = []
         # SUBTLE: a reader that overrides pushFilters is refused unless the session
         # enables spark.sql.python.filterPushdown, which it does not by default. This
@@ -178,17 +182,16 @@ class ContentsReader(ds.DataSourceReader):
         """In a task."""
         assert isinstance(partition, Part)
         for rows in rows_of(partition.task):
-            given = filtered(rows.cast(self._columns), partition.conditions)
+            given = filtered(show(rows), partition.conditions)
             yield from given.to_batches(ROWS_AT_ONCE)
 
 
 class ChangesReader(ds.DataSourceStreamReader):
     """The changes from a time on."""
 
-    def __init__(self, followed: Followed, options: StreamOptions, columns: pa.Schema) -> None:
+    def __init__(self, followed: Followed, options: StreamOptions) -> None:
         self._followed = followed
         self._options = options
-        self._columns = columns
         self._opened: Follower | None = None
 
     @property
@@ -235,7 +238,7 @@ class ChangesReader(ds.DataSourceStreamReader):
         """In a task."""
         assert isinstance(partition, Part)
         for updates in updates_of(partition.task):
-            yield from updates.cast(self._columns).to_batches(ROWS_AT_ONCE)
+            yield from show(updates).to_batches(ROWS_AT_ONCE)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark will not ask for what lies before `end` again."""
@@ -298,6 +301,18 @@ def _condition(given: ds.Filter, *, negated: bool = False) -> Condition | None:
             return Condition(_TESTS[type(given)], name, (value,), negated=negated)
         case _:
             return None
+
+
+def _found(options: BatchOptions | StreamOptions) -> Contents | Followed:
+    try:
+        if isinstance(options, StreamOptions):
+            return find_followed(options)
+        if options.collection.endswith(REMAP):
+            refuse_bindings(options.location, options.collection, settings=SETTINGS)
+        return find_contents(options)
+    except CollectionMissing:
+        refuse_bindings(options.location, options.collection, settings=SETTINGS)
+        raise
 
 
 def _spark_schema(columns: pa.Schema) -> StructType:

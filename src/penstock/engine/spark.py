@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext, __version__
@@ -114,7 +114,7 @@ def _check_master(running: SparkSession, asked: str | None) -> None:
     found = _endpoint(running) if connect(running) else running.sparkContext.master
     if found != (_normal(asked) if asked.startswith("sc://") else asked):
         raise UsageError(
-            f'Spark already runs here with master "{found}", not with "{asked}"',
+            f'Spark already runs here with master "{found}", not with "{_plain(asked)}"',
             detail="A process has one Spark session, and its master cannot be changed.",
             hint="Ask for no master to use the running session, or stop that session first.",
         )
@@ -160,7 +160,7 @@ def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clo
             settings["spark.sql.warehouse.dir"] = _scratch("penstock-warehouse-")
         with _environment(PYSPARK_PYTHON=_worker_python(settings)):
             spark = SparkSession.builder.config(map=settings).getOrCreate()
-    _tell_ready(spark, runs_on, clock.boot_ms() - began_ms)
+    _tell_ready(spark, _plain(runs_on), clock.boot_ms() - began_ms)
     return spark
 
 
@@ -183,15 +183,16 @@ def _start_remote(url: str, config: Mapping[str, str]) -> SparkSession:
 def _start_jvm(config: Mapping[str, str]) -> bool:
     """Start the JVM, unless there is one: of a session that was stopped, or of spark-submit."""
     asked = config.get("spark.master")
+    shown = _plain(asked) if asked else "default"
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
-        log.info("starting Spark", extra=fields(master=asked or "default", java="running"))
+        log.info("starting Spark", extra=fields(master=shown, java="running"))
         with _told_as_ours(asked):
             SparkContext._ensure_initialized()
         return False
     java = find_java(newest=NEWEST_JAVA)
     log.info(
         "starting Spark",
-        extra=fields(master=asked or "default", java=java.version, program=java.program),
+        extra=fields(master=shown, java=java.version, program=java.program),
     )
     launch = SparkConf(loadDefaults=False)
     for name, value in config.items():
@@ -255,7 +256,7 @@ def _check_form(master: str) -> None:
     # spark-submit would refuse it too, by ending, with its reason on standard error only.
     if not _MASTER.fullmatch(master):
         raise UsageError(
-            f'Spark master "{master}" does not exist',
+            f'Spark master "{_plain(master)}" does not exist',
             detail="A master is local[n], local[*], local-cluster[n,cores,MiB], spark://host:port, "
             "yarn, k8s://url, or sc://host:port for a Spark Connect server.",
             hint="Leave the master out to run on this machine, with all its cores.",
@@ -275,8 +276,25 @@ def _local(master: str) -> bool:
 
 def _normal(url: str) -> str:
     """A Connect URL without what may be secret in it, and with its port."""
-    parts = urlsplit(url)
-    return f"sc://{parts.hostname}:{parts.port or CONNECT_PORT}"
+    plain = _plain(url)
+    parts = urlsplit(plain)
+    try:
+        return f"sc://{parts.hostname or ''}:{parts.port or CONNECT_PORT}"
+    except ValueError:
+        return plain  # Spark says what is wrong with its port.
+
+
+def _plain(master: str) -> str:
+    """A master without what may be secret in it: parameters, and who logs in."""
+    return re.sub(r"//[^/]*@", "//", master.partition(";")[0])
+
+
+def _secrets(master: str) -> list[str]:
+    """What `_plain` leaves out, in each of the forms in which an error may repeat it."""
+    given = [each for each in master.split(";")[1:] if each]
+    values = [each.partition("=")[2] for each in given]
+    logins = re.findall(r"//([^/]*)@", master)
+    return [*given, *logins, *filter(None, values), *filter(None, map(unquote, values))]
 
 
 def _endpoint(spark: SparkSession) -> str:
@@ -321,13 +339,20 @@ def _told_as_ours(master: str | None) -> Iterator[None]:
         if isinstance(error, ImportError):
             raise
         died = "JAVA_GATEWAY_EXITED" in str(error)
+        secrets = _secrets(master or "")
+        told = any(secret in str(error) for secret in secrets)
+        reason = _reason(error)
+        for secret in secrets:
+            reason = reason.replace(secret, "…")
         raise UsageError(
-            f'Spark could not start with master "{master}"' if master else "Spark could not start",
+            f'Spark could not start with master "{_plain(master)}"'
+            if master
+            else "Spark could not start",
             detail="Its JVM ended before it was ready. What it printed says why."
             if died
-            else _reason(error),
+            else reason,
             hint="Check the master and Spark's settings.",
-        ) from error
+        ) from (None if told else error)
 
 
 def _reason(error: Exception) -> str:

@@ -9,12 +9,14 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from penstock import persist
 from penstock.errors import InternalError
+from penstock.persist.writing.proof import proof_left
 from penstock.persist.writing.task import Share, Written, gathered
 from penstock.sources.source import Piece
 
@@ -78,7 +80,8 @@ class Copy:
     def _read(self, share: Share, pieces: Sequence[Piece], many: ManyTasks | None) -> None:
         try:
             if many is not None:
-                written = many(share, pieces)
+                with proof_left(share.url, share.staging) as proof:
+                    written = many(replace(share, proof=proof), pieces)
             else:
                 written = [share.write(self._counted(piece.read())) for piece in pieces]
             batch = gathered(written)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pyspark.sql import SparkSession
 
+from penstock.errors import UsageError
 from penstock.persist.writing.task import Share, Written
 from penstock.sources.source import Piece
 
@@ -11,7 +12,18 @@ __all__ = ["tasks_of"]
 
 
 def tasks_of(spark: SparkSession) -> "SparkTasks":
-    """What reads pieces by tasks of `spark`."""
+    """What reads pieces by tasks of `spark`.
+
+    Raises:
+        UsageError: the session is one of Spark Connect, which runs no such tasks.
+    """
+    if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
+        raise UsageError(
+            "first copies cannot be read by a session of Spark Connect",
+            detail="Their pieces are handed out by a SparkContext, which it does not have.",
+            hint="Use a classic session, with a master such as local[4] or spark://host:7077. "
+            "A smaller copy needs no Spark at all.",
+        )
     return SparkTasks(spark)
 
 
@@ -26,7 +38,7 @@ class SparkTasks:
 
         def read(some: Iterable[Piece]) -> Iterator[Written]:
             for piece in some:
-                yield share.write(piece.read())
+                yield share.write(piece.read(), to_the_end=False)
 
         parallel = self._spark.sparkContext.parallelize(pieces, len(pieces))
         return list(parallel.mapPartitions(read).collect())

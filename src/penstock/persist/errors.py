@@ -93,17 +93,36 @@ class CollectionErrored(DefiniteError):
     """As of that time the collection's contents are not known, and why was recorded."""
 
     def __init__(
-        self, name: str, *, as_of: int, since: int, kind: str, reason: str, detail: str, hint: str
+        self,
+        name: str,
+        *,
+        as_of: int,
+        since: int,
+        kind: str,
+        reason: str,
+        detail: str,
+        hint: str,
+        until: int | None = None,
     ) -> None:
-        readable = f"Read as of {since - 1} or earlier." if since else ""
+        """With `until`, of an error that is over: then nothing is left to mend."""
+        told = f"It has been in error since {since}."
+        todo = f"{hint} Read as of {since - 1} or earlier." if since else hint
+        if until is not None:
+            told = f"It was in error from {since} on; that ended at {until}."
+            todo = f"Read as of {until} or later; what follows it must start anew there."
+            if since:
+                todo += f" As of {since - 1} or earlier it can be read too."
         super().__init__(
             f'collection "{name}" cannot be read as of {as_of}: {reason}',
-            detail=f"It has been in error since {since}. {detail}".rstrip(),
-            hint=f"{hint} {readable}".strip(),
+            detail=f"{told} {detail}".rstrip(),
+            hint=todo.strip(),
         )
         self.collection = name
         self.since = since
         """The first time as of which it cannot be read."""
+
+        self.until = until
+        """The first time as of which it can be read again; None while it lasts."""
 
         self.kind = kind
         self.reason = reason

@@ -164,6 +164,14 @@ class Claims(Protocol):
         """The claim needs only times from `since` on now, in `state`."""
         ...
 
+    def check(self, state: State) -> None:
+        """Check that all that is claimed is still kept in `state`, which was just looked up.
+
+        Raises:
+            HoldLost: it is not, and no claim here will count again.
+        """
+        ...
+
     def close(self) -> None:
         """Give up every claim."""
         ...
@@ -185,6 +193,9 @@ class NoClaims:
     def advance(self, claim: Claim, since: int, state: State) -> None:
         """Follow."""
         claim.since, claim.state = since, state
+
+    def check(self, state: State) -> None:
+        """Nothing is kept, so nothing can be lost."""
 
     def close(self) -> None:
         """Nothing to give up."""
@@ -284,6 +295,9 @@ class LocalClaims(_Registered):
     def _published_less(self) -> None:
         pass
 
+    def check(self, state: State) -> None:
+        """The writer asks before it gives up anything, so nothing is lost."""
+
     def close(self) -> None:
         """Nothing outlives the process."""
 
@@ -304,12 +318,20 @@ class LeasedClaims(_Registered):
 
     def renew(self) -> None:
         """Write a new version, and make sure that the hold still counts."""
+        if self._lost is not None:
+            raise self._lost
         with self._writing:
             self._write()
-        state = self._look()
-        hold = self._object.hold if self._object else None
-        if hold is not None and not _kept(state, hold):
-            self._lost = _expired(hold, self._machine.blob.name)
+        self.check(self._look())
+
+    def check(self, state: State) -> None:
+        """Check that the hold, as it was last written, still counts."""
+        # SUBTLE: under the lock, or `state` may follow from a version that is being written.
+        with self._writing:
+            held = self._object
+            if self._lost is None and held is not None and not _kept(state, held.hold):
+                self._lost = _expired(held.hold, self._machine.blob.name)
+        if self._lost is not None:
             raise self._lost
 
     def leave(self) -> None:
@@ -348,8 +370,10 @@ class LeasedClaims(_Registered):
     def _published_less(self) -> None:
         # Holding a little too much for a little while is cheaper than a write each time.
         clock = self._settings.clock
-        if self._left or clock.boot_ms() - self._written_ms < min(
-            5_000, self._settings.lease_ms // 8
+        if (
+            self._left
+            or self._lost is not None
+            or clock.boot_ms() - self._written_ms < min(5_000, self._settings.lease_ms // 8)
         ):
             return
         try:

@@ -4,6 +4,7 @@
     mark/floor-<n>  mark/head-<n>   the log's two ends
     rollup/<number>                 the state after that many entries
     batch/<staging id>/<name>.parquet
+    batch/<staging id>/<name>.proof  see writing/proof.py
     hold/<hold id>=<version>
     probe/…                         what was learned about the store
 
@@ -23,6 +24,7 @@ __all__ = [
     "hold_of",
     "hold_prefix",
     "number_of",
+    "proof_key",
     "rollup_key",
     "staging_of",
 ]
@@ -40,6 +42,11 @@ def rollup_key(seqno: int) -> str:
 def batch_key(staging: str, name: str) -> str:
     """A Parquet file written under a staging id."""
     return f"{BATCHES}{staging}/{name}.parquet"
+
+
+def proof_key(staging: str, name: str) -> str:
+    """What shows tasks that files under a staging id will be found."""
+    return f"{BATCHES}{staging}/{name}.proof"
 
 
 def hold_key(hold: str, version: int) -> str:
@@ -65,11 +72,11 @@ def hold_of(key: str) -> tuple[str, int] | None:
 
 
 def staging_of(key: str) -> str | None:
-    """The staging id a file was written under, or None if `key` is not that of one."""
+    """The staging id a file or a proof was written under, or None if `key` is not that of one."""
     found = _BATCH.fullmatch(key)
     return None if found is None else found[1]
 
 
 _ROLLUP: Final = re.compile(rf"{ROLLUPS}([0-9]{{20}})")
 _HOLD: Final = re.compile(rf"{HOLDS}([^/=]+)=([0-9]{{20}})")
-_BATCH: Final = re.compile(rf"{BATCHES}([0-9]+-[0-9]+)/[^/]+\.parquet")
+_BATCH: Final = re.compile(rf"{BATCHES}([0-9]+-[0-9]+)/[^/]+\.(?:parquet|proof)")

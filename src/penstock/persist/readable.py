@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from penstock.errors import UsageError
 from penstock.persist.errors import CollectionErrored, NotYetComplete, SinceError
-from penstock.persist.records import CollectionState, ErrorSpan
+from penstock.persist.records import END, CollectionState, ErrorSpan
 
 __all__ = [
     "check_changes",
@@ -74,13 +74,16 @@ def check_since(collection: CollectionState, as_of: int) -> None:
         raise _since_error(collection, as_of)
 
 
-def reachable(collection: CollectionState, lower: int) -> int:
+def reachable(collection: CollectionState, lower: int, *, snapshot: bool = False) -> int:
     """How far changes from `lower` on can be read: to upper, or to the first error.
+
+    With `snapshot`, the contents as of `lower` come first, and what was before
+    does not matter.
 
     Raises:
         CollectionErrored: no further than `lower`, because of an error.
     """
-    for span in _ahead(collection, lower):
+    for span in _ahead(collection, lower + snapshot):
         if span.lower <= lower < collection.upper:
             raise _errored(collection, span, lower)
         return min(collection.upper, max(span.lower, lower))
@@ -118,4 +121,5 @@ def _errored(collection: CollectionState, span: ErrorSpan, at: int) -> Collectio
         reason=span.error.message,
         detail=span.error.detail,
         hint=span.error.hint,
+        until=None if span.upper == END else span.upper,
     )

@@ -60,9 +60,19 @@ FOOTERS_AT_ONCE: Final = 16
 BROADCAST_ROWS: Final = 4_000_000
 """Up to so many updates the keys taken away are sent to every task; beyond, Spark shuffles."""
 
+BROADCAST_BYTES: Final = 256 << 20
+"""And up to so much memory: few keys may be long ones."""
+
 LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 
+V1_SOURCES: Final = "spark.sql.sources.useV1SourceList"
+
 REGEX_NAMES: Final = "spark.sql.parser.quotedRegexColumnNames"
+
+PARQUET: Final = frozenset(
+    ("parquet", "org.apache.spark.sql.execution.datasources.v2.parquet.parquetdatasourcev2")
+)
+"""Spark's names for it in that list, either of which counts."""
 
 HERE_BYTES: Final = 16 << 20
 """Up to so much of a rest is added up in this process, sooner than Spark would begin to."""
@@ -120,7 +130,7 @@ class Scanner:
             # Of a base each row is there once, and so can be taken away once.
             gone = _never_below(gone, -1, scan)
         keys = gone.selectExpr(*summing.key_columns(scan.key))
-        if scan.rest_rows <= BROADCAST_ROWS:
+        if scan.rest_rows <= BROADCAST_ROWS and scan.rest_memory <= BROADCAST_BYTES:
             keys = keys.hint("broadcast")
         kept = base.join(keys, F.expr(summing.same_key(scan.key)), "left_anti")
         return kept.union(_repeated(brought, summing))
@@ -186,6 +196,7 @@ class Scanner:
         written = slices[0].written
         if self.root is None or not native(columns_of(written)) or not native(columns_of(schema)):
             return self._by_tasks(collection, slices, schema)
+        self._check_parquet(collection)
         parts = [each.part for each in slices if isinstance(each.part, Stored)]
         self._check_footers(parts)
         reader = self.spark.read.options(**PER_READ).schema(
@@ -238,6 +249,20 @@ class Scanner:
         if checksum(footer) != part.footer_checksum:
             raise Corruption(
                 part.key, where=self.blob.name, detail="Its footer is not what was written."
+            )
+
+    def _check_parquet(self, collection: CollectionState) -> None:
+        """Of Spark's two Parquet readers only the first keeps what a plan reads in one object."""
+        if self.remote:
+            return
+        listed = str(self.spark.conf.get(V1_SOURCES)).lower().split(",")
+        if PARQUET.isdisjoint(each.strip() for each in listed):
+            raise UsageError(
+                f'collection "{collection.name}" cannot be read by a session whose {V1_SOURCES} '
+                "lacks parquet",
+                detail="Spark would choose another Parquet reader, of which Penstock cannot tell "
+                "how long it is in use.",
+                hint=f'Unset it: spark.conf.unset("{V1_SOURCES}"); or add parquet to it.',
             )
 
     def _check_names(self, collection: CollectionState, stored: pa.Schema) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data import TIME, advance, from_ipc, to_ipc
+from penstock.durable import SteadyBlob
 from penstock.durable.cache import CachedBlob
 from penstock.persist.batch import Batches, Slice, together
 from penstock.persist.compact import distinct, summed
@@ -30,6 +31,7 @@ __all__ = [
     "merge_range",
     "read_slices",
     "sample_slices",
+    "store_of",
     "write_staged",
 ]
 
@@ -43,6 +45,16 @@ CHUNK_BYTES: Final = 16 << 20
 """How much of a range travels through Spark as one value."""
 
 
+def store_of(url: str) -> SteadyBlob:
+    """The store of a storage location that this process opened."""
+    return _store(url, os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _store(url: str, _pid: int) -> SteadyBlob:
+    return open_store(url, SETTINGS)
+
+
 def batches_of(url: str) -> Batches:
     """The batches of a storage location, through a store that this process opened."""
     return _batches(url, os.getpid())
@@ -50,7 +62,7 @@ def batches_of(url: str) -> Batches:
 
 @lru_cache(maxsize=16)
 def _batches(url: str, _pid: int) -> Batches:
-    blob = open_store(url, SETTINGS)
+    blob = store_of(url)
     return Batches(blob, CachedBlob(blob, bound_bytes=0), SETTINGS)
 
 

@@ -30,6 +30,7 @@ from penstock.persist.writing.own import (
     undo,
     undone_unless_written,
 )
+from penstock.persist.writing.proof import leave_proof, take_back
 from penstock.persist.writing.spark import arrow_schema, share_of
 from penstock.persist.writing.task import Share, Written, gathered
 
@@ -65,7 +66,8 @@ class CollectionWriter(DataSourceArrowWriter):
             self._upper = target.upper
             self._time = max(SETTINGS.clock.now_ms(), self._upper)
             with client.staging() as staging:
-                self._share: Share = share_of(schema, target, staging, time=self._time)
+                proof = leave_proof(client.url, staging)
+                self._share: Share = share_of(schema, target, staging, time=self._time, proof=proof)
                 self._baton: Baton = client.hand_over(staging)
         except BaseException:
             client.close()
@@ -87,8 +89,13 @@ class CollectionWriter(DataSourceArrowWriter):
                 raise InternalError(
                     f'upper of collection "{self._collection}" moved under our lock'
                 )
+        self._take_back()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Give the lock back, unless a failed commit did; what was written is garbage."""
         with suppress(Fenced), take_up(self._baton, settings=SETTINGS) as client:
             undo(client, self._collection)
+        self._take_back()
+
+    def _take_back(self) -> None:
+        take_back(self._share.url, self._share.proof)

@@ -45,6 +45,7 @@ from penstock.persist.batch import Slice, slices_of, together
 from penstock.persist.ranges import bounds, splitters
 from penstock.persist.state import Batch, CollectionState, Inline, Part, stored_columns_of
 from penstock.persist.tasks import SETTINGS, cut_slices, merge_range, sample_slices
+from penstock.persist.writing.proof import check_proof, proof_left
 
 __all__ = ["SparkMerges"]
 
@@ -76,6 +77,7 @@ class SparkMerges:
 
         Raises:
             Corruption: an object of the inputs is missing or damaged.
+            UsageError: a task does not see the location.
             PenstockError: Spark failed. Nothing was merged.
         """
         memory = sum(batch.memory for batch in inputs)
@@ -90,9 +92,13 @@ class SparkMerges:
             f'penstock: merge {len(inputs)} batches ({memory >> 20} MiB) of "{collection.name}" '
             f"in {self.url}"
         )
-        with _described(self.spark, told), _failing_as_ours(collection, self.url):
+        with (
+            proof_left(self.url, staging) as proof,
+            _described(self.spark, told),
+            _failing_as_ours(collection, self.url),
+        ):
             starts = job.splitters(-(-memory // self.part_bytes))
-            merged = job.merged(starts, staging, self.part_bytes)
+            merged = job.merged(starts, staging, self.part_bytes, proof=proof)
         if not merged:
             return None
         flags = [flag for _, flag in merged if flag is not None]
@@ -140,7 +146,7 @@ class _Job:
         return splitters([nothing, *samples], [0, *(row["count"] for row in told)], ranges)
 
     def merged(
-        self, starts: pa.Table, staging: str, part_bytes: int
+        self, starts: pa.Table, staging: str, part_bytes: int, *, proof: str
     ) -> list[tuple[Batch, bool | None]]:
         """What each range came to, in order; and whether its rows at since are distinct."""
         url, collection, bundles, since = self.url, self.collection, self.bundles, self.since
@@ -164,6 +170,9 @@ class _Job:
                         failures.append(failed)
                     else:
                         gathered.setdefault(at, []).append(rows)
+            if gathered and not failures:
+                with _caught() as failures:
+                    check_proof(url, proof)
             for at in sorted(gathered) if not failures else ():
                 with _caught() as failures:
                     made = merge_range(

@@ -36,6 +36,12 @@ def check_fits(given: pa.Schema, columns: pa.Schema, *, collection: str) -> None
                 f'column "{field.name}" for collection "{collection}" is {kind}, not {wanted}',
                 hint="Cast it first.",
             )
+        if given.field(at).type != field.type and _holds_nothing(field.type):
+            raise UsageError(
+                f'column "{field.name}" of collection "{collection}" cannot be written so',
+                detail=f"Its type is {field.type}, which has nulls of no type within it.",
+                hint="Write to it with penstock.persist.",
+            )
 
 
 def stored_rows(
@@ -61,8 +67,8 @@ def stored_rows(
             continue
         column = rows.column(at)
         try:
-            column = column if column.type == field.type else pc.cast(column, field.type)
-        except pa.ArrowInvalid as error:
+            column = _cast(column, field.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise UsageError(
                 f'a value in column "{field.name}" does not fit collection "{collection}"',
                 detail=f"{error}.",
@@ -75,3 +81,37 @@ def stored_rows(
             )
         arrays.append(column)
     return pa.Table.from_arrays(arrays, schema=wanted)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The same values as `kind`, or an error of Arrow's."""
+    if column.type == kind:
+        return column
+    if pa.types.is_null(kind):
+        if column.null_count < len(column):
+            raise pa.ArrowInvalid("There is a value where only nulls can be")
+        return pa.chunked_array([pa.nulls(len(column))])
+    # Arrow knows no way from int64 to time32 but by int32, and minds what is too large there.
+    halfway = _halfway(kind)
+    return pc.cast(column if halfway == kind else pc.cast(column, halfway), kind)
+
+
+def _halfway(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_time32(kind):
+        return pa.int32()
+    if not pa.types.is_nested(kind):
+        return kind
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_halfway(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_halfway(kind.key_type), _halfway(kind.item_type))
+    inner = kind.value_field.with_type(_halfway(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner, kind.list_size)
+    return pa.large_list(inner) if pa.types.is_large_list(kind) else pa.list_(inner)
+
+
+def _holds_nothing(kind: pa.DataType) -> bool:
+    """Whether the type null is somewhere within `kind`."""
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return any(pa.types.is_null(each) or _holds_nothing(each) for each in inner)

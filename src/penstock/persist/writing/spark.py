@@ -22,9 +22,10 @@ from penstock.persist.intake import Staged
 from penstock.persist.settings import Settings
 from penstock.persist.state import columns_of
 from penstock.persist.writing.fit import check_fits
+from penstock.persist.writing.proof import proof_left
 from penstock.persist.writing.task import Share, Written, gathered
 
-__all__ = ["arrow_schema", "share_of", "stage"]
+__all__ = ["arrow_schema", "share_of", "stage", "written_by"]
 
 
 def stage(
@@ -35,9 +36,15 @@ def stage(
     Rows bring `mz_timestamp` and `mz_diff`, or all have the one `time`, once each.
 
     Raises:
-        UsageError: the rows do not fit the collection.
+        UsageError: the rows do not fit the collection, or a task does not see its location.
     """
-    share = share_of(frame.schema, collection, staging, time=time)
+    with proof_left(collection.client.url, staging) as proof:
+        share = share_of(frame.schema, collection, staging, time=time, proof=proof)
+        return Staged(gathered(written_by(frame, share)))
+
+
+def written_by(frame: DataFrame, share: Share) -> list[Written]:
+    """What the tasks of a job that writes all rows of `frame` told."""
 
     def write(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         written = share.write(rows)
@@ -47,11 +54,11 @@ def stage(
         )
 
     told = frame.mapInArrow(write, "batch binary, error binary").collect()
-    return Staged(gathered(Written(bytes(row["batch"]), bytes(row["error"])) for row in told))
+    return [Written(bytes(row["batch"]), bytes(row["error"])) for row in told]
 
 
 def share_of(
-    schema: StructType, collection: Collection, staging: str, *, time: int | None
+    schema: StructType, collection: Collection, staging: str, *, time: int | None, proof: str
 ) -> Share:
     """What to tell the tasks that write rows of `schema`, once these are known to fit."""
     state = collection.state
@@ -71,6 +78,7 @@ def share_of(
         columns=newest.columns,
         time=time,
         part_bytes=Settings().part_bytes,
+        proof=proof,
     )
 
 

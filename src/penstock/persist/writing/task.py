@@ -17,6 +17,7 @@ from penstock.persist.batch import together
 from penstock.persist.state import Batch
 from penstock.persist.tasks import write_staged
 from penstock.persist.writing.fit import stored_rows
+from penstock.persist.writing.proof import check_proof
 
 __all__ = ["Share", "Written", "gathered"]
 
@@ -46,11 +47,19 @@ class Share:
 
     time: int | None
     part_bytes: int
+    proof: str = ""
+    """The key of what the driver left for the task to find; empty if it is the same process."""
 
-    def write(self, rows: Iterable[pa.RecordBatch]) -> Written:
-        """Write all rows, or say why not."""
+    def write(self, rows: Iterable[pa.RecordBatch], *, to_the_end: bool = True) -> Written:
+        """Write all rows, or say why not.
+
+        Spark loses a worker that leaves some of the rows it sent, so they are
+        taken `to_the_end` even in vain; rows that are read here need not be.
+        """
         remaining = iter(rows)
         try:
+            if self.proof:
+                check_proof(self.url, self.proof)
             batch = write_staged(
                 self.url,
                 self.staging,
@@ -59,7 +68,7 @@ class Share:
                 part_bytes=self.part_bytes,
             )
         except UsageError as error:
-            for _ in remaining:  # A worker that leaves rows behind is lost to Spark.
+            for _ in remaining if to_the_end else ():
                 pass
             return Written(error=pickle.dumps(error))
         return Written(batch=b"" if batch is None else msgpack.encode(batch))

@@ -1,0 +1,64 @@
+"""Proof that tasks write where the driver will link.
+
+A folder of one name may exist on every host and yet be another on each. What
+tasks write there is durable, and not to be found by anyone who reads the log.
+So the driver leaves an object under the staging id, by a name nobody can have
+guessed, and a task that does not find it through its own store writes nothing.
+Executors that come in the middle of a job are asked as all others are.
+
+The driver takes the object back when the job is over. Should it die before, a
+sweep finds it under a closed id, like any other file that nothing links.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from penstock.errors import PenstockError, UsageError
+from penstock.persist.paths import proof_key
+from penstock.persist.tasks import SETTINGS, store_of
+
+__all__ = ["check_proof", "leave_proof", "proof_left", "take_back"]
+
+
+@contextmanager
+def proof_left(url: str, staging: str) -> Iterator[str]:
+    """The key of a proof that tasks find during the block, if they see the location."""
+    proof = leave_proof(url, staging)
+    try:
+        yield proof
+    finally:
+        take_back(url, proof)
+
+
+def leave_proof(url: str, staging: str) -> str:
+    """Leave a proof under `staging`, an open id, until it is taken back; its key."""
+    proof = proof_key(staging, f"{SETTINGS.chance.getrandbits(128):032x}")
+    store_of(url).create(proof, b"")
+    return proof
+
+
+def take_back(url: str, proof: str) -> None:
+    """The job is over. What cannot be deleted now is swept later."""
+    with suppress(PenstockError):
+        store_of(url).delete(proof)
+
+
+def check_proof(url: str, proof: str) -> None:
+    """In a task: whether what it writes will be found.
+
+    Raises:
+        UsageError: this host has another location under the name.
+    """
+    try:
+        if store_of(url).get(proof) is not None:
+            return
+        detail = f'The driver left object "{proof}" there, and it is not seen on this host.'
+    except UsageError as error:
+        detail = f"On this host, {error}."
+    raise UsageError(
+        f'location "{url}" is not shared between the driver and host "{socket.gethostname()}"',
+        detail=detail,
+        hint="Put it on storage that all executors share, or use s3://. If it is shared, another "
+        "writer has taken over meanwhile; write again.",
+    )

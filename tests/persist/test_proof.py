@@ -1,0 +1,192 @@
+"""Tasks write only where the driver will find it, however alike folders are called.
+
+A symbolic link stands for the path that exists on every host: what it leads to
+depends on the host one is on.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.faults.inspect import litter
+from tests.persist.shop import SCHEMA, by_hand
+
+from penstock import persist
+from penstock.durable import open_blob
+from penstock.errors import UsageError
+from penstock.ingest.loading import Loader
+from penstock.persist import tasks
+from penstock.persist.verify import verify
+from penstock.persist.writing.proof import leave_proof, proof_left
+from penstock.persist.writing.task import Share, Written, gathered
+
+
+class Hosts:
+    """A path that leads to the driver's folder, or to that of another host in its blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "data"
+        self.url = f"file:{self.path}"
+        self._driver, self.other = folder / "driver", folder / "other"
+        self._driver.mkdir()
+        self.other.mkdir()
+        self.path.symlink_to(self._driver)
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """On the other host."""
+        self._lead_to(self.other)
+        try:
+            yield
+        finally:
+            self._lead_to(self._driver)
+
+    def _lead_to(self, folder: Path) -> None:
+        self.path.unlink()
+        self.path.symlink_to(folder)
+        # On another host runs another process, which has opened nothing yet.
+        tasks._store.cache_clear()
+        tasks._batches.cache_clear()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path)
+
+
+@pytest.fixture
+def client(hosts: Hosts) -> Iterator[persist.Client]:
+    with persist.open(hosts.url, writer="w", settings=by_hand()) as client:
+        yield client
+
+
+def share_for(target: persist.Collection, staging: str, proof: str) -> Share:
+    return Share(
+        url=target.client.url,
+        staging=staging,
+        collection=target.name,
+        schema=0,
+        columns=target.state.schemas[0].columns,
+        time=1,
+        part_bytes=1 << 20,
+        proof=proof,
+    )
+
+
+def some_rows() -> Iterator[pa.RecordBatch]:
+    yield pa.record_batch({"k": ["a"], "n": pa.array([1], pa.int32())})
+    yield pa.record_batch({"k": ["b"], "n": pa.array([2], pa.int32())})
+
+
+def proofs(folder: Path) -> list[Path]:
+    return list(folder.resolve().rglob("*.proof"))
+
+
+def test_a_task_that_sees_the_proof_writes(hosts, client):
+    target = client.create_or_load("c", schema=SCHEMA)
+    with client.staging() as staging:
+        with proof_left(client.url, staging) as proof:
+            assert len(proofs(hosts.path)) == 1
+            batch = gathered([share_for(target, staging, proof).write(some_rows())])
+            assert verify(open_blob(hosts.url)).sound
+        target.compare_and_append(persist.Staged(batch), 0, 2)
+    assert [u.data["k"] for u in target.snapshot(1)] == ["a", "b"]
+    assert proofs(hosts.path) == []
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["another folder", "no folder"])
+def test_a_task_on_a_host_that_shares_nothing_says_so_and_writes_nothing(hosts, client, there):
+    target = client.create_or_load("c", schema=SCHEMA)
+    if not there:
+        hosts.other.rmdir()
+    with client.staging() as staging, proof_left(client.url, staging) as proof:
+        share = share_for(target, staging, proof)
+        first = share.write(some_rows())
+        sent, read = some_rows(), some_rows()
+        with hosts.elsewhere():  # An executor that came later.
+            second = share.write(sent)
+            third = share.write(read, to_the_end=False)
+        for each in ([first, second], [third]):
+            with pytest.raises(UsageError, match="is not shared between the driver") as told:
+                gathered(each)
+            assert f'host "{socket.gethostname()}"' in str(told.value)
+            assert hosts.url in str(told.value)
+            assert "s3://" in told.value.hint
+        # Spark's rows are taken to the end, and ours are left where they are.
+        assert next(sent, None) is None
+        assert next(read, None) is not None
+    assert not hosts.other.exists() or list(hosts.other.rglob("*")) == []
+    assert target.state.batches == ()
+    client.compact()
+    assert litter(hosts.url) == []
+
+
+def test_what_the_same_process_writes_needs_no_proof(hosts, client):
+    target = client.create_or_load("c", schema=SCHEMA)
+    with client.staging() as staging:
+        batch = gathered([share_for(target, staging, "").write(some_rows())])
+        target.compare_and_append(persist.Staged(batch), 0, 2)
+    assert target.upper == 2
+    assert proofs(hosts.path) == []
+
+
+def test_a_proof_that_a_dead_driver_left_is_swept(hosts, client):
+    client.create_or_load("c", schema=SCHEMA)
+    with client.staging() as staging:
+        key = leave_proof(client.url, staging)
+        client.compact()  # Not while the id is open.
+        assert litter(hosts.url) == [key]
+        assert verify(open_blob(hosts.url)).sound
+    client.compact()
+    assert litter(hosts.url) == []
+    with client.staging() as staging:
+        key = leave_proof(client.url, staging)
+        client.hand_over(staging)
+    with persist.open(hosts.url, writer="w", settings=by_hand()) as successor:
+        assert litter(hosts.url) == [key]
+        successor.compact()
+        assert litter(hosts.url) == []
+
+
+def test_a_proof_in_memory_is_seen_by_the_same_process():
+    with persist.open("memory:proofs", writer="w", settings=by_hand()) as client:
+        target = client.create_or_load("c", schema=SCHEMA)
+        with client.staging() as staging, proof_left(client.url, staging) as proof:
+            share = share_for(target, staging, proof)
+            assert gathered([share.write(some_rows())]) is not None
+            with pytest.raises(UsageError, match="is not shared"):
+                gathered([replace(share, proof=f"{proof}x").write(some_rows())])
+
+
+class Rows:
+    """A piece of a first copy."""
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        return some_rows()
+
+
+def test_a_first_copy_by_tasks_elsewhere_is_refused_and_one_here_is_linked(hosts, client):
+    def many(share, pieces):
+        return [share.write(piece.read()) for piece in pieces]
+
+    def many_elsewhere(share, pieces) -> list[Written]:
+        with hosts.elsewhere():
+            return many(share, pieces)
+
+    for read, sound in ((many_elsewhere, False), (many, True)):
+        loader = Loader(client, "src", many=read, spark_bytes=0)
+        loader.make("src.t", SCHEMA, ["k"])
+        copy = loader.load("src.t", [Rows(), Rows()], size=1)
+        if sound:
+            assert copy.result().rows() == 4
+        else:
+            with pytest.raises(UsageError, match="is not shared"):
+                copy.result()
+        copy.abandon()
+        loader.close()
+        assert proofs(hosts.path) == []
+    assert list(hosts.other.rglob("*")) == []

@@ -1,0 +1,90 @@
+"""What a reading asks of a session, and how it chooses to join."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock.spark as ps
+from penstock import persist
+from penstock.errors import UsageError
+from penstock.persist import spark as door
+
+PAIRS = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+def pair(k: str, n: int) -> dict[str, Any]:
+    return {"k": k, "n": n}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A base of three rows, and a rest that takes one of them away."""
+    url = f"file:{tmp_path / 'data'}"
+    settings = persist.Settings(background=False, inline_bytes=0, upkeep_ms=0, settle_ms=0)
+    with persist.open(url, writer="w", settings=settings) as client:
+        pairs = client.create_or_load("pairs", schema=PAIRS, key_columns=["k"])
+        pairs.compare_and_append([(pair(k, 1), 1, 1) for k in "abc"], 0, 2)
+        pairs.allow_compaction(1).result()
+        for _ in range(3):
+            client.upkeep()
+        client.compact()
+        pairs.compare_and_append([(pair("b", 1), 2, -1), (pair("b", 2), 2, 1)], 2, 3)
+        assert any(batch.distinct for batch in pairs.state.batches)
+    return url
+
+
+@pytest.fixture
+def by_shuffles(spark: SparkSession) -> Iterator[None]:
+    """Without our word Spark would not broadcast."""
+    name = "spark.sql.autoBroadcastJoinThreshold"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "-1")
+    yield
+    spark.conf.set(name, str(before))
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "broadcast"), [(10, 1 << 20, True), (10, 1, False), (1, 1 << 20, False)]
+)
+@pytest.mark.parametrize("here", [-1, 1 << 20])
+def test_keys_are_sent_to_every_task_only_if_they_are_few_and_small(
+    spark: SparkSession,
+    url: str,
+    by_shuffles: None,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    size: int,
+    broadcast: bool,
+    here: int,
+) -> None:
+    monkeypatch.setattr(door, "HERE_BYTES", here)
+    monkeypatch.setattr(door, "BROADCAST_ROWS", rows)
+    monkeypatch.setattr(door, "BROADCAST_BYTES", size)
+    frame = ps.read(spark, url, "pairs")
+    plan: Any = frame._jdf.queryExecution().executedPlan().toString()
+    assert ("BroadcastHashJoin" in plan) == broadcast
+    assert sorted(map(tuple, frame.collect())) == [("a", 1), ("b", 2), ("c", 1)]
+
+
+@pytest.mark.parametrize("listed", ["", "csv,json"])
+def test_a_session_with_another_parquet_reader_is_refused_by_the_settings_name(
+    spark: SparkSession, url: str, listed: str
+) -> None:
+    before = ps.READINGS.statistics().get(url, 0)
+    spark.conf.set(door.V1_SOURCES, listed)
+    try:
+        for read in (ps.read, lambda *given: ps.changes(*given, 2, 3)):
+            with pytest.raises(UsageError, match=f"whose {door.V1_SOURCES} lacks parquet") as met:
+                read(spark, url, "pairs")
+            assert f'spark.conf.unset("{door.V1_SOURCES}")' in met.value.hint
+        assert ps.READINGS.statistics().get(url, 0) == before, "those that failed hold nothing"
+        for sufficient in ("Parquet , csv", max(door.PARQUET)):
+            spark.conf.set(door.V1_SOURCES, sufficient)
+            assert ps.read(spark, url, "pairs").count() == 3
+    finally:
+        spark.conf.unset(door.V1_SOURCES)
+    assert ps.read(spark, url, "pairs").count() == 3
