@@ -90,7 +90,10 @@ def test_a_golden_location_tells_what_a_source_said_of_its_collections(golden):
         assert "begins at 100" in early.value.detail
         with pytest.raises(persist.CollectionErrored, match="as of 110: slot is gone") as failed:
             visits.snapshot(110)
-        assert failed.value.hint == "Copy again. Read as of 102 or earlier."
+        assert failed.value.hint == (
+            "Read as of 112 or later; what follows it must start anew there. "
+            "As of 102 or earlier it can be read too."
+        )
         assert (visits.schema.field("at").metadata, visits.schema.field("id").metadata) == (
             LABEL,
             None,

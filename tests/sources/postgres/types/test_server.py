@@ -38,6 +38,12 @@ def decimals(precision, scale):
     )
 
 
+def single(x: float) -> float:
+    """The nearest of 32 bits, which may be infinite."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(x))
+
+
 def floats(width):
     def value(found):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(
@@ -49,7 +55,7 @@ def floats(width):
         lambda n: struct.unpack("!d" if width == 64 else "!f", n.to_bytes(width // 8))[0]
     )
     if width == 32:
-        whole = whole.map(lambda x: float(np.float32(x))).filter(math.isfinite)
+        whole = whole.map(single).filter(math.isfinite)
     return st.one_of(st.floats(width=width), whole, bit).map(value)
 
 
