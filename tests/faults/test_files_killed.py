@@ -21,7 +21,9 @@ def test_what_a_killed_writer_acknowledged_is_there_and_whole(tmp_path: Path) ->
             if word == "acknowledged":
                 acknowledged.add(int(rest))
         child.kill()
-        said, _ = child.communicate()
+        # SUBTLE: not `communicate`, which passes over what was read ahead of the last line.
+        said = child.stdout.read()
+        child.communicate()
         acknowledged |= {
             int(line.split()[1]) for line in said.splitlines() if line.startswith("acknowledged ")
         }
