@@ -13,7 +13,7 @@ from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, tripped
 from penstock.testing.postgres import Database
 from tests.ingest.checker import check
-from tests.ingest.pump import Pump
+from tests.ingest.pump import Pump, until
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
 
 # What has happened when nobody was told of it yet, by the pass at which it is tripped.
@@ -103,8 +103,16 @@ def slots(database: Database) -> list[str]:
     return [name for (name,) in rows]
 
 
+def let_go(database: Database) -> bool:
+    """Whether no slot is in use: a server notices some time after that a reader is gone."""
+    return not database.sql(
+        "SELECT 1 FROM pg_replication_slots WHERE database = current_database() AND active"
+    )
+
+
 def drop_slots(database: Database) -> None:
     """Somebody removes them."""
+    until(lambda: let_go(database), "the slots to be let go")
     database.sql(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
         " WHERE database = current_database()"

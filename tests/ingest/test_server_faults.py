@@ -15,7 +15,7 @@ from tests.fix_postgres import QUICK
 from tests.ingest.checker import check
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump, until
-from tests.ingest.test_killed import drop_slots, slots
+from tests.ingest.test_killed import drop_slots, let_go, slots
 from tests.ingest.test_planted import caught
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
 
@@ -104,6 +104,7 @@ def walsenders(database: Database) -> list[tuple[int]]:
 
 def advanced(database: Database) -> None:
     """Somebody else reads from the slot."""
+    until(lambda: let_go(database), "the slot to be let go")
     database.sql(
         "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn())"
         " FROM pg_replication_slots WHERE database = current_database()"

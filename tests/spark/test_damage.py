@@ -101,8 +101,9 @@ def regions(file: bytes) -> dict[str, range]:
             found[f"dictionary of {column.path_in_schema}"] = range(start, data)
             end = start
         end += column.total_compressed_size
-        found[f"head of the page of {column.path_in_schema}"] = range(data, data + 24)
-        found[f"page of {column.path_in_schema}"] = range(data + 24, end)
+        # Its head has no fixed length; the last bytes are its contents for certain.
+        found[f"head of the page of {column.path_in_schema}"] = range(data, end - 8)
+        found[f"page of {column.path_in_schema}"] = range(end - 8, end)
     return found
 
 
