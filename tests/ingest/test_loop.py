@@ -1,6 +1,7 @@
 """The loop is the same for every source: one entry a tick, found whole or not at all."""
 
 import contextlib
+import itertools
 import random
 import threading
 
@@ -16,6 +17,7 @@ from penstock.persist.lake import open_store
 from penstock.reclock import SHAPES
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
+from tests.ingest.pump import until
 
 START = 1_700_000_000_000
 FIRST = START + 1_000
@@ -63,6 +65,27 @@ class Run:
             self.ingest.run(stop)
         finally:
             self.source.committed = real
+
+
+def test_a_long_tick_proves_that_we_are_the_writer(turn, monkeypatch):
+    monkeypatch.setattr("penstock.ingest.pipeline.BEAT_MS", 20)
+    source = ScriptedSource("kafka")
+    source.waiting = "godot"
+    run = turn(source)
+    draw, told = source.draw, []
+
+    def slow(tick, upto):
+        source.proofs = 0
+        until(lambda: source.proofs > 1, "proofs")
+        told.append(run.ingest.status()["waits_for"])
+        return draw(tick, upto)
+
+    source.draw = slow
+    clock, boot_ms = run.clock, run.clock.boot_ms
+    later = itertools.count(0, 1_000)
+    clock.boot_ms = lambda: boot_ms() + next(later)
+    run.ticks(2)
+    assert told == ["godot", "godot"]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from penstock.ingest.tick import Tick
 from penstock.sources.postgres import connect as connecting
 from penstock.sources.postgres import reading, resolve
 from penstock.sources.postgres.connect import connect
+from penstock.sources.postgres.followed import Followed
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.pending import keep, unkept
 from penstock.sources.postgres.reading import Reading
@@ -68,16 +69,16 @@ def under_load(shop: Database, folder: Path) -> None:
 
 
 def reveals_one_by_one(patch: pytest.MonkeyPatch) -> None:
-    whole = PostgresSource._reveal
+    whole = Followed.reveal
 
-    def reveal(self: PostgresSource, *rest: Any) -> None:
-        tables = self._tables
+    def reveal(self: Followed, *rest: Any) -> None:
+        tables = self.tables
         for oid, each in [*tables.items()]:
-            self._tables = {oid: each}
+            self.tables = {oid: each}
             whole(self, *rest)
-        self._tables = tables
+        self.tables = tables
 
-    patch.setattr(PostgresSource, "_reveal", reveal)
+    patch.setattr(Followed, "reveal", reveal)
 
 
 def splits_a_transaction(patch: pytest.MonkeyPatch) -> None:

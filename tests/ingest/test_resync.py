@@ -14,7 +14,6 @@ from penstock.cli.main import app
 from penstock.clock import SYSTEM_CLOCK
 from penstock.data import DIFF, TIME
 from penstock.ingest.requests import ask
-from penstock.ingest.tick import Tick, _counted
 from penstock.persist import CollectionErrored
 from penstock.persist.lake import open_store
 from penstock.sources.postgres.snapshot import SnapshotPiece
@@ -168,10 +167,11 @@ def test_a_comparison_with_what_was_before_the_cut_is_caught(
     try:
         story.follow()
         assert story.pump is not None
+        compared = persist.Client.difference
         monkeypatch.setattr(
-            Tick,
-            "_contents",
-            lambda tick, name: _counted([tick._client.collection(name).written()]),
+            persist.Client,
+            "difference",
+            lambda *given, **named: compared(*given, **{**named, "staged": ()}),
         )
         with story.between_ticks():
             database.sql("INSERT INTO moved VALUES (5)")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.persist import SinceError
-from penstock.sources.postgres import cures, source
+from penstock.sources.postgres import cures, followed
 from penstock.sources.postgres.tables import refit
 from penstock.testing.postgres import Database
 from tests.datadriven import Directive
@@ -65,7 +65,7 @@ def test_careless_ways_to_follow_are_caught(
     )
     of_table = cures._of_table
     monkeypatch.setattr(
-        source, "refit", lambda before, described, asked: refit(before, described, asked=True)
+        followed, "refit", lambda before, described, asked: refit(before, described, asked=True)
     )
     monkeypatch.setattr(
         cures,

@@ -170,7 +170,7 @@ def test_growth_takes_tables_and_files_in_the_further_schema(client, shop):
     ).append_column("mz_timestamp", pa.array([0] * 500))
     grow = Grow(shop, WIDER)
     with client.staging() as staging:
-        staged = client.stage(shop, [many, many], staging, grow=grow)
+        staged = client.stage(shop, [many, many], staging, growing=[grow])
         unchanged(
             client,
             lambda: client.append_all([AppendTo(shop, staged, 0, 1)]),
@@ -179,6 +179,33 @@ def test_growth_takes_tables_and_files_in_the_further_schema(client, shop):
         client.append_all([AppendTo(shop, [staged, many, many.slice(0, 1)], 0, 1)], [grow])
     assert sum(contents(shop, 0).values()) == 1501
     assert contents(shop, 0)["k0", 0, "x"] == 4
+
+
+def test_a_collection_grows_twice_in_one_entry(client, shop):
+    widest = pa.schema([*WIDER, ("b", pa.bool_())])
+    grows = [Grow(shop, WIDER, {"a": "old"}), Grow(shop, widest, {"b": True})]
+    client.append_all([AppendTo(shop, rows(("a", 1, 0, 1)), 0, 1)])
+    columns = {"k": ["c"], "n": [3], "a": ["x"]}
+    with client.staging() as staging:
+        in_between = client.stage(shop, [pa.table(columns)], staging, time=1, growing=grows[:1])
+        last = client.stage(
+            shop, [pa.table({**columns, "b": [False]})], staging, time=1, growing=grows
+        )
+        keys = pa.table({"k": ["a", "c"]})
+        found = shop.written(keys, [in_between, last], grows).sort_by([("k", "ascending")])
+        assert found.drop_columns(["mz_diff"]).to_pydict() == {
+            "k": ["a", "c", "c"],
+            "n": [1, 3, 3],
+            "a": ["old", "x", "x"],
+            "b": [True, True, False],
+        }
+        assert client.append_all([AppendTo(shop, [in_between, last], 1, 2)], grows) == Appended(2)
+    assert contents(shop, 0) == {("a", 1): 1}
+    assert contents(shop, 1) == {
+        ("a", 1, "old", True): 1,
+        ("c", 3, "x", True): 1,
+        ("c", 3, "x", False): 1,
+    }
 
 
 @pytest.mark.parametrize(

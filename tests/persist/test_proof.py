@@ -170,15 +170,17 @@ class Rows:
 
 
 def test_a_first_copy_by_tasks_elsewhere_is_refused_and_one_here_is_linked(hosts, client):
-    def many(share, pieces):
-        return [share.write(piece.read()) for piece in pieces]
+    class Here:
+        def read(self, share, pieces, _watch) -> list[Written]:
+            return [share.write(piece.read()) for piece in pieces]
 
-    def many_elsewhere(share, pieces) -> list[Written]:
-        with hosts.elsewhere():
-            return many(share, pieces)
+    class Elsewhere(Here):
+        def read(self, share, pieces, watch) -> list[Written]:
+            with hosts.elsewhere():
+                return super().read(share, pieces, watch)
 
-    for read, sound in ((many_elsewhere, False), (many, True)):
-        loader = Loader(client, "src", many=read, spark_bytes=0)
+    for many, sound in ((Elsewhere(), False), (Here(), True)):
+        loader = Loader(client, "src", many=many, spark_bytes=0)
         loader.make("src.t", SCHEMA, ["k"])
         copy = loader.load("src.t", [Rows(), Rows()], size=1)
         if sound:

@@ -12,6 +12,7 @@ from penstock.errors import PenstockError
 from penstock.ingest.loading import Loader
 from penstock.ingest.spark import tasks_of
 from penstock.persist.find import find_collection
+from penstock.persist.merging.spark import SparkMerges
 from penstock.sources.postgres import snapshot as copying
 
 
@@ -45,6 +46,37 @@ def test_pieces_are_read_by_tasks(database, pipeline, tmp_path, spark, monkeypat
 def test_pieces_are_read_by_executors_that_are_processes(database, pipeline, tmp_path, cluster):
     cluster.run("ingested", file=str(pipeline))
     assert stored(tmp_path) == sorted(database.sql("SELECT * FROM item"))
+
+
+def test_tables_are_compared_and_emptied_by_tasks(database, pipeline, tmp_path, spark, monkeypatch):
+    monkeypatch.setattr(copying, "PAGES_WORTH_A_TASK", 4)
+    opened = persist.open
+    small = persist.Settings(merge_bytes=1)
+    monkeypatch.setattr(persist, "open", lambda *a, **named: opened(*a, settings=small, **named))
+    differing, jobs = SparkMerges.difference, []
+
+    def watched(merges, *given, **named):
+        made = differing(merges, *given, **named)
+        jobs.append(0 if made is None else made.rows)
+        return made
+
+    monkeypatch.setattr(SparkMerges, "difference", watched)
+
+    def follow() -> None:
+        penstock.ingest.run(pipeline, once=True, many=tasks_of(spark), spark_bytes=0)
+
+    follow()
+    # A rewrite without a message: the table is compared.
+    database.sql("ALTER TABLE item ALTER price TYPE numeric(10, 2) USING price + id % 2")
+    follow()
+    assert jobs == [5000]
+    assert stored(tmp_path) == sorted(database.sql("SELECT * FROM item"))
+    database.sql(
+        "BEGIN; DELETE FROM item WHERE id = 1; TRUNCATE item; INSERT INTO item VALUES (7); COMMIT"
+    )
+    follow()
+    assert jobs == [5000, 4999]
+    assert stored(tmp_path) == [(7, None, None)]
 
 
 class Broken:

@@ -17,6 +17,7 @@ from tests.persist.shop import by_hand
 
 import penstock.persist as persist
 import penstock.spark as ps
+from penstock.data import TIME
 from penstock.errors import Corruption, PenstockError, UsageError
 from penstock.persist.batch import slices_of
 from penstock.persist.compact import BigMerges, merge_since
@@ -113,6 +114,39 @@ def contents(table: persist.Collection) -> dict[int, Counter[str]]:
         )
         for time in range(table.state.since, table.upper)
     }
+
+
+@pytest.mark.parametrize(("schema", "row"), [(PLAIN, plain_row), (NESTED, nested_row)])
+@pytest.mark.parametrize("part_bytes", [1_000, 1 << 30])
+def test_a_difference_by_spark_is_the_one_in_process(spark, url, schema, row, part_bytes):
+    key = ["k"]
+    with opened(url) as client:
+        table = client.create_or_load("rows", schema=schema, key_columns=key)
+        other = client.create_or_load("other", schema=schema, key_columns=key)
+        fill(table, row, seed=1)
+        fill(other, row, seed=2)
+        wanted = other.snapshot(other.upper - 1).arrow().drop_columns([TIME])
+        time = table.upper
+        with client.staging() as staging:
+            goal = client.stage(table, [wanted], staging, time=0)
+            here = client.difference(table, goal, staging, time=time)
+            client.delegate_big_merges(SparkMerges(spark, url, part_bytes=part_bytes))
+            there = client.difference(table, goal, staging, time=time)
+            assert isinstance(here, pa.Table)
+            assert isinstance(there, persist.Staged)
+            assert there.batch is not None
+            assert there.batch.rows == here.num_rows
+            table.compare_and_append(there, time, time + 1)
+            nothing = client.difference(table, goal, staging, time=time + 1)
+            assert nothing == persist.Staged(None)
+            everything = client.difference(table, None, staging, time=time + 1)
+            table.compare_and_append(everything, time + 1, time + 2)
+        held = [
+            Counter({bits(data): diff for data, _, diff in each.snapshot(each.upper - at)})
+            for each, at in ((table, 2), (other, 1), (table, 1))
+        ]
+        assert held[0] == held[1]
+        assert held[2] == Counter()
 
 
 class Watched:
@@ -365,7 +399,7 @@ def test_a_task_that_breaks_fails_the_merge_with_its_reason(spark, url):
         merges = SparkMerges(spark, client.url)
         with pytest.raises(PenstockError) as raised:
             merges.merge(state, [broken], "1-0", since=0)
-        assert 'merge of collection "rows"' in str(raised.value)
+        assert 'could not merge collection "rows"' in str(raised.value)
         assert raised.value.detail.startswith("pyarrow.lib.ArrowInvalid: Expected to read")
 
 
@@ -376,7 +410,7 @@ def test_tasks_that_do_not_see_the_location_of_the_driver_merge_nothing(spark, u
         before = objects_in(url)
         state = table.state
         bundles = [[each for batch in state.batches for each in slices_of(state, batch)]]
-        job = _Job(spark, url, replace(state, batches=()), bundles, since=0)
+        job = _Job(spark, url, replace(state, batches=()), bundles, negated=0, since=0)
         with pytest.raises(UsageError, match="is not shared between the driver and host"):
             job.merged(job.splitters(1), "1-0", 4_000, proof=proof_key("1-0", "never-left"))
         assert objects_in(url) == before

@@ -3,8 +3,6 @@
 import os
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -12,9 +10,8 @@ import typer
 from penstock import persist
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.cli.rows import encode_line
-from penstock.persist.compact import BigMerges
+from penstock.persist.compact import BigMerges, WhenNeeded
 from penstock.persist.lake import storage_locations
-from penstock.persist.state import Batch, CollectionState
 
 __all__ = ["compact"]
 
@@ -48,7 +45,7 @@ def compact(
     writer = writer or f"penstock-compact-{socket.gethostname()}-{os.getpid()}"
     for url in storage_locations(location):
         with persist.open(url, writer=writer, settings=SETTINGS) as client:
-            client.delegate_big_merges(_SparkWhenNeeded(client, master))
+            client.delegate_big_merges(_spark(client, master))
             before = _size(client)
             client.compact()
             after = _size(client)
@@ -61,33 +58,23 @@ def compact(
             )
 
 
-@dataclass(slots=True)
-class _SparkWhenNeeded:
-    """Merges by Spark, which it starts for the first merge that it is asked for."""
+def _spark(client: persist.Client, master: str | None) -> WhenNeeded:
+    """Merges by Spark, which is started for the first merge that needs it."""
 
-    client: persist.Client
-    master: str | None
-    spark: BigMerges | None = None
-
-    def merge(
-        self, collection: CollectionState, inputs: Sequence[Batch], staging: str, *, since: int
-    ) -> Batch | None:
-        if self.spark is None:
-            self.spark = self._started(collection.name, sum(batch.memory for batch in inputs))
-        return self.spark.merge(collection, inputs, staging, since=since)
-
-    def _started(self, collection: str, memory: int) -> BigMerges:
+    def start(collection: str, memory: int) -> BigMerges:
         # Here, because few runs need it and importing it takes a second.
         from penstock.engine.spark import session
         from penstock.spark import compactor
 
-        here = self.client.reader.settings.merge_bytes
+        here = client.reader.settings.merge_bytes
         print(
             f'merging by Spark: collection "{collection}" has {memory} bytes to merge, and this '
             f"process merges up to {here}",
             file=sys.stderr,
         )
-        return compactor(session(master=self.master), self.client)
+        return compactor(session(master=master), client)
+
+    return WhenNeeded(start)
 
 
 def _size(client: persist.Client) -> dict[str, int]:

@@ -16,6 +16,7 @@ from penstock.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from penstock.ingest.loading import ManyTasks
     from penstock.ingest.running import Running
+    from penstock.persist.compact import BigMerges
 
 __all__ = ["ingest"]
 
@@ -57,21 +58,31 @@ def ingest(
 
 
 class _SparkWhenNeeded:
-    """Tasks of a Spark session, which is started for the first copy that is worth it."""
+    """Tasks of a Spark session, which is started for the first work that is worth it."""
 
     def __init__(self, master: str | None) -> None:
         self._master = master
         self._lock = threading.Lock()
         self._tasks: ManyTasks | None = None
 
-    def __call__(self, share: Any, pieces: Any) -> Any:
+    def read(self, share: Any, pieces: Any, watch: Any) -> Any:
+        """As `ManyTasks` has it."""
+        return self._started().read(share, pieces, watch)
+
+    def merges(self, url: str) -> "BigMerges":
+        """As `ManyTasks` has it."""
+        from penstock.persist.compact import WhenNeeded
+
+        return WhenNeeded(lambda _collection, _memory: self._started().merges(url))
+
+    def _started(self) -> "ManyTasks":
         with self._lock:
             if self._tasks is None:
                 from penstock.engine.spark import session
                 from penstock.ingest.spark import tasks_of
 
                 self._tasks = tasks_of(session(master=self._master))
-        return self._tasks(share, pieces)
+            return self._tasks
 
 
 class _Teller:

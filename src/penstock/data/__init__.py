@@ -4,7 +4,16 @@ Nothing here knows where rows are kept; it knows what they are. Consolidation
 lives here because two rows are the same exactly when their columns are.
 """
 
-from penstock.data.arrow import DIFF, TIME, advance, consolidate, from_ipc, sort_rows, to_ipc
+from penstock.data.arrow import (
+    DIFF,
+    TIME,
+    advance,
+    consolidate,
+    from_ipc,
+    negate,
+    sort_rows,
+    to_ipc,
+)
 from penstock.data.codec import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
 from penstock.data.exact import exact_array
 from penstock.data.schema import check_row_schema, conform, evolve, stored_schema
@@ -27,6 +36,7 @@ __all__ = [
     "evolve",
     "exact_array",
     "from_ipc",
+    "negate",
     "sort_rows",
     "stored_schema",
     "to_ipc",

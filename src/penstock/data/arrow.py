@@ -28,6 +28,7 @@ __all__ = [
     "advance",
     "consolidate",
     "from_ipc",
+    "negate",
     "numbered",
     "sort_columns",
     "sort_rows",
@@ -46,6 +47,12 @@ def advance(updates: pa.Table, since: int) -> pa.Table:
     at = updates.schema.get_field_index(TIME)
     times = pc.max_element_wise(updates.column(at), pa.scalar(since, pa.int64()))
     return updates.set_column(at, updates.schema.field(at), times)
+
+
+def negate(updates: pa.Table) -> pa.Table:
+    """What takes `updates` back."""
+    at = updates.schema.get_field_index(DIFF)
+    return updates.set_column(at, updates.schema.field(at), pc.negate_checked(updates.column(at)))
 
 
 def consolidate(updates: pa.Table) -> pa.Table:

@@ -5,17 +5,18 @@ which of the two is decided here, by size. Either way a piece writes Parquet
 objects under a staging id, and nothing is seen of them until they are linked.
 """
 
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from penstock import persist
 from penstock.errors import InternalError
+from penstock.persist.also import Grow, with_growth
+from penstock.persist.compact import BigMerges
 from penstock.persist.writing.proof import proof_left
 from penstock.persist.writing.task import Share, Written, gathered
 from penstock.sources.source import Piece
@@ -27,20 +28,29 @@ SPARK_BYTES: Final = 256 << 20
 
 
 class ManyTasks(Protocol):
-    """Reads pieces by tasks of a cluster; `ingest/spark.py` makes one."""
+    """Does what is too much for one process by tasks of a cluster; `ingest/spark.py` makes one."""
 
-    def __call__(self, share: Share, pieces: Sequence[Piece]) -> list[Written]:
-        """Read all pieces and write what they hold."""
+    def read(
+        self, share: Share, pieces: Sequence[Piece], watch: Callable[[Callable[[], int]], None]
+    ) -> list[Written]:
+        """Read all pieces and write what they hold.
+
+        `watch` is handed what tells, while it lasts, how many rows are written about.
+        """
+        ...
+
+    def merges(self, url: str) -> BigMerges:
+        """What merges and compares collections of a storage location."""
         ...
 
 
 class Copy:
     """A first copy on its way into files."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
         self._pool = pool
-        self._lock = threading.Lock()
         self._rows = 0
+        self._elsewhere: Callable[[], int] | None = None
         self._ids = ExitStack()
         self._outcome: Future[persist.Staged] = Future()
 
@@ -49,7 +59,9 @@ class Copy:
         return self._outcome.done()
 
     def rows(self) -> int:
-        """How many rows are read so far."""
+        """How many rows there were in the pieces that are read to the end, about."""
+        if self._elsewhere is not None and not self.done():
+            return self._elsewhere()
         return self._rows
 
     def abandon(self) -> None:
@@ -71,19 +83,26 @@ class Copy:
         self._ids.close()
 
     def begin(
-        self, client: persist.Client, share: Any, pieces: Sequence[Piece], many: ManyTasks | None
+        self,
+        client: persist.Client,
+        share: Callable[[str], Share],
+        pieces: Sequence[Piece],
+        many: ManyTasks | None,
     ) -> None:
-        """Start reading."""
+        """Start reading; without a pool, read to the end."""
         staging = self._ids.enter_context(client.staging())
-        self._pool.submit(self._read, share(staging), pieces, many)
+        if self._pool is None:
+            self._read(share(staging), pieces, many)
+        else:
+            self._pool.submit(self._read, share(staging), pieces, many)
 
     def _read(self, share: Share, pieces: Sequence[Piece], many: ManyTasks | None) -> None:
         try:
             if many is not None:
                 with proof_left(share.url, share.staging) as proof:
-                    written = many(replace(share, proof=proof), pieces)
+                    written = many.read(replace(share, proof=proof), pieces, self._watch)
             else:
-                written = [share.write(self._counted(piece.read())) for piece in pieces]
+                written = [self._written(share, piece) for piece in pieces]
             batch = gathered(written)
         except BaseException as error:  # noqa: BLE001 - the thread's door: whoever waits must hear
             self._outcome.set_exception(error)
@@ -92,11 +111,13 @@ class Copy:
                 self._rows = batch.rows
             self._outcome.set_result(persist.Staged(batch))
 
-    def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        for batch in batches:
-            with self._lock:
-                self._rows += batch.num_rows
-            yield batch
+    def _written(self, share: Share, piece: Piece) -> Written:
+        written = share.write(piece.read())
+        self._rows += written.rows
+        return written
+
+    def _watch(self, rows: Callable[[], int]) -> None:
+        self._elsewhere = rows
 
 
 class Loader:
@@ -129,8 +150,27 @@ class Loader:
 
     def load(self, collection: str, pieces: Sequence[Piece], *, size: int) -> Copy:
         """Begin to read all pieces, about `size` bytes in total."""
+        return self._load(collection, pieces, size, (), self._pool)
+
+    def read_again(
+        self, collection: str, pieces: Sequence[Piece], *, size: int, growing: Sequence[Grow]
+    ) -> Copy:
+        """Read all pieces to the end, in the schema that `growing` will bring.
+
+        Not by the threads for first copies, which may be at it for hours.
+        """
+        return self._load(collection, pieces, size, growing, None)
+
+    def _load(
+        self,
+        collection: str,
+        pieces: Sequence[Piece],
+        size: int,
+        growing: Sequence[Grow],
+        pool: ThreadPoolExecutor | None,
+    ) -> Copy:
         found = self._client.collection(collection)
-        schemas = found.state.schemas
+        schemas = with_growth(found.state, growing).schemas
 
         def share(staging: str) -> Share:
             return Share(
@@ -143,7 +183,7 @@ class Loader:
                 part_bytes=persist.Settings().part_bytes,
             )
 
-        copy = Copy(self._pool)
+        copy = Copy(pool)
         copy.begin(self._client, share, pieces, self._many if size > self._spark_bytes else None)
         return copy
 

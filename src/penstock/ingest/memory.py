@@ -4,6 +4,7 @@ Each name has one JSON value. The collection commits together with the tick
 that changed it, so a restart finds both or neither.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ class Memory:
             f"{source}/state", key=persist.TEXT, value=persist.JSON, owner=source
         )
         self._clock = clock
+        self.lock = threading.RLock()
+        """Held by whoever writes, from what is known to what is learned."""
+
         self._known: dict[str, Any] = {}
         self.upper = self.collection.upper
         if self.upper:
@@ -41,16 +45,17 @@ class Memory:
 
     def write_down(self, values: Mapping[str, Any]) -> None:
         """Make `values` durable now, in one step; None forgets a name."""
-        time = max(self.upper, self._clock.now_ms())
-        outcome = self.collection.compare_and_append(
-            self.updates(values, time), self.upper, time + 1
-        )
-        if not isinstance(outcome, persist.Appended):
-            raise InternalError(
-                f'notes of collection "{self.collection.name}" were written by another',
-                hint="Stop the other process.",
+        with self.lock:
+            time = max(self.upper, self._clock.now_ms())
+            outcome = self.collection.compare_and_append(
+                self.updates(values, time), self.upper, time + 1
             )
-        self.learn(values, time + 1)
+            if not isinstance(outcome, persist.Appended):
+                raise InternalError(
+                    f'notes of collection "{self.collection.name}" were written by another',
+                    hint="Stop the other process.",
+                )
+            self.learn(values, time + 1)
         self.collection.allow_compaction(time)
 
     def updates(self, values: Mapping[str, Any], time: int) -> list[Update]:

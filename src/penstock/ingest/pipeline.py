@@ -18,7 +18,13 @@ from typing import Any, Final
 from penstock import persist
 from penstock.clock import Clock
 from penstock.durable import Blob
-from penstock.errors import DefiniteError, InternalError, TransientError, UsageError
+from penstock.errors import (
+    DefiniteError,
+    InternalError,
+    PenstockError,
+    TransientError,
+    UsageError,
+)
 from penstock.ingest.loading import SPARK_BYTES, Loader, ManyTasks
 from penstock.ingest.memory import Memory
 from penstock.ingest.relations import NOTE
@@ -45,6 +51,12 @@ from penstock.telemetry import fields, logger
 __all__ = ["Ingest"]
 
 log = logger("ingest")
+
+BEAT_MS: Final = 2_000
+"""How often a tick that is not over proves that we are the writer, and tells what it does."""
+
+REST_MS: Final = 15_000
+"""How long nothing need be proved between two ticks."""
 
 COMPACT_EVERY_MS: Final = 10_000
 STATUS_EVERY_MS: Final = 1_000
@@ -80,6 +92,8 @@ class Ingest:
         self._memory = Memory(client, name, clock)
         self._name_progress(progress, taken)
         self._many = many
+        if many is not None:
+            client.delegate_big_merges(many.merges(client.url))
         self._spark_bytes = spark_bytes
         self._loader: Loader
         self._pool: ThreadPoolExecutor
@@ -94,6 +108,11 @@ class Ingest:
         self._noted_ms = 0
         self._rows = 0
         self._bytes = 0
+        self._proved_ms = 0
+        self._proves_every_ms: int | None = None
+        """While the source is followed."""
+
+        self._over = threading.Event()
 
     @property
     def bound(self) -> Frontier | None:
@@ -118,6 +137,8 @@ class Ingest:
         )
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="spool")
         self._beside = open_store(self._client.url, persist.Settings())
+        beat = threading.Thread(target=self._beat, name=f"beat of {self.name}", daemon=True)
+        beat.start()
         try:
             while not stop.is_set():
                 try:
@@ -141,12 +162,47 @@ class Ingest:
                     self._source.close()
                     self._clock.wait(stop, pause)
         finally:
+            self._over.set()
+            beat.join()
             self._source.close()
             self._loader.close()
             self._pool.shutdown()
             self._beside.close()
 
+    def _beat(self) -> None:
+        """While nothing is committed for long: write down why, and so prove that we are the writer.
+
+        Upstream hears from us only as long as that is proved; and a tick in which tables
+        are compared, or that waits for a slot, can take very long.
+        """
+        while not self._over.wait(BEAT_MS / 1_000):
+            every, now = self._proves_every_ms, self._clock.boot_ms()
+            if every is None or now - self._proved_ms < every:
+                continue
+            try:
+                self._memory.write_down(
+                    {
+                        "status": {
+                            **(self._memory.recall("status") or {}),
+                            "waits_for": self._source.waits_for(),
+                            "written_ms": self._clock.now_ms(),
+                        }
+                    }
+                )
+            except PenstockError:
+                continue  # Whoever draws the tick hears of it too, and does something about it.
+            self._proved_ms = now
+            self._source.proved()
+
     def _follow(self, stop: threading.Event) -> None:
+        self._proved_ms = self._clock.boot_ms()
+        self._proves_every_ms = REST_MS
+        try:
+            self._tick_by_tick(stop)
+        finally:
+            self._proves_every_ms = None
+
+    def _tick_by_tick(self, stop: threading.Event) -> None:
         while not self._arrived():
             match self._ticker.next(stop, upper=self._upper, at_once=self._catching_up):
                 case None:
@@ -164,7 +220,9 @@ class Ingest:
                     )
                 case tick:
                     time = tick.time
+            self._proves_every_ms = BEAT_MS
             self._tick(time)
+            self._proves_every_ms = REST_MS
 
     def _arrived(self) -> bool:
         """Whether what was upstream at the start is durable, if that is all that is asked for."""
@@ -179,7 +237,7 @@ class Ingest:
         asked = self._hear()
         probe = self._source.probe()
         self._catching_up = probe.more
-        tick = Tick(self._client, self.name, self._memory, time, self._pool)
+        tick = Tick(self._client, self.name, self._memory, time, self._loader, self._pool)
         try:
             reached = self._source.draw(tick, probe.frontier)
             remap = None if reached is None else self._bind(reached, time)
@@ -190,6 +248,7 @@ class Ingest:
         finally:
             tick.let_go()
         self._upper = time + 1
+        self._proved_ms = self._clock.boot_ms()
         if reached is not None:
             self._bound = reached
         self._source.committed(reached)

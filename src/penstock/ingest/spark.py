@@ -1,10 +1,11 @@
 """First copies by Spark's tasks: one piece a task, each straight into Parquet."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pyspark.sql import SparkSession
 
 from penstock.errors import UsageError
+from penstock.persist.merging.spark import SparkMerges
 from penstock.persist.writing.task import Share, Written
 from penstock.sources.source import Piece
 
@@ -28,17 +29,28 @@ def tasks_of(spark: SparkSession) -> "SparkTasks":
 
 
 class SparkTasks:
-    """Reads pieces of a first copy as one job."""
+    """Does as jobs of Spark what is too much for one process."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def __call__(self, share: Share, pieces: Sequence[Piece]) -> list[Written]:
+    def read(
+        self, share: Share, pieces: Sequence[Piece], watch: Callable[[Callable[[], int]], None]
+    ) -> list[Written]:
         """Read all pieces and write what they hold; a failed task is tried again."""
+        context = self._spark.sparkContext
+        rows = context.accumulator(0)
+        watch(lambda: rows.value)
 
         def read(some: Iterable[Piece]) -> Iterator[Written]:
             for piece in some:
-                yield share.write(piece.read(), to_the_end=False)
+                written = share.write(piece.read(), to_the_end=False)
+                rows.add(written.rows)
+                yield written
 
-        parallel = self._spark.sparkContext.parallelize(pieces, len(pieces))
+        parallel = context.parallelize(pieces, len(pieces))
         return list(parallel.mapPartitions(read).collect())
+
+    def merges(self, url: str) -> SparkMerges:
+        """What merges and compares collections of a storage location."""
+        return SparkMerges(self._spark, url)

@@ -7,26 +7,25 @@ uppers are in that one entry, so a restart finds all of them or none.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock import persist
 from penstock.data import DIFF, TIME, consolidate
 from penstock.data.schema import default_row
 from penstock.errors import DefiniteError, InternalError
 from penstock.failpoints import Failpoint, pass_by
-from penstock.ingest.loading import Copy
+from penstock.ingest.loading import Copy, Loader
 from penstock.ingest.memory import Memory
 from penstock.persist import AppendTo, Collection, StoredError
 from penstock.persist.also import Also, Begin, Fail, Grow, Recover, WriteTo
-from penstock.persist.writing.task import Share, Written, gathered
+from penstock.sources.source import Piece
 
 __all__ = ["Tick"]
 
@@ -50,7 +49,7 @@ class _Drawn:
     """Rows on their way into files."""
 
     begins: bool = False
-    grows: Grow | None = None
+    grows: list[Grow] = field(default_factory=list)
     fails: Fail | None = None
     recovers: Recover | None = None
     copy: Copy | None = None
@@ -68,10 +67,12 @@ class Tick:
         source: str,
         memory: Memory,
         time: int,
+        loader: Loader,
         pool: ThreadPoolExecutor,
     ) -> None:
         """Files are written by `pool`, while the source goes on."""
         self.time = time
+        self._loader = loader
         self._pool = pool
         self._writing: deque[Future[persist.Staged]] = deque()
         self._client = client
@@ -79,7 +80,7 @@ class Tick:
         self._memory = memory
         self._drawn: dict[str, _Drawn] = {}
         self._notes: dict[str, Any] = {}
-        self._aside: dict[str, list[pa.Table]] = {}
+        self._aside: dict[str, _Drawn] = {}
         self._thrown: list[str] = []
         self._staging = ExitStack()
         self._staging_id: str | None = None
@@ -104,9 +105,7 @@ class Tick:
     def grow(self, collection: str, schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
         """From this time on rows have more columns; older ones hold `defaults` in them."""
         drawn = self._of(collection)
-        if drawn.grows is not None:
-            defaults = {**drawn.grows.defaults, **defaults}
-        drawn.grows = Grow(self._named(collection), schema, defaults)
+        drawn.grows.append(Grow(self._named(collection), schema, defaults))
         drawn.loose = [self._conformed(collection, rows) for rows in drawn.loose]
 
     def fail(self, collection: str, error: DefiniteError) -> None:
@@ -123,36 +122,65 @@ class Tick:
     def lookup(self, collection: str, keys: pa.Table) -> pa.Table:
         """The rows with these keys, as of this moment of the tick."""
         drawn = self._of(collection)
-        stored = self._named(collection).written(keys, self._files(drawn))
-        found = [self._conformed(collection, stored)]
-        found += [_matching(rows, keys) for rows in drawn.loose]
+        stored = self._named(collection).written(keys, self._files(drawn), drawn.grows)
+        found = [stored, *(_matching(rows, keys) for rows in drawn.loose)]
         return _counted(found).drop_columns([DIFF])
 
     def empty(self, collection: str) -> None:
         """All rows go."""
-        rows = _negated(self._contents(collection))
-        if rows.num_rows:
-            self._put(collection, rows)
+        self._mend(collection, None)
 
-    def compare(self, collection: str, rows: Iterable[pa.RecordBatch]) -> int:
-        """Make the contents equal to `rows`; how many rows had to go or come."""
-        tables = [_with_diff(pa.Table.from_batches([each]), +1) for each in rows]
-        differing = _counted([*tables, _negated(self._contents(collection))])
-        if differing.num_rows:
-            self._put(collection, differing)
-        return int(differing.num_rows)
+    @contextmanager
+    def compare(
+        self, collection: str, pieces: Sequence[Piece], *, size: int
+    ) -> Iterator[Callable[[], int]]:
+        """Read all pieces; whoever calls what is handed out makes the contents equal to them."""
+        grows = self._of(collection).grows
+        copy = self._loader.read_again(collection, pieces, size=size, growing=grows)
+        try:
+            wanted = copy.files
+            yield lambda: self._mend(collection, wanted)
+        finally:
+            copy.let_go()
+
+    def _mend(self, collection: str, wanted: persist.Staged | None) -> int:
+        """Let the contents be those of `wanted`; how many rows have to go or come."""
+        drawn = self._of(collection)
+        self._spool(self._named(collection), drawn)
+        found = self._client.difference(
+            self._named(collection),
+            wanted,
+            self._staged_under(),
+            time=self.time,
+            staged=self._files(drawn),
+            growing=drawn.grows,
+        )
+        if isinstance(found, persist.Staged):
+            linked: Future[persist.Staged] = Future()
+            linked.set_result(found)
+            drawn.files.append(linked)
+            rows = 0 if found.batch is None else found.batch.rows
+            self.rows += rows
+            return rows
+        self._put(collection, found.drop_columns([TIME]))
+        return int(found.num_rows)
 
     def put_aside(self, name: str, rows: pa.Table) -> None:
         """Keep rows that are not to be seen, under a name of the source's own."""
-        self._aside.setdefault(name, []).append(rows)
+        aside = self._aside.setdefault(name, _Drawn())
+        aside.loose.append(rows)
+        aside.size += rows.nbytes
+        if aside.size > SPOOL_BYTES:
+            self._spool(self._kept(name, rows.schema), aside)
 
     def set_aside(self, name: str) -> Iterator[pa.Table]:
-        """What was put aside under that name, this tick's too, in no order."""
+        """What was put aside under that name, this tick's too, in the order of that."""
+        aside = self._aside.get(name, _Drawn())
         if self._aside_name(name) in self._client.collections(hidden=True):
             kept = self._client.collection(self._aside_name(name))
-            if kept.upper:
-                yield kept.snapshot(kept.upper - 1).arrow().drop_columns([TIME, DIFF])
-        yield from self._aside.get(name, [])
+            for part in kept.parts(self._files(aside)):
+                yield part.drop_columns([TIME, DIFF])
+        yield from aside.loose
 
     def throw_away(self, name: str) -> None:
         """Forget what was put aside under that name, once the tick is durable."""
@@ -171,28 +199,30 @@ class Tick:
         for name in seen:
             collection = self._named(name)
             drawn = self._of(name)
-            upper = collection.upper
-            appends.append(AppendTo(collection, self._rows_of(name, drawn), upper, self.time + 1))
+            rows = self._rows_of(drawn, self.time)
+            appends.append(AppendTo(collection, rows, collection.upper, self.time + 1))
         for name, drawn in self._drawn.items():
             collection = self._named(name)
             if drawn.copy is not None:
                 also.append(WriteTo(collection, drawn.copy.files))
             if drawn.begins:
                 also.append(Begin(collection, self.time))
-            also += [each for each in (drawn.grows, drawn.fails, drawn.recovers) if each]
+            also += [each for each in (*drawn.grows, drawn.fails, drawn.recovers) if each]
         appends += self._asides()
-        noted = max(self.time, self._memory.upper)
-        updates = self._memory.updates(self._notes, noted)
-        appends.append(AppendTo(self._memory.collection, updates, self._memory.upper, noted + 1))
-        pass_by(Failpoint.TICK_BEGIN)
-        outcome = self._client.append_all(appends, also=also)
-        pass_by(Failpoint.TICK_DONE)
-        if not isinstance(outcome, persist.Appended):
-            raise InternalError(
-                f'collection "{outcome.collection}" was written by another process',
-                hint="Only the writer of its storage location may write there; stop the other one.",
-            )
-        self._memory.learn(self._notes, noted + 1)
+        memory = self._memory
+        with memory.lock:
+            noted = max(self.time, memory.upper)
+            updates = memory.updates(self._notes, noted)
+            appends.append(AppendTo(memory.collection, updates, memory.upper, noted + 1))
+            pass_by(Failpoint.TICK_BEGIN)
+            outcome = self._client.append_all(appends, also=also)
+            pass_by(Failpoint.TICK_DONE)
+            if not isinstance(outcome, persist.Appended):
+                raise InternalError(
+                    f'collection "{outcome.collection}" was written by another process',
+                    hint="Only the writer of its storage location may write there; stop the other.",
+                )
+            memory.learn(self._notes, noted + 1)
         for drawn in self._drawn.values():
             if drawn.copy is not None:
                 drawn.copy.let_go()
@@ -207,6 +237,8 @@ class Tick:
         self._staging.close()
 
     def _put(self, collection: str, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
         drawn = self._of(collection)
         rows = self._conformed(collection, rows)
         size = rows.nbytes
@@ -215,56 +247,59 @@ class Tick:
         self.rows += rows.num_rows
         self.bytes += size
         if drawn.size > SPOOL_BYTES:
-            self._spool(collection, drawn)
+            self._spool(self._named(collection), drawn)
 
-    def _spool(self, collection: str, drawn: _Drawn) -> None:
+    def _spool(self, collection: Collection, drawn: _Drawn) -> None:
         """Write what is in memory to files, to be linked by the entry."""
-        if self._staging_id is None:
-            self._staging_id = self._staging.enter_context(self._client.staging())
-        found = self._named(collection)
-        if drawn.grows is not None:
-            return  # Files have a stored schema, and the new one is not stored yet.
-        schemas = found.state.schemas
-        share = Share(
-            url=self._client.url,
-            staging=self._staging_id,
-            collection=collection,
-            schema=len(schemas) - 1,
-            columns=schemas[-1].columns,
-            time=self.time,
-            part_bytes=persist.Settings().part_bytes,
-        )
+        if not drawn.loose:
+            return
         while len(self._writing) >= SPOOLS:
             # Memory is bounded by what waits to be written.
             self._writing.popleft().result()
-        writing = self._pool.submit(_write, share, [self._timed(rows) for rows in drawn.loose])
+        writing = self._pool.submit(
+            self._client.stage,
+            collection,
+            drawn.loose,
+            self._staged_under(),
+            time=max(self.time, collection.upper),
+            growing=tuple(drawn.grows),
+        )
         self._writing.append(writing)
         drawn.files.append(writing)
         drawn.loose, drawn.size = [], 0
 
-    def _rows_of(self, name: str, drawn: _Drawn) -> list[Rows]:
+    def _staged_under(self) -> str:
+        """The id under which this tick's files are written."""
+        if self._staging_id is None:
+            self._staging_id = self._staging.enter_context(self._client.staging())
+        return self._staging_id
+
+    def _rows_of(self, drawn: _Drawn, time: int) -> list[Rows]:
         rows: list[Rows] = [writing.result() for writing in drawn.files]
         if drawn.loose:
-            rows.append(self._timed(pa.concat_tables(drawn.loose)))
+            loose = pa.concat_tables(drawn.loose)
+            times = pa.repeat(pa.scalar(time, pa.int64()), loose.num_rows)
+            rows.append(loose.append_column(pa.field(TIME, pa.int64(), False), times))
         return rows
-
-    def _timed(self, rows: pa.Table) -> pa.Table:
-        times = pa.repeat(pa.scalar(self.time, pa.int64()), rows.num_rows)
-        return rows.add_column(rows.num_columns - 1, pa.field(TIME, pa.int64(), False), times)
 
     def _asides(self) -> list[AppendTo]:
         appends = []
-        for name, tables in self._aside.items():
-            rows = pa.concat_tables(tables)
-            kept = self._client.create_or_load(
-                self._aside_name(name), schema=rows.schema, owner=self._source
-            )
+        for name, aside in self._aside.items():
+            if aside.files:
+                # All of it as files, since they are read again in the order of linking.
+                self._spool(self._kept(name, None), aside)
+            kept = self._kept(name, aside.loose[0].schema if aside.loose else None)
             time = max(self.time, kept.upper)
-            rows = rows.append_column(
-                pa.field(TIME, pa.int64(), False), pa.repeat(pa.scalar(time), rows.num_rows)
-            )
-            appends.append(AppendTo(kept, rows, kept.upper, time + 1))
+            appends.append(AppendTo(kept, self._rows_of(aside, time), kept.upper, time + 1))
         return appends
+
+    def _kept(self, name: str, schema: pa.Schema | None) -> Collection:
+        """What holds rows that were put aside; with a schema it is made if it is not there."""
+        if schema is None:
+            return self._client.collection(self._aside_name(name))
+        return self._client.create_or_load(
+            self._aside_name(name), schema=schema, owner=self._source
+        )
 
     def _aside_name(self, name: str) -> str:
         return f"{self._source}/pending/{name}"
@@ -278,12 +313,6 @@ class Tick:
     def _named(self, collection: str) -> Collection:
         return self._client.collection(collection)
 
-    def _contents(self, collection: str) -> pa.Table:
-        """All rows, as of this moment of the tick, and how often each is there."""
-        drawn = self._of(collection)
-        stored = self._named(collection).written(staged=self._files(drawn))
-        return _counted([self._conformed(collection, stored), *drawn.loose])
-
     def _files(self, drawn: _Drawn) -> list[persist.Staged]:
         """The files that the tick is about to link."""
         files = [writing.result() for writing in drawn.files]
@@ -292,15 +321,17 @@ class Tick:
     def _conformed(self, collection: str, rows: pa.Table) -> pa.Table:
         """Rows, the last column of which is the diff, with the columns of this tick."""
         grows = self._of(collection).grows
-        if grows is None:
+        if not grows:
             return rows
         known = set(rows.column_names)
-        defaults = default_row(grows.schema, dict(grows.defaults))
-        for at, each in enumerate(grows.schema):
+        schema = grows[-1].schema
+        given = {name: value for each in grows for name, value in each.defaults.items()}
+        defaults = default_row(schema, given)
+        for at, each in enumerate(schema):
             if each.name not in known:
                 value = (
                     defaults.column(each.name)[0]
-                    if each.name in grows.defaults
+                    if each.name in given
                     else pa.scalar(None, each.type)
                 )
                 rows = rows.add_column(at, each, pa.repeat(value, rows.num_rows))
@@ -310,19 +341,9 @@ class Tick:
         return rows
 
 
-def _write(share: Share, tables: Sequence[pa.Table]) -> persist.Staged:
-    written: Written = share.write(batch for table in tables for batch in table.to_batches())
-    return persist.Staged(gathered([written]))
-
-
 def _with_diff(rows: pa.Table, diff: int) -> pa.Table:
     diffs = pa.repeat(pa.scalar(diff, pa.int64()), rows.num_rows)
     return rows.append_column(pa.field(DIFF, pa.int64(), False), diffs)
-
-
-def _negated(rows: pa.Table) -> pa.Table:
-    at = rows.num_columns - 1
-    return rows.set_column(at, rows.schema.field(at), pc.negate(rows.column(at)))
 
 
 def _counted(tables: Sequence[pa.Table]) -> pa.Table:

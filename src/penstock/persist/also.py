@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from penstock.errors import UsageError
 from penstock.persist import state as log
@@ -23,7 +24,7 @@ from penstock.persist.state import END, CollectionState, Operation, State, Store
 if TYPE_CHECKING:
     from penstock.persist.collection import Collection
 
-__all__ = ["Also", "Begin", "Fail", "Grow", "Recover", "WriteTo", "operations_of"]
+__all__ = ["Also", "Begin", "Fail", "Grow", "Recover", "WriteTo", "operations_of", "with_growth"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class Begin:
 class Grow:
     """The collection has a further schema, for readers as of its upper before this entry and later.
 
-    What the same call appends to it has that schema.
+    What the same call appends to it has that schema. It may grow several times in one
+    call: tables then have the last schema, and files any of them.
     """
 
     collection: "Collection"
@@ -79,6 +81,19 @@ class WriteTo:
 Also: TypeAlias = Begin | Grow | Fail | Recover | WriteTo
 
 
+def with_growth(found: CollectionState, growing: Sequence[Grow]) -> CollectionState:
+    """The collection as it will be when it has grown.
+
+    Raises:
+        UsageError: it cannot grow so.
+    """
+    for each in growing:
+        further = grown(found, each.schema, each.defaults)
+        if further is not None:
+            found = replace(found, schemas=(*found.schemas, further))
+    return found
+
+
 def operations_of(
     also: Sequence[Also], state: State, *, versions: Mapping[int, int]
 ) -> list[Operation]:
@@ -91,13 +106,20 @@ def operations_of(
         UsageError: one of them may not be said.
     """
     operations: list[Operation] = []
+    for id in {each.collection.id for each in also if isinstance(each, Grow)}:
+        found = state.collections[id]
+        if len(found.schemas) != versions[id]:
+            raise UsageError(
+                f'schema of collection "{found.name}" was altered meanwhile', hint="Try again."
+            )
     for each in also:
         found = state.collections[each.collection.id]
         match each:
             case Begin(since=since):
                 operation: Operation | None = _begin(found, check_as_of(since))
             case Grow():
-                operation = _grow(found, each, versions[found.id])
+                further = grown(found, each.schema, each.defaults)
+                operation = None if further is None else log.Alter(found.id, further)
             case Fail(time=time, error=error):
                 operation = _fail(found, check_as_of(time), error)
             case Recover(time=time):
@@ -127,15 +149,6 @@ def _begin(found: CollectionState, since: int) -> Operation:
             hint="A collection begins once.",
         )
     return log.Begin(found.id, since)
-
-
-def _grow(found: CollectionState, grow: Grow, version: int) -> Operation | None:
-    if len(found.schemas) != version:
-        raise UsageError(
-            f'schema of collection "{found.name}" was altered meanwhile', hint="Try again."
-        )
-    further = grown(found, grow.schema, grow.defaults)
-    return None if further is None else log.Alter(found.id, further)
 
 
 def _fail(found: CollectionState, time: int, error: StoredError) -> Operation:

@@ -27,8 +27,8 @@ from penstock.durable.probe import probe
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
 from penstock.errors import DeterminateError, PenstockError, UsageError
 from penstock.failpoints import Failpoint, pass_by
-from penstock.persist.acceptance import accept, check_name, codec_of, grown, schema_version
-from penstock.persist.also import Also, Grow, WriteTo, operations_of
+from penstock.persist.acceptance import accept, check_name, codec_of, schema_version
+from penstock.persist.also import Also, Grow, WriteTo, operations_of, with_growth
 from penstock.persist.batch import Batches
 from penstock.persist.collection import AppendTo, Collection, piece_of
 from penstock.persist.compact import BigMerges, Merger
@@ -311,16 +311,22 @@ class Client:
         for named in (*appends, *also):
             self._must_be_ours(named.collection)
         # What is appended to a collection that grows comes in its further schema.
-        growing = {each.collection.id: each for each in also if isinstance(each, Grow)}
-        before = {id: each.collection.state for id, each in growing.items()}
-        further = {
-            id: grown(before[id], each.schema, each.defaults) for id, each in growing.items()
+        growing: dict[Collection, list[Grow]] = {}
+        for each in also:
+            if isinstance(each, Grow):
+                growing.setdefault(each.collection, []).append(each)
+        before = {collection.id: collection.state for collection in growing}
+        after = {
+            collection.id: with_growth(before[collection.id], grows).schemas
+            for collection, grows in growing.items()
         }
         pieces: list[Piece] = []
         for each in also:
             if isinstance(each, WriteTo):
-                grows = further.get(each.collection.id)
-                pieces += [piece_of(each.collection, u, grows=grows) for u in apart(each.updates)]
+                schemas = after.get(each.collection.id)
+                pieces += [
+                    piece_of(each.collection, u, schemas=schemas) for u in apart(each.updates)
+                ]
         for append in appends:
             pieces += [
                 piece_of(
@@ -328,7 +334,7 @@ class Client:
                     updates,
                     expected=append.expected_upper,
                     upper=append.new_upper,
-                    grows=further.get(append.collection.id),
+                    schemas=after.get(append.collection.id),
                 )
                 for updates in apart(append.updates)
             ]
@@ -420,17 +426,15 @@ class Client:
         staging: str,
         *,
         time: int | None = None,
-        grow: Grow | None = None,
+        growing: Sequence[Grow] = (),
     ) -> Staged:
         """Write tables as files under `staging`, an id in use, as they come.
 
-        Only about a part's worth of them is in memory at once. With `grow` they
+        Only about a part's worth of them is in memory at once. With `growing` they
         have the schema that it will bring, in the same `append_all` as they.
         """
         self._must_be_ours(collection)
-        state = collection.state
-        further = None if grow is None else grown(state, grow.schema, grow.defaults)
-        schemas = state.schemas if further is None else (*state.schemas, further)
+        schemas = with_growth(collection.state, growing).schemas
         columns = columns_of(schemas[-1])
         stored = (
             table_of(table, columns, time=time, collection=collection.name) for table in tables
@@ -439,6 +443,31 @@ class Client:
         return Staged(
             self._batches.build_as_they_come(stored, version, staging, part_bytes=part_bytes)
         )
+
+    def difference(
+        self,
+        collection: Collection,
+        wanted: Staged | None,
+        staging: str,
+        *,
+        time: int,
+        staged: Sequence[Staged] = (),
+        growing: Sequence[Grow] = (),
+    ) -> "pa.Table | Staged":
+        """What to append at `time`, so that the collection holds what `wanted` does, only that.
+
+        What it holds is all that was written to it, sealed or not, and `staged`
+        too. What is too much for this process is done by whom big merges are
+        delegated to, into files under `staging`, an id in use.
+        """
+        self._must_be_ours(collection)
+        id, name = collection.id, collection.name
+        with self.reader.claims.claim(id, name, collection.since) as claim:
+            state = with_growth(claim.state.collections[id], growing)
+            minus = [*state.batches, *(each.batch for each in staged if each.batch is not None)]
+            plus = [] if wanted is None or wanted.batch is None else [wanted.batch]
+            found = self._upkeep().merger.difference(state, minus, plus, staging, time=time)
+        return found if isinstance(found, pa.Table) else Staged(found)
 
     def hand_over(self, staging: str) -> Baton:
         """Close without giving the lock back, so that another process can go on in this epoch.

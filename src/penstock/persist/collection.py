@@ -4,7 +4,7 @@ Handed out by a `Client`; any number of these may stand for one collection. It
 checks and queues what is written, and reads through what the client shares.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.persist.acceptance import grown
+from penstock.persist.also import Grow
 from penstock.persist.errors import CollectionMissing
 from penstock.persist.intake import (
     Staged,
@@ -137,14 +138,25 @@ class Collection:
         """
         return self.client.reader.lookup(self.state, keys, check_as_of(as_of))
 
-    def written(self, keys: pa.Table | None = None, staged: Sequence[Staged] = ()) -> pa.Table:
-        """For its writer: all rows that were written, sealed or not, and those of `staged` files.
+    def written(
+        self, keys: pa.Table, staged: Sequence[Staged] = (), growing: Sequence[Grow] = ()
+    ) -> pa.Table:
+        """For its writer: of all that was written, sealed or not, the rows with these keys.
 
-        With `keys`, only those that have one of them in the columns that `keys` has.
-        The columns, and `mz_diff`; unlike `snapshot` whatever readers may see.
+        Those of `staged` files too; `growing` is what will bring the schema they have.
+        `keys` has any columns of its. The columns, and `mz_diff`; unlike `lookup`
+        whatever readers may see.
         """
         files = [each.batch for each in staged if each.batch is not None]
-        return self.client.reader.written(self.state, keys, files)
+        return self.client.reader.written(self.state, keys, files, growing)
+
+    def parts(self, staged: Sequence[Staged] = ()) -> Iterator[pa.Table]:
+        """For its writer: all that was written, sealed or not, and those of `staged` files.
+
+        In the order of writing, about a part at a time, nothing added up.
+        """
+        files = [each.batch for each in staged if each.batch is not None]
+        return self.client.reader.parts(self.state, files)
 
     def listen(self, as_of: int, *, snapshot: bool = False) -> Listener:
         """Every change after `as_of`, as it becomes complete; first the contents then, if asked.
@@ -201,11 +213,11 @@ def piece_of(
     expected: int | None = None,
     upper: int | None = None,
     time: int | None = None,
-    grows: SchemaVersion | None = None,
+    schemas: Sequence[SchemaVersion] | None = None,
 ) -> Piece:
     """The updates in stored form, checked as far as can be without knowing upper.
 
-    `grows` is the schema that they have, if they come with one.
+    `schemas` are those that the collection will have, if it grows with them.
     """
     state = collection.state
     if (
@@ -217,7 +229,7 @@ def piece_of(
             f'upper of collection "{collection.name}" cannot go from {expected} back to {upper}',
             hint="Let the new upper be at or past the expected one.",
         )
-    schemas = state.schemas if grows is None else (*state.schemas, grows)
+    schemas = state.schemas if schemas is None else schemas
     newest = len(schemas) - 1
     piece = Piece(collection.id, expected=expected, upper=upper, schema=newest)
     schema = schemas[newest]

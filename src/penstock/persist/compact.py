@@ -13,7 +13,7 @@ Batches at or below since are folded into a *base*: one state, each row once,
 which readers take as it is (`scan.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -22,15 +22,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from penstock.data import DIFF, TIME, advance, consolidate, sort_rows
+from penstock.data import DIFF, TIME, advance, consolidate, negate, sort_rows
 from penstock.errors import InternalError
 from penstock.persist.batch import Batches
 from penstock.persist.settings import Settings
 from penstock.persist.spine import next_merge
 from penstock.persist.staging import Staging
-from penstock.persist.state import Batch, CollectionState, Inline
+from penstock.persist.state import Batch, CollectionState, Inline, stored_columns_of
 
-__all__ = ["BigMerges", "Merger", "distinct", "merge_since", "mergeable", "settled", "summed"]
+__all__ = [
+    "BigMerges",
+    "Merger",
+    "WhenNeeded",
+    "distinct",
+    "merge_since",
+    "mergeable",
+    "settled",
+    "summed",
+]
 
 FOLD_BYTES: Final = 4 << 20
 """A smaller base is not worth keeping apart."""
@@ -70,13 +79,60 @@ def settled(collection: CollectionState, batches: Batches) -> list[Batch]:
 
 
 class BigMerges(Protocol):
-    """Merges what does not fit into the memory of one process."""
+    """Merges and compares what does not fit into the memory of one process."""
 
     def merge(
         self, collection: CollectionState, inputs: Sequence[Batch], staging: str, *, since: int
     ) -> Batch | None:
         """One stored batch under `staging` that sums to the same as `inputs` from `since` on."""
         ...
+
+    def difference(
+        self,
+        collection: CollectionState,
+        minus: Sequence[Batch],
+        plus: Sequence[Batch],
+        staging: str,
+        *,
+        time: int,
+    ) -> Batch | None:
+        """One stored batch, all of it at `time`, that with `minus` sums to what `plus` does."""
+        ...
+
+
+@dataclass(slots=True)
+class WhenNeeded:
+    """Big merges by what `start` returns, which is called for the first of them.
+
+    It is told of which collection they are, and how much memory they would take.
+    """
+
+    start: Callable[[str, int], BigMerges]
+    _started: BigMerges | None = None
+
+    def merge(
+        self, collection: CollectionState, inputs: Sequence[Batch], staging: str, *, since: int
+    ) -> Batch | None:
+        """As `BigMerges` has it."""
+        return self._to(collection, inputs).merge(collection, inputs, staging, since=since)
+
+    def difference(
+        self,
+        collection: CollectionState,
+        minus: Sequence[Batch],
+        plus: Sequence[Batch],
+        staging: str,
+        *,
+        time: int,
+    ) -> Batch | None:
+        """As `BigMerges` has it."""
+        to = self._to(collection, [*minus, *plus])
+        return to.difference(collection, minus, plus, staging, time=time)
+
+    def _to(self, collection: CollectionState, inputs: Sequence[Batch]) -> BigMerges:
+        if self._started is None:
+            self._started = self.start(collection.name, _memory(inputs))
+        return self._started
 
 
 @dataclass(slots=True)
@@ -144,6 +200,25 @@ class Merger:
             output, merged=True, since=since, distinct=distinct(updates, schema.key, since=since)
         )
 
+    def difference(
+        self,
+        collection: CollectionState,
+        minus: Sequence[Batch],
+        plus: Sequence[Batch],
+        staging: str,
+        *,
+        time: int,
+    ) -> pa.Table | Batch | None:
+        """What, at `time`, with `minus` sums to what `plus` does; in files if it was big."""
+        inputs = [*minus, *plus]
+        if self.big is not None and self._is_big(inputs) and self._has_job(collection, inputs):
+            return self.big.difference(collection, minus, plus, staging, time=time)
+        schema = collection.schemas[-1]
+        tables = [negate(self.batches.rows(collection, batch, schema)) for batch in minus]
+        tables += [self.batches.rows(collection, batch, schema) for batch in plus]
+        tables.append(stored_columns_of(schema).empty_table())
+        return summed(pa.concat_tables(tables), schema.key, since=time)
+
     def _fold(self, collection: CollectionState) -> list[Batch]:
         """What should go into the base, so that readers have little to add to it.
 
@@ -158,7 +233,7 @@ class Merger:
         return ready if not base.merged or FOLD_SHARE * beside >= base.rows else []
 
     def _is_big(self, inputs: Sequence[Batch]) -> bool:
-        return sum(batch.memory for batch in inputs) > self.settings.merge_bytes
+        return _memory(inputs) > self.settings.merge_bytes
 
     def _has_job(self, collection: CollectionState, inputs: Sequence[Batch]) -> bool:
         """Whether a job can do it, which knows no codecs and so no two versions of one."""
@@ -176,6 +251,10 @@ class Merger:
         except BaseException:
             self.staging.give_up(id)
             raise
+
+
+def _memory(batches: Sequence[Batch]) -> int:
+    return sum(batch.memory for batch in batches)
 
 
 def summed(updates: pa.Table, key: tuple[str, ...], *, since: int) -> pa.Table:

@@ -21,6 +21,7 @@ from msgspec import structs
 
 from penstock.data import DIFF, TIME, Codec, advance, consolidate
 from penstock.errors import Corruption, InternalError, UsageError
+from penstock.persist.also import Grow, with_growth
 from penstock.persist.batch import Batches, slices_of
 from penstock.persist.compact import distinct
 from penstock.persist.errors import Closed
@@ -142,27 +143,35 @@ class Reader:
         return rows.drop_columns([TIME])
 
     def written(
-        self, collection: CollectionState, keys: pa.Table | None, staged: Sequence[Batch]
+        self,
+        collection: CollectionState,
+        keys: pa.Table,
+        staged: Sequence[Batch],
+        growing: Sequence[Grow],
     ) -> pa.Table:
-        """All that was written, sealed or not, and `staged` too, added up, with `mz_diff`.
+        """The rows with `keys` of all that was written, sealed or not, and of `staged`.
 
-        For the writer, who goes on from it whatever readers may see. With `keys`,
-        only the rows that have one of them in the columns that `keys` has.
+        Added up, with `mz_diff`. For the writer, who goes on from it whatever readers may see.
         """
         id, name = collection.id, collection.name
         with self.claims.claim(id, name, collection.since) as claim:
-            current = claim.state.collections[id]
+            current = with_growth(claim.state.collections[id], growing)
             schema = current.schemas[-1]
-            whole = structs.replace(current, upper=END, batches=(*current.batches, *staged))
-            if keys is None:
-                found = [self.rows(whole, schema, lower=0, upper=END)]
-            else:
-                wanted = Wanted(keys, schema, collection=name, by=keys.column_names)
-                found = [stored_columns_of(schema).empty_table()]
-                for batch in whole.batches:
-                    for piece in slices_of(whole, batch, upper=END):
-                        found += matching_rows(self.batches, whole, piece, schema, wanted)
+            wanted = Wanted(keys, schema, collection=name, by=keys.column_names)
+            found = [stored_columns_of(schema).empty_table()]
+            for batch in (*current.batches, *staged):
+                for piece in slices_of(current, batch):
+                    found += matching_rows(self.batches, current, piece, schema, wanted)
         return consolidate(advance(pa.concat_tables(found), END - 1)).drop_columns([TIME])
+
+    def parts(self, collection: CollectionState, staged: Sequence[Batch]) -> Iterator[pa.Table]:
+        """All that was written, sealed or not, and `staged` too, a part at a time, in order."""
+        id, name = collection.id, collection.name
+        with self.claims.claim(id, name, collection.since) as claim:
+            current = claim.state.collections[id]
+            for batch in (*current.batches, *staged):
+                for piece in slices_of(current, batch):
+                    yield self.batches.slice_rows(current, piece, current.schemas[-1])
 
     def rows(
         self, collection: CollectionState, schema: SchemaVersion, *, lower: int, upper: int

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.data import TIME, advance, from_ipc, to_ipc
+from penstock.data import TIME, advance, from_ipc, negate, to_ipc
 from penstock.durable import SteadyBlob
 from penstock.durable.cache import CachedBlob
 from penstock.persist.batch import Batches, Slice, together
@@ -106,9 +106,12 @@ def cut_slices(
     *,
     since: int,
     splitters: pa.Table,
+    negated: bool = False,
 ) -> Iterator[tuple[int, bytes]]:
-    """The updates of the slices as chunks, each with the number of its range."""
+    """The updates of the slices, or what takes them back, as chunks with the number of a range."""
     updates = _advanced(url, collection, slices, since=since)
+    if negated:
+        updates = negate(updates)
     for number, rows in enumerate(cut(updates, splitters, collection.schemas[-1].key)):
         for chunk in _chunks(rows):
             yield number, to_ipc(chunk)

@@ -12,7 +12,8 @@ A source knows nothing of the timeline, of storage or of Spark. What it needs
 of them it is handed: a `Tick`, a `Memory` and a `Loader`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -81,7 +82,7 @@ class Load(Protocol):
         ...
 
     def rows(self) -> int:
-        """How many rows are read so far."""
+        """How many rows there were in the pieces that are read to the end."""
         ...
 
     def abandon(self) -> None:
@@ -146,8 +147,14 @@ class Tick(Protocol):
         """All rows go."""
         ...
 
-    def compare(self, collection: str, rows: Iterable[pa.RecordBatch]) -> int:
-        """Make the contents equal to `rows`; how many rows had to go or come."""
+    def compare(
+        self, collection: str, pieces: Sequence[Piece], *, size: int
+    ) -> AbstractContextManager[Callable[[], int]]:
+        """Read all pieces, about `size` bytes in total, to the end.
+
+        In the block, what is handed out makes the contents equal to them; it returns
+        how many rows have to go or come.
+        """
         ...
 
     def put_aside(self, name: str, rows: pa.Table) -> None:
@@ -155,7 +162,7 @@ class Tick(Protocol):
         ...
 
     def set_aside(self, name: str) -> Iterable[pa.Table]:
-        """What was put aside under that name, this tick's too, in no order."""
+        """What was put aside under that name, this tick's too, in the order of that."""
         ...
 
     def throw_away(self, name: str) -> None:
@@ -212,6 +219,14 @@ class Source(Protocol):
 
     def status(self) -> Mapping[str, Any]:
         """For people: phase, rows, lag, what is waited for."""
+        ...
+
+    def proved(self) -> None:
+        """A long tick is not over, and we are still the writer; called by another thread."""
+        ...
+
+    def waits_for(self) -> str:
+        """What a tick that is not over waits for, if anything; asked by another thread."""
         ...
 
     def close(self) -> None:

@@ -35,6 +35,10 @@ class ScriptedSource:
         """From where it was asked to go on, each time."""
 
         self.asked: list[tuple[str, ...]] = []
+        self.proofs = 0
+        """How often it was told, in a tick that took long, that we are the writer."""
+
+        self.waiting = ""
         self._lock = threading.Lock()
         self._words: dict[Any, list[str]] = {}
         self._failures: dict[str, list[PenstockError]] = {}
@@ -105,6 +109,14 @@ class ScriptedSource:
     def status(self) -> Mapping[str, Any]:
         """How far it has come."""
         return {"kind": self.kind, "phase": "following"}
+
+    def proved(self) -> None:
+        """Count it."""
+        self.proofs += 1
+
+    def waits_for(self) -> str:
+        """For whatever it was told to."""
+        return self.waiting
 
     def close(self) -> None:
         """Nothing is held."""

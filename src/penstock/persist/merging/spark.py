@@ -80,25 +80,7 @@ class SparkMerges:
             UsageError: a task does not see the location.
             PenstockError: Spark failed. Nothing was merged.
         """
-        memory = sum(batch.memory for batch in inputs)
-        job = _Job(
-            spark=self.spark,
-            url=self.url,
-            collection=replace(collection, batches=()),
-            bundles=_bundles(collection, inputs, self.part_bytes),
-            since=since,
-        )
-        told = (
-            f'penstock: merge {len(inputs)} batches ({memory >> 20} MiB) of "{collection.name}" '
-            f"in {self.url}"
-        )
-        with (
-            proof_left(self.url, staging) as proof,
-            _described(self.spark, told),
-            _failing_as_ours(collection, self.url),
-        ):
-            starts = job.splitters(-(-memory // self.part_bytes))
-            merged = job.merged(starts, staging, self.part_bytes, proof=proof)
+        merged = self._added_up("merge", collection, (), inputs, staging, since=since)
         if not merged:
             return None
         flags = [flag for _, flag in merged if flag is not None]
@@ -109,6 +91,57 @@ class SparkMerges:
             distinct=bool(flags) and all(flags),
         )
 
+    def difference(
+        self,
+        collection: CollectionState,
+        minus: Sequence[Batch],
+        plus: Sequence[Batch],
+        staging: str,
+        *,
+        time: int,
+    ) -> Batch | None:
+        """One stored batch, all of it at `time`, that with `minus` sums to what `plus` does.
+
+        Raises as `merge` does.
+        """
+        added = self._added_up("compare", collection, minus, plus, staging, since=time)
+        return together([batch for batch, _ in added]) if added else None
+
+    def _added_up(
+        self,
+        verb: str,
+        collection: CollectionState,
+        minus: Sequence[Batch],
+        plus: Sequence[Batch],
+        staging: str,
+        *,
+        since: int,
+    ) -> "list[tuple[Batch, bool | None]]":
+        """What the batches come to, by range: batches, and whether rows at `since` are distinct."""
+        memory = sum(batch.memory for batch in (*minus, *plus))
+        negated, bundles = (
+            _bundles(collection, batches, self.part_bytes) for batches in (minus, plus)
+        )
+        job = _Job(
+            spark=self.spark,
+            url=self.url,
+            collection=replace(collection, batches=()),
+            bundles=[*negated, *bundles],
+            negated=len(negated),
+            since=since,
+        )
+        told = (
+            f"penstock: {verb} {len(minus) + len(plus)} batches ({memory >> 20} MiB) of "
+            f'"{collection.name}" in {self.url}'
+        )
+        with (
+            proof_left(self.url, staging) as proof,
+            _described(self.spark, told),
+            _failing_as_ours(verb, collection, self.url),
+        ):
+            starts = job.splitters(-(-memory // self.part_bytes))
+            return job.merged(starts, staging, self.part_bytes, proof=proof)
+
 
 @dataclass(frozen=True, slots=True)
 class _Job:
@@ -117,6 +150,9 @@ class _Job:
     collection: CollectionState
     bundles: list[list[Slice]]
     """What each task reads."""
+
+    negated: int
+    """So many of the bundles, the first, are taken away."""
 
     since: int
 
@@ -150,12 +186,18 @@ class _Job:
     ) -> list[tuple[Batch, bool | None]]:
         """What each range came to, in order; and whether its rows at since are distinct."""
         url, collection, bundles, since = self.url, self.collection, self.bundles, self.since
+        negated = self.negated
 
         def cut(numbers: ArrowBatches) -> ArrowBatches:
             for number in _numbers(numbers):
                 with _caught() as failure:
                     for at, rows in cut_slices(
-                        url, collection, bundles[number], since=since, splitters=starts
+                        url,
+                        collection,
+                        bundles[number],
+                        since=since,
+                        splitters=starts,
+                        negated=number < negated,
                     ):
                         yield _row(CUT, at, rows, None)
                 if failure:
@@ -211,12 +253,12 @@ def _bundles(
     collection: CollectionState, inputs: Sequence[Batch], part_bytes: int
 ) -> list[list[Slice]]:
     """The parts of `inputs`, in bundles that take about `part_bytes` in memory."""
-    bundles: list[list[Slice]] = [[]]
+    bundles: list[list[Slice]] = []
     held = 0.0
     for batch in inputs:
         for piece in slices_of(collection, batch):
             memory = max(batch.memory, batch.size) * _size(piece.part) / max(batch.size, 1)
-            if bundles[-1] and held + memory > part_bytes:
+            if not bundles or (bundles[-1] and held + memory > part_bytes):
                 bundles.append([])
                 held = 0.0
             bundles[-1].append(piece)
@@ -275,15 +317,15 @@ def _collected(frame: DataFrame) -> list[Any]:
 
 
 @contextmanager
-def _failing_as_ours(collection: CollectionState, url: str) -> Iterator[None]:
+def _failing_as_ours(verb: str, collection: CollectionState, url: str) -> Iterator[None]:
     """What Spark raises, as our error with the reason."""
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
         raise PenstockError(
-            f'merge of collection "{collection.name}" of location "{url}" failed in Spark',
+            f'Spark could not {verb} collection "{collection.name}" of location "{url}"',
             detail=_reason(str(error)),
-            hint="Nothing was changed; the next merge tries again. Spark's log tells more.",
+            hint="Nothing was changed, and it is tried again. Spark's log tells more.",
         ) from error
 
 

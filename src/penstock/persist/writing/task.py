@@ -30,6 +30,7 @@ class Written:
     """Empty if there were no rows."""
 
     error: bytes = b""
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Share:
             for _ in remaining if to_the_end else ():
                 pass
             return Written(error=pickle.dumps(error))
-        return Written(batch=b"" if batch is None else msgpack.encode(batch))
+        return Written() if batch is None else Written(msgpack.encode(batch), rows=batch.rows)
 
     def _stored(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         columns = pa.ipc.read_schema(pa.py_buffer(self.columns))

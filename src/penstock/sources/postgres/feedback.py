@@ -4,8 +4,9 @@ Postgres deletes log behind the confirmed position, so only what is durable here
 may be confirmed: what was merely read would be lost if we stopped before the
 next commit. A server that hears nothing for a while hangs up, however busy we
 are; hence the timer. But one that keeps a slot alive for a process that has been
-fenced would keep the new owner out, so the timer stops when nothing was made
-durable for half a minute (hazard A7).
+fenced would keep the new owner out, so the timer stops when nothing has proved for
+half a minute that we are the writer, such as something that was made durable
+(hazard A7).
 """
 
 import threading

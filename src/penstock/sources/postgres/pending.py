@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from penstock.sources.postgres.resolve import Changes
 
-__all__ = ["TRUNCATE", "keep", "keep_truncate", "kept_schema", "unkept"]
+__all__ = ["TRUNCATE", "keep", "keep_truncate", "kept_schema", "places", "unkept"]
 
 TRUNCATE: Final = ord("T")
 
@@ -60,6 +60,12 @@ def keep_truncate(schema: pa.Schema, commit_lsn: int, *, order: int) -> pa.Table
     kept = kept_schema(schema)
     values = {_LSN: commit_lsn, _ORDER: order, _KIND: TRUNCATE, _WHOLE: False, _LEFT_OUT: []}
     return pa.Table.from_pylist([values], schema=kept)
+
+
+def places(kept: pa.Table) -> tuple[int, int]:
+    """The first and the last place in the stream of what was kept."""
+    bounds = pc.min_max(kept.column(_ORDER)).as_py()
+    return bounds["min"], bounds["max"]
 
 
 def unkept(kept: pa.Table, *, from_lsn: int) -> Iterator[Changes | None]:

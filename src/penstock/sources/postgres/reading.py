@@ -14,10 +14,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-import pyarrow as pa
-
-from penstock.errors import DefiniteError
-from penstock.sources.postgres.pending import keep, keep_truncate, unkept
+from penstock.errors import DefiniteError, InternalError
+from penstock.sources.postgres.pending import keep, keep_truncate, places, unkept
 from penstock.sources.postgres.pgoutput import Chunk, Relation, Truncate
 from penstock.sources.postgres.resolve import Changes, joined, resolve
 from penstock.sources.postgres.tables import Table, reads
@@ -178,16 +176,22 @@ class Reading:
             self._tick.fail(table.collection, following.failure or DefiniteError(following.error))
             return
         following.phase = Phase.LIVE
-        kept = list(self._tick.set_aside(following.pending))
-        if kept:
-            for changes in unkept(pa.concat_tables(kept), from_lsn=following.snapshot_lsn):
+        last = -1
+        for kept in self._tick.set_aside(following.pending):
+            if not kept.num_rows:
+                continue
+            first, after = places(kept)
+            if first <= last:
+                raise InternalError(f'messages of table "{table.name}" were kept out of order')
+            last = after
+            for changes in unkept(kept, from_lsn=following.snapshot_lsn):
                 if table.oid in self.broken:
                     break
                 if changes is None:
                     self._tick.empty(table.collection)
                 else:
                     self._resolve(following, changes)
-            self._tick.throw_away(following.pending)
+        self._tick.throw_away(following.pending)
 
     def fail(self, following: Following, error: DefiniteError) -> None:
         """From this tick on the table's collection fails every reading, once it is seen."""

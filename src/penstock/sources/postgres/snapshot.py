@@ -20,7 +20,7 @@ from penstock.sources.postgres.stream import CopyStream
 from penstock.sources.postgres.tables import Table
 from penstock.sources.postgres.types import ColumnType
 
-__all__ = ["SnapshotPiece", "page_ranges", "pieces"]
+__all__ = ["SnapshotPiece", "copies_of", "page_ranges", "pieces"]
 
 PAGES_WORTH_A_TASK: Final = 1_024
 """Fewer pages than these, 8 MiB, are not worth a connection of their own."""
@@ -50,6 +50,7 @@ class SnapshotPiece:
     parameters: Mapping[str, str] = field(repr=False)
     snapshot: str
     table: str
+    oid: int
     sql: str
     schema: pa.Schema
     types: tuple[ColumnType, ...]
@@ -60,7 +61,7 @@ class SnapshotPiece:
         Raises:
             TransientError: the snapshot or the server is gone.
         """
-        with connect(self.parameters, application_name="penstock copy") as connection:
+        with connect(self.parameters, application_name=copies_of(self.oid)) as connection:
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
             connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(self.snapshot)}")
             decoder = CopyDecoder(len(self.types))
@@ -97,12 +98,18 @@ def pieces(
                     parameters,
                     snapshot,
                     table.name,
+                    table.oid,
                     copy_sql(table, part, start, end),
                     table.schema,
                     tuple(column.type for column in table.columns),
                 )
             )
     return found
+
+
+def copies_of(oid: int | str) -> str:
+    """As what connections that copy a table are known to the server."""
+    return f"penstock copy {oid}"
 
 
 def copy_sql(table: Table, part: PgTable | PgLeaf, start: int, end: int | None) -> str:

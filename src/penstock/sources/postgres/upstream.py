@@ -14,7 +14,7 @@ from penstock.clock import Clock
 from penstock.errors import InternalError, SourceError, TransientError
 from penstock.sources.postgres.checks import check, create_publication, require
 from penstock.sources.postgres.config import PostgresConfig
-from penstock.sources.postgres.connect import Connection, connect
+from penstock.sources.postgres.connect import Connection, connect, quote_literal
 from penstock.sources.postgres.errors import (
     OtherHistory,
     SlotInvalidated,
@@ -43,9 +43,13 @@ from penstock.sources.postgres.slots import (
     slot_name,
     terminate_holder,
 )
+from penstock.sources.postgres.snapshot import copies_of
 from penstock.sources.postgres.stream import ReplicationStream
 
 __all__ = ["Export", "SetBack", "Upstream"]
+
+COPY_PROGRESS_SINCE: Final = 14_00_00
+"""The first version that tells how far a COPY has come."""
 
 NUDGE_MS: Final = 200
 """How long a flush may be waited for before the server is given a reason for one."""
@@ -245,6 +249,20 @@ class Upstream:
                 detail=error.detail,
                 hint=error.hint,
             ) from error
+
+    def being_copied(self) -> dict[int, int]:
+        """By table, how many rows connections of ours have copied that are still at it."""
+        if self.control.server_version < COPY_PROGRESS_SINCE:
+            return {}
+        rows = self.control.query(
+            "SELECT pg_catalog.split_part(a.application_name, ' ', 3),"
+            " pg_catalog.sum(p.tuples_processed)"
+            " FROM pg_catalog.pg_stat_progress_copy p"
+            " JOIN pg_catalog.pg_stat_activity a USING (pid)"
+            f" WHERE a.datname = pg_catalog.current_database()"
+            f" AND a.application_name LIKE {quote_literal(copies_of('%'))} GROUP BY 1"
+        )
+        return {int(oid or 0): int(count or 0) for oid, count in rows}
 
     def nudge(self, bound: int) -> None:
         """Nothing comes. If that is because the server has not flushed, give it a reason to.

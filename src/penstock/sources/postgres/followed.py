@@ -1,0 +1,606 @@
+"""The tables that a source follows, and what befalls them.
+
+    copied      as of a snapshot; seen together with the others, once all are complete
+    cured       when the catalogue shows what no message told (`drift.py`, `cures.py`)
+    compared    with their collections, as of a snapshot at which the tick is cut
+
+The stream is somebody else's (`source.py`), who hands in how to read on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.data import check_row_schema
+from penstock.errors import DefiniteError, InternalError, UsageError
+from penstock.failpoints import Failpoint, pass_by
+from penstock.sources.postgres import notes
+from penstock.sources.postgres.catalog import PgTable, describe, published_tables
+from penstock.sources.postgres.config import PostgresConfig
+from penstock.sources.postgres.cures import (
+    Cure,
+    Follow,
+    GiveUp,
+    Join,
+    Resync,
+    Situation,
+    cures,
+    misfit,
+)
+from penstock.sources.postgres.drift import compare
+from penstock.sources.postgres.errors import TableGone
+from penstock.sources.postgres.fingerprint import Fingerprint, TableMark, fingerprint
+from penstock.sources.postgres.pgoutput import Relation
+from penstock.sources.postgres.reading import Following, Phase, Reading
+from penstock.sources.postgres.snapshot import pieces
+from penstock.sources.postgres.tables import Misfit, Table, defaults_of, follow, reads, refit
+from penstock.sources.postgres.upstream import Export, Upstream
+from penstock.sources.source import Load, Loader, Memory, Tick
+from penstock.telemetry import fields, logger
+
+__all__ = ["Followed"]
+
+log = logger("sources.postgres")
+
+
+@dataclass(eq=False, slots=True)
+class _Copy:
+    """A first copy that is under way."""
+
+    following: Following
+    load: Load
+    export: Export
+
+
+class Followed:
+    """All tables of one source."""
+
+    def __init__(
+        self,
+        name: str,
+        config: PostgresConfig,
+        upstream: Upstream,
+        *,
+        location: str,
+        tasks: int,
+        read: Callable[[Reading, int], None],
+        reached: Callable[[], int],
+    ) -> None:
+        """`read` reads the stream up to a place, and `reached` tells how far the server is."""
+        self.name = name
+        self._config = config
+        self._upstream = upstream
+        self._location = location
+        self._tasks = config.snapshot_tasks or tasks
+        self._read = read
+        self._reached = reached
+        self._memory: Memory
+        self._loader: Loader
+        self.tables: dict[int, Following] = {}
+        self._copies: list[_Copy] = []
+        self.fingerprint: Fingerprint | None = None
+        self._asked: set[str] | None = None
+        """The tables that somebody wants compared at the next tick; empty for all of them."""
+
+        self._comparing = ""
+        """What is compared now, for people."""
+
+        self.forgotten: set[int] = set()
+        """Tables whose place another has taken."""
+
+    def open(self, memory: Memory, loader: Loader) -> None:
+        """Be ready to begin."""
+        self._memory, self._loader = memory, loader
+
+    def begin(self, export: Export) -> Fingerprint:
+        """Follow every table that is to be followed, from a snapshot on; what they are now."""
+        self.tables = {}
+        self.fingerprint = self._look()
+        published = published_tables(self._upstream.control, self._config.publication)
+        self.tables = {
+            each.oid: Following(self._follow(each), Phase.LOADING, export.consistent_point)
+            for each in self._chosen(published)
+        }
+        return self.fingerprint
+
+    def go_on(self, tables: Sequence[Following], last: Fingerprint | None) -> None:
+        """Follow the tables of before."""
+        self.tables = {each.table.oid: each for each in tables}
+        self.fingerprint = last
+
+    def close(self) -> None:
+        """Let go of the server."""
+        for copy in self._copies:
+            copy.load.abandon()
+            copy.export.close()
+        self._copies = []
+
+    @property
+    def seen(self) -> list[str]:
+        """The collections of tables that are seen."""
+        return [
+            each.table.collection
+            for each in self.tables.values()
+            if each.phase == Phase.LIVE or (each.phase == Phase.ERRORED and each.seen)
+        ]
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody wants tables compared at the next tick."""
+        return self._asked is not None
+
+    @property
+    def copying(self) -> bool:
+        """Whether there are copies that are not kept yet."""
+        return bool(self._copies)
+
+    def waits_for(self) -> str:
+        """What is waited for, if anything is; may be asked by another thread."""
+        copying = next((each for each in tuple(self._copies) if not each.load.done()), None)
+        return self._comparing or (
+            f"the first copy of {copying.following.table.name}" if copying else ""
+        )
+
+    def status(self) -> list[Mapping[str, Any]]:
+        """For people, by table."""
+        self._count_copied()
+        return [
+            {
+                "name": each.table.name,
+                "collection": each.table.collection,
+                "phase": str(each.phase),
+                "rows": each.rows,
+                "estimated_rows": each.table.described.estimated_rows,
+                "bytes": each.table.described.bytes,
+                "error": each.error or None,
+            }
+            for each in self.tables.values()
+        ]
+
+    # Copies.
+
+    def join_named(self) -> None:
+        """Begin with tables that the file names by now, and that were published all along."""
+        published = published_tables(self._upstream.control, self._config.publication)
+        for each in self._chosen(published):
+            if each.oid not in self.tables:
+                self._join(each.oid, str(each.table_name))
+
+    def copy_anew(self, unfinished: Sequence[Following]) -> None:
+        """Begin copies as of a snapshot of their own.
+
+        Whatever was kept aside for an earlier copy committed before this snapshot.
+        """
+        export = self._upstream.export()
+        for following in unfinished:
+            following.snapshot_lsn = export.consistent_point
+        self.copy(unfinished, export)
+
+    def copy(self, tables: Sequence[Following], export: Export) -> None:
+        for following in tables:
+            table = following.table
+            # There may be files of an earlier attempt, which nobody has seen.
+            self._loader.unmake(table.collection)
+            self._loader.make(table.collection, table.schema, table.key_columns)
+            parts = pieces(
+                self._config.parameters,
+                table,
+                export.snapshot,
+                tasks=self._tasks,
+                server_version=self._upstream.control.server_version,
+            )
+            following.rows = 0
+            load = self._loader.load(table.collection, parts, size=table.described.bytes)
+            self._copies.append(_Copy(following, load, export))
+        if not tables:
+            export.close()
+
+    def _count_copied(self) -> None:
+        """Remember how many rows each copy has come to."""
+        copying = [copy for copy in self._copies if not copy.load.done()]
+        running = self._upstream.being_copied() if copying else {}
+        for copy in copying:
+            following = copy.following
+            rows = copy.load.rows() + running.get(following.table.oid, 0)
+            # A piece that has just ended is in neither of the two for a moment.
+            following.rows = max(following.rows, rows)
+
+    def _keep_copies(self, tick: Tick, reading: Reading, done: Sequence[_Copy]) -> None:
+        """Link the files of copies that were finished when we looked for drift, and found none."""
+        for copy in [each for each in done if each in self._copies]:
+            following = copy.following
+            try:
+                tick.keep_copy(following.table.collection, copy.load.result())
+            except DefiniteError as error:
+                reading.broken[following.table.oid] = error
+            else:
+                following.phase, following.rows = Phase.LOADED, copy.load.rows()
+                pass_by(Failpoint.COPY_DONE)
+            self._forget_copy(copy)
+
+    def _abandon_copy(self, following: Following) -> None:
+        for copy in [each for each in self._copies if each.following is following]:
+            copy.load.abandon()
+            self._forget_copy(copy)
+
+    def _forget_copy(self, copy: _Copy) -> None:
+        self._copies.remove(copy)
+        if all(each.export is not copy.export for each in self._copies):
+            copy.export.close()
+
+    def reveal(self, reading: Reading, bound: int) -> None:
+        """Let loaded tables be seen, all of them together."""
+        for oid, error in list(reading.broken.items()):
+            if not self.tables[oid].seen:
+                reading.fail(self.tables[oid], reading.broken.pop(oid, error))
+        waiting = [each for each in self.tables.values() if not each.seen]
+        if any(
+            each.phase == Phase.LOADING
+            or (each.phase == Phase.LOADED and each.snapshot_lsn > bound)
+            for each in waiting
+        ):
+            return
+        for following in waiting:
+            reading.reveal(following)
+
+    # What drifted, and its cure.
+
+    def cure(self, tick: Tick, reading: Reading, bound: int) -> int:
+        """Cure what changed without a message, and return how far the tick then reaches."""
+        done = [each for each in self._copies if each.load.done()]
+        bound = self._cure(tick, reading, bound)
+        self._keep_copies(tick, reading, done)
+        return bound
+
+    def give_up_without_publication(self, tick: Tick, reading: Reading) -> bool:
+        """The publication is gone: give its tables up; False if it is there after all."""
+        after = self._look()
+        if self.fingerprint is None or after.publication is not None:
+            return False
+        for cure in self._wanted(self.fingerprint, after, reading):
+            self._obey(tick, reading, cure)
+        self.fingerprint, self._asked = after, None
+        return True
+
+    def _cure(self, tick: Tick, reading: Reading, bound: int) -> int:
+        before = self.fingerprint
+        if before is None:
+            raise InternalError(f'source "{self.name}" has no fingerprint')
+        after = self._look()
+        wanted = self._wanted(before, after, reading)
+        if wanted:
+            # What explains a change may be in the stream past the bound.
+            while True:
+                bound = max(bound, self._reached())
+                self._read(reading, bound)
+                again = self._look()
+                if again == after:
+                    break
+                after = again
+            wanted = self._wanted(before, after, reading)
+        self.fingerprint = after
+        for cure in wanted:
+            self._obey(tick, reading, cure)
+        resyncs = [self.tables[cure.oid] for cure in wanted if isinstance(cure, Resync)]
+        if resyncs:
+            bound = self._resync(tick, reading, resyncs)
+        self._asked = None
+        return bound
+
+    def _wanted(self, before: Fingerprint, after: Fingerprint, reading: Reading) -> list[Cure]:
+        live = {oid: each.table for oid, each in self.tables.items() if each.phase != Phase.ERRORED}
+        situation = Situation(
+            self._location,
+            self._config.publication,
+            live,
+            {oid for oid in live if not self.tables[oid].seen},
+            reading.truncated_by,
+        )
+        wanted = {cure.oid: cure for cure in cures(compare(before, after), situation)}
+        compared: dict[int, str] = {
+            # Learned from the stream, and undone before we looked.
+            oid: "its columns changed for a while"
+            for oid, table in live.items()
+            if oid not in wanted and not _agree(table.described, after.tables.get(oid))
+        }
+        # Messages of an odd table were passed over, so its description alone is not enough.
+        compared |= {oid: why for oid, why in reading.odd.items() if oid in live}
+        if self._asked is not None:
+            compared |= {
+                oid: "it was asked for"
+                for oid, each in self.tables.items()
+                if each.seen and (not self._asked or each.table.name in self._asked)
+            }
+        for oid, reason in compared.items():
+            if not isinstance(wanted.get(oid), GiveUp | Resync):
+                wanted[oid] = Resync(oid, reason)
+        return [wanted[oid] for oid in sorted(wanted)]
+
+    def _obey(self, tick: Tick, reading: Reading, cure: Cure) -> None:
+        match cure:
+            case GiveUp(oid=oid, error=error):
+                self._give_up(reading, self.tables[oid], error)
+            case Follow(oid=oid):
+                following = self.tables[oid]
+                described = self._described(oid)
+                if described is None:
+                    return  # Gone since; the next look sees it.
+                self._follow_on(tick, reading, following, self._fit(following, described))
+            case Resync(oid=oid, reason=reason):
+                following = self.tables[oid]
+                reading.pass_over(following, reason)
+                log.info(
+                    "table is compared",
+                    extra=fields(source=self.name, table=following.table.name, reason=reason),
+                )
+            case Join(oid=oid, name=name):
+                self._join(oid, name)
+
+    def _give_up(self, reading: Reading, following: Following, error: DefiniteError) -> None:
+        log.warning("table is in error", extra=fields(source=self.name, error=str(error)))
+        self._abandon_copy(following)
+        reading.compared(following)
+        reading.fail(following, error)
+
+    def _follow_on(
+        self, tick: Tick, reading: Reading, following: Following, fitted: Table | Misfit
+    ) -> None:
+        """The catalogue has something new to say of a table; what is stored grows with it."""
+        before = following.table
+        if isinstance(fitted, Misfit):
+            self._give_up(reading, following, misfit(before, fitted, location=self._location))
+        elif fitted.schema.equals(before.schema, check_metadata=True):
+            if (fitted.columns, fitted.key) != (before.columns, before.key):
+                reading.flush(following)
+            following.table = fitted
+        elif not following.seen:
+            self._reload(tick, reading, following, fitted)
+        else:
+            reading.flush(following)
+            following.table = fitted
+            added = fitted.columns[len(before.columns) :]
+            tick.grow(fitted.collection, fitted.schema, defaults_of(added))
+
+    def _reload(self, tick: Tick, reading: Reading, following: Following, table: Table) -> None:
+        """A table changed while it was being copied: begin its copy again."""
+        log.info(
+            "table changed while it was being copied; copying again",
+            extra=fields(source=self.name, table=table.name),
+        )
+        self._abandon_copy(following)
+        reading.compared(following)
+        tick.throw_away(following.pending)
+        following.table, following.phase = table, Phase.LOADING
+        # What was copied before goes now, so nobody may take it for complete any more.
+        self._memory.write_down(notes.tables([following]))
+        self.copy_anew([following])
+
+    def learn(self, reading: Reading, tick: Tick, following: Following, relation: Relation) -> bool:
+        """Messages have other columns; whether the catalogue knows them, and they fit."""
+        described = self._described(following.table.oid)
+        if described is None:
+            return False
+        fitted = self._fit(following, described)
+        if isinstance(fitted, Misfit) or not reads(fitted, relation):
+            return False
+        if following.seen and fitted.numbers != {**fitted.numbers, **following.table.numbers}:
+            return False  # A column went, or another took its place: rows may hold anything.
+        self._follow_on(tick, reading, following, fitted)
+        return True
+
+    def _join(self, oid: int, name: str) -> None:
+        if oid in self.tables:
+            log.warning(
+                "table is published again; to follow it again, resync it",
+                extra=fields(source=self.name, table=name),
+            )
+            return
+        described = self._described(oid)
+        if described is None:
+            return
+        if self._config.spec_of(described.table_name) is None:
+            log.warning(
+                "table is published and not followed",
+                extra=fields(source=self.name, table=name),
+            )
+            return
+        following = Following(self._follow(described), Phase.LOADING)
+        try:
+            check_row_schema(following.table.schema, (), collection=following.table.collection)
+        except UsageError as error:
+            log.warning(
+                "table cannot be followed",
+                extra=fields(source=self.name, table=name, error=str(error)),
+            )
+            return
+        taken = {each.table.collection for each in self.tables.values()}
+        if following.table.collection in taken:
+            log.warning(
+                "table has the name of another that was followed; to take its place, resync it",
+                extra=fields(source=self.name, table=name),
+            )
+            return
+        self.tables[oid] = following
+        self.copy_anew([following])
+
+    # What is compared.
+
+    def ask_for_resync(self, tables: Sequence[str]) -> None:
+        """At the next tick, compare these tables with their collections; all, if none is named.
+
+        Raises:
+            UsageError: there is no such table.
+            DefiniteError: a table that was named cannot be followed as it is now.
+        """
+        known = {each.table.name: each for each in self.tables.values()}
+        for name in tables:
+            if name not in known:
+                raise UsageError(
+                    f'source "{self.name}" does not follow a table "{name}"',
+                    hint=f"It follows {', '.join(sorted(known))}.",
+                )
+        for name, following in known.items():
+            if following.phase != Phase.ERRORED or (tables and name not in tables):
+                continue
+            try:
+                self._take_up(following)
+            except DefiniteError as error:
+                if tables:
+                    raise
+                log.warning(
+                    "table stays in error", extra=fields(source=self.name, error=str(error))
+                )
+        self._asked = set(tables)
+
+    def _take_up(self, following: Following) -> None:
+        """A table in error must be such that it can be followed again.
+
+        Another one of its name takes its place, if it was dropped.
+        """
+        table = following.table
+        described = self._described(table.oid)
+        if described is None:
+            published = published_tables(self._upstream.control, self._config.publication)
+            described = next(
+                (
+                    each
+                    for each in published
+                    if each.table_name == table.described.table_name and each.oid not in self.tables
+                ),
+                None,
+            )
+        if described is None:
+            raise TableGone(
+                location=self._location,
+                source=self.name,
+                table=table.described.table_name,
+                publication=self._config.publication,
+                dropped=True,
+            )
+        fitted = self._fit(following, described)
+        if isinstance(fitted, Misfit):
+            raise misfit(table, fitted, location=self._location)
+        if fitted.oid != table.oid:
+            del self.tables[table.oid]
+            self.forgotten.add(table.oid)
+            following.table = replace(table, oid=fitted.oid)
+            self.tables[fitted.oid] = following
+
+    def _resync(self, tick: Tick, reading: Reading, tables: Sequence[Following]) -> int:
+        """Make collections equal to their tables, as of one snapshot, at which the tick is cut."""
+        left, bound = list(tables), 0
+        while left:
+            before = self._look()
+            export = self._upstream.export()
+            try:
+                bound = export.consistent_point
+                self._read(reading, bound)
+                left = [
+                    each for each in left if not self._compare(tick, reading, each, export, before)
+                ]
+            finally:
+                export.close()
+        return bound
+
+    def _compare(
+        self,
+        tick: Tick,
+        reading: Reading,
+        following: Following,
+        export: Export,
+        before: Fingerprint,
+    ) -> bool:
+        """Compare a table as of a snapshot; whether that was possible."""
+        oid = following.table.oid
+        described = self._described(oid)
+        if described is None:
+            reading.compared(following)
+            return True  # Gone since; the next look sees it.
+        fitted = self._fit(following, described)
+        errored = following.phase == Phase.ERRORED
+        if errored and isinstance(fitted, Misfit):
+            return True
+        if not following.seen and isinstance(fitted, Table):
+            self._reload(tick, reading, following, fitted)
+            return True
+        self._follow_on(tick, reading, following, fitted)
+        if isinstance(fitted, Misfit):
+            return True
+        parts = pieces(
+            self._config.parameters,
+            fitted,
+            export.snapshot,
+            tasks=self._tasks,
+            server_version=self._upstream.control.server_version,
+        )
+
+        def same() -> bool:
+            # SUBTLE: to a snapshot from before a rewrite a table is empty, and a COPY that
+            # begins after it reads that. So nothing may have happened to it since before.
+            return self._look().tables.get(oid) == before.tables.get(oid)
+
+        self._comparing = f"the comparison of {fitted.name} with its collection"
+        try:
+            with tick.compare(fitted.collection, parts, size=described.bytes) as mend:
+                if not same():
+                    return False
+                differing = mend()
+        except DefiniteError as error:
+            if not same():
+                return False
+            self._give_up(reading, following, error)
+            return True
+        finally:
+            self._comparing = ""
+        reading.compared(following)
+        if errored:
+            tick.recover(fitted.collection)
+            following.phase, following.error, following.failure = Phase.LIVE, "", None
+        log.info(
+            "table was compared",
+            extra=fields(source=self.name, table=fitted.name, differing=differing),
+        )
+        return True
+
+    # What the catalogue says.
+
+    def _fit(self, following: Following, described: PgTable) -> Table | Misfit:
+        """How to go on with a table as it is now."""
+        table = following.table
+        if described.table_name != table.described.table_name:
+            return Misfit(f"it is now {described.table_name}")
+        if not described.published:
+            return Misfit("it is not published")
+        if described.replica_identity != "f" and not described.identity:
+            return Misfit("it has no replica identity")
+        if not following.seen:
+            return follow(self.name, described, table.spec)
+        return refit(table, described, asked=following.phase == Phase.ERRORED)
+
+    def _look(self) -> Fingerprint:
+        return fingerprint(
+            self._upstream.control,
+            self._config.publication,
+            self.tables,
+            last=self.fingerprint,
+        )
+
+    def _described(self, oid: int) -> PgTable | None:
+        found = describe(self._upstream.control, self._config.publication, [oid])
+        return next((each for each in found if each.oid == oid), None)
+
+    def _chosen(self, published: Sequence[PgTable]) -> list[PgTable]:
+        return [each for each in published if self._config.spec_of(each.table_name) is not None]
+
+    def _follow(self, described: PgTable) -> Table:
+        spec = self._config.spec_of(described.table_name)
+        if spec is None:
+            raise InternalError(f'table "{described.table_name}" is not to be followed')
+        return follow(self.name, described, spec)
+
+
+def _agree(described: PgTable, mark: TableMark | None) -> bool:
+    """Whether a description has the columns that a fingerprint has."""
+    return mark is None or [
+        (column.number, column.name, column.type.oid, column.typmod) for column in described.columns
+    ] == [(column.number, column.name, column.type, column.typmod) for column in mark.columns]

@@ -1,0 +1,81 @@
+"""What happens to tables while they are copied is kept aside, in files if it is much."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock import persist
+from penstock.errors import InternalError
+from penstock.sources.postgres.snapshot import SnapshotPiece
+from penstock.testing.postgres import Database
+from tests.ingest.checker import check
+from tests.ingest.pump import Pump, until
+from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Copies are not read until this is set."""
+    free = threading.Event()
+    read = SnapshotPiece.read
+
+    def held(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+        free.wait()
+        yield from read(piece)
+
+    monkeypatch.setattr(SnapshotPiece, "read", held)
+    yield free
+    free.set()
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The collections for which files were written, when every few rows are."""
+    monkeypatch.setattr("penstock.ingest.tick.SPOOL_BYTES", 500)
+    stage, written = persist.Client.stage, []
+
+    def watched(client: persist.Client, collection: persist.Collection, *given, **named):
+        written.append(collection.name)
+        return stage(client, collection, *given, **named)
+
+    monkeypatch.setattr(persist.Client, "stage", watched)
+    return written
+
+
+def test_much_is_kept_in_files_and_read_in_order(
+    database: Database, tmp_path: Path, free: threading.Event, files: list[str]
+) -> None:
+    database.sql(SCHEMA)
+    with Pump(database, tmp_path) as pump, Carrier(database.url(), pause_ms=1) as carrier:
+        until(lambda: sum("/pending/" in name for name in files) > 20, "files of what is pending")
+        free.set()
+        pump.settle()
+        carrier.stop()
+        pump.settle()
+        check(pump, database, TABLES, coins_are_kept)
+        with persist.open(pump.storage, hold=False) as client:
+            left = client.collections(hidden=True)
+        assert not [name for name in left if "/pending/" in name]
+
+
+def test_what_would_be_read_out_of_order_is_refused(
+    database: Database,
+    tmp_path: Path,
+    free: threading.Event,
+    files: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = persist.Collection.parts
+    monkeypatch.setattr(persist.Collection, "parts", lambda *given: reversed(list(parts(*given))))
+    database.sql(SCHEMA)
+    pump = Pump(database, tmp_path)
+    pump.start()
+    with Carrier(database.url(), pause_ms=1):
+        until(lambda: sum("/pending/" in name for name in files) > 20, "files of what is pending")
+        free.set()
+        until(lambda: pump.error is not None, "the pump to end")
+    with pytest.raises(InternalError, match="out of order"):
+        pump.stop()

@@ -1,0 +1,88 @@
+"""What is to be appended so that a collection holds what it should, whatever it holds."""
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.persist.shop import SCHEMA, opened, rows
+
+from penstock.durable.memory import Shelf
+from penstock.persist import AppendTo, Grow
+
+WIDER = pa.schema([*SCHEMA, ("a", pa.string())])
+
+ROWS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=12)
+
+
+def staged(client, shop, held, staging, **more):
+    table = pa.Table.from_pylist([{"k": k, "n": n} for k, n in held], schema=SCHEMA)
+    return client.stage(shop, [table], staging, **more)
+
+
+def contents(shop, as_of):
+    return Counter({tuple(data.values()): diff for data, _, diff in shop.snapshot(as_of)})
+
+
+@given(sealed=ROWS, beyond=ROWS, waiting=ROWS, wanted=ROWS | st.none())
+def test_what_is_there_and_the_difference_are_what_is_wanted(sealed, beyond, waiting, wanted):
+    with opened(Shelf()) as client:
+        shop = client.create_or_load("shop", schema=SCHEMA, key_columns=["k"])
+        shop.compare_and_append(rows(*((k, n, 3, 1) for k, n in sealed)), 0, 4)
+        shop.write(rows(*((k, n, 7, 1) for k, n in beyond))).result()
+        with client.staging() as staging:
+            goal = None if wanted is None else staged(client, shop, wanted, staging, time=0)
+            more = staged(client, shop, waiting, staging, time=9)
+            found = client.difference(shop, goal, staging, time=9, staged=[more])
+            assert isinstance(found, pa.Table)
+            assert set(found.column("mz_timestamp").to_pylist()) <= {9}
+            client.append_all([AppendTo(shop, [more, found], 4, 10)])
+        assert contents(shop, 3) == Counter(sealed)
+        assert contents(shop, 9) == Counter(wanted or ())
+
+
+def test_what_is_wanted_may_have_the_schema_that_is_to_come():
+    with opened(Shelf()) as client:
+        shop = client.create_or_load("shop", schema=SCHEMA, key_columns=["k"])
+        shop.compare_and_append(rows(("a", 1, 0, 1), ("b", 2, 0, 1)), 0, 1)
+        grow = Grow(shop, WIDER, {"a": "old"})
+        with client.staging() as staging:
+            table = pa.table({"k": ["a", "b"], "n": [1, 2], "a": ["old", "new"]})
+            goal = client.stage(shop, [table.cast(WIDER)], staging, time=0, growing=[grow])
+            found = client.difference(shop, goal, staging, time=1, growing=[grow])
+            assert found.num_rows == 2
+            client.append_all([AppendTo(shop, found, 1, 2)], [grow])
+        assert contents(shop, 1) == {("a", 1, "old"): 1, ("b", 2, "new"): 1}
+
+
+def test_parts_come_in_the_order_of_writing_and_nothing_is_added_up():
+    with opened(Shelf(), inline_bytes=0) as client:
+        shop = client.create_or_load("shop", schema=SCHEMA)
+        for time in range(3):
+            shop.compare_and_append(rows(("a", time, time, 1)), time, time + 1)
+        with client.staging() as staging:
+            last = [staged(client, shop, [("a", n)], staging, time=5) for n in (3, 4)]
+            told = list(shop.parts(last))
+        assert [part.column("n").to_pylist() for part in told] == [[0], [1], [2], [3], [4]]
+
+
+@pytest.mark.parametrize("delegated", [True, False])
+def test_what_is_too_much_is_delegated(delegated):
+    class Asked:
+        def difference(self, collection, minus, plus, staging, *, time):
+            asked.append((collection.name, len(minus), len(plus), time))
+
+    asked = []
+    with opened(Shelf(), merge_bytes=1) as client:
+        shop = client.create_or_load("shop", schema=SCHEMA)
+        shop.compare_and_append(rows(("a", 1, 0, 1)), 0, 1)
+        client.delegate_big_merges(Asked() if delegated else None)
+        with client.staging() as staging:
+            goal = staged(client, shop, [("b", 2)], staging, time=0)
+            found = client.difference(shop, goal, staging, time=8)
+        if delegated:
+            assert asked == [("shop", 1, 1, 8)]
+            assert found.batch is None
+        else:
+            assert found.num_rows == 2
