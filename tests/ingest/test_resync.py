@@ -1,5 +1,6 @@
 """Compare a table with its collection as of one moment, and mend only what differs."""
 
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -13,13 +14,14 @@ from penstock import persist
 from penstock.cli.main import app
 from penstock.clock import SYSTEM_CLOCK
 from penstock.data import DIFF, TIME
+from penstock.errors import UsageError
 from penstock.ingest.requests import ask
 from penstock.persist import CollectionErrored
 from penstock.persist.lake import open_store
 from penstock.sources.postgres.snapshot import SnapshotPiece
 from penstock.testing.postgres import Database
 from tests.ingest.checker import broken, check, differing, histories
-from tests.ingest.pump import SOURCE, Pump
+from tests.ingest.pump import SOURCE, Pump, until
 from tests.ingest.story import Story
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
 
@@ -213,3 +215,52 @@ def test_a_table_that_is_rewritten_before_it_is_read(
         ["public.keyed"],
         lambda state: None if state["public.keyed"] else "it is empty",
     )
+
+
+def test_tables_that_stay_in_error_are_told(pump: Pump, database: Database) -> None:
+    database.sql("ALTER TABLE keyed RENAME TO other")
+    pump.settle()
+    told = CliRunner().invoke(app, ["resync", pump.location, "shop"])
+    assert told.output == "shop: compared and mended\n"
+    assert str(told.exception) == 'source "shop" still has tables in error: public.keyed'
+    database.sql("ALTER TABLE other RENAME TO keyed")
+    told = CliRunner().invoke(app, ["resync", pump.location, "shop", "--json"])
+    assert told.exit_code == 0, told.exception
+    assert json.loads(told.output) == {"source": "shop", "tables": [], "done": True, "left": {}}
+    check(pump, database, ["public.keyed", "public.whole"])
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        (
+            [{"name": "public.keyed", "exclude": ["v"]}],
+            "is followed with exclude: [big], and the file says exclude: [v]",
+        ),
+        (
+            [{"name": "public.keyed", "exclude": ["big"], "text": ["v"]}],
+            "is followed with text: [], and the file says text: [v]",
+        ),
+        (
+            ["public.whole"],
+            "is followed, and the file does not name it any more",
+        ),
+        ([{"name": "public.keyed", "exclude": ["big"]}, "public.whole"], ""),
+    ],
+)
+def test_what_the_file_says_of_a_table_that_is_followed(
+    database: Database, tmp_path: Path, tables: list[object], says: str
+) -> None:
+    database.sql(TWO)
+    with Pump(database, tmp_path, tables=[{"name": "public.keyed", "exclude": ["big"]}]) as pump:
+        pump.settle()
+    pump = Pump(database, tmp_path, tables=tables)
+    pump.start()
+    if says:
+        until(lambda: pump.error is not None, "the pump to end")
+        with pytest.raises(UsageError) as raised:
+            pump.stop()
+        assert str(raised.value) == f'table "public.keyed" of source "shop" {says}'
+    else:
+        pump.settle()
+        pump.stop()

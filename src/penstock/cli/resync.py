@@ -52,7 +52,14 @@ def resync(
         blob.close()
     if not said["done"]:
         raise UsageError(said["error"], detail=said["detail"], hint=said["hint"])
+    left = said["left"]
     if as_json:
-        print(encode_line({"source": source, "tables": tables or [], "done": True}))
+        print(encode_line({"source": source, "tables": tables or [], "done": True, "left": left}))
     else:
         print(f"{source}: compared and mended")
+    if left:
+        raise UsageError(
+            f'source "{source}" still has tables in error: {", ".join(left)}',
+            detail=" ".join(f"{error.rstrip('.')}." for error in left.values()),
+            hint="Do what each of them asks for, then resync it by name.",
+        )

@@ -108,6 +108,7 @@ class Ingest:
         self._noted_ms = 0
         self._rows = 0
         self._bytes = 0
+        self._ticked = False
         self._proved_ms = 0
         self._proves_every_ms: int | None = None
         """While the source is followed."""
@@ -227,9 +228,11 @@ class Ingest:
     def _arrived(self) -> bool:
         """Whether what was upstream at the start is durable, if that is all that is asked for."""
         goal, bound = self._goal, self._bound
+        # At least one tick: the server may have been replaced by one that stands further back.
         return (
             goal is not None
             and bound is not None
+            and self._ticked
             and all(bound.get(partition, 0) >= offset for partition, offset in goal.items())
         )
 
@@ -248,12 +251,13 @@ class Ingest:
         finally:
             tick.let_go()
         self._upper = time + 1
+        self._ticked = True
         self._proved_ms = self._clock.boot_ms()
         if reached is not None:
             self._bound = reached
         self._source.committed(reached)
         for request in asked:
-            answer(self._beside, request)
+            answer(self._beside, request, left=self._left_in_error(request))
         self._compact(time)
 
     def _hear(self) -> list[Request]:
@@ -273,6 +277,14 @@ class Ingest:
             else:
                 taken.append(request)
         return taken
+
+    def _left_in_error(self, request: Request) -> dict[str, str]:
+        """The tables that were asked for and are still in error, and why."""
+        return {
+            table["name"]: table["error"]
+            for table in self._source.status().get("tables", ())
+            if table["error"] and (not request.tables or table["name"] in request.tables)
+        }
 
     def _bind(self, reached: Frontier, time: int) -> AppendTo:
         match mint(self._shape, self._bound or {}, reached, at=time):

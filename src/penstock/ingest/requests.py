@@ -6,7 +6,7 @@ at every tick, does what they ask and answers with another one. Both are removed
 by whoever asked, or by the owner once they are old.
 
     asks/ID         {"verb": "resync", "tables": […], "asked_ms": …}
-    answers/ID      {"done": true, "detail": …}  or  {"done": false, "error": …}
+    answers/ID      {"done": true, "left": {TABLE: ERROR}}  or  {"done": false, "error": …}
 """
 
 import random
@@ -86,10 +86,16 @@ def requests(blob: Blob) -> list[Request]:
     return found
 
 
-def answer(blob: Blob, request: Request, *, error: PenstockError | None = None) -> None:
-    """Say that it was done, or why not."""
+def answer(
+    blob: Blob,
+    request: Request,
+    *,
+    left: Mapping[str, str] | None = None,
+    error: PenstockError | None = None,
+) -> None:
+    """Say that it was done, but for the tables `left` in error; or why not."""
     said = (
-        {"done": True}
+        {"done": True, "left": dict(left or {})}
         if error is None
         else {"done": False, "error": str(error), "detail": error.detail, "hint": error.hint}
     )

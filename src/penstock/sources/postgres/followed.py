@@ -104,9 +104,36 @@ class Followed:
         return self.fingerprint
 
     def go_on(self, tables: Sequence[Following], last: Fingerprint | None) -> None:
-        """Follow the tables of before."""
+        """Follow the tables of before.
+
+        Raises:
+            UsageError: the file says otherwise of one of them than when it was first followed.
+        """
+        for each in tables:
+            if each.phase != Phase.ERRORED:
+                self._check_said(each.table)
         self.tables = {each.table.oid: each for each in tables}
         self.fingerprint = last
+
+    def _check_said(self, table: Table) -> None:
+        name, spec = table.described.table_name, self._config.spec_of(table.described.table_name)
+        what = f'table "{name}" of source "{self.name}"'
+        if spec is None:
+            raise UsageError(
+                f"{what} is followed, and the file does not name it any more",
+                hint="Name it again under tables. To let it go, take it out of the publication.",
+            )
+        for option, said, was in (
+            ("exclude", spec.exclude, table.spec.exclude),
+            ("text", spec.text, table.spec.text),
+        ):
+            if {*said} != {*was}:
+                raise UsageError(
+                    f"{what} is followed with {option}: [{', '.join(was)}], and the file says "
+                    f"{option}: [{', '.join(said)}]",
+                    detail="What its collection holds cannot be changed so.",
+                    hint="Say what it was. To follow it otherwise, name another source for it.",
+                )
 
     def close(self) -> None:
         """Let go of the server."""
