@@ -204,6 +204,7 @@ class Followed:
         self.copy(unfinished, export)
 
     def copy(self, tables: Sequence[Following], export: Export) -> None:
+        """Begin copies as of a snapshot that was exported."""
         for following in tables:
             table = following.table
             # There may be files of an earlier attempt, which nobody has seen.
