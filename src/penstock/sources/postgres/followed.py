@@ -9,7 +9,7 @@ The stream is somebody else's (`source.py`), who hands in how to read on.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from penstock.data import check_row_schema
 from penstock.errors import DefiniteError, InternalError, UsageError
@@ -41,6 +41,9 @@ from penstock.telemetry import fields, logger
 __all__ = ["Followed"]
 
 log = logger("sources.postgres")
+
+ROUNDS: Final = 10
+"""A table that is changed so often while it is compared is given up for the time being."""
 
 
 @dataclass(eq=False, slots=True)
@@ -291,12 +294,46 @@ class Followed:
         return True
 
     def _cure(self, tick: Tick, reading: Reading, bound: int) -> int:
+        compared: set[int] = set()
+        for _ in range(ROUNDS):
+            bound, wanted = self._settled(reading, bound, compared)
+            for cure in wanted:
+                self._obey(tick, reading, cure)
+            left = [self.tables[cure.oid] for cure in wanted if isinstance(cure, Resync)]
+            if not left:
+                break
+            bound, these = self._resync(tick, reading, left)
+            compared |= these
+            if len(these) == len(left):
+                break
+        else:
+            for oid in [each for each in reading.odd if each not in compared]:
+                restless = Misfit(f"it was changed each of the {ROUNDS} times that it was read")
+                error = misfit(self.tables[oid].table, restless, location=self._location)
+                self._give_up(reading, self.tables[oid], error)
+        self._asked = None
+        return bound
+
+    def _settled(self, reading: Reading, bound: int, compared: set[int]) -> tuple[int, list[Cure]]:
+        """What is to be cured, and how far the stream was read to know it.
+
+        Not the comparison of tables that are `compared` and about which nothing is odd since.
+        """
         before = self.fingerprint
         if before is None:
             raise InternalError(f'source "{self.name}" has no fingerprint')
+
+        def wanted(after: Fingerprint) -> list[Cure]:
+            return [
+                cure
+                for cure in self._wanted(before, after, reading)
+                if not isinstance(cure, Resync)
+                or cure.oid not in compared
+                or cure.oid in reading.odd
+            ]
+
         after = self._look()
-        wanted = self._wanted(before, after, reading)
-        if wanted:
+        if wanted(after):
             # What explains a change may be in the stream past the bound.
             while True:
                 bound = max(bound, self._reached())
@@ -305,15 +342,8 @@ class Followed:
                 if again == after:
                     break
                 after = again
-            wanted = self._wanted(before, after, reading)
         self.fingerprint = after
-        for cure in wanted:
-            self._obey(tick, reading, cure)
-        resyncs = [self.tables[cure.oid] for cure in wanted if isinstance(cure, Resync)]
-        if resyncs:
-            bound = self._resync(tick, reading, resyncs)
-        self._asked = None
-        return bound
+        return bound, wanted(after)
 
     def _wanted(self, before: Fingerprint, after: Fingerprint, reading: Reading) -> list[Cure]:
         live = {oid: each.table for oid, each in self.tables.items() if each.phase != Phase.ERRORED}
@@ -514,36 +544,33 @@ class Followed:
             following.table = replace(table, oid=fitted.oid)
             self.tables[fitted.oid] = following
 
-    def _resync(self, tick: Tick, reading: Reading, tables: Sequence[Following]) -> int:
-        """Make collections equal to their tables, as of one snapshot, at which the tick is cut."""
-        left, bound = list(tables), 0
-        while left:
-            before = self._look()
-            export = self._upstream.export()
-            try:
-                bound = export.consistent_point
-                self._read(reading, bound)
-                left = [
-                    each for each in left if not self._compare(tick, reading, each, export, before)
-                ]
-            finally:
-                export.close()
-        return bound
+    def _resync(
+        self, tick: Tick, reading: Reading, tables: Sequence[Following]
+    ) -> tuple[int, set[int]]:
+        """Make collections equal to their tables, as of a snapshot to which the tick now reaches.
 
-    def _compare(
-        self,
-        tick: Tick,
-        reading: Reading,
-        following: Following,
-        export: Export,
-        before: Fingerprint,
-    ) -> bool:
+        Which are equal; if something happened meanwhile, of which the cure is not known yet,
+        none.
+        """
+        export = self._upstream.export()
+        try:
+            self._read(reading, export.consistent_point)
+            oids = {each.table.oid for each in tables}
+            # SUBTLE: what was read on may be of other tables, and a creation of a slot can
+            # take long. So it is judged as everything else is.
+            if not oids >= {*reading.odd} or self._look() != self.fingerprint:
+                return export.consistent_point, set()
+            compared = [each for each in tables if self._compare(tick, reading, each, export)]
+        finally:
+            export.close()
+        return export.consistent_point, {each.table.oid for each in compared}
+
+    def _compare(self, tick: Tick, reading: Reading, following: Following, export: Export) -> bool:
         """Compare a table as of a snapshot; whether that was possible."""
         oid = following.table.oid
         described = self._described(oid)
         if described is None:
-            reading.compared(following)
-            return True  # Gone since; the next look sees it.
+            return False  # Gone since; the next look sees it.
         fitted = self._fit(following, described)
         errored = following.phase == Phase.ERRORED
         if errored and isinstance(fitted, Misfit):
@@ -564,8 +591,9 @@ class Followed:
 
         def same() -> bool:
             # SUBTLE: to a snapshot from before a rewrite a table is empty, and a COPY that
-            # begins after it reads that. So nothing may have happened to it since before.
-            return self._look().tables.get(oid) == before.tables.get(oid)
+            # begins after it reads that. So nothing may have happened to it since.
+            known = self.fingerprint
+            return known is not None and self._look().tables.get(oid) == known.tables.get(oid)
 
         self._comparing = f"the comparison of {fitted.name} with its collection"
         try:

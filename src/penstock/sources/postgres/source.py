@@ -167,12 +167,20 @@ class PostgresSource:
             bound = self._without_publication(tick, reading, error)
         followed.reveal(reading, bound)
         reading.finish()
+        if passed_over := [each for each in reading.odd if self._heeds(each)]:
+            raise InternalError(
+                f'messages of {len(passed_over)} tables of source "{self.name}" were passed over'
+            )
         self._order, self._drawn = reading.order, bound
         self._write_notes(tick, bound)
         # After a failover the new timeline may stand below what was bound; then the
         # binding stays where it is until the server has passed it.
         self._bound = max(self._bound, bound)
         return {WHOLE: self._bound} if followed.seen or not followed.tables else None
+
+    def _heeds(self, oid: int) -> bool:
+        following = self._followed.tables.get(oid)
+        return following is not None and following.phase != Phase.ERRORED
 
     def committed(self, frontier: Frontier | None) -> None:
         """What was drawn is durable; the server may forget it."""

@@ -64,7 +64,7 @@ class ReplicationStream:
         self._decoder = Decoder(capacity)
         self._step = min(STEP, capacity // 4)
         self._failed: SourceError | None = None
-        self._wire = open_wire(connection)
+        self._wire = open_wire(connection, naps=True)
         self._wire.begin(
             start_replication(
                 slot=slot, start=start, publications=publications, binary=binary, messages=messages

@@ -64,6 +64,8 @@ class Export:
     """A snapshot that others can take up, as long as its connection does nothing else."""
 
     connection: Connection
+    """One that holds no slot: a temporary one would keep the server's log as long as we copy."""
+
     consistent_point: int
     """The snapshot holds what committed below this, and nothing else."""
 
@@ -99,7 +101,7 @@ class Upstream:
         """What the server keeps us waiting for, if it does."""
 
         self.stop = threading.Event()
-        """Set to give up waiting for a slot."""
+        """Set to give up waiting for a slot; whoever owns us may put their own here."""
 
     @property
     def control(self) -> Connection:
@@ -319,14 +321,25 @@ class Upstream:
                 waiting=self._waiting_for,
                 stop=self.stop,
             )
+            if created.snapshot is None:
+                raise InternalError(f'slot "{name}" was created without a snapshot')
+            return self._exported(created.snapshot, created.consistent_point.position)
+        finally:
+            self.waits_for = ""
+            connection.close()
+
+    def _exported(self, snapshot: str, consistent_point: int) -> Export:
+        """Take a snapshot up and export it again, so that whoever exported it can go."""
+        connection = self._connect(replication=False)
+        try:
+            connection.execute("SET idle_in_transaction_session_timeout = 0")
+            connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+            connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
+            [(exported,)] = connection.query("SELECT pg_catalog.pg_export_snapshot()")
         except BaseException:
             connection.close()
             raise
-        finally:
-            self.waits_for = ""
-        if created.snapshot is None:
-            raise InternalError(f'slot "{name}" was created without a snapshot')
-        return Export(connection, created.consistent_point.position, created.snapshot)
+        return Export(connection, consistent_point, str(exported))
 
     def _waiting_for(self, blockers: list[Blocker]) -> None:
         if blockers:

@@ -1,0 +1,162 @@
+"""What happens to other tables while one waits to be compared, or is being copied."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from penstock.sources.postgres import followed
+from penstock.sources.postgres.snapshot import SnapshotPiece
+from penstock.testing.postgres import Database, PostgresServer
+from tests.fix_postgres import QUICK
+from tests.ingest.checker import check, differing
+from tests.ingest.pump import Pump, until
+from tests.ingest.test_resync import heard_at_once, resync
+
+__all__ = ["heard_at_once"]
+
+TWO = """
+CREATE TABLE a (id int PRIMARY KEY, v int);
+CREATE TABLE x (id int PRIMARY KEY, v int);
+INSERT INTO a VALUES (1, 1);
+INSERT INTO x VALUES (1, 1), (2, 2);
+"""
+
+
+@contextmanager
+def waiting(database: Database, pump: Pump) -> Iterator[None]:
+    """In the block, a comparison of `a` waits for somebody's transaction to end."""
+    database.sql("CREATE TABLE elsewhere (i int)")
+    with psycopg.connect(database.url()) as somebody:
+        somebody.execute("INSERT INTO elsewhere VALUES (1)")
+        asking = threading.Thread(target=resync, args=(pump, "public.a"))
+        asking.start()
+        waits = "SELECT 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+        until(lambda: database.sql(waits), "the slot to be waited for")
+        yield
+    asking.join()
+
+
+def test_columns_of_another_table_come_and_go(database: Database, tmp_path: Path) -> None:
+    database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a, x")
+    with Pump(database, tmp_path) as pump:
+        pump.settle()
+        with waiting(database, pump):
+            database.sql("ALTER TABLE x ADD c int")
+            database.sql("INSERT INTO x VALUES (3, 3, 3)")
+            database.sql("ALTER TABLE x DROP c")
+            database.sql("INSERT INTO x VALUES (4, 4)")
+        pump.settle()
+        check(pump, database, ["public.a", "public.x"])
+
+
+def test_another_table_is_rewritten(database: Database, tmp_path: Path) -> None:
+    database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a, x")
+    with Pump(database, tmp_path) as pump:
+        pump.settle()
+        with waiting(database, pump):
+            database.sql("ALTER TABLE x ALTER v TYPE int USING v * 100")
+            database.sql("INSERT INTO x VALUES (3, 300)")
+        pump.settle()
+
+        def all_or_none(state: dict[str, list[tuple[int, int]]]) -> str | None:
+            large = {int(v) >= 100 for _, v in state["public.x"]}
+            return "it is half rewritten" if len(large) > 1 else None
+
+        check(pump, database, ["public.a", "public.x"], all_or_none)
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, table: str) -> tuple[threading.Event, threading.Event]:
+    """Copies of a table wait; what is set when one has begun, and what lets it go on."""
+    read, begun, go = SnapshotPiece.read, threading.Event(), threading.Event()
+
+    def slow(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+        held = list(read(piece))
+        if piece.table == table:
+            begun.set()
+            go.wait()
+        return iter(held)
+
+    monkeypatch.setattr(SnapshotPiece, "read", slow)
+    return begun, go
+
+
+def test_columns_of_a_table_that_is_copied_come_and_go(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a")
+    begun, go = slowly(monkeypatch, "public.x")
+    with Pump(database, tmp_path) as pump:
+        pump.settle()
+        database.sql("ALTER PUBLICATION penstock ADD TABLE x")
+        assert begun.wait(20)
+        pump.settle()
+        with waiting(database, pump):
+            database.sql("ALTER TABLE x ADD c int")
+            database.sql("INSERT INTO x VALUES (3, 3, 3)")
+            database.sql("ALTER TABLE x DROP c")
+            database.sql("INSERT INTO x VALUES (4, 4)")
+        go.set()
+        until(lambda: "shop.public.x" in pump.collections(), "x to be seen")
+        pump.settle()
+        assert not differing(pump, database, ["public.a", "public.x"])
+
+
+def test_a_copy_needs_no_slot_and_holds_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = slowly(monkeypatch, "public.x")
+    with PostgresServer(settings={**QUICK, "max_replication_slots": 2}) as server:
+        database = server.create_database("few")
+        database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a")
+        with Pump(database, tmp_path) as pump:
+            pump.settle()
+            database.sql("ALTER PUBLICATION penstock ADD TABLE x")
+            assert begun.wait(20)
+            until(
+                lambda: len(database.sql("SELECT 1 FROM pg_replication_slots")) == 1,
+                "the temporary slot to go",
+            )
+            # There is room for one more, which the comparison of the other table needs.
+            database.sql("ALTER TABLE a ALTER v TYPE int USING v + 1")
+            pump.settle()
+            assert not differing(pump, database, ["public.a"])
+            go.set()
+            until(lambda: "shop.public.x" in pump.collections(), "x to be seen")
+            assert not differing(pump, database, ["public.x"])
+
+
+def error_of(pump: Pump, table: str) -> str:
+    tables = pump.notes()["status"]["tables"]
+    return next(each["error"] or "" for each in tables if each["name"] == table)
+
+
+def test_a_table_that_is_emptied_again_and_again_is_given_up(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed, "ROUNDS", 3)
+    database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a, x")
+    with Pump(database, tmp_path) as pump:
+        pump.settle()
+        read = SnapshotPiece.read
+
+        def emptied(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+            database.sql("TRUNCATE a; INSERT INTO a VALUES (1, 1)")
+            return read(piece)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SnapshotPiece, "read", emptied)
+            resync(pump, "public.a")
+        database.sql("INSERT INTO x VALUES (3, 3)")
+        pump.settle()
+        assert not differing(pump, database, ["public.x"])
+        until(lambda: error_of(pump, "public.a"), "the error to be told")
+        assert "changed each of the 3 times that it was read" in error_of(pump, "public.a")
+        resync(pump, "public.a")
+        with pump.reader() as client:
+            mended = client.collection("shop.public.a")
+            assert [row.data for row in mended.snapshot(mended.upper - 1)] == [{"id": 1, "v": 1}]
