@@ -2,17 +2,18 @@
 
 import contextlib
 import itertools
+import json
 import random
 import threading
 
 import pytest
 
 from penstock import persist
-from penstock.errors import DefiniteError, Fenced, InternalError, UsageError
+from penstock.errors import DefiniteError, Fenced, InternalError, TransientError, UsageError
 from penstock.failpoints import Action, Failpoint, tripped
 from penstock.ingest.pipeline import Ingest
 from penstock.ingest.relations import bindings_in, find_bindings
-from penstock.ingest.requests import ask
+from penstock.ingest.requests import Request, answer, ask
 from penstock.persist.lake import open_store
 from penstock.reclock import SHAPES
 from penstock.testing.clocks import ManualClock
@@ -20,8 +21,8 @@ from penstock.testing.sources import ScriptedSource
 from tests.ingest.pump import until
 
 START = 1_700_000_000_000
-FIRST = START + 1_000
-"""The first round time after a loop has begun."""
+FIRST = START
+"""The round time at which a loop begins, since nothing has been bound before."""
 PARTITIONS = {
     "kafka": (0, 1),
     "kinesis": ("s-0", "s-1"),
@@ -67,8 +68,19 @@ class Run:
             self.source.committed = real
 
 
-def test_a_long_tick_proves_that_we_are_the_writer(turn, monkeypatch):
+@pytest.fixture
+def beats(monkeypatch):
+    """Lets beats come fast, by a clock that runs while a tick waits."""
     monkeypatch.setattr("penstock.ingest.pipeline.BEAT_MS", 20)
+
+    def run_on(clock: ManualClock) -> None:
+        boot_ms, later = clock.boot_ms, itertools.count(0, 1_000)
+        clock.boot_ms = lambda: boot_ms() + next(later)
+
+    return run_on
+
+
+def test_a_long_tick_proves_that_we_are_the_writer(turn, beats):
     source = ScriptedSource("kafka")
     source.waiting = "godot"
     run = turn(source)
@@ -81,11 +93,119 @@ def test_a_long_tick_proves_that_we_are_the_writer(turn, monkeypatch):
         return draw(tick, upto)
 
     source.draw = slow
-    clock, boot_ms = run.clock, run.clock.boot_ms
-    later = itertools.count(0, 1_000)
-    clock.boot_ms = lambda: boot_ms() + next(later)
+    beats(run.clock)
     run.ticks(2)
     assert told == ["godot", "godot"]
+
+
+def test_a_long_start_is_told_and_proves_that_we_are_the_writer(turn, beats):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    beats(run.clock)
+    opens, told = source.open, []
+
+    def slow(*given):
+        source.waiting = "godot"
+        until(lambda: source.proofs > 1, "proofs")
+        told.append(run.ingest.status())
+        source.waiting = ""
+        opens(*given)
+
+    source.open = slow
+    run.ticks(1)
+    assert [(status["phase"], status["waits_for"]) for status in told] == [("opening", "godot")]
+    assert run.ingest.status()["phase"] == "following"
+
+
+@pytest.mark.parametrize("step", ["open", "draw"])
+def test_what_is_waited_for_is_given_up_when_it_should_stop(turn, beats, caplog, step):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    beats(run.clock)
+    stop = threading.Event()
+
+    def waits(*_):
+        source.waiting = "godot"
+        until(lambda: run.ingest.status().get("waits_for") == "godot", "status")
+        stop.set()
+        assert source.stop.wait(10)
+        raise TransientError("given up")
+
+    setattr(source, step, waits)
+    run.ingest.run(stop)
+    assert "trying again" not in caplog.text
+    assert run.ingest.status()["waits_for"] == ""
+
+
+def test_a_writer_that_was_fenced_does_not_wait_on(turn, beats, tmp_path):
+    source = ScriptedSource("kafka")
+    run = turn(source)
+    beats(run.clock)
+
+    def waits(*_):
+        assert source.stop.wait(10)
+        raise TransientError("given up")
+
+    source.open = waits
+    with (
+        persist.open(f"file:{tmp_path}/lake/src", writer="test"),
+        pytest.raises(Fenced),
+    ):
+        run.ingest.run(threading.Event())
+
+
+def test_a_beat_does_not_take_back_what_a_tick_has_told(turn, beats, monkeypatch):
+    monkeypatch.setattr("penstock.ingest.pipeline.STATUS_EVERY_MS", 0)
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    beats(run.clock)
+    draw, commit = source.draw, source.committed
+    beating, durable, told = threading.Event(), threading.Event(), []
+
+    def waits_for():
+        beating.set()
+        durable.wait(0.5)  # If the tick can become durable meanwhile, it does.
+        return ""
+
+    def slow(*given):
+        assert beating.wait(10)
+        return draw(*given)
+
+    def committed(frontier):
+        durable.set()
+        until(lambda: source.proofs, "the beat")
+        told.append(run.ingest.status()["rows"])
+        commit(frontier)
+
+    source.waits_for, source.draw, source.committed = waits_for, slow, committed
+    run.ticks(1)
+    assert told == [1]
+
+
+def test_a_beat_that_failed_is_told_and_goes_on(turn, beats, caplog):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    beats(run.clock)
+    opens, asked = source.open, []
+
+    def waits_for():
+        asked.append(1)
+        if len(asked) == 1:
+            raise RuntimeError("planted")
+        return ""
+
+    def slow(*given):
+        until(lambda: source.proofs > 0, "proofs")
+        opens(*given)
+
+    source.waits_for, source.open = waits_for, slow
+    run.ticks(1)
+    assert "beat failed" in caplog.text
+    assert "planted" in caplog.text
 
 
 @pytest.fixture
@@ -238,6 +358,31 @@ def test_a_clock_far_ahead_waits_for_upstreams_to_agree(turn, caplog):
     run.ingest.run(stop)
     assert run.client.collection("words").upper == FIRST + 1, "the timeline did not jump"
     assert "the clock is far ahead" in caplog.text
+    # The clock is mended; nothing that was written down meanwhile had its time.
+    source.now_ms = FIRST + 10_000
+    source.append(0, "two")
+    run = turn(source, ManualClock(FIRST + 10_000))
+    run.ticks(1)
+    assert words(run) == ["one", "two"]
+    assert run.client.collection("words").upper == FIRST + 10_001
+
+
+def test_times_go_on_from_an_error_that_came_before_anything_was_bound(turn):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    draw = source.draw
+    source.draw = lambda tick, upto: tick.fail("words", DefiniteError("it is odd"))
+    turn(source).ticks(1)
+
+    def recovering(tick, upto):
+        tick.recover("words")
+        return draw(tick, upto)
+
+    source.draw = recovering
+    run = turn(source, ManualClock(START - 30_000))
+    run.ticks(1)
+    assert words(run) == ["one"]
+    assert run.client.collection("words").upper == FIRST + 1
 
 
 def test_a_request_is_carried_out_and_answered(turn, tmp_path):
@@ -266,7 +411,7 @@ def test_a_request_is_carried_out_and_answered(turn, tmp_path):
         run.ticks(1)
         thread.join(0.05)
         run = turn(source, ManualClock(run.clock.now_ms() + 2_000))
-    assert answers == [{"done": True}]
+    assert answers == [{"done": True, "left": {}}]
     assert source.asked == [("words",)]
 
 
@@ -276,6 +421,56 @@ def test_a_request_that_nobody_answers_is_withdrawn(tmp_path):
     with pytest.raises(UsageError, match="nobody answered"):
         ask(blob, "resync", [], clock=ManualClock(), chance=random.Random(3), patience_ms=1_000)
     assert blob.list("asks/") == []
+    answer(blob, Request("1700000000000-0000002a", "resync", ()))
+    assert blob.list("answers/") == [], "nobody waits for it"
+    blob.close()
+
+
+def test_answers_that_nobody_came_for_are_removed_once_they_are_old(turn, tmp_path):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    blob = open_store(f"file:{tmp_path}/lake/src", persist.Settings())
+    now = run.clock.now_ms()
+    fresh, old = (f"answers/{ms:013d}-0000002a" for ms in (now - 60_000, now - 3_660_000))
+    for key in (fresh, old, "answers/whose"):
+        blob.put(key, b"{}")
+    run.ticks(1)
+    assert [each.key for each in blob.list("answers/")] == [fresh]
+    blob.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"{}",
+        b'{"verb": "resync"}',
+        b'{"verb": 1, "tables": []}',
+        b'{"verb": "resync", "tables": "public.orders"}',
+        b'{"verb": "resync", "tables": [1]}',
+        b'{"verb": "\xff", "tables": []}',
+        b'{"tables": ' + b"[" * 100_000,
+    ],
+)
+def test_a_request_that_is_malformed_is_answered_and_ends_nothing(turn, tmp_path, caplog, data):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    blob = open_store(f"file:{tmp_path}/lake/src", persist.Settings())
+    id = f"{run.clock.now_ms():013d}-0000002a"
+    blob.put(f"asks/{id}", data)
+    run.ticks(1)
+    assert blob.list("asks/") == []
+    told = blob.get(f"answers/{id}")
+    assert told is not None
+    assert json.loads(told)["error"] == f'request "{id}" is malformed'
+    assert "request is malformed and was removed" in caplog.text
+    assert source.asked == []
+    assert words(run) == ["one"]
     blob.close()
 
 

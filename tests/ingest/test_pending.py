@@ -1,5 +1,6 @@
 """What happens to tables while they are copied is kept aside, in files if it is much."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import persist
-from penstock.errors import InternalError
+from penstock.errors import InternalError, UsageError
 from penstock.sources.postgres.snapshot import SnapshotPiece
 from penstock.testing.postgres import Database
 from tests.ingest.checker import check
@@ -79,3 +80,34 @@ def test_what_would_be_read_out_of_order_is_refused(
         until(lambda: pump.error is not None, "the pump to end")
     with pytest.raises(InternalError, match="out of order"):
         pump.stop()
+
+
+def test_what_was_kept_of_a_table_that_failed_is_thrown_away(
+    database: Database, tmp_path: Path, free: threading.Event
+) -> None:
+    database.sql(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE other (id int PRIMARY KEY); "
+        "CREATE PUBLICATION penstock FOR TABLE t, other"
+    )
+    with Pump(database, tmp_path) as pump:
+
+        def kept() -> list[str]:
+            with persist.open(pump.storage, hold=False) as client:
+                return [name for name in client.collections(hidden=True) if "/pending/" in name]
+
+        def kept_of_more() -> list[str]:
+            database.sql("INSERT INTO t SELECT count(*) FROM t")
+            with contextlib.suppress(UsageError):  # It may not have begun to write.
+                return kept()
+            return []
+
+        until(kept_of_more, "messages to be kept aside")
+        database.sql("ALTER TABLE t RENAME TO u")
+        until(
+            lambda: any(table["error"] for table in pump.notes()["status"]["tables"]),
+            "the table to fail",
+        )
+        free.set()
+        until(lambda: "shop.public.other" in pump.collections(), "the other to be seen")
+        pump.settle()
+        assert kept() == []

@@ -3,9 +3,11 @@
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
@@ -135,7 +137,7 @@ def test_the_command(pump: Pump, database: Database) -> None:
     told = run(app, ["resync", pump.location, "shop", "public.keyed", "--json"])
     assert (told.exit_code, told.output) == (
         0,
-        '{"source":"shop","tables":["public.keyed"],"done":true}\n',
+        '{"source":"shop","tables":["public.keyed"],"done":true,"left":{}}\n',
     )
     told = run(app, ["resync", pump.location, "shop"])
     assert (told.exit_code, told.output) == (0, "shop: compared and mended\n")
@@ -222,12 +224,69 @@ def test_tables_that_stay_in_error_are_told(pump: Pump, database: Database) -> N
     pump.settle()
     told = CliRunner().invoke(app, ["resync", pump.location, "shop"])
     assert told.output == "shop: compared and mended\n"
-    assert str(told.exception) == 'source "shop" still has tables in error: public.keyed'
+    assert str(told.exception) == 'source "shop" has tables that were not mended: public.keyed'
     database.sql("ALTER TABLE other RENAME TO keyed")
     told = CliRunner().invoke(app, ["resync", pump.location, "shop", "--json"])
     assert told.exit_code == 0, told.exception
     assert json.loads(told.output) == {"source": "shop", "tables": [], "done": True, "left": {}}
-    check(pump, database, ["public.keyed", "public.whole"])
+    now = pump.settle()
+    with pump.reader() as client:
+        # Not its history: that leads through the error.
+        rows = client.collection("shop.public.keyed").snapshot(now).arrow()
+    held = Counter(zip(*(rows.column(name).to_pylist() for name in ("id", "v")), strict=True))
+    assert held == Counter(database.sql("SELECT id, v FROM keyed"))
+    check(pump, database, ["public.whole"])
+
+
+def test_a_table_that_is_being_copied_is_told(
+    pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, begun, go = SnapshotPiece.read, threading.Event(), threading.Event()
+
+    def slow(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+        if piece.table == "public.other":
+            begun.set()
+            assert go.wait(30)
+        yield from read(piece)
+
+    monkeypatch.setattr(SnapshotPiece, "read", slow)
+    database.sql("CREATE TABLE other (id int PRIMARY KEY)")
+    database.sql("ALTER PUBLICATION penstock ADD TABLE other")
+    try:
+        assert begun.wait(30)
+        told = CliRunner().invoke(app, ["resync", pump.location, "shop", "public.other"])
+        assert str(told.exception) == 'source "shop" has tables that were not mended: public.other'
+        assert "its first copy is under way" in told.exception.detail
+    finally:
+        go.set()
+    until(lambda: "shop.public.other" in pump.collections(), "the copy")
+    told = CliRunner().invoke(app, ["resync", pump.location, "shop", "public.other"])
+    assert told.exit_code == 0, told.exception
+
+
+def test_a_stop_does_not_wait_for_a_slot(
+    pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was asked for is done after the next start."""
+    monkeypatch.setattr("penstock.ingest.pipeline.BEAT_MS", 200)
+    database.sql("CREATE TABLE elsewhere (i int)")
+    with psycopg.connect(database.url()) as holding:
+        holding.execute("INSERT INTO elsewhere VALUES (1)")
+        asking = threading.Thread(target=resync, args=(pump, "public.keyed"))
+        asking.start()
+        until(lambda: "server process" in pump.notes()["status"]["waits_for"], "the slot to wait")
+        stopping = threading.Thread(target=pump.stop)
+        stopping.start()
+        stopping.join(15)
+        waited = stopping.is_alive()
+    stopping.join()
+    assert not waited
+    assert pump.error is None
+    assert pump.notes()["status"]["waits_for"] == ""
+    assert asking.is_alive()
+    pump.start()
+    asking.join()
+    pump.settle()
 
 
 @pytest.mark.parametrize(

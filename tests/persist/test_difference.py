@@ -86,3 +86,28 @@ def test_what_is_too_much_is_delegated(delegated):
             assert found.batch is None
         else:
             assert found.num_rows == 2
+
+
+@pytest.mark.parametrize("upper", [0, 9])
+def test_the_writer_reads_on_while_since_moves(upper):
+    with opened(Shelf(), inline_bytes=0) as client:
+        shop = client.create_or_load("shop", schema=SCHEMA, key_columns=["k"])
+        for time in range(upper):
+            shop.compare_and_append(rows(("a", time, time, 1)), time, time + 1)
+        shop.write(rows(("b", 0, upper, 1))).result()
+        told = shop.parts([])
+        parts = [next(told)]
+        if upper:
+            # What it began with is merged and forgotten, and it knows no other time.
+            seen = shop.state
+            shop.allow_compaction(upper - 1)
+            client.compact()
+            assert shop.since == upper - 1
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(type(shop), "state", seen)
+                assert shop.written(pa.table({"k": ["a"]})).num_rows == upper
+                with client.staging() as staging:
+                    found = client.difference(shop, None, staging, time=upper)
+                assert sum(found.column("mz_diff").to_pylist()) == -upper - 1
+        parts += told
+        assert sum(part.num_rows for part in parts) == upper + 1

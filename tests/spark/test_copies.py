@@ -1,18 +1,33 @@
-"""A first copy read by Spark's tasks is the table, in threads and in processes of its own."""
+"""A first copy read by Spark's tasks is the table, in threads and in processes of its own.
 
-import threading
+What goes wrong there comes to the same as in one process.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import yaml
+from msgspec.structs import replace as replaced
 
 import penstock.ingest
 from penstock import persist
-from penstock.errors import PenstockError
-from penstock.ingest.loading import Loader
+from penstock.errors import (
+    DefiniteError,
+    DeterminateError,
+    InternalError,
+    PenstockError,
+    StoreRefused,
+    TransientError,
+)
+from penstock.ingest.loading import Loader, ManyTasks
 from penstock.ingest.spark import tasks_of
 from penstock.persist.find import find_collection
 from penstock.persist.merging.spark import SparkMerges
+from penstock.persist.state import Inline
 from penstock.sources.postgres import snapshot as copying
 
 
@@ -50,9 +65,7 @@ def test_pieces_are_read_by_executors_that_are_processes(database, pipeline, tmp
 
 def test_tables_are_compared_and_emptied_by_tasks(database, pipeline, tmp_path, spark, monkeypatch):
     monkeypatch.setattr(copying, "PAGES_WORTH_A_TASK", 4)
-    opened = persist.open
-    small = persist.Settings(merge_bytes=1)
-    monkeypatch.setattr(persist, "open", lambda *a, **named: opened(*a, settings=small, **named))
+    small_merges(monkeypatch)
     differing, jobs = SparkMerges.difference, []
 
     def watched(merges, *given, **named):
@@ -79,24 +92,192 @@ def test_tables_are_compared_and_emptied_by_tasks(database, pipeline, tmp_path, 
     assert stored(tmp_path) == [(7, None, None)]
 
 
+def small_merges(monkeypatch) -> None:
+    """Whatever is compared is too much for one process."""
+    opened = persist.open
+    small = persist.Settings(merge_bytes=1)
+    monkeypatch.setattr(persist, "open", lambda *a, **named: opened(*a, settings=small, **named))
+
+
+def errors_of(pipeline, many: ManyTasks | None) -> dict[str, Any]:
+    """Follow for a while; by table, what was written down of its error."""
+    penstock.ingest.run(pipeline, once=True, many=many, spark_bytes=0)
+    with persist.open(f"file:{pipeline.parent}/lake/shop", hold=False) as client:
+        state = client.collection("shop/state")
+        notes = {each.data[0]: each.data[1] for each in state.snapshot(state.upper - 1)}
+    tables = [each for name, each in notes.items() if name.startswith("table/")]
+    return {
+        each["described"]["name"]: {
+            name: told for name, told in each.items() if name.startswith("error")
+        }
+        for each in tables
+    }
+
+
+@pytest.fixture
+def two(database, pipeline):
+    """As `pipeline`, with one more table."""
+    database.sql("CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (1)")
+    database.sql("ALTER PUBLICATION penstock ADD TABLE other")
+    return pipeline
+
+
+NOT_A_NUMBER = "ALTER TABLE item ALTER price TYPE numeric(10, 2) USING 'NaN'"
+
+
+def is_only_in_item(errors: dict[str, Any]) -> bool:
+    return bool(errors["item"]["error"]) and not errors["other"]["error"]
+
+
+def test_a_value_that_does_not_fit_puts_its_table_in_error(database, two, spark):
+    database.sql(NOT_A_NUMBER)
+    errors = errors_of(two, tasks_of(spark))
+    assert is_only_in_item(errors)
+    assert errors["item"]["error_detail"]
+    assert errors == errors_of(beside(two), None)
+
+
+def test_a_value_that_does_not_fit_is_found_by_a_comparison(database, two, spark):
+    pipelines = {two: tasks_of(spark), beside(two): None}
+    for each, many in pipelines.items():
+        assert not any(told["error"] for told in errors_of(each, many).values())
+    database.sql(NOT_A_NUMBER)
+    by_tasks, in_process = (errors_of(each, many) for each, many in pipelines.items())
+    assert is_only_in_item(by_tasks)
+    assert by_tasks == in_process
+
+
+def beside(pipeline):
+    """The same for another lake, of the same name."""
+    folder = pipeline.parent / "beside"
+    folder.mkdir()
+    told = yaml.safe_load(pipeline.read_text())
+    copy = folder / pipeline.name
+    copy.write_text(yaml.safe_dump({**told, "location": f"file:{folder}/lake"}))
+    return copy
+
+
+class Dies:
+    """A piece that ends the process that reads it."""
+
+    def read(self):
+        os._exit(7)
+
+
+class TroubledOnce:
+    """Reads by Spark's tasks; the first time, pieces that something happened to."""
+
+    def __init__(self, by: ManyTasks, happens: Callable[[Any], Any]) -> None:
+        self.by = by
+        self.happens: Callable[[Any], Any] | None = happens
+
+    def read(self, share, pieces, watch):
+        happens, self.happens = self.happens, None
+        if happens is not None:
+            pieces = [happens(each) for each in pieces]
+        return self.by.read(share, pieces, watch)
+
+    def merges(self, url):
+        return self.by.merges(url)
+
+
+def without_server(piece):
+    return replace(piece, parameters={**piece.parameters, "port": "1"})
+
+
+def without_snapshot(piece):
+    return replace(piece, snapshot="0000FFFF-0000FFFF-1")
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [without_server, without_snapshot, lambda _: Dies()],
+    ids=["server", "snapshot", "worker"],
+)
+def test_what_is_lost_while_it_is_copied_is_copied_again(
+    database, pipeline, tmp_path, spark, happens
+):
+    many = TroubledOnce(tasks_of(spark), happens)
+    assert errors_of(pipeline, many)["item"]["error"] == ""
+    assert many.happens is None
+    assert stored(tmp_path) == sorted(database.sql("SELECT * FROM item"))
+
+
+def test_a_comparison_in_which_spark_fails_is_begun_again(
+    database, pipeline, tmp_path, spark, monkeypatch
+):
+    small_merges(monkeypatch)
+    differing, raised = SparkMerges.difference, []
+
+    def broken_once(merges, collection, minus, plus, staging, *, time):
+        if raised:
+            return differing(merges, collection, minus, plus, staging, time=time)
+        minus = [replaced(each, parts=(Inline(b"not a message"),)) for each in minus]
+        with pytest.raises(TransientError) as told:
+            differing(merges, collection, minus, plus, staging, time=time)
+        raised.append(told.value)
+        raise told.value
+
+    monkeypatch.setattr(SparkMerges, "difference", broken_once)
+    errors_of(pipeline, tasks_of(spark))
+    database.sql("ALTER TABLE item ALTER price TYPE numeric(10, 2) USING price + id % 2")
+    errors_of(pipeline, tasks_of(spark))
+    assert 'could not compare collection "shop.public.item"' in str(raised[0])
+    assert raised[0].detail.startswith("pyarrow.lib.ArrowInvalid: Expected to read")
+    assert stored(tmp_path) == sorted(database.sql("SELECT * FROM item"))
+
+
 class Broken:
     """A piece that cannot be read."""
 
-    def read(self):
-        raise PenstockError("broken piece")
+    def __init__(self, error: PenstockError) -> None:
+        self.error = error
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"a": pa.array([1], pa.int64())})
+        raise self.error
 
 
-def test_a_piece_that_cannot_be_read_is_told_and_nothing_is_linked(spark, tmp_path):
-    with persist.open(f"file:{tmp_path}/x", writer="w") as client:
-        loader = Loader(client, "src", many=tasks_of(spark), spark_bytes=0)
+def with_code(error: PenstockError) -> PenstockError:
+    error.__dict__["sqlstate"] = "22P02"
+    return error
+
+
+def outcome(many: ManyTasks | None, folder, error: PenstockError) -> PenstockError:
+    """What a copy ends with; nothing is linked."""
+    with persist.open(f"file:{folder}/x", writer="w") as client:
+        loader = Loader(client, "src", many=many, spark_bytes=0)
         loader.make("src.t", pa.schema([("a", pa.int64())]), ["a"])
-        load = loader.load("src.t", [Broken()], size=1)
-        for _ in range(600):
-            if load.done():
-                break
-            threading.Event().wait(0.1)
-        with pytest.raises(Exception, match="broken piece"):
+        load = loader.load("src.t", [Broken(error)], size=1)
+        with pytest.raises(PenstockError) as raised:
             load.result()
         load.abandon()
         loader.close()
         assert client.collection("src.t").state.batches == ()
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PenstockError("broken piece"),
+        with_code(DefiniteError("broken row", detail="It is.", hint="Mend it.")),
+        TransientError("broken line", detail="It is.", hint="Wait."),
+        StoreRefused("no room"),
+        InternalError("broken promise"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_ends_a_task_is_what_would_end_it_here(spark, tmp_path, error):
+    for many in (None, tasks_of(spark)):
+        told = outcome(many, tmp_path, error)
+        assert type(told) is type(error)
+        assert str(told) == str(error)
+        assert (told.sqlstate, told.__dict__) == (error.sqlstate, error.__dict__)
+
+
+def test_what_spark_tried_in_vain_is_about_the_moment(spark, tmp_path):
+    told = outcome(tasks_of(spark), tmp_path, DeterminateError("the store is away"))
+    assert isinstance(told, TransientError)
+    assert str(told) == f'Spark could not read collection "src.t" of location "file:{tmp_path}/x"'
+    assert told.detail == "penstock.errors.DeterminateError: the store is away."

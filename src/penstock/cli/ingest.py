@@ -118,8 +118,12 @@ class _Teller:
         line = (
             encode_line({"source": name, **status})
             if self._as_json
-            else f"{name}: {status.get('phase')}, {status.get('rows', 0)} rows, "
-            f"at {status.get('lsn')}, {status.get('lag_bytes', 0)} bytes behind"
+            else f"{name}: {status.get('phase')}, {status.get('rows', 0)} rows"
+            + (
+                f", at {status['lsn']}, {status['lag_bytes']} bytes behind"
+                if "lsn" in status
+                else ""
+            )
         )
         waits = status.get("waits_for")
         if waits and not self._as_json:

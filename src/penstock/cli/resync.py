@@ -59,7 +59,7 @@ def resync(
         print(f"{source}: compared and mended")
     if left:
         raise UsageError(
-            f'source "{source}" still has tables in error: {", ".join(left)}',
+            f'source "{source}" has tables that were not mended: {", ".join(left)}',
             detail=" ".join(f"{error.rstrip('.')}." for error in left.values()),
-            hint="Do what each of them asks for, then resync it by name.",
+            hint="Do what each of them asks for, or wait for its copy; then resync it by name.",
         )

@@ -1,11 +1,12 @@
-"""First copies: pieces read in parallel, each straight into files of a collection.
+"""First copies, and tables read again: each piece straight into files of a collection.
 
-A small copy is read by threads of this process, a large one by Spark's tasks;
+What is small is read by threads of this process, what is large by Spark's tasks;
 which of the two is decided here, by size. Either way a piece writes Parquet
 objects under a staging id, and nothing is seen of them until they are linked.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,17 +15,18 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from penstock import persist
-from penstock.errors import InternalError
+from penstock.errors import InternalError, TransientError
 from penstock.persist.also import Grow, with_growth
 from penstock.persist.compact import BigMerges
+from penstock.persist.state import Batch
 from penstock.persist.writing.proof import proof_left
-from penstock.persist.writing.task import Share, Written, gathered
+from penstock.persist.writing.task import Share, Written, all_of, gathered
 from penstock.sources.source import Piece
 
 __all__ = ["Copy", "Loader", "ManyTasks"]
 
 SPARK_BYTES: Final = 256 << 20
-"""Copies of more bytes than this are worth a Spark job."""
+"""More bytes than this are worth a Spark job."""
 
 
 class ManyTasks(Protocol):
@@ -36,6 +38,9 @@ class ManyTasks(Protocol):
         """Read all pieces and write what they hold.
 
         `watch` is handed what tells, while it lasts, how many rows are written about.
+
+        Raises:
+            TransientError: what runs the tasks failed. What a task found is in what it wrote.
         """
         ...
 
@@ -45,10 +50,13 @@ class ManyTasks(Protocol):
 
 
 class Copy:
-    """A first copy on its way into files."""
+    """Pieces on their way into files."""
 
-    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
+    def __init__(self, pool: ThreadPoolExecutor | None, stop: threading.Event) -> None:
+        """Reading is given up when `stop` is set."""
         self._pool = pool
+        self._stop = stop
+        self._abandoned = False
         self._rows = 0
         self._elsewhere: Callable[[], int] | None = None
         self._ids = ExitStack()
@@ -65,7 +73,8 @@ class Copy:
         return self._rows
 
     def abandon(self) -> None:
-        """It is not wanted any more: its files go when they are all written."""
+        """It is not wanted any more: nothing more is read, and its files go."""
+        self._abandoned = True
         self._outcome.add_done_callback(lambda _: self.let_go())
 
     def result(self) -> "Copy":
@@ -101,9 +110,9 @@ class Copy:
             if many is not None:
                 with proof_left(share.url, share.staging) as proof:
                     written = many.read(replace(share, proof=proof), pieces, self._watch)
+                batch = gathered(written)
             else:
-                written = [self._written(share, piece) for piece in pieces]
-            batch = gathered(written)
+                batch = all_of([self._staged(share, piece) for piece in pieces])
         except BaseException as error:  # noqa: BLE001 - the thread's door: whoever waits must hear
             self._outcome.set_exception(error)
         else:
@@ -111,10 +120,16 @@ class Copy:
                 self._rows = batch.rows
             self._outcome.set_result(persist.Staged(batch))
 
-    def _written(self, share: Share, piece: Piece) -> Written:
-        written = share.write(piece.read())
-        self._rows += written.rows
-        return written
+    def _staged(self, share: Share, piece: Piece) -> Batch | None:
+        batch = share.stage(self._wanted(piece.read()))
+        self._rows += 0 if batch is None else batch.rows
+        return batch
+
+    def _wanted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if self._abandoned or self._stop.is_set():
+                raise TransientError("reading was given up")
+            yield batch
 
     def _watch(self, rows: Callable[[], int]) -> None:
         self._elsewhere = rows
@@ -130,11 +145,14 @@ class Loader:
         *,
         many: ManyTasks | None,
         spark_bytes: int = SPARK_BYTES,
+        stop: threading.Event | None = None,
     ) -> None:
+        """What is read in this process is given up when `stop` is set."""
         self._client = client
         self._source = source
         self._many = many
         self._spark_bytes = spark_bytes
+        self._stop = stop or threading.Event()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="copy")
 
     def make(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
@@ -183,7 +201,7 @@ class Loader:
                 part_bytes=persist.Settings().part_bytes,
             )
 
-        copy = Copy(pool)
+        copy = Copy(pool, self._stop)
         copy.begin(self._client, share, pieces, self._many if size > self._spark_bytes else None)
         return copy
 

@@ -1,7 +1,8 @@
 """What a source wrote down for its next start, in a collection of its own.
 
 Each name has one JSON value. The collection commits together with the tick
-that changed it, so a restart finds both or neither.
+that changed it, so a restart finds both or neither. Its own times only count
+what was written: no clock is read for them, and nobody takes the time from them.
 """
 
 import threading
@@ -9,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock import persist
-from penstock.clock import Clock
 from penstock.errors import InternalError
 
 __all__ = ["Memory"]
@@ -20,11 +20,10 @@ Update = tuple[tuple[str, Any], int, int]
 class Memory:
     """The notes of one source."""
 
-    def __init__(self, client: persist.Client, source: str, clock: Clock) -> None:
+    def __init__(self, client: persist.Client, source: str) -> None:
         self.collection = client.create_or_load(
             f"{source}/state", key=persist.TEXT, value=persist.JSON, owner=source
         )
-        self._clock = clock
         self.lock = threading.RLock()
         """Held by whoever writes, from what is known to what is learned."""
 
@@ -46,7 +45,7 @@ class Memory:
     def write_down(self, values: Mapping[str, Any]) -> None:
         """Make `values` durable now, in one step; None forgets a name."""
         with self.lock:
-            time = max(self.upper, self._clock.now_ms())
+            time = self.upper
             outcome = self.collection.compare_and_append(
                 self.updates(values, time), self.upper, time + 1
             )

@@ -20,6 +20,7 @@ from penstock.clock import Clock
 from penstock.durable import Blob
 from penstock.errors import (
     DefiniteError,
+    Fenced,
     InternalError,
     PenstockError,
     TransientError,
@@ -28,10 +29,11 @@ from penstock.errors import (
 from penstock.ingest.loading import SPARK_BYTES, Loader, ManyTasks
 from penstock.ingest.memory import Memory
 from penstock.ingest.relations import NOTE
-from penstock.ingest.requests import Request, answer, requests
+from penstock.ingest.requests import Request, answer, forget_old_answers, requests
 from penstock.ingest.tick import Tick
 from penstock.persist import AppendTo
 from penstock.persist.lake import open_store
+from penstock.persist.state import END
 from penstock.reclock import (
     Minted,
     Regressed,
@@ -53,7 +55,8 @@ __all__ = ["Ingest"]
 log = logger("ingest")
 
 BEAT_MS: Final = 2_000
-"""How often a tick that is not over proves that we are the writer, and tells what it does."""
+"""How often a start or a tick that is not over proves that we are the writer, and tells what it
+does."""
 
 REST_MS: Final = 15_000
 """How long nothing need be proved between two ticks."""
@@ -61,6 +64,11 @@ REST_MS: Final = 15_000
 COMPACT_EVERY_MS: Final = 10_000
 STATUS_EVERY_MS: Final = 1_000
 HEAR_EVERY_MS: Final = 1_000
+FORGET_EVERY_MS: Final = 60_000
+
+OPENING: Final = "opening"
+RETRYING: Final = "retrying"
+"""Phases in which nothing is asked of the source, so that it cannot tell its own."""
 
 
 class Ingest:
@@ -89,7 +97,7 @@ class Ingest:
         self._retain_ms = retain_ms
         self._shape = shape_of(source.kind)
         self._remap = client.create_or_load(f"{name}_remap", schema=self._shape.remap, owner=name)
-        self._memory = Memory(client, name, clock)
+        self._memory = Memory(client, name)
         self._name_progress(progress, taken)
         self._many = many
         if many is not None:
@@ -99,11 +107,12 @@ class Ingest:
         self._pool: ThreadPoolExecutor
         self._beside: Blob
         self._bound = self._durable_bound()
-        self._upper = max(self._remap.upper, self._memory.upper)
+        self._upper = self._durable_upper()
         self._goal: Frontier | None = None
         self._catching_up = False
         self._ticker = Ticker(clock, interval_ms=tick_ms, upstream_now=self._ask_upstream)
         self._heard_ms = 0
+        self._forgot_ms = 0
         self._compacted_ms = 0
         self._noted_ms = 0
         self._rows = 0
@@ -111,8 +120,10 @@ class Ingest:
         self._ticked = False
         self._proved_ms = 0
         self._proves_every_ms: int | None = None
-        """While the source is followed."""
+        """While the source is opened or followed."""
 
+        self._opening = False
+        self._fenced: Fenced | None = None
         self._over = threading.Event()
 
     @property
@@ -134,24 +145,34 @@ class Ingest:
         """
         pauses = pauses_ms(self._chance, first_ms=100)
         self._loader = Loader(
-            self._client, self.name, many=self._many, spark_bytes=self._spark_bytes
+            self._client,
+            self.name,
+            many=self._many,
+            spark_bytes=self._spark_bytes,
+            stop=stop,
         )
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="spool")
         self._beside = open_store(self._client.url, persist.Settings())
-        beat = threading.Thread(target=self._beat, name=f"beat of {self.name}", daemon=True)
+        beat = threading.Thread(
+            target=self._beat, args=(stop,), name=f"beat of {self.name}", daemon=True
+        )
         beat.start()
+        self._source.stopping(stop)
         try:
             while not stop.is_set():
                 try:
-                    self._source.open(self._memory, self._loader, self._bound)
+                    self._open()
                     # Whatever came while nobody looked need not wait for a round time.
                     self._catching_up = self._bound is not None
                     if once and self._goal is None:
                         self._goal = self._source.probe().everything
                     self._follow(stop)
-                    self._memory.write_down({"status": self._status(self._upper - 1)})
-                    return
+                    self._memory.write_down({"status": self._status(self._upper)})
+                    break
                 except TransientError as error:
+                    if stop.is_set():
+                        self._note(waits_for="")
+                        break
                     pause = next(pauses)
                     log.warning(
                         "source is lost; trying again",
@@ -159,7 +180,7 @@ class Ingest:
                             source=self.name, error=str(error), detail=error.detail, pause_ms=pause
                         ),
                     )
-                    self._note_trouble(error)
+                    self._note(phase=RETRYING, waits_for=f"{error}. {error.detail}".strip())
                     self._source.close()
                     self._clock.wait(stop, pause)
         finally:
@@ -169,31 +190,50 @@ class Ingest:
             self._loader.close()
             self._pool.shutdown()
             self._beside.close()
+        if self._fenced is not None:
+            raise self._fenced
 
-    def _beat(self) -> None:
+    def _beat(self, stop: threading.Event) -> None:
         """While nothing is committed for long: write down why, and so prove that we are the writer.
 
-        Upstream hears from us only as long as that is proved; and a tick in which tables
-        are compared, or that waits for a slot, can take very long.
+        Upstream hears from us only as long as that is proved; and a start that waits for a
+        slot, or a tick in which tables are compared, can take very long.
         """
         while not self._over.wait(BEAT_MS / 1_000):
-            every, now = self._proves_every_ms, self._clock.boot_ms()
-            if every is None or now - self._proved_ms < every:
-                continue
             try:
-                self._memory.write_down(
-                    {
-                        "status": {
-                            **(self._memory.recall("status") or {}),
-                            "waits_for": self._source.waits_for(),
-                            "written_ms": self._clock.now_ms(),
-                        }
-                    }
-                )
+                self._prove()
+            except Fenced as error:
+                # What is waited for may take for ever, and would be for nothing.
+                self._fenced = error
+                stop.set()
+                return
             except PenstockError:
                 continue  # Whoever draws the tick hears of it too, and does something about it.
+            except Exception:
+                log.exception("beat failed; it goes on", extra=fields(source=self.name))
+
+    def _prove(self) -> None:
+        # What is told is added to what was told last, and a tick may be telling just now.
+        with self._memory.lock:
+            every, now = self._proves_every_ms, self._clock.boot_ms()
+            if every is None or now - self._proved_ms < every:
+                return
+            phase = {"phase": OPENING} if self._opening else {}
+            self._note(**phase, waits_for=self._source.waits_for())
             self._proved_ms = now
-            self._source.proved()
+        self._source.proved()
+
+    def _open(self) -> None:
+        """Let the source be ready, which may take long."""
+        self._proved_ms = self._clock.boot_ms()
+        self._opening, self._proves_every_ms = True, BEAT_MS
+        try:
+            self._source.open(self._memory, self._loader, self._bound)
+        finally:
+            with self._memory.lock:
+                self._opening, self._proves_every_ms = False, None
+        if self.status().get("phase") in (OPENING, RETRYING):
+            self._memory.write_down({"status": self._status(self._upper)})
 
     def _follow(self, stop: threading.Event) -> None:
         self._proved_ms = self._clock.boot_ms()
@@ -201,7 +241,8 @@ class Ingest:
         try:
             self._tick_by_tick(stop)
         finally:
-            self._proves_every_ms = None
+            with self._memory.lock:
+                self._proves_every_ms = None
 
     def _tick_by_tick(self, stop: threading.Event) -> None:
         while not self._arrived():
@@ -257,7 +298,7 @@ class Ingest:
             self._bound = reached
         self._source.committed(reached)
         for request in asked:
-            answer(self._beside, request, left=self._left_in_error(request))
+            answer(self._beside, request, left=self._left(request))
         self._compact(time)
 
     def _hear(self) -> list[Request]:
@@ -266,6 +307,9 @@ class Ingest:
         if now - self._heard_ms < HEAR_EVERY_MS:
             return []
         self._heard_ms = now
+        if now - self._forgot_ms >= FORGET_EVERY_MS:
+            self._forgot_ms = now
+            forget_old_answers(self._beside, now_ms=self._clock.now_ms())
         taken = []
         for request in requests(self._beside):
             try:
@@ -278,13 +322,18 @@ class Ingest:
                 taken.append(request)
         return taken
 
-    def _left_in_error(self, request: Request) -> dict[str, str]:
-        """The tables that were asked for and are still in error, and why."""
-        return {
-            table["name"]: table["error"]
-            for table in self._source.status().get("tables", ())
-            if table["error"] and (not request.tables or table["name"] in request.tables)
-        }
+    def _left(self, request: Request) -> dict[str, str]:
+        """The tables that were asked for and are still in error, or not there to compare yet."""
+        left = {}
+        for table in self._source.status().get("tables", ()):
+            name = table["name"]
+            if request.tables and name not in request.tables:
+                continue
+            if table["error"]:
+                left[name] = table["error"]
+            elif table["phase"] != "live":
+                left[name] = f"table {name} was not compared, since its first copy is under way"
+        return left
 
     def _bind(self, reached: Frontier, time: int) -> AppendTo:
         match mint(self._shape, self._bound or {}, reached, at=time):
@@ -311,6 +360,16 @@ class Ingest:
             return None
         return accumulated(self._shape, self._remap.snapshot(upper - 1).arrow())
 
+    def _durable_upper(self) -> int:
+        """Where our times go on. The notes have times of their own, which say nothing here."""
+        # A table may have failed, or recovered, at a tick before anything was bound.
+        told = [
+            span.lower if span.upper == END else span.upper
+            for collection in self._client.state.collections.values()
+            for span in collection.errors
+        ]
+        return max([self._remap.upper, *told])
+
     def _ask_upstream(self) -> int | None:
         return self._source.probe().now_ms
 
@@ -332,27 +391,24 @@ class Ingest:
         if now - self._noted_ms < STATUS_EVERY_MS:
             return
         self._noted_ms = now
-        tick.remember("status", self._status(time))
+        tick.remember("status", self._status(time + 1))
 
     def status(self) -> Mapping[str, Any]:
         """For people: phase, rows, lag, what is waited for; as of the last tick."""
         return self._memory.recall("status") or {}
 
-    def _status(self, time: int) -> Mapping[str, Any]:
+    def _status(self, upper: int) -> Mapping[str, Any]:
         return {
             **self._source.status(),
             "catching_up": self._catching_up,
             "rows": self._rows,
             "bytes": self._bytes,
-            "as_of": time,
+            "as_of": upper - 1 if upper else None,
             "written_ms": self._clock.now_ms(),
         }
 
-    def _note_trouble(self, error: TransientError) -> None:
-        status = {
-            **(self._memory.recall("status") or {}),
-            "phase": "retrying",
-            "waits_for": f"{error}. {error.detail}".strip(),
-            "written_ms": self._clock.now_ms(),
-        }
-        self._memory.write_down({"status": status})
+    def _note(self, **told: Any) -> None:
+        """Write down something besides the status that was told last."""
+        with self._memory.lock:
+            status = {**self.status(), **told, "written_ms": self._clock.now_ms()}
+            self._memory.write_down({"status": status})

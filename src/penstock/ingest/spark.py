@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import UsageError
-from penstock.persist.merging.spark import SparkMerges
+from penstock.errors import TransientError, UsageError
+from penstock.persist.merging.spark import SparkMerges, failing_as_ours
 from penstock.persist.writing.task import Share, Written
 from penstock.sources.source import Piece
 
@@ -37,7 +37,25 @@ class SparkTasks:
     def read(
         self, share: Share, pieces: Sequence[Piece], watch: Callable[[Callable[[], int]], None]
     ) -> list[Written]:
-        """Read all pieces and write what they hold; a failed task is tried again."""
+        """Read all pieces and write what they hold; a task that is lost is tried again.
+
+        Raises:
+            TransientError: Spark failed.
+        """
+        doing = f'read collection "{share.collection}" of location "{share.url}"'
+        with failing_as_ours(doing):
+            told = self._read(share, pieces, watch)
+        # SUBTLE: PySpark takes a connection that breaks off for the end of what is collected.
+        if len(told) != len(pieces):
+            raise TransientError(
+                f"Spark could not {doing}",
+                detail=f"Of {len(pieces)} tasks, {len(told)} have told what they wrote.",
+            )
+        return told
+
+    def _read(
+        self, share: Share, pieces: Sequence[Piece], watch: Callable[[Callable[[], int]], None]
+    ) -> list[Written]:
         context = self._spark.sparkContext
         rows = context.accumulator(0)
         watch(lambda: rows.value)

@@ -112,6 +112,10 @@ class Tick:
         """From this time on every reading fails with `error`; what it drew is dropped."""
         drawn = self._of(collection)
         drawn.loose, drawn.files, drawn.size = [], [], 0
+        if drawn.recovers is not None:
+            # It was in error until now and stays so: the first error stands.
+            drawn.recovers = None
+            return
         stored = StoredError(type(error).__name__, str(error), error.detail, error.hint)
         drawn.fails = Fail(self._named(collection), self.time, stored)
 
@@ -159,9 +163,11 @@ class Tick:
             linked: Future[persist.Staged] = Future()
             linked.set_result(found)
             drawn.files.append(linked)
-            rows = 0 if found.batch is None else found.batch.rows
-            self.rows += rows
-            return rows
+            if found.batch is None:
+                return 0
+            self.rows += found.batch.rows
+            self.bytes += found.batch.size
+            return found.batch.rows
         self._put(collection, found.drop_columns([TIME]))
         return int(found.num_rows)
 

@@ -39,7 +39,7 @@ from penstock.persist.intake import Staged, apart, check_frontier, table_of
 from penstock.persist.lake import check_not_a_lake, open_store
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Bell, Ear, News
-from penstock.persist.read import Reader
+from penstock.persist.read import FILES_ALONE, Reader
 from penstock.persist.settings import Settings
 from penstock.persist.staging import Staging
 from penstock.persist.state import (
@@ -462,7 +462,7 @@ class Client:
         """
         self._must_be_ours(collection)
         id, name = collection.id, collection.name
-        with self.reader.claims.claim(id, name, collection.since) as claim:
+        with self.reader.claims.claim(id, name, FILES_ALONE) as claim:
             state = with_growth(claim.state.collections[id], growing)
             minus = [*state.batches, *(each.batch for each in staged if each.batch is not None)]
             plus = [] if wanted is None or wanted.batch is None else [wanted.batch]

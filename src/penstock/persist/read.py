@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,7 +42,13 @@ from penstock.persist.state import (
 )
 from penstock.progress import Update
 
-__all__ = ["Changes", "Listener", "Reader", "Snapshot"]
+__all__ = ["FILES_ALONE", "Changes", "Listener", "Reader", "Snapshot"]
+
+FILES_ALONE: Final = END
+"""Claims the files of a state and no history: wherever since moves, they are kept.
+
+For the writer, who adds up all there is and does not care what it was as of some time.
+"""
 
 Decoder = Callable[[pa.Table], Iterator[Any]]
 
@@ -154,7 +160,7 @@ class Reader:
         Added up, with `mz_diff`. For the writer, who goes on from it whatever readers may see.
         """
         id, name = collection.id, collection.name
-        with self.claims.claim(id, name, collection.since) as claim:
+        with self.claims.claim(id, name, FILES_ALONE) as claim:
             current = with_growth(claim.state.collections[id], growing)
             schema = current.schemas[-1]
             wanted = Wanted(keys, schema, collection=name, by=keys.column_names)
@@ -167,7 +173,7 @@ class Reader:
     def parts(self, collection: CollectionState, staged: Sequence[Batch]) -> Iterator[pa.Table]:
         """All that was written, sealed or not, and `staged` too, a part at a time, in order."""
         id, name = collection.id, collection.name
-        with self.claims.claim(id, name, collection.since) as claim:
+        with self.claims.claim(id, name, FILES_ALONE) as claim:
             current = claim.state.collections[id]
             for batch in (*current.batches, *staged):
                 for piece in slices_of(current, batch):

@@ -12,6 +12,7 @@ A source knows nothing of the timeline, of storage or of Spark. What it needs
 of them it is handed: a `Tick`, a `Memory` and a `Loader`.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -180,6 +181,10 @@ class Source(Protocol):
     kind: str
     """Which shape its remap has."""
 
+    def stopping(self, stop: threading.Event, /) -> None:
+        """Give up what is waited for, with a TransientError, when `stop` is set; said once."""
+        ...
+
     def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
         """Connect, and be ready to go on from `bound`; None at the very first start.
 
@@ -222,11 +227,11 @@ class Source(Protocol):
         ...
 
     def proved(self) -> None:
-        """A long tick is not over, and we are still the writer; called by another thread."""
+        """It takes long, and we are still the writer; called by another thread."""
         ...
 
     def waits_for(self) -> str:
-        """What a tick that is not over waits for, if anything; asked by another thread."""
+        """What `open` or `draw` waits for, if anything; asked by another thread."""
         ...
 
     def close(self) -> None:

@@ -39,6 +39,9 @@ class ScriptedSource:
         """How often it was told, in a tick that took long, that we are the writer."""
 
         self.waiting = ""
+        self.stop = threading.Event()
+        """Set when it is to give up what it waits for."""
+
         self._lock = threading.Lock()
         self._words: dict[Any, list[str]] = {}
         self._failures: dict[str, list[PenstockError]] = {}
@@ -58,6 +61,10 @@ class ScriptedSource:
     def fail(self, step: str, error: PenstockError | None = None) -> None:
         """The next `open`, `probe`, `draw` or `committed` fails."""
         self._failures.setdefault(step, []).append(error or TransientError(f"{step} was scripted"))
+
+    def stopping(self, stop: threading.Event) -> None:
+        """Keep it."""
+        self.stop = stop
 
     def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
         """Go on from `bound`."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import DefiniteError
 from penstock.sources.postgres import resolve as resolving
-from penstock.sources.postgres.resolve import Changes, LostTrack, Resolved, resolve
+from penstock.sources.postgres.resolve import Changes, LostTrack, Resolved, in_parts, resolve
 
 SCHEMA = pa.schema([("a", pa.int32()), ("b", pa.string()), ("n", pa.int64()), ("big", pa.string())])
 KEY = ["a", "b"]
@@ -138,6 +138,48 @@ def test_one_call_or_several_come_to_the_same(history, data):
         now = {row[:2]: row for row in held}
         held = after(now, resolve(changes_of(part), KEY, lookup_in(now), table="public.t"))
     assert held == Counter(table.rows.values())
+
+
+@given(histories(), st.data())
+def test_parts_of_one_call_come_to_the_same(history, data):
+    stored, table = history
+    asked = []
+
+    def most() -> int:
+        asked.append(data.draw(st.integers(0, 4)))
+        return asked[-1]
+
+    held, messages = Counter(stored.values()), 0
+    for part in in_parts(changes_of(table.messages), KEY, most):
+        in_want = np.count_nonzero((part.kind != ord("I")) & ~part.whole)
+        assert in_want <= max(1, asked[-1])
+        now = {row[:2]: row for row in held}
+        held = after(now, resolve(part, KEY, lookup_in(now), table="public.t"))
+        messages += len(part)
+    assert held == Counter(table.rows.values())
+    assert messages == len(table.messages)
+
+
+def test_what_is_looked_up_in_parts_goes_by_key_unless_keys_change():
+    table = Table(rows={(n, "x"): (n, "x", 0, "") for n in range(6)})
+    for n in (5, 1, 4, 0, 3):
+        table.delete((n, "x"))
+
+    def asked() -> list[list[int]]:
+        parts = in_parts(changes_of(table.messages), KEY, lambda: 2)
+        return [part.old.column("a").to_pylist() for part in parts]
+
+    assert [sorted(part) for part in asked()] == [[0, 1], [3, 4], [5]]
+    table.update((2, "x"), (7, "x", 0, ""), keeps_big=False)
+    assert asked() == [[5, 1], [4, 0], [3, 2]]
+
+
+def test_what_needs_no_old_row_is_not_parted():
+    table = Table()
+    for n in range(9):
+        table.insert((n, "x", 0, ""))
+    changes = changes_of(table.messages)
+    assert list(in_parts(changes, KEY, lambda: 0)) == [changes]
 
 
 def test_an_insert_and_a_partial_update_of_one_key_in_one_call():

@@ -107,10 +107,11 @@ def test_creation_names_whom_it_waits_for(
     any_database: Database, replication: Connection, sql: Connection
 ) -> None:
     told: list[list[Blocker]] = []
-    with connect(any_database.url()) as writer:
+    with connect(any_database.url(), application_name="till") as writer:
         writer.execute("BEGIN")
         writer.execute("INSERT INTO public.t VALUES (7)")
         xid = writer.query("SELECT pg_catalog.txid_current()")[0][0]
+        writer.execute("SELECT 'a secret'")
 
         def waiting(blockers: list[Blocker]) -> None:
             told.append(blockers)
@@ -129,7 +130,8 @@ def test_creation_names_whom_it_waits_for(
         assert str(named.xid) == xid
         assert named.user == "postgres"
         assert named.state == "idle in transaction"
-        assert f"server process {writer.backend_pid}" in str(named)
+        assert f"server process {writer.backend_pid} (xid {xid}, application till" in str(named)
+        assert "secret" not in f"{named} {named!r}"
     sql.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     sql.execute(f"SET TRANSACTION SNAPSHOT '{created.snapshot}'")
     assert sql.query("SELECT i FROM public.t") == [("7",)]

@@ -34,20 +34,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.data import from_ipc, to_ipc
-from penstock.errors import (
-    DeterminateError,
-    DurabilityLost,
-    IndeterminateError,
-    PenstockError,
-    StoreRefused,
-)
+from penstock.errors import PenstockError, TransientError
 from penstock.persist.batch import Slice, slices_of, together
 from penstock.persist.ranges import bounds, splitters
 from penstock.persist.state import Batch, CollectionState, Inline, Part, stored_columns_of
 from penstock.persist.tasks import SETTINGS, cut_slices, merge_range, sample_slices
 from penstock.persist.writing.proof import check_proof, proof_left
+from penstock.persist.writing.task import is_told
 
-__all__ = ["SparkMerges"]
+__all__ = ["SparkMerges", "failing_as_ours"]
 
 POOL: Final = "penstock-merges"
 """The pool of a FAIR scheduler in which merges run, beside what users wait for."""
@@ -78,7 +73,7 @@ class SparkMerges:
         Raises:
             Corruption: an object of the inputs is missing or damaged.
             UsageError: a task does not see the location.
-            PenstockError: Spark failed. Nothing was merged.
+            TransientError: Spark failed. Nothing was merged.
         """
         merged = self._added_up("merge", collection, (), inputs, staging, since=since)
         if not merged:
@@ -136,8 +131,8 @@ class SparkMerges:
         )
         with (
             proof_left(self.url, staging) as proof,
+            failing_as_ours(f'{verb} collection "{collection.name}" of location "{self.url}"'),
             _described(self.spark, told),
-            _failing_as_ours(verb, collection, self.url),
         ):
             starts = job.splitters(-(-memory // self.part_bytes))
             return job.merged(starts, staging, self.part_bytes, proof=proof)
@@ -299,9 +294,7 @@ def _caught() -> Iterator[list[bytes]]:
     try:
         yield failures
     except PenstockError as error:
-        if isinstance(error, DeterminateError | IndeterminateError) and not isinstance(
-            error, StoreRefused | DurabilityLost
-        ):
+        if not is_told(error):
             raise
         failures.append(pickle.dumps(error))
 
@@ -317,13 +310,13 @@ def _collected(frame: DataFrame) -> list[Any]:
 
 
 @contextmanager
-def _failing_as_ours(verb: str, collection: CollectionState, url: str) -> Iterator[None]:
+def failing_as_ours(doing: str) -> Iterator[None]:
     """What Spark raises, as our error with the reason."""
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
-        raise PenstockError(
-            f'Spark could not {verb} collection "{collection.name}" of location "{url}"',
+        raise TransientError(
+            f"Spark could not {doing}",
             detail=_reason(str(error)),
             hint="Nothing was changed, and it is tried again. Spark's log tells more.",
         ) from error

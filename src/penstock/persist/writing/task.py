@@ -1,8 +1,8 @@
 """One task's share of a write: rows in, objects under a staging id out.
 
 It runs in a Python worker and knows nothing of Spark. What is wrong with the
-rows is told, not raised: Spark would try a raised task again, in vain, and
-hand its error on as text.
+rows, or with where they are read, is told, not raised: Spark would try a raised
+task again, in vain, and hand its error on as text.
 """
 
 import pickle
@@ -12,14 +12,30 @@ from dataclasses import dataclass
 import pyarrow as pa
 from msgspec import msgpack
 
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import (
+    DeterminateError,
+    DurabilityLost,
+    IndeterminateError,
+    PenstockError,
+    StoreRefused,
+)
 from penstock.persist.batch import together
 from penstock.persist.state import Batch
 from penstock.persist.tasks import write_staged
 from penstock.persist.writing.fit import stored_rows
 from penstock.persist.writing.proof import check_proof
 
-__all__ = ["Share", "Written", "gathered"]
+__all__ = ["Share", "Written", "all_of", "gathered", "is_told"]
+
+
+def is_told(error: PenstockError) -> bool:
+    """Whether a task tells an error; if not, it raises it, and Spark tries again elsewhere.
+
+    That helps where the store did not do as asked. What is about a source is
+    not Spark's to try again, even if it is about the moment.
+    """
+    passing = isinstance(error, DeterminateError | IndeterminateError)
+    return not passing or isinstance(error, StoreRefused | DurabilityLost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +75,28 @@ class Share:
         """
         remaining = iter(rows)
         try:
-            if self.proof:
-                check_proof(self.url, self.proof)
-            batch = write_staged(
-                self.url,
-                self.staging,
-                self._stored(remaining),
-                self.schema,
-                part_bytes=self.part_bytes,
-            )
-        except UsageError as error:
+            batch = self.stage(remaining)
+        except PenstockError as error:
+            if not is_told(error):
+                raise
             for _ in remaining if to_the_end else ():
                 pass
             return Written(error=pickle.dumps(error))
         return Written() if batch is None else Written(msgpack.encode(batch), rows=batch.rows)
 
-    def _stored(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def stage(self, rows: Iterable[pa.RecordBatch]) -> Batch | None:
+        """Write all rows; None if there are none. What is wrong is raised."""
+        if self.proof:
+            check_proof(self.url, self.proof)
+        return write_staged(
+            self.url,
+            self.staging,
+            self._stored(rows),
+            self.schema,
+            part_bytes=self.part_bytes,
+        )
+
+    def _stored(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         columns = pa.ipc.read_schema(pa.py_buffer(self.columns))
         for each in rows:
             table = pa.Table.from_batches([each])
@@ -85,13 +107,19 @@ def gathered(written: Iterable[Written]) -> Batch | None:
     """All tasks' batches as one.
 
     Raises:
-        PenstockError: what a task said was wrong with its rows.
+        PenstockError: what a task said was wrong.
     """
-    batches: list[Batch] = []
+    batches: list[Batch | None] = []
     for each in written:
         if each.error:
             error: PenstockError = pickle.loads(each.error)
             raise error
         if each.batch:
             batches.append(msgpack.decode(each.batch, type=Batch))
-    return together(batches) if batches else None
+    return all_of(batches)
+
+
+def all_of(batches: Iterable[Batch | None]) -> Batch | None:
+    """All batches as one, if there is any."""
+    found = [batch for batch in batches if batch is not None]
+    return together(found) if found else None

@@ -6,7 +6,8 @@
 
 Messages that hold the old row whole are resolved as they come. Those that only
 name its key are gathered, up to a bound of memory, and resolved together: the
-old rows are looked up once for all of them.
+old rows are looked up once for all of them, or in parts if they are large: of a
+delete there is only a key to be gathered, but a whole row to be found.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +15,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+import pyarrow as pa
+
 from penstock.errors import DefiniteError, InternalError
 from penstock.sources.postgres.pending import keep, keep_truncate, places, unkept
 from penstock.sources.postgres.pgoutput import Chunk, Relation, Truncate
-from penstock.sources.postgres.resolve import Changes, joined, resolve
+from penstock.sources.postgres.resolve import Changes, in_parts, joined, resolve
 from penstock.sources.postgres.tables import Table, reads
 from penstock.sources.postgres.tail import Run, Seen, decode
 from penstock.sources.source import Tick
@@ -26,6 +29,12 @@ __all__ = ["Following", "Phase", "Reading"]
 
 GATHER_BYTES: Final = 64 << 20
 """Messages that wait for their old rows are resolved when there are more bytes of them."""
+
+FOUND_BYTES: Final = 64 << 20
+"""No more old rows are looked up at a time than these bytes of them, going by those before."""
+
+FIRST_LOOKUP: Final = 1_000
+"""So many are looked up when nothing is known of their size."""
 
 
 class Phase(StrEnum):
@@ -59,6 +68,8 @@ class Following:
 
     gathered: list[Changes] = field(default_factory=list)
     size: int = 0
+    row_bytes: int = 0
+    """How large a row was, of those that were last looked up."""
 
     @property
     def pending(self) -> str:
@@ -174,6 +185,7 @@ class Reading:
         following.seen = True
         if following.phase == Phase.ERRORED:
             self._tick.fail(table.collection, following.failure or DefiniteError(following.error))
+            self._tick.throw_away(following.pending)
             return
         following.phase = Phase.LIVE
         last = -1
@@ -234,16 +246,30 @@ class Reading:
             self.flush(following)
 
     def _resolve(self, following: Following, changes: Changes) -> None:
+        """Bring changes into the tick, no more at a time than their old rows fit into memory."""
+
+        def most() -> int:
+            return FOUND_BYTES // following.row_bytes if following.row_bytes else FIRST_LOOKUP
+
+        for part in in_parts(changes, following.table.key, most):
+            if not self._resolve_part(following, part):
+                return
+            following.rows += len(part)
+
+    def _resolve_part(self, following: Following, changes: Changes) -> bool:
         table = following.table
+
+        def lookup(keys: pa.Table) -> pa.Table:
+            found = self._tick.lookup(table.collection, keys)
+            # A few small rows do not make the next ones small: halved at most.
+            row_bytes = 1 + found.nbytes // keys.num_rows
+            following.row_bytes = max(row_bytes, following.row_bytes // 2)
+            return found
+
         try:
-            resolved = resolve(
-                changes,
-                table.key,
-                lambda keys: self._tick.lookup(table.collection, keys),
-                table=table.name,
-            )
+            resolved = resolve(changes, table.key, lookup, table=table.name)
         except DefiniteError as error:
             self.broken[table.oid] = error
-            return
+            return False
         self._tick.change(table.collection, gone=resolved.gone, come=resolved.come)
-        following.rows += len(changes)
+        return True

@@ -22,7 +22,7 @@ us and are left out.
 Everything is columns; nothing here runs once a row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import DefiniteError
 
-__all__ = ["Changes", "LostTrack", "Resolved", "joined", "resolve"]
+__all__ = ["Changes", "LostTrack", "Resolved", "in_parts", "joined", "resolve"]
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -113,6 +113,60 @@ def _shifted(parts: Sequence[Indices], sizes: Sequence[int]) -> Indices:
             np.where(rows == NONE, NONE, rows + start)
             for rows, start in zip(parts, starts, strict=True)
         ]
+    )
+
+
+def in_parts(changes: Changes, key: Sequence[str], most: Callable[[], int]) -> Iterator[Changes]:
+    """The same changes, in parts that take away at most so many rows not in the messages.
+
+    `most` is asked before each part. Resolved one after the other, each against what
+    those before it left, they come to the same.
+    """
+    in_want = (changes.kind != INSERT) & ~changes.whole
+    if not key or np.count_nonzero(in_want) <= most():
+        yield changes
+        return
+    order = _order_to_look_up(changes, key)
+    wanted = np.cumsum(in_want[order])
+    start = 0
+    while start < len(order):
+        before = int(wanted[start - 1]) if start else 0
+        end = int(np.searchsorted(wanted, before + max(1, most()), "right"))
+        yield _those(changes, np.sort(order[start:end]))
+        start = end
+
+
+def _order_to_look_up(changes: Changes, key: Sequence[str]) -> Indices:
+    """Messages by key, since neighbours are stored together; those of one key as they came.
+
+    Where rows go from one key to another, all of them as they came.
+    """
+    messages = np.arange(len(changes))
+    named = changes.old_row != NONE
+    nested = any(pa.types.is_nested(changes.new.schema.field(name).type) for name in key)
+    if nested or bool((named & (changes.kind == UPDATE)).any()):
+        return messages
+    keys = pa.concat_tables([changes.old.select(key), changes.new.select(key)])
+    keys = _taken(keys, np.where(named, changes.old_row, changes.old.num_rows + changes.new_row))
+    keys = pa.table([*keys.columns, messages], names=[str(at) for at in range(len(key) + 1)])
+    order: Indices = pc.sort_indices(
+        keys, sort_keys=[(name, "ascending") for name in keys.column_names]
+    ).to_numpy()
+    return order.astype(np.int64)
+
+
+def _those(changes: Changes, messages: Indices) -> Changes:
+    """Some of the messages."""
+    old_row, new_row = changes.old_row[messages], changes.new_row[messages]
+    old_there, new_there = old_row != NONE, new_row != NONE
+    return Changes(
+        kind=changes.kind[messages],
+        old=_taken(changes.old, old_row[old_there]),
+        old_row=np.where(old_there, np.cumsum(old_there) - 1, NONE),
+        whole=changes.whole[messages],
+        new=_taken(changes.new, new_row[new_there]),
+        new_row=np.where(new_there, np.cumsum(new_there) - 1, NONE),
+        unchanged={name: mask[new_row[new_there]] for name, mask in changes.unchanged.items()},
     )
 
 

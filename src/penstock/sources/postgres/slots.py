@@ -81,13 +81,11 @@ class Blocker:
     waited_for: bool
     """Whether it is the one that is waited for now; others come after it."""
 
+    application: str | None
     user: str | None
     state: str | None
     since: str | None
-    """When it began."""
-
-    query: str | None
-    """What it ran last. Of other roles only pg_read_all_stats shows it."""
+    """When it began. What it ran is left out: that may hold somebody's secrets."""
 
     def __str__(self) -> str:
         if self.prepared is not None:
@@ -97,12 +95,15 @@ class Blocker:
             )
         known = [
             f"{label} {value}"
-            for label, value in (("user", self.user), ("state", self.state), ("since", self.since))
+            for label, value in (
+                ("application", self.application),
+                ("user", self.user),
+                ("state", self.state),
+                ("since", self.since),
+            )
             if value
         ]
-        ran = f": {' '.join(self.query.split())[:120]}" if self.query else ""
-        about = ", ".join([f"xid {self.xid}", *known])
-        return f"server process {self.pid} ({about}){ran}"
+        return f"server process {self.pid} ({', '.join([f'xid {self.xid}', *known])})"
 
 
 def create_slot(
@@ -161,7 +162,7 @@ def who_blocks(connection: Connection, pid: int) -> list[Blocker]:
           WHERE l.pid = $1::int AND l.locktype = 'transactionid' AND NOT l.granted
         )
         SELECT l.transactionid, l.pid, p.gid, l.transactionid::text = w.transactionid::text,
-               a.usename, a.state, a.xact_start, a.query
+               a.application_name, a.usename, a.state, a.xact_start
         FROM pg_catalog.pg_locks l
         CROSS JOIN waited w
         LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction::text = l.transactionid::text
@@ -178,12 +179,12 @@ def who_blocks(connection: Connection, pid: int) -> list[Blocker]:
             pid=None if holder is None else int(holder),
             prepared=prepared,
             waited_for=waited == "t",
+            application=application,
             user=user,
             state=state,
             since=since,
-            query=query,
         )
-        for xid, holder, prepared, waited, user, state, since, query in rows
+        for xid, holder, prepared, waited, application, user, state, since in rows
     ]
 
 

@@ -12,8 +12,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from penstock.errors import DefiniteError, TransientError
 from penstock.sources.postgres.catalog import PgLeaf, PgTable
-from penstock.sources.postgres.connect import connect, quote_literal
+from penstock.sources.postgres.connect import Connection, connect, quote_literal
 from penstock.sources.postgres.copying import CopyDecoder
 from penstock.sources.postgres.names import identifier
 from penstock.sources.postgres.stream import CopyStream
@@ -63,12 +64,21 @@ class SnapshotPiece:
         """
         with connect(self.parameters, application_name=copies_of(self.oid)) as connection:
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-            connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(self.snapshot)}")
+            self._take_up(connection)
             decoder = CopyDecoder(len(self.types))
             for data in CopyStream(connection, self.sql):
                 columns = decoder.decode(data)
                 if columns is not None:
                     yield self._typed(columns)
+
+    def _take_up(self, connection: Connection) -> None:
+        try:
+            connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(self.snapshot)}")
+        except DefiniteError as error:
+            # Not about the table, whatever class its code is of: who exported it has ended.
+            raise TransientError(
+                f'snapshot for the copy of table "{self.table}" is gone', detail=str(error)
+            ) from error
 
     def _typed(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         arrays = [kind.from_copy(values) for kind, values in zip(self.types, columns, strict=True)]

@@ -15,6 +15,7 @@ made, and at the next tick every table is compared and mended (hazards B4, B5).
 """
 
 import random
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -123,6 +124,10 @@ class PostgresSource:
             self._start_afresh(known)
         else:
             self._start_again(known)
+
+    def stopping(self, stop: threading.Event) -> None:
+        """Give up waiting for the server when `stop` is set."""
+        self._upstream.stop = stop
 
     def probe(self) -> Probe:
         """How far the server has come, by now at least."""

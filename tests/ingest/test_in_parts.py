@@ -1,0 +1,81 @@
+"""Old rows are looked up a few at a time, and it comes to the same as all at once."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.ingest.tick import Tick
+from penstock.testing.postgres import Database
+from tests.ingest.checker import check
+from tests.ingest.pump import Pump
+from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many keys were looked up at a time."""
+    asked: list[int] = []
+    lookup = Tick.lookup
+
+    def watched(tick: Tick, collection: str, keys: pa.Table) -> pa.Table:
+        asked.append(keys.num_rows)
+        return lookup(tick, collection, keys)
+
+    monkeypatch.setattr(Tick, "lookup", watched)
+    return asked
+
+
+def test_a_workload_is_followed_with_few_rows_at_a_time(
+    database: Database, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sources.postgres.reading.FOUND_BYTES", 12_000)
+    monkeypatch.setattr("penstock.sources.postgres.reading.FIRST_LOOKUP", 3)
+    database.sql(SCHEMA)
+    with Pump(database, tmp_path) as pump, Carrier(database.url(), pause_ms=100) as carrier:
+        for _ in range(3):
+            pump.settle()
+        carrier.stop()
+        pump.settle()
+        check(pump, database, TABLES, coins_are_kept)
+    assert asked
+
+
+def test_changes_of_one_key_in_one_transaction_fall_into_several_parts(
+    database: Database, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sources.postgres.reading.FIRST_LOOKUP", 2)
+    monkeypatch.setattr("penstock.sources.postgres.reading.FOUND_BYTES", 2_000)
+    database.sql(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, v text); "
+        "ALTER TABLE t ALTER v SET STORAGE EXTERNAL; "
+        "INSERT INTO t SELECT g, 0, repeat('x', 5000) FROM generate_series(1, 9) g; "
+        "CREATE PUBLICATION penstock FOR TABLE t"
+    )
+    with Pump(database, tmp_path) as pump:
+        pump.settle()
+        database.sql(
+            "BEGIN; UPDATE t SET n = n + 1; UPDATE t SET n = n + 1; DELETE FROM t WHERE id < 4; "
+            "INSERT INTO t VALUES (2, 7, 'again'); UPDATE t SET n = 8 WHERE id = 2; COMMIT"
+        )
+        pump.settle()
+        check(pump, database, ["public.t"])
+        assert len(asked) > 9
+        database.sql("BEGIN; UPDATE t SET id = id + 100; UPDATE t SET id = id - 99; COMMIT")
+        pump.settle()
+        check(pump, database, ["public.t"])
+
+
+def test_many_small_rows_are_looked_up_together(
+    database: Database, tmp_path: Path, asked: list[int]
+) -> None:
+    database.sql(
+        "CREATE TABLE t (id int PRIMARY KEY, n int); CREATE PUBLICATION penstock FOR TABLE t; "
+        "INSERT INTO t SELECT g, g FROM generate_series(1, 30000) g"
+    )
+    with Pump(database, tmp_path) as pump:
+        pump.settle()
+        database.sql("DELETE FROM t WHERE id % 30 > 0")
+        pump.settle()
+        check(pump, database, ["public.t"])
+    assert asked == [1_000, 28_000]
