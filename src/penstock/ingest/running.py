@@ -47,7 +47,7 @@ def run(
     """Follow every source of `file` until `stop` is set.
 
     With `once`, until all that was upstream at the start is durable. `told` is
-    handed what runs, to look at while it does. `many` reads first copies of more than
+    handed what runs, to look at while it does. `many` reads and compares tables of more than
     `spark_bytes`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""First copies by Spark's tasks: one piece a task, each straight into Parquet."""
+"""First copies and comparisons by Spark's tasks: one piece a task, straight into Parquet."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

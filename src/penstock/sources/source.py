@@ -26,7 +26,7 @@ __all__ = ["Frontier", "Load", "Loader", "Memory", "Piece", "Probe", "Source", "
 
 Frontier: TypeAlias = Mapping[Any, int]
 """By partition, the offset below which everything is meant. A source that is one log has
-one partition, None."""
+one partition, `()`."""
 
 
 @dataclass(frozen=True, slots=True)
