@@ -341,7 +341,20 @@ class Database:
             return True
 
         _await(dropped, f'the slots of database "{self.name}" to be free')
-        self.server.sql(f"DROP DATABASE IF EXISTS {_quoted(self.name)} WITH (FORCE)")
+
+        def gone() -> bool:
+            # As DROP DATABASE … WITH (FORCE) does, which version 12 does not have.
+            self.server.sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                [self.name],
+            )
+            try:
+                self.server.sql(f"DROP DATABASE IF EXISTS {_quoted(self.name)}")
+            except psycopg.errors.ObjectInUse:
+                return False
+            return True
+
+        _await(gone, f'database "{self.name}" to be free')
 
 
 def find_binaries(which: Literal["debian", "wheel"] | Path = "debian") -> Path:
