@@ -264,6 +264,41 @@ def test_a_table_that_is_being_copied_is_told(
     assert told.exit_code == 0, told.exception
 
 
+def test_a_table_that_joins_holds_up_no_other(pump: Pump, database: Database) -> None:
+    """Its slot waits for every transaction that was running; the others' ticks do not."""
+    database.sql("CREATE TABLE elsewhere (i int)")
+    with psycopg.connect(database.url()) as holding:
+        holding.execute("INSERT INTO elsewhere VALUES (1)")
+        database.sql("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)")
+        database.sql("ALTER PUBLICATION penstock ADD TABLE late")
+        until(lambda: "server process" in pump.notes()["status"]["waits_for"], "the slot to wait")
+        database.sql("INSERT INTO keyed VALUES (501); INSERT INTO late VALUES (2)")
+        time = pump.settle()
+        with pump.reader() as client:
+            keyed = client.collection(f"{SOURCE}.public.keyed").snapshot(time).arrow()
+        assert 501 in keyed["id"].to_pylist()
+        assert f"{SOURCE}.public.late" not in pump.collections()
+    database.sql("INSERT INTO late VALUES (3); DELETE FROM late WHERE id = 1")
+    until(lambda: f"{SOURCE}.public.late" in pump.collections(), "the copy")
+    time = pump.settle()
+    with pump.reader() as client:
+        late = client.collection(f"{SOURCE}.public.late").snapshot(time).arrow()
+    assert sorted(late["id"].to_pylist()) == [2, 3]
+
+
+def test_once_ends_though_the_publication_is_gone(pump: Pump, database: Database) -> None:
+    """And the server keeps no log for tables that nobody can follow."""
+    pump.stop()
+    database.sql("DROP PUBLICATION penstock; INSERT INTO keyed VALUES (501)")
+    [(reached,)] = database.sql("SELECT pg_current_wal_insert_lsn()")
+    process = pump.spawn("--once")
+    assert process.wait(60) == 0, pump.said()
+    phases = {each["phase"] for each in pump.notes()["status"]["tables"]}
+    assert phases == {"errored"}
+    confirmed = f"SELECT bool_and(confirmed_flush_lsn >= '{reached}') FROM pg_replication_slots"
+    assert database.sql(confirmed) == [(True,)]
+
+
 def test_a_stop_does_not_wait_for_a_slot(
     pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

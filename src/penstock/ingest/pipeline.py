@@ -274,6 +274,7 @@ class Ingest:
             goal is not None
             and bound is not None
             and self._ticked
+            and self._source.settled()
             and all(bound.get(partition, 0) >= offset for partition, offset in goal.items())
         )
 

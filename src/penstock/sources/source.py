@@ -234,6 +234,10 @@ class Source(Protocol):
         """What `open` or `draw` waits for, if anything; asked by another thread."""
         ...
 
+    def settled(self) -> bool:
+        """Whether all that was begun, such as first copies, is complete and can be seen."""
+        ...
+
     def close(self) -> None:
         """Let go of upstream; nothing durable changes."""
         ...

@@ -121,6 +121,10 @@ class ScriptedSource:
         """Count it."""
         self.proofs += 1
 
+    def settled(self) -> bool:
+        """There is nothing but the stream."""
+        return True
+
     def waits_for(self) -> str:
         """For whatever it was told to."""
         return self.waiting

@@ -56,7 +56,7 @@ def check(
         *_server(server),
         *_publication(config, publication, server.version, described),
         *missing(connection, [name for name in names if name not in oids]),
-        *uncovered(config, publication, described),
+        *uncovered(config, publication, described, version),
         *(problem for spec, table in tables for problem in sending(spec, table, config)),
         *reading(connection, server.role, tables),
     ]
@@ -99,6 +99,10 @@ def create_publication(connection: Connection, config: PostgresConfig) -> bool:
         [bool(names), "{" + ",".join(map(str, oids.values())) + "}"],
     )[0][0]
     if allowed != "t" or len(oids) < len(names):
+        return False
+    tables = describe(connection, config.publication, oids.values())
+    described = {table.table_name: table for table in tables}
+    if any(uncovered(config, None, described, connection.server_version)):
         return False
     connection.execute(publication_statement(connection, config))
     return True

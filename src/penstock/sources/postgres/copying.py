@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.data.compiled import Bytes, compiled
 from penstock.errors import TransientError
-from penstock.sources.postgres.frames import Bytes, compiled, int16, int32
+from penstock.sources.postgres.frames import int16, int32
 
 __all__ = ["CopyDecoder"]
 

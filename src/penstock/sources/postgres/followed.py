@@ -34,7 +34,7 @@ from penstock.sources.postgres.pgoutput import Relation
 from penstock.sources.postgres.reading import Following, Phase, Reading
 from penstock.sources.postgres.snapshot import pieces
 from penstock.sources.postgres.tables import Misfit, Table, defaults_of, follow, reads, refit
-from penstock.sources.postgres.upstream import Export, Upstream
+from penstock.sources.postgres.upstream import Export, ExportUnderWay, Upstream
 from penstock.sources.source import Load, Loader, Memory, Tick
 from penstock.telemetry import fields, logger
 
@@ -53,6 +53,14 @@ class _Copy:
     following: Following
     load: Load
     export: Export
+
+
+@dataclass(eq=False, slots=True)
+class _Awaited:
+    """Tables that will be copied as of a snapshot that is not there yet."""
+
+    tables: list[Following]
+    export: ExportUnderWay
 
 
 class Followed:
@@ -81,6 +89,7 @@ class Followed:
         self._loader: Loader
         self.tables: dict[int, Following] = {}
         self._copies: list[_Copy] = []
+        self._awaited: list[_Awaited] = []
         self.fingerprint: Fingerprint | None = None
         self._asked: set[str] | None = None
         """The tables that somebody wants compared at the next tick; empty for all of them."""
@@ -101,7 +110,12 @@ class Followed:
         self.fingerprint = self._look()
         published = published_tables(self._upstream.control, self._config.publication)
         self.tables = {
-            each.oid: Following(self._follow(each), Phase.LOADING, export.consistent_point)
+            each.oid: Following(
+                self._follow(each),
+                Phase.LOADING,
+                export.consistent_point,
+                attempt=self._upstream.another(),
+            )
             for each in self._chosen(published)
         }
         return self.fingerprint
@@ -143,7 +157,9 @@ class Followed:
         for copy in self._copies:
             copy.load.abandon()
             copy.export.close()
-        self._copies = []
+        for awaited in self._awaited:
+            awaited.export.give_up()
+        self._copies, self._awaited = [], []
 
     @property
     def seen(self) -> list[str]:
@@ -162,7 +178,12 @@ class Followed:
     @property
     def copying(self) -> bool:
         """Whether there are copies that are not kept yet."""
-        return bool(self._copies)
+        return bool(self._copies or self._awaited)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every table can be seen, or never will be."""
+        return all(each.phase in (Phase.LIVE, Phase.ERRORED) for each in self.tables.values())
 
     def waits_for(self) -> str:
         """What is waited for, if anything is; may be asked by another thread."""
@@ -197,14 +218,23 @@ class Followed:
                 self._join(each.oid, str(each.table_name))
 
     def copy_anew(self, unfinished: Sequence[Following]) -> None:
-        """Begin copies as of a snapshot of their own.
+        """Copy them as of a snapshot of their own, once the server has made one.
 
-        Whatever was kept aside for an earlier copy committed before this snapshot.
+        Messages are kept aside from now on. Those that committed before the snapshot,
+        and those that were kept for an earlier copy, are not taken up.
         """
-        export = self._upstream.export()
         for following in unfinished:
-            following.snapshot_lsn = export.consistent_point
-        self.copy(unfinished, export)
+            following.attempt = self._upstream.another()
+        self._awaited.append(_Awaited([*unfinished], self._upstream.begin_export()))
+
+    def _begin_exported(self) -> None:
+        """Begin the copies whose snapshots are there."""
+        for awaited in [each for each in self._awaited if each.export.done()]:
+            self._awaited.remove(awaited)
+            export = awaited.export.result()
+            for following in awaited.tables:
+                following.snapshot_lsn = export.consistent_point
+            self.copy(awaited.tables, export)
 
     def copy(self, tables: Sequence[Following], export: Export) -> None:
         """Begin copies as of a snapshot that was exported."""
@@ -253,6 +283,8 @@ class Followed:
         for copy in [each for each in self._copies if each.following is following]:
             copy.load.abandon()
             self._forget_copy(copy)
+        for awaited in self._awaited:
+            awaited.tables = [each for each in awaited.tables if each is not following]
 
     def _forget_copy(self, copy: _Copy) -> None:
         self._copies.remove(copy)
@@ -278,6 +310,7 @@ class Followed:
 
     def cure(self, tick: Tick, reading: Reading, bound: int) -> int:
         """Cure what changed without a message, and return how far the tick then reaches."""
+        self._begin_exported()
         done = [each for each in self._copies if each.load.done()]
         bound = self._cure(tick, reading, bound)
         self._keep_copies(tick, reading, done)

@@ -10,19 +10,14 @@ Numbers are big-endian. A function here reads a byte only after it has made
 sure that the byte is below the end it was given; nothing checks that for it.
 """
 
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, Self
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from penstock.data.compiled import Bytes, Int32s, Int64s, compiled
+
 __all__ = ["Notes", "begin_chunk", "copy", "measure", "new_state", "strip", "walk"]
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Int32s: TypeAlias = npt.NDArray[np.int32]
-Int64s: TypeAlias = npt.NDArray[np.int64]
-
-compiled = numba.njit(nogil=True, cache=True, boundscheck=False)
 
 # What the walk knows, between its calls and from chunk to chunk.
 AT: Final = 0  # what is before this was walked

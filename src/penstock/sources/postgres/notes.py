@@ -100,6 +100,7 @@ class _TableNote:
     error: str
     error_detail: str = ""
     error_hint: str = ""
+    attempt: str = ""
     kept: tuple[Kept, ...] | None = None
     key_columns: tuple[str, ...] | None = None
 
@@ -172,6 +173,7 @@ def _note(following: Following) -> _TableNote:
         error=following.error,
         error_detail=following.failure.detail if following.failure else "",
         error_hint=following.failure.hint if following.failure else "",
+        attempt=following.attempt,
         kept=table.kept,
         key_columns=table.key_columns,
     )
@@ -183,6 +185,7 @@ def _following(note: _TableNote | None) -> Following:
         follow(note.source, note.described, note.spec, note.kept, note.key_columns),
         note.phase,
         note.snapshot_lsn,
+        note.attempt,
         error=note.error,
         failure=DefiniteError(note.error, detail=note.error_detail, hint=note.error_hint)
         if note.error

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.data.compiled import Bytes, Int32s, Int64s
 from penstock.errors import InternalError, TransientError
 from penstock.sources.postgres import frames
-from penstock.sources.postgres.frames import Bytes, Int32s, Int64s
 
 __all__ = [
     "Chunk",

@@ -55,6 +55,9 @@ class Following:
     snapshot_lsn: int = 0
     """The consistent point of its copy: what committed there or later is not in it."""
 
+    attempt: str = ""
+    """Which copy of it this is; each has a name of its own."""
+
     rows: int = 0
     error: str = ""
     seen: bool = False
@@ -74,7 +77,7 @@ class Following:
     @property
     def pending(self) -> str:
         """Under which name its messages are kept while it is loading, for this one copy."""
-        return f"{self.table.oid}-{self.snapshot_lsn}"
+        return f"{self.table.oid}-{self.attempt}"
 
 
 Learn = Callable[["Reading", Tick, Following, Relation], bool]

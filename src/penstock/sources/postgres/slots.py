@@ -29,6 +29,7 @@ __all__ = [
     "drop_slot",
     "inspect_slot",
     "our_slots",
+    "pass_slot",
     "slot_name",
     "terminate_holder",
     "who_blocks",
@@ -267,6 +268,11 @@ def drop_slot(
         [name],
     )
     return bool(rows)
+
+
+def pass_slot(connection: Connection, name: str, lsn: Lsn) -> None:
+    """Let the server forget what is below `lsn`, of a slot that nobody reads."""
+    connection.query("SELECT pg_catalog.pg_replication_slot_advance($1, $2)", [name, str(lsn)])
 
 
 def terminate_holder(

@@ -191,7 +191,8 @@ class PostgresSource:
         """What was drawn is durable; the server may forget it."""
         self._durable, self._lost = self._drawn, None
         if self._deaf:
-            return  # There is nobody to tell.
+            self._upstream.pass_slot(Lsn(self._durable))
+            return
         tail, feedback = self._tail, self._feedback
         if tail is None or feedback is None:
             raise InternalError(f'source "{self.name}" was told of a tick while it was closed')
@@ -236,6 +237,10 @@ class PostgresSource:
         feedback = self._feedback
         if feedback is not None:
             feedback.proved()
+
+    def settled(self) -> bool:
+        """Whether no first copy is under way."""
+        return self._followed.settled
 
     def waits_for(self) -> str:
         """What is waited for, if anything is."""
@@ -403,7 +408,7 @@ class PostgresSource:
     def _read_and_cure(self, tick: Tick, reading: Reading, bound: int) -> int:
         if self._deaf:
             if not self._followed.asked:
-                return self._drawn
+                return bound  # No table is left that could have changed.
             raise self._loses(DefiniteError("the publication was not there for a while"))
         self._read(reading, bound)
         return self._followed.cure(tick, reading, bound)

@@ -17,10 +17,10 @@ from typing import Final, Self
 import numpy as np
 
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.data.compiled import Bytes
 from penstock.errors import SourceError, TransientError, UsageError
 from penstock.sources.postgres import frames
 from penstock.sources.postgres.connect import Connection, quote_identifier, quote_literal
-from penstock.sources.postgres.frames import Bytes
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.pgoutput import CAPACITY, SPARE, Chunk, Decoder, Frame, damaged
 from penstock.sources.postgres.wire import open_wire, said_in

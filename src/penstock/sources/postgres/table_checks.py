@@ -14,6 +14,9 @@ from penstock.sources.postgres.publication import Publication
 
 __all__ = ["missing", "reading", "sending", "uncovered"]
 
+ROOTS_SINCE: Final = 130000
+"""The first version that sends partitioned tables."""
+
 
 def missing(connection: Connection, names: Sequence[TableName]) -> Iterator[Problem]:
     """Tables that do not exist, with those that may have been meant."""
@@ -45,8 +48,12 @@ def uncovered(
     config: PostgresConfig,
     publication: Publication | None,
     described: Mapping[TableName, PgTable],
+    version: int,
 ) -> Iterator[Problem]:
-    """Tables of the file that the publication does not send, or not under their names."""
+    """Tables of the file that the publication does not send, or not under their names.
+
+    If there is none yet, those that the server could not send.
+    """
     name = identifier(config.publication)
     sent = {each.table_name: each for each in described.values() if each.published}
     if config.tables is None and publication is not None and not sent:
@@ -66,6 +73,12 @@ def uncovered(
             yield Problem(
                 f"{table.table_name} is a system table, whose changes the server does not send",
                 hint="Leave it out of tables.",
+            )
+        elif table.kind == "p" and version < ROOTS_SINCE:
+            yield Problem(
+                f"{table.table_name} is a partitioned table, and before version "
+                f"{ROOTS_SINCE // 10000} a server sends partitions under their own names only",
+                hint="Name its partitions under tables instead.",
             )
         elif publication is None or table.published:
             continue

@@ -7,6 +7,7 @@ restored, or another one promoted in its place (hazard B5).
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,6 +41,7 @@ from penstock.sources.postgres.slots import (
     create_slot,
     drop_slot,
     inspect_slot,
+    pass_slot,
     slot_name,
     terminate_holder,
 )
@@ -50,6 +52,9 @@ __all__ = ["Export", "SetBack", "Upstream"]
 
 COPY_PROGRESS_SINCE: Final = 14_00_00
 """The first version that tells how far a COPY has come."""
+
+GIVE_UP_S: Final = 5.0
+"""So long we wait for a server to hear that a slot is not wanted any more."""
 
 NUDGE_MS: Final = 200
 """How long a flush may be waited for before the server is given a reason for one."""
@@ -74,6 +79,51 @@ class Export:
     def close(self) -> None:
         """Let go of the snapshot."""
         self.connection.close()
+
+
+class ExportUnderWay:
+    """A snapshot that is being exported, in a thread of its own.
+
+    A slot is made only once every transaction that was running has ended, which may
+    take hours; nothing else waits for that.
+    """
+
+    def __init__(self, create: Callable[[threading.Event], Export], name: str) -> None:
+        self._create = create
+        self._stop = threading.Event()
+        self._export: Export | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"export {name}", daemon=True)
+        self._thread.start()
+
+    def done(self) -> bool:
+        """Whether it is there, or has failed."""
+        return not self._thread.is_alive()
+
+    def result(self) -> Export:
+        """The export, once it is done."""
+        if self._error is not None:
+            raise self._error
+        if self._export is None:
+            raise InternalError("a snapshot was asked for before it was exported")
+        return self._export
+
+    def give_up(self) -> None:
+        """Nobody wants it any more."""
+        self._stop.set()
+        self._thread.join(GIVE_UP_S)
+        if self._export is not None:
+            self._export.close()
+
+    def _run(self) -> None:
+        try:
+            export = self._create(self._stop)
+        except Exception as error:  # noqa: BLE001 - told to whoever asks for the result
+            self._error = error
+            return
+        self._export = export
+        if self._stop.is_set():
+            export.close()
 
 
 class Upstream:
@@ -171,17 +221,28 @@ class Upstream:
 
     def new_slot(self) -> str:
         """A name for a slot that is about to be created."""
-        self._slot = slot_name(self._name, f"{self._chance.getrandbits(48):012x}")
+        self._slot = self._another_name()
         return self._slot
+
+    def _another_name(self) -> str:
+        return slot_name(self._name, self.another())
+
+    def another(self) -> str:
+        """A name that nothing else has."""
+        return f"{self._chance.getrandbits(48):012x}"
 
     def create_slot(self) -> Export:
         """Create the slot, and export the snapshot of its consistent point."""
-        return self._create(self._slot, temporary=False)
+        return self._create(self._slot, self.stop, temporary=False)
 
     def export(self) -> Export:
         """A snapshot of its own, with the consistent point of a slot that ends with it."""
-        name = slot_name(self._name, f"{self._chance.getrandbits(48):012x}")
-        return self._create(name, temporary=True)
+        return self._create(self._another_name(), self.stop, temporary=True)
+
+    def begin_export(self) -> ExportUnderWay:
+        """Begin to export a snapshot, without waiting for what the server waits for."""
+        name = self._another_name()
+        return ExportUnderWay(lambda stop: self._create(name, stop, temporary=True), name)
 
     def take_slot(self, name: str, *, durable: int) -> None:
         """Go on with the slot, which must hold all that committed at `durable` or later.
@@ -231,6 +292,12 @@ class Upstream:
         """End whoever else reads from the slot; what it is then."""
         terminate_holder(self.control, self._slot, clock=self._clock)
         return self.slot_state()
+
+    def pass_slot(self, lsn: Lsn) -> None:
+        """Nothing below `lsn` will be asked of the slot, which nobody reads."""
+        state = self.slot_state()
+        if state is not None and state.confirmed_flush is not None and state.confirmed_flush < lsn:
+            pass_slot(self.control, self._slot, lsn)
 
     def stream(self, start: Lsn) -> ReplicationStream:
         """The changes of the slot, from `start` on."""
@@ -310,22 +377,25 @@ class Upstream:
                 hint="It is connected again, and checked.",
             )
 
-    def _create(self, name: str, *, temporary: bool) -> Export:
+    def _create(self, name: str, stop: threading.Event, *, temporary: bool) -> Export:
         connection = self._connect_checked()
+        # Its own, because others may ask the control connection meanwhile.
+        watcher = self._connect(replication=False)
         try:
             created = create_slot(
                 connection,
                 name,
                 temporary=temporary,
-                watcher=self.control,
+                watcher=watcher,
                 waiting=self._waiting_for,
-                stop=self.stop,
+                stop=stop,
             )
             if created.snapshot is None:
                 raise InternalError(f'slot "{name}" was created without a snapshot')
             return self._exported(created.snapshot, created.consistent_point.position)
         finally:
             self.waits_for = ""
+            watcher.close()
             connection.close()
 
     def _exported(self, snapshot: str, consistent_point: int) -> Export:

@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
 
+from penstock.data.compiled import compiled
 from penstock.errors import InternalError
 from penstock.sources.postgres.types.cells import (
     READ,
@@ -115,7 +115,7 @@ def _shapes(
     return np.array(found, np.int64).reshape(-1, 1 + 2 * _DEEPEST), which
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _measured(data, offsets, present):  # type: ignore[no-untyped-def]
     """How many elements there are at most, and how many arrays of another shape."""
     elements, shaped = 0, 0
@@ -132,7 +132,7 @@ def _measured(data, offsets, present):  # type: ignore[no-untyped-def]
     return elements, shaped
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _number(data, at, end):  # type: ignore[no-untyped-def]
     """A number, and where it ends; -1 if there is none."""
     negative = at < end and data[at] == 45
@@ -147,7 +147,7 @@ def _number(data, at, end):  # type: ignore[no-untyped-def]
     return (-value if negative else value), at
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _bounds(data, at, end, limits):  # type: ignore[no-untyped-def]
     """How many dimensions the prefix tells, and where it ends; -1 if it is none."""
     depth = 0
@@ -169,7 +169,7 @@ def _bounds(data, at, end, limits):  # type: ignore[no-untyped-def]
     return depth, at + 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _element(data, at, end, text, to):  # type: ignore[no-untyped-def]
     """Copy one element: where it ends, or -1; where its copy ends; whether it is null."""
     if data[at] == 34:
@@ -203,7 +203,7 @@ def _element(data, at, end, text, to):  # type: ignore[no-untyped-def]
     return at, to, False
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _walk(data, offsets, present, text, bounds, filled, lists, shapes):  # type: ignore[no-untyped-def]
     limits = np.zeros(2 * _DEEPEST, np.int64)
     lengths = np.zeros(_DEEPEST + 1, np.int64)
@@ -279,7 +279,7 @@ def _walk(data, offsets, present, text, bounds, filled, lists, shapes):  # type:
     return READ
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _put_number(out, to, number):  # type: ignore[no-untyped-def]
     if number < 0:
         out[to] = 45
@@ -294,7 +294,7 @@ def _put_number(out, to, number):  # type: ignore[no-untyped-def]
     return to + width
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _put_element(data, at, end, out, to):  # type: ignore[no-untyped-def]
     quoted = at == end or (
         end - at == 4
@@ -323,7 +323,7 @@ def _put_element(data, at, end, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _print(data, offsets, filled, present, lists, shapes, which, out, bounds):  # type: ignore[no-untyped-def]
     spans = np.zeros(_DEEPEST, np.int64)
     to = 0

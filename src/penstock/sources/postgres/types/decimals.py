@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
+from penstock.data.compiled import compiled
 from penstock.sources.postgres.types.cells import (
     READ,
     Cells,
@@ -62,7 +62,7 @@ def _decimals(kernel, values: pa.Array, kind: pa.DataType) -> pa.Array:  # type:
     return numbers(kind, words, cells)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _times(high, low, factor, addend):  # type: ignore[no-untyped-def]
     """`(high, low) * factor + addend`, both below 2 ** 32, and what does not fit."""
     a = (low & _LOW) * factor + addend
@@ -72,7 +72,7 @@ def _times(high, low, factor, addend):  # type: ignore[no-untyped-def]
     return (d << _32) | (c & _LOW), (b << _32) | (a & _LOW), d >> _32
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _stored(high, low, negative, over_high, over_low, words, i):  # type: ignore[no-untyped-def]
     """Whether the number lies in the precision; if so, it is stored."""
     if high > over_high or (high == over_high and low >= over_low):
@@ -85,7 +85,7 @@ def _stored(high, low, negative, over_high, over_low, words, i):  # type: ignore
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _parse(data, offsets, present, scale, over_high, over_low, words):  # type: ignore[no-untyped-def]
     for i in range(len(present)):
         words[2 * i] = np.uint64(0)
@@ -136,12 +136,12 @@ def _parse(data, offsets, present, scale, over_high, over_low, words):  # type: 
     return READ
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _short(data, at):  # type: ignore[no-untyped-def]
     return (np.int64(data[at]) << 8) | np.int64(data[at + 1])
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _receive(data, offsets, present, scale, over_high, over_low, words):  # type: ignore[no-untyped-def]
     for i in range(len(present)):
         words[2 * i] = np.uint64(0)
@@ -192,7 +192,7 @@ def _receive(data, offsets, present, scale, over_high, over_low, words):  # type
     return READ
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _print(words, present, scale, out, bounds):  # type: ignore[no-untyped-def]
     digits = np.empty(48, np.uint8)
     ten9 = _TENS[9]

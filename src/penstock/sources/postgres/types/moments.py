@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
 
+from penstock.data.compiled import compiled
 from penstock.sources.postgres.types.cells import (
     READ,
     Cells,
@@ -118,7 +118,7 @@ def _printed(
     return strings(pa.string(), out, offsets, bitmap)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _two(data, at):  # type: ignore[no-untyped-def]
     """Two digits, or a number of more."""
     tens, ones = np.int64(data[at]) - 48, np.int64(data[at + 1]) - 48
@@ -127,7 +127,7 @@ def _two(data, at):  # type: ignore[no-untyped-def]
     return 10 * tens + ones
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _infinity(data, at, end):  # type: ignore[no-untyped-def]
     """1 or -1 if that is what is written, else 0."""
     sign = 1
@@ -141,12 +141,12 @@ def _infinity(data, at, end):  # type: ignore[no-untyped-def]
     return sign
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _before_christ(data, at, end):  # type: ignore[no-untyped-def]
     return end - at > 3 and data[end - 1] == 67 and data[end - 2] == 66 and data[end - 3] == 32
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _day(data, at, end, before_christ):  # type: ignore[no-untyped-def]
     """The day that begins at `at`, and where it ends; -1 if there is none."""
     start = at
@@ -183,7 +183,7 @@ def _day(data, at, end, before_christ):  # type: ignore[no-untyped-def]
     return days, at + 6
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _parse_dates(data, offsets, present, out):  # type: ignore[no-untyped-def]
     for i in range(len(present)):
         out[i] = 0
@@ -206,7 +206,7 @@ def _parse_dates(data, offsets, present, out):  # type: ignore[no-untyped-def]
     return READ
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _parse_timestamps(data, offsets, present, zoned, out):  # type: ignore[no-untyped-def]
     for i in range(len(present)):
         out[i] = 0
@@ -250,14 +250,14 @@ def _parse_timestamps(data, offsets, present, zoned, out):  # type: ignore[no-un
     return READ
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _put_two(out, to, number):  # type: ignore[no-untyped-def]
     out[to] = 48 + number // 10
     out[to + 1] = 48 + number % 10
     return to + 2
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _print(found, present, dated, zoned, out, bounds):  # type: ignore[no-untyped-def]
     """Days if `dated`, else microseconds."""
     to = 0

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
+from penstock.data.compiled import compiled
 from penstock.sources.postgres.types.cells import (
     READ,
     Cells,
@@ -169,7 +169,7 @@ def _one_nan(floats: npt.NDArray[Any], cells: Cells) -> npt.NDArray[Any]:
     return kept
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _receive(data, offsets, present, width, out):  # type: ignore[no-untyped-def]
     for i in range(len(present)):
         if not present[i]:
@@ -185,7 +185,7 @@ def _receive(data, offsets, present, width, out):  # type: ignore[no-untyped-def
     return READ
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _read_bools(data, offsets, present, true, false, out):  # type: ignore[no-untyped-def]
     for i in range(len(present)):
         out[i] = False
@@ -198,7 +198,7 @@ def _read_bools(data, offsets, present, true, false, out):  # type: ignore[no-un
     return READ
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _read_integers(data, offsets, present, highest, lowest, out):  # type: ignore[no-untyped-def]
     """`lowest` is how far below zero they may go."""
     for i in range(len(present)):
@@ -224,7 +224,7 @@ def _read_integers(data, offsets, present, highest, lowest, out):  # type: ignor
     return READ
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _laid_out(data, offsets, present, fixed_below, out, bounds):  # type: ignore[no-untyped-def]
     """Digits laid out as Postgres does: plain from 1e-04 to below ten to `fixed_below`."""
     digits = np.empty(40, np.uint8)

@@ -4,8 +4,8 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
+from penstock.data.compiled import compiled
 from penstock.sources.postgres.types.cells import (
     READ,
     Cells,
@@ -77,7 +77,7 @@ def _readable(cell: bytes) -> bool:
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _from_hex(data, offsets, present, out, bounds):  # type: ignore[no-untyped-def]
     to = 0
     for i in range(len(present)):
@@ -97,7 +97,7 @@ def _from_hex(data, offsets, present, out, bounds):  # type: ignore[no-untyped-d
     return READ
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _to_hex(data, offsets, present, out, bounds):  # type: ignore[no-untyped-def]
     to = 0
     for i in range(len(present)):
@@ -114,7 +114,7 @@ def _to_hex(data, offsets, present, out, bounds):  # type: ignore[no-untyped-def
     bounds[len(present)] = to
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _uuids(data, offsets, present, out, bounds):  # type: ignore[no-untyped-def]
     to = 0
     for i in range(len(present)):
