@@ -84,6 +84,10 @@ demo: setup ## collections that survive kill -9; the same on Spark; then a Postg
 	$(PY) examples/spark_demo.py
 	$(PY) examples/postgres_demo.py
 
+.PHONY: protocol
+protocol: setup ## Python from proto/*.proto, again
+	@scripts/generate-protocol $(PY)
+
 .PHONY: requirements
 requirements: setup ## pin requirements*.in again, at the newest versions
 	$(PIN) --upgrade requirements.in -o requirements.txt

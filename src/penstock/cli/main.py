@@ -13,6 +13,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli.compact import compact
+from penstock.cli.connector import connector
 from penstock.cli.ingest import ingest
 from penstock.cli.logs import log_to_stderr
 from penstock.cli.output import OutputFailed, give_up_output, watch_output
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 for verb in (ingest, status, read, tail, resync, compact, verify, release):
     app.command()(verb)
+app.add_typer(connector)
 
 
 def _print_version(asked: bool) -> None:

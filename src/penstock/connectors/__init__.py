@@ -1,0 +1,29 @@
+"""Connectors that come with the house; each knows only the SDK and its endpoint."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.sdk import Connector
+
+__all__ = ["BUILT_IN", "built_in"]
+
+BUILT_IN: Mapping[str, str] = {
+    "sqlite": "penstock.connectors.sqlite",
+}
+"""By name, the module whose `connector` makes one."""
+
+
+def built_in(name: str) -> Connector[Any, Any]:
+    """The connector of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in BUILT_IN:
+        raise UsageError(
+            f'there is no connector "{name}"', hint=f"There are {', '.join(sorted(BUILT_IN))}."
+        )
+    make: Callable[[], Connector[Any, Any]] = import_module(BUILT_IN[name]).connector
+    return make()

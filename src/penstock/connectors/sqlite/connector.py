@@ -1,0 +1,64 @@
+"""The SQLite connector: one file, in WAL mode, with its fence in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as Setting
+
+from penstock.connectors.sqlite.dialect import SqliteDialect
+from penstock.connectors.sqlite.session import SqliteSession
+from penstock.connectors.sqlite.transactor import SqliteTransactor
+from penstock.sdk.connector import Opening
+from penstock.sdk.sql.applied import must_be_applied
+from penstock.sdk.sql.connector import SqlConnector, SqlResource
+from penstock.sdk.sql.fence import install_fence
+
+__all__ = ["SqliteConnector", "SqliteEndpoint"]
+
+
+class SqliteEndpoint(BaseModel):
+    """Which file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: Path = Setting(description="the SQLite file; it is made if it is not there")
+
+
+class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
+    """Documents in the tables of one SQLite file."""
+
+    name = "sqlite"
+    documentation_url = "docs/reference/connectors.md#sqlite"
+    endpoint = SqliteEndpoint
+    resource = SqlResource
+    dialect = SqliteDialect()
+
+    @contextmanager
+    def session(self, endpoint: SqliteEndpoint, *, touch: bool) -> Iterator[SqliteSession]:
+        """A connection to the file."""
+        session = SqliteSession(endpoint.path, create=touch)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def path(self, endpoint: SqliteEndpoint, resource: SqlResource) -> tuple[str, ...]:
+        """What the table of a resource is called."""
+        return (resource.table,)
+
+    def open(self, opening: Opening[SqliteEndpoint, SqlResource]) -> SqliteTransactor:
+        """The writer of a range of keys; whoever wrote any of them before is fenced off."""
+        session = SqliteSession(opening.endpoint.path)
+        try:
+            with session.transaction():
+                last = self.last_applied(session, opening.endpoint, opening.materialization)
+                must_be_applied(last, opening.materialization, opening.version)
+                fence = install_fence(
+                    session, self.dialect, opening.materialization, opening.key_range
+                )
+            return SqliteTransactor(session, self.dialect, [*opening.bindings], fence)
+        except BaseException:
+            session.close()
+            raise

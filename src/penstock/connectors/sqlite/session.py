@@ -1,0 +1,123 @@
+"""A connection to a SQLite file."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import PenstockError
+from penstock.sdk.errors import Refused
+from penstock.sdk.sql.dialect import Column, Table
+
+__all__ = ["SqliteSession"]
+
+NEEDED: Final = (3, 37)
+"""The first version with strict tables."""
+
+BUSY_S: Final = 30.0
+"""So long another process may be writing before we give up."""
+
+PAUSE_S: Final = 0.01
+
+
+class SqliteSession:
+    """Runs statements on a SQLite file; one thread at a time, but for `interrupt`."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        """Open the file at `path`; if it is not there, make it, or look at an empty one."""
+        if sqlite3.sqlite_version_info < NEEDED:
+            raise Refused(
+                f"SQLite is {sqlite3.sqlite_version}, and must be 3.37 or newer",
+                hint="Use a Python with a newer one.",
+            )
+        self._path = path
+        self._gave_up = threading.Event()
+        there = create or path.exists()
+        try:
+            self.connection = sqlite3.connect(
+                path if there else ":memory:",
+                timeout=0,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            if create:
+                self._patiently("PRAGMA journal_mode = WAL")
+            self.connection.execute("PRAGMA synchronous = FULL")
+        except sqlite3.Error as error:
+            raise Refused(
+                f'"{path}" cannot be opened as a SQLite file: {error}',
+                hint="Name a file that can be written, in a folder that is there.",
+            ) from error
+
+    def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a statement that has some."""
+        return self.connection.execute(statement, parameters).fetchall()
+
+    def run(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement; how many rows it touched."""
+        return self.connection.execute(statement, parameters).rowcount
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All of what is run within, or nothing."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.roll_back()
+            raise
+        self.connection.execute("COMMIT")
+
+    def begin(self) -> None:
+        """Be the one who writes; waits for another who does."""
+        self._patiently("BEGIN IMMEDIATE")
+
+    def _patiently(self, statement: str) -> None:
+        # Not by SQLite's own patience, which nothing interrupts.
+        for _ in range(int(BUSY_S / PAUSE_S)):
+            try:
+                self.connection.execute(statement)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in (
+                    sqlite3.SQLITE_BUSY,
+                    sqlite3.SQLITE_LOCKED,
+                ):
+                    raise
+            else:
+                return
+            if self._gave_up.wait(PAUSE_S):
+                raise PenstockError(f'waiting for "{self._path}" was broken off')
+        raise PenstockError(
+            f'"{self._path}" is being written by somebody else',
+            detail=f"That was so for {BUSY_S:.0f} seconds.",
+            hint="End whoever holds a transaction open in it.",
+        )
+
+    def roll_back(self) -> None:
+        """Undo what is not committed."""
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+    def table(self, path: Sequence[str]) -> Table | None:
+        """The table of that name as it is, if it is there."""
+        [name] = path
+        found = self.query("SELECT name, type, [notnull], pk FROM pragma_table_info(?)", [name])
+        if not found:
+            return None
+        columns = [
+            Column(name, kind, not (fixed or pk), bool(pk)) for name, kind, fixed, pk in found
+        ]
+        in_order = {name: pk for name, _, _, pk in found if pk}
+        keys = sorted((each for each in columns if each.in_key), key=lambda it: in_order[it.name])
+        return Table(tuple(path), (*keys, *(each for each in columns if not each.in_key)))
+
+    def interrupt(self) -> None:
+        """Break off what is under way; called by another thread."""
+        self._gave_up.set()
+        self.connection.interrupt()
+
+    def close(self) -> None:
+        """Let go; what is not committed is rolled back."""
+        self.connection.close()

@@ -1,0 +1,169 @@
+"""Loads, stores and commits in a SQLite file.
+
+The file is locked from the first document that is stored to the commit, never while
+documents are loaded: keys are staged in a temporary table, which is not in the file.
+The last statement of a commit is the fence's.
+"""
+
+import base64
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.connectors.sqlite.documents import document_expression
+from penstock.connectors.sqlite.session import SqliteSession
+from penstock.protocol.messages import StateUpdate
+from penstock.sdk.batches import Documents, Found, Keys
+from penstock.sdk.bindings import Binding
+from penstock.sdk.errors import Refused
+from penstock.sdk.sql.connector import DELETED, SqlResource
+from penstock.sdk.sql.dialect import Dialect
+from penstock.sdk.sql.fence import Fence, commit_fence
+from penstock.sdk.transactor import Transactor
+
+__all__ = ["SqliteTransactor"]
+
+FETCHED_ROWS = 4096
+
+
+class SqliteTransactor(Transactor):
+    """One stream's writer of a SQLite file."""
+
+    def __init__(
+        self,
+        session: SqliteSession,
+        dialect: Dialect,
+        bindings: list[Binding[SqlResource]],
+        fence: Fence,
+    ) -> None:
+        self.checkpoint = fence.checkpoint
+        self._session = session
+        self._dialect = dialect
+        self._fence = fence
+        self._statements = [_Statements(dialect, each) for each in bindings]
+        session.connection.create_function(
+            "flow_base64", 1, lambda value: base64.b64encode(value).decode(), deterministic=True
+        )
+        for each in self._statements:
+            session.run(each.create_keys)
+
+    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
+        """By way of a temporary table of keys."""
+        for batch in keys:
+            statements = self._statements[batch.binding.index]
+            connection = self._session.connection
+            connection.execute("BEGIN")
+            connection.executemany(statements.insert_key, _rows(batch.columns()))
+            connection.execute("COMMIT")
+            cursor = connection.execute(statements.load)
+            while rows := cursor.fetchmany(FETCHED_ROWS):
+                docs = pa.array([row[0] for row in rows], pa.string()).cast(pa.binary())
+                yield Found(batch.binding, docs)
+            connection.execute(statements.forget_keys)
+
+    def store(self, documents: Iterator[Documents]) -> None:
+        """Within one transaction, which begins with the first."""
+        for batch in documents:
+            self._begin()
+            statements = self._statements[batch.binding.index]
+            connection = self._session.connection
+            stored = batch
+            if batch.deletes is not None and pc.any(batch.deletes).as_py():
+                gone = batch.keys().packed.filter(batch.deletes)
+                removed = Keys(batch.binding, gone).columns()
+                connection.executemany(statements.delete, _rows(removed))
+                stored = batch.without_deletes()
+            if len(stored):
+                try:
+                    connection.executemany(statements.store, _rows(stored.columns()))
+                except sqlite3.IntegrityError as error:
+                    raise Refused(
+                        f'table "{batch.binding}" does not take a document: {error}'
+                    ) from error
+
+    def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
+        """Commit the transaction with its checkpoint, if we are still the one who may."""
+        self._begin()
+        try:
+            commit_fence(self._session, self._dialect, self._fence, checkpoint)
+        except BaseException:
+            self._session.roll_back()
+            raise
+        self._session.connection.execute("COMMIT")
+        return None
+
+    def _begin(self) -> None:
+        if not self._session.connection.in_transaction:
+            self._session.begin()
+
+    def cancel(self) -> None:
+        """Break off what SQLite is doing."""
+        self._session.interrupt()
+
+    def close(self) -> None:
+        """Roll back what is not committed."""
+        self._session.close()
+
+
+class _Statements:
+    """What is run for one binding."""
+
+    def __init__(self, dialect: Dialect, binding: Binding[SqlResource]) -> None:
+        quoted = dialect.quoted
+        table = dialect.quoted_path(binding.path)
+        names = [quoted(dialect.column_name(each.name)) for each in binding.fields]
+        keys = [quoted(dialect.column_name(each.name)) for each in binding.keys]
+        soft = binding.resource.delete == "soft" and not binding.delta_updates
+        columns = [*names, *([quoted(DELETED)] if soft else [])]
+        places = ["?"] * len(names) + (["0"] if soft else [])
+        insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(places)})"
+        others = [each for each in columns if each not in keys]
+        if binding.delta_updates:
+            self.store = insert
+        else:
+            updates = ", ".join(f"{each} = excluded.{each}" for each in others)
+            deed = f"UPDATE SET {updates}" if updates else "NOTHING"
+            self.store = f"{insert} ON CONFLICT ({', '.join(keys)}) DO {deed}"
+        same = " AND ".join(f"{each} = ?" for each in keys)
+        self.delete = (
+            f"UPDATE {table} SET {quoted(DELETED)} = 1 WHERE {same}"
+            if soft
+            else f"DELETE FROM {table} WHERE {same}"
+        )
+        staged = f"temp.flow_load_{binding.index}"
+        numbered = [f"k{index}" for index in range(len(keys))]
+        joined = " AND ".join(
+            f"t.{key} = l.{each}" for key, each in zip(keys, numbered, strict=True)
+        )
+        visible = f" AND t.{quoted(DELETED)} IS NOT 1" if soft else ""
+        document = document_expression(dialect, binding)
+        self.create_keys = f"CREATE TABLE {staged} ({', '.join(numbered)})"
+        self.insert_key = f"INSERT INTO {staged} VALUES ({', '.join('?' * len(keys))})"
+        self.load = f"SELECT {document} FROM {staged} l CROSS JOIN {table} t ON {joined}{visible}"
+        self.forget_keys = f"DELETE FROM {staged}"
+
+
+def _rows(columns: list[pa.Array]) -> Iterator[tuple[Any, ...]]:
+    """Tuples, made by columns."""
+    return zip(*(_values(each) for each in columns), strict=True)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
+        kind = column.type
+    if pa.types.is_integer(kind) and column.null_count == 0:
+        return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+    if pa.types.is_floating(kind):
+        if column.null_count == 0:
+            found = column.to_numpy(zero_copy_only=False)
+            if not np.isnan(found).any():
+                return found.tolist()  # type: ignore[no-any-return]
+        # SQLite would make a null of NaN.
+        return ["NaN" if each is not None and each != each else each for each in column.to_pylist()]
+    return column.to_pylist()  # type: ignore[no-any-return]

@@ -1,0 +1,190 @@
+"""One element of each row, in compiled code.
+
+Every kernel takes the bytes, a cursor for each row and where the rows end,
+fills in which elements are not null and what they hold, and moves the cursors
+behind them. It answers the first row whose element is not what it reads, or
+-1. It never reads beyond a row, whatever the bytes say, and leaves it to
+others to find out what is wrong.
+"""
+
+from math import ldexp
+from typing import Final
+
+import numpy as np
+
+from penstock.data.compiled import compiled
+from penstock.data.packed.elements import DOUBLE, FALSE, NEGATIVE, NULL, POSITIVE, TRUE, ZERO
+
+__all__ = ["read_bools", "read_doubles", "read_fixed", "read_integers", "read_strings"]
+
+_0: Final = np.uint64(0)
+_8: Final = np.uint64(8)
+_TOP: Final = np.uint64(1 << 63)
+_EXACT: Final = np.uint64(1 << 53)
+"""From here on a float does not hold every integer."""
+
+
+@compiled
+def read_fixed(data, cursor, ends, present, code, held):  # type: ignore[no-untyped-def]
+    width = held.shape[1]
+    for i in range(len(present)):
+        at = cursor[i]
+        if at >= ends[i]:
+            return i
+        present[i] = data[at] != NULL
+        if not present[i]:
+            held[i, :] = 0
+            cursor[i] = at + 1
+            continue
+        if data[at] != code or ends[i] - at <= width:
+            return i
+        for k in range(width):
+            held[i, k] = data[at + 1 + k]
+        cursor[i] = at + 1 + width
+    return -1
+
+
+@compiled
+def read_bools(data, cursor, ends, present, held):  # type: ignore[no-untyped-def]
+    for i in range(len(present)):
+        at = cursor[i]
+        if at >= ends[i]:
+            return i
+        code = data[at]
+        if code not in (NULL, FALSE, TRUE):
+            return i
+        present[i] = code != NULL
+        held[i] = code == TRUE
+        cursor[i] = at + 1
+    return -1
+
+
+@compiled
+def read_strings(data, cursor, ends, present, code, held, offsets):  # type: ignore[no-untyped-def]
+    to = 0
+    for i in range(len(present)):
+        at, end = cursor[i], ends[i]
+        offsets[i] = to
+        if at >= end:
+            return i
+        present[i] = data[at] != NULL
+        if present[i]:
+            if data[at] != code:
+                return i
+            at += 1
+            while at < end:
+                if data[at] == 0:
+                    if at + 1 == end or data[at + 1] != 0xFF:
+                        break
+                    held[to] = 0
+                    at += 2
+                else:
+                    held[to] = data[at]
+                    at += 1
+                to += 1
+            if at >= end:
+                return i
+        cursor[i] = at + 1
+    offsets[len(present)] = to
+    return -1
+
+
+@compiled
+def _integer_at(data, at, end):  # type: ignore[no-untyped-def]
+    """Where the bytes of an integer start and end, and what they are inverted with.
+
+    The start is -1 if there is no integer, and behind zeros that lead.
+    """
+    code = data[at]
+    flip = np.uint8(0xFF if code < ZERO else 0)
+    if code < NEGATIVE or code > POSITIVE:
+        return -1, 0, flip
+    if code in (NEGATIVE, POSITIVE):
+        if end - at < 2:
+            return -1, 0, flip
+        size = np.int64(data[at + 1] ^ flip)
+        start = at + 2
+    else:
+        size = np.int64(ZERO - code if code < ZERO else code - ZERO)
+        start = at + 1
+    if end - start < size:
+        return -1, 0, flip
+    end = start + size
+    while start < end and data[start] == flip:
+        start += 1
+    return start, end, flip
+
+
+@compiled
+def read_integers(  # type: ignore[no-untyped-def]
+    data, cursor, ends, present, least_high, least_low, most_high, most_low, words
+):
+    for i in range(len(present)):
+        at = cursor[i]
+        if at >= ends[i]:
+            return i
+        present[i] = data[at] != NULL
+        if not present[i]:
+            words[i, 0] = words[i, 1] = _0
+            cursor[i] = at + 1
+            continue
+        start, end, flip = _integer_at(data, at, ends[i])
+        if start < 0 or end - start > 16:
+            return i
+        high, low = _0, _0
+        for k in range(start, end):
+            if end - k > 8:
+                high = (high << _8) | np.uint64(data[k] ^ flip)
+            else:
+                low = (low << _8) | np.uint64(data[k] ^ flip)
+        bound_high = least_high if flip else most_high
+        bound_low = least_low if flip else most_low
+        if high > bound_high or (high == bound_high and low > bound_low):
+            return i
+        if flip:
+            low = _0 - low
+            high = ~high + np.uint64(low == _0)
+        words[i, 0] = low
+        words[i, 1] = high
+        cursor[i] = end
+    return -1
+
+
+@compiled
+def read_doubles(data, cursor, ends, present, bits, floats):  # type: ignore[no-untyped-def]
+    for i in range(len(present)):
+        at = cursor[i]
+        if at >= ends[i]:
+            return i
+        present[i] = data[at] != NULL
+        if not present[i]:
+            bits[i] = _0
+            cursor[i] = at + 1
+            continue
+        word = _0
+        if data[at] == DOUBLE:
+            if ends[i] - at < 9:
+                return i
+            for k in range(at + 1, at + 9):
+                word = (word << _8) | np.uint64(data[k])
+            bits[i] = word ^ _TOP if word & _TOP else ~word
+            cursor[i] = at + 9
+            continue
+        start, end, flip = _integer_at(data, at, ends[i])
+        if start < 0:
+            return i
+        # The first of eight bytes is not zero, so they fill a float, and the
+        # others must be zero.
+        for k in range(start, min(end, start + 8)):
+            word = (word << _8) | np.uint64(data[k] ^ flip)
+        for k in range(start + 8, end):
+            if data[k] != flip:
+                return i
+        if word and word // (word & (_0 - word)) >= _EXACT:
+            return i
+        found = ldexp(float(word), 8 * max(end - start - 8, 0))
+        if found == np.inf:
+            return i
+        floats[i] = -found if flip and word else found
+        cursor[i] = end
+    return -1

@@ -1,0 +1,312 @@
+"""The gRPC line to a connector.
+
+    connection = connect("unix:/run/sqlite.sock")
+    stream = connection.transactions()
+    stream.send(Open(…)); stream.receive()  ▸ Opened(…)
+
+A stream is sent to and received from by two threads, or by one that takes turns.
+`send` waits while much is under way, so a slow connector slows the sender and not
+the memory. What the table of `protocol.transaction` forbids is refused before it
+is sent, and named when it comes.
+
+A connector of the older generation has no Acknowledge, and hears of the checkpoint
+in Prepare, which is our Flush. To it an Acknowledge is not sent; that its answer
+to Commit came is the acknowledgement, and a Load is not sent before that.
+"""
+
+import enum
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+
+from penstock.materialize.errors import ConnectorError, ConnectorRefused, ConnectorUnreachable
+from penstock.protocol.errors import LocalProtocolError
+from penstock.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    Applied,
+    Apply,
+    Kind,
+    Request,
+    Response,
+    Spec,
+    SpecAnswer,
+    StartCommit,
+    Validate,
+    Validated,
+)
+from penstock.protocol.privacy import Security, read_pem
+from penstock.protocol.transaction import Role, Transaction
+from penstock.protocol.wire import METHODS, decode, decode_response, encode, encode_request
+
+__all__ = ["Connection", "Generation", "Stream", "connect"]
+
+UNLIMITED: Final = -1
+UNDER_WAY_BYTES: Final = 16 << 20
+"""So much may be sent and not yet taken, before `send` waits."""
+
+DEADLINE_S: Final = 60.0
+"""For what is asked once; a connector that creates tables may need a while."""
+
+_T = TypeVar("_T")
+
+
+class Generation(enum.Enum):
+    """How a connector speaks of commits."""
+
+    START_COMMIT = "StartCommit and Acknowledge"
+    PREPARE = "Prepare and Commit"
+
+
+def connect(
+    address: str,
+    security: Security | None = None,
+    *,
+    generation: Generation = Generation.START_COMMIT,
+) -> "Connection":
+    """A line to the connector at `address`: `host:port`, or `unix:PATH`.
+
+    Raises:
+        UsageError: the line would not be private.
+    """
+    return Connection(address, security or Security(), generation)
+
+
+class Connection:
+    """A connector, as its runtime sees it."""
+
+    def __init__(self, address: str, security: Security, generation: Generation) -> None:
+        security.check(address)
+        self.address = address
+        self.generation = generation
+        self._metadata = security.metadata
+        self._channel = _channel(address, security)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; streams that are open are cancelled."""
+        self._channel.close()
+
+    def spec(self, request: Spec | None = None) -> SpecAnswer:
+        """What can be configured."""
+        return self._ask("Spec", request or Spec(), SpecAnswer)
+
+    def validate(self, request: Validate) -> Validated:
+        """Whether this could be materialized, and with which fields."""
+        return self._ask("Validate", request, Validated)
+
+    def apply(self, request: Apply) -> Applied:
+        """Make the endpoint fit.
+
+        A connector that knows only Apply is one of the older generation, and is
+        spoken to as such from then on.
+        """
+        if self.generation is Generation.START_COMMIT:
+            try:
+                return self._ask("ApplyUpsert", request, Applied)
+            except ConnectorError as error:
+                if not _unimplemented(error):
+                    raise
+            self.generation = Generation.PREPARE
+        return self._ask("Apply", request, Applied)
+
+    def delete(self, request: Apply) -> Applied:
+        """Take away what was applied."""
+        return self._ask("ApplyDelete", request, Applied)
+
+    def transactions(self, *, checked: bool = True) -> "Stream":
+        """A stream of transactions; `checked` is whether both ends are held to the table."""
+        method = self._channel.stream_stream(METHODS + "Transactions")
+        return Stream(self.address, method, self._metadata, self.generation, checked=checked)
+
+    def _ask(self, method: str, request: Any, answer: type[_T]) -> _T:
+        ask = self._channel.unary_unary(METHODS + method)
+        try:
+            data = ask(encode(request), timeout=DEADLINE_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise _translated(error, self.address, method) from error
+        return decode(answer, data)
+
+
+class Stream:
+    """One Transactions stream."""
+
+    def __init__(
+        self,
+        address: str,
+        method: Any,
+        metadata: Any,
+        generation: Generation,
+        *,
+        checked: bool,
+    ) -> None:
+        self._address = address
+        self._older = generation is Generation.PREPARE
+        self._checked = checked
+        self._where = Transaction(Role.RUNTIME)
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._said_all = False
+        self._over = False
+        self._acknowledged_here: deque[Response] = deque()
+        self._call = method(self._sent(), metadata=metadata)
+        if not self._call.add_callback(self._is_over):
+            self._is_over()
+
+    def send(self, request: Request) -> None:
+        """Send, as soon as there is room.
+
+        Raises:
+            LocalProtocolError: it may not be sent now.
+            ConnectorError: the stream is over; this is why.
+        """
+        with self._changed:
+            if self._checked:
+                self._where = self._where.sends(request.kind)
+        if self._older and isinstance(request, Acknowledge):
+            with self._changed:
+                self._acknowledged_here.append(Acknowledged())
+            return
+        if self._older and isinstance(request, StartCommit):
+            request = StartCommit(b"")
+        self.send_bytes(encode_request(request))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send bytes as they are, whatever they mean."""
+        with self._changed:
+            if self._said_all:
+                raise LocalProtocolError("nothing may be sent after the end of the stream")
+            self._changed.wait_for(
+                lambda: self._over or self._waiting_bytes < UNDER_WAY_BYTES or not self._waiting
+            )
+            if not self._over:
+                self._waiting.append(data)
+                self._waiting_bytes += len(data)
+                self._changed.notify_all()
+                return
+        raise self._cause()
+
+    def receive(self) -> Response | None:
+        """The next response; none if the connector has ended the stream.
+
+        Raises:
+            RemoteProtocolError: it may not come now, or is no message.
+            ConnectorError: the connector, or the line to it, failed.
+        """
+        with self._changed:
+            response = self._acknowledged_here.popleft() if self._acknowledged_here else None
+        if response is None:
+            try:
+                data = next(self._call)
+            except StopIteration:
+                return None
+            except grpc.RpcError as error:
+                raise _translated(error, self._address, "Transactions") from error
+            response = decode_response(data)
+        with self._changed:
+            if self._checked:
+                self._where = self._where.receives(response.kind)
+        return response
+
+    def end(self) -> None:
+        """Say that no more requests will come."""
+        with self._changed:
+            self._said_all = True
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Break off; a connector rolls back what it has begun."""
+        self._call.cancel()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no transaction is under way."""
+        return self._where.idle
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether the connector has acknowledged the last commit, so that a Flush may follow."""
+        return self._where.response in (Kind.ACKNOWLEDGED, Kind.LOADED)
+
+    def _sent(self) -> Iterator[bytes]:
+        """What gRPC takes, in a thread of its own."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._said_all or self._over)
+                if self._over or not self._waiting:
+                    return
+                data = self._waiting.popleft()
+                self._waiting_bytes -= len(data)
+                self._changed.notify_all()
+            yield data
+
+    def _is_over(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _cause(self) -> Exception:
+        """Why the stream is over."""
+        if isinstance(self._call, grpc.RpcError) and self._call.code() is not grpc.StatusCode.OK:
+            return _translated(self._call, self._address, "Transactions")
+        return ConnectorError(f"the connector at {self._address} ended the stream by itself")
+
+
+def _channel(address: str, security: Security) -> grpc.Channel:
+    options: list[tuple[str, Any]] = [
+        ("grpc.max_send_message_length", UNLIMITED),
+        ("grpc.max_receive_message_length", UNLIMITED),
+        # Each line is its own: two of one process must not share fate.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if not security.tls:
+        return grpc.insecure_channel(address, options=options)
+    if security.server_name:
+        options.append(("grpc.ssl_target_name_override", security.server_name))
+    credentials = grpc.ssl_channel_credentials(
+        read_pem(security.ca), read_pem(security.key), read_pem(security.certificate)
+    )
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+_UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_REFUSED: Final = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.OUT_OF_RANGE,
+)
+
+
+def _translated(error: Any, address: str, method: str) -> ConnectorError:
+    """What gRPC says, as one of our errors."""
+    code, details = error.code(), error.details() or ""
+    if code in _UNREACHABLE:
+        return ConnectorUnreachable(
+            f"no answer from the connector at {address}",
+            detail=f"{method}: {details}.",
+            hint="Is it running, and is the address the one it listens on?",
+        )
+    kind = ConnectorRefused if code in _REFUSED else ConnectorError
+    message, _, rest = details.partition("\n")
+    found = kind(message or f"{method} failed", detail=rest)
+    found.add_note(f"connector: {address}, {method}, {code.name}")
+    return found
+
+
+def _unimplemented(error: ConnectorError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,1 @@
+"""Made from proto/ by `make protocol`; never edited, never imported past this room."""

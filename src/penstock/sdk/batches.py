@@ -1,0 +1,171 @@
+"""Keys to load and documents to store, a batch at a time.
+
+A batch is columns. `columns()` unpacks them in compiled code; `rows()` makes Python
+objects of them, for connectors that handle documents one by one.
+"""
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.data.packed import PackedError, unpack, unpack_rows
+from penstock.protocol.errors import RemoteProtocolError
+from penstock.sdk.bindings import ARROW, Binding, Field, FieldKind
+
+__all__ = ["Documents", "Found", "Keys"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys whose documents are asked for."""
+
+    binding: Binding[Any]
+    packed: pa.BinaryArray
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def columns(self) -> list[pa.Array]:
+        """A column for each key field."""
+        return _columns(self.packed, self.binding.keys, f"keys of {self.binding}")
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """A tuple for each key."""
+        return unpack_rows(self.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Documents that were asked for and are there."""
+
+    binding: Binding[Any]
+    docs_json: pa.BinaryArray
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Documents to keep, or to remove."""
+
+    binding: Binding[Any]
+    packed_keys: pa.BinaryArray
+    packed_values: pa.BinaryArray
+    docs_json: pa.BinaryArray
+    exists: pa.BooleanArray
+    """Whether the key is known to be there; a hint."""
+
+    deletes: pa.BooleanArray | None
+    """Whether the key is to be removed; none of them, if absent."""
+
+    def __len__(self) -> int:
+        return len(self.packed_keys)
+
+    def keys(self) -> Keys:
+        """Their keys alone."""
+        return Keys(self.binding, self.packed_keys)
+
+    def without_deletes(self) -> "Documents":
+        """Those that are to be kept."""
+        if self.deletes is None:
+            return self
+        kept = pc.invert(self.deletes)
+        return Documents(
+            self.binding,
+            self.packed_keys.filter(kept),
+            self.packed_values.filter(kept),
+            self.docs_json.filter(kept),
+            self.exists.filter(kept),
+            None,
+        )
+
+    def columns(self) -> list[pa.Array]:
+        """A column for each field of the binding: keys, values, and the document as text."""
+        binding = self.binding
+        found = _columns(self.packed_keys, binding.keys, f"keys of {binding}")
+        if binding.values:
+            found += _columns(self.packed_values, binding.values, f"values of {binding}")
+        if binding.document is not None:
+            found.append(self.docs_json.cast(pa.string()))
+        return found
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """A tuple for each document: keys, values, and the document as an object."""
+        keys, values = unpack_rows(self.packed_keys), unpack_rows(self.packed_values)
+        if self.binding.document is None:
+            return [(*key, *value) for key, value in zip(keys, values, strict=True)]
+        documents = [json.loads(each) if each else None for each in self.docs_json.to_pylist()]
+        return [
+            (*key, *value, document)
+            for key, value, document in zip(keys, values, documents, strict=True)
+        ]
+
+
+def _columns(packed: pa.BinaryArray, fields: Sequence[Field], what: str) -> list[pa.Array]:
+    plain = all(each.kind in ARROW for each in fields)
+    if plain:
+        try:
+            found = unpack(packed, [ARROW[each.kind] for each in fields])
+        except PackedError:
+            # An integer beyond 64 bits, or a whole number where fractions are expected that
+            # a double cannot hold. Rare, so the slow way is good enough.
+            return _slow_columns(packed, fields, what)
+        return [
+            _decoded(column) if each.kind is FieldKind.BYTES else column
+            for each, column in zip(fields, found, strict=True)
+        ]
+    return _slow_columns(packed, fields, what)
+
+
+def _slow_columns(packed: pa.BinaryArray, fields: Sequence[Field], what: str) -> list[pa.Array]:
+    """By way of objects: whatever a value is, it is told exactly."""
+    try:
+        rows = unpack_rows(packed)
+    except PackedError as error:
+        raise RemoteProtocolError(f"{what} are not packed tuples: {error}") from error
+    for row in rows:
+        if len(row) != len(fields):
+            raise RemoteProtocolError(
+                f"{what}: a tuple has {len(row)} elements",
+                detail=f"The binding has {', '.join(each.name for each in fields)}.",
+            )
+    return [_exact([row[index] for row in rows], field, what) for index, field in enumerate(fields)]
+
+
+def _exact(values: list[Any], field: Field, what: str) -> pa.Array:
+    match field.kind:
+        case FieldKind.JSON:
+            return pa.array([_json_text(each) for each in values], pa.string())
+        case FieldKind.BYTES:
+            return _decoded(pa.array(values, pa.string()))
+        case FieldKind.INTEGER | FieldKind.NUMBER:
+            if any(isinstance(each, bool | str | bytes) for each in values):
+                raise RemoteProtocolError(f'{what}: "{field.name}" holds what is no number')
+            # Exact as text, where neither 64 bits nor a double can hold it.
+            return pa.array([None if each is None else repr(each) for each in values], pa.string())
+        case FieldKind.BOOLEAN | FieldKind.STRING:
+            try:
+                return pa.array(values, ARROW[field.kind])
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise RemoteProtocolError(
+                    f'{what}: "{field.name}" holds what is no {field.kind.value}'
+                ) from error
+
+
+def _json_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return value.decode()  # Objects and arrays are packed as their JSON.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """Base 64 to bytes."""
+    return pa.array(
+        [None if each is None else base64.b64decode(each) for each in column.to_pylist()],
+        pa.binary(),
+    )

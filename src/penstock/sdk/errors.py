@@ -1,0 +1,20 @@
+"""What a connector can say went wrong.
+
+`Refused` is the word for what a person must change; `penstock.errors.Fenced` for a
+stream that a newer one has taken over from. Anything else is told as a failure of
+the connector.
+"""
+
+from penstock.errors import InternalError, PenstockError
+
+__all__ = ["ContractBroken", "Refused"]
+
+
+class Refused(PenstockError):
+    """What is asked cannot be, as things are; nothing was changed."""
+
+    sqlstate = "22023"
+
+
+class ContractBroken(InternalError):
+    """The connector's own code broke a rule of the SDK."""

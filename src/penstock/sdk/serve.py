@@ -1,0 +1,403 @@
+"""A connector as a gRPC server.
+
+    with serve(Connector(), "unix:/run/mine.sock") as server:
+        server.wait()
+
+What goes wrong is told by the status of the call: its first line is the message,
+the lines after it are detail and hint. Secrets of the endpoint's configuration are
+taken out of it, wherever they came from.
+"""
+
+import hmac
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
+
+from penstock.errors import Fenced, PenstockError, UsageError
+from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
+from penstock.protocol.messages import (
+    Applied,
+    Apply,
+    Open,
+    Spec,
+    SpecAnswer,
+    Validate,
+    Validated,
+)
+from penstock.protocol.privacy import Security, read_pem
+from penstock.protocol.rules import broken_spec_rule
+from penstock.protocol.specs import MaterializationSpec
+from penstock.protocol.wire import decode, encode
+from penstock.sdk.bindings import Binding, bind, projected
+from penstock.sdk.config import json_schema, parse
+from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating
+from penstock.sdk.errors import ContractBroken, Refused
+from penstock.sdk.stream import BrokenOff, Stream, superseded
+from penstock.sdk.transactor import Transactor
+from penstock.telemetry import fields, logger
+
+__all__ = ["Server", "serve"]
+
+log = logger("sdk")
+
+UNLIMITED: Final = -1
+STREAMS: Final = 64
+"""So many streams may be open at once; each takes a thread of gRPC's."""
+
+END_OLDER_S: Final = 20.0
+"""So long an older stream may take to let go, once it was broken off."""
+
+STOP_S: Final = 10.0
+
+_T = TypeVar("_T")
+
+
+def serve(
+    connector: Connector[Any, Any], address: str, security: Security | None = None
+) -> "Server":
+    """Serve `connector` at `address`: `host:port` (port 0: any that is free) or `unix:PATH`.
+
+    Raises:
+        UsageError: the address cannot be listened on, or not in private.
+    """
+    return Server(connector, address, security or Security())
+
+
+class Server:
+    """A connector that is being served."""
+
+    def __init__(self, connector: Connector[Any, Any], address: str, security: Security) -> None:
+        security.check(address)
+        self._connector = connector
+        self._token = security.token
+        self._streams = _Streams()
+        self._server = grpc.server(
+            ThreadPoolExecutor(STREAMS, thread_name_prefix="rpc"),
+            handlers=[_Handlers(self._methods())],
+            options=[
+                ("grpc.max_send_message_length", UNLIMITED),
+                ("grpc.max_receive_message_length", UNLIMITED),
+                ("grpc.so_reuseport", 0),
+                # A runtime that vanished without a word is noticed, and rolled back.
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 20_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+        )
+        self.address = self._listen(address, security)
+        self._server.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait(self, stop: threading.Event | None = None) -> None:
+        """Until `stop` is set, or for ever."""
+        (stop or threading.Event()).wait()
+
+    def stop(self) -> None:
+        """Break off what is under way, roll it back, and let go of the address."""
+        self._streams.break_off_all(BrokenOff("the connector was stopped"))
+        self._server.stop(STOP_S).wait()
+
+    def _listen(self, address: str, security: Security) -> str:
+        try:
+            if security.tls:
+                pair = (read_pem(security.key), read_pem(security.certificate))
+                credentials = grpc.ssl_server_credentials(
+                    [pair], read_pem(security.ca), security.ca is not None
+                )
+                port = self._server.add_secure_port(address, credentials)
+            else:
+                port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise UsageError(
+                f'connector "{self._connector.name}" cannot listen on "{address}"',
+                detail="The address is taken, or is not one of this machine.",
+            ) from error
+        if address.startswith("unix:"):
+            return address
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    # The five methods.
+
+    def _methods(self) -> dict[str, grpc.RpcMethodHandler]:
+        def unary(answer: Callable[[Any], Any], kind: type) -> grpc.RpcMethodHandler:
+            def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
+                told = _Told(self._connector.name, context)
+                with told:
+                    self._authorize(context)
+                    request: Any = decode(kind, data)
+                    told.secrets = self._secrets(request)
+                    return encode(answer(request))
+                raise AssertionError  # `_Told` ends the call.
+
+            return grpc.unary_unary_rpc_method_handler(handle)
+
+        return {
+            "Spec": unary(self._spec, Spec),
+            "Validate": unary(self._validate, Validate),
+            "ApplyUpsert": unary(self._apply, Apply),
+            "ApplyDelete": unary(self._delete, Apply),
+            "Transactions": grpc.stream_stream_rpc_method_handler(self._transactions),
+        }
+
+    def _spec(self, _request: Spec) -> SpecAnswer:
+        connector = self._connector
+        return SpecAnswer(
+            json_schema(connector.endpoint),
+            json_schema(connector.resource),
+            connector.documentation_url,
+        )
+
+    def _validate(self, request: Validate) -> Validated:
+        connector = self._connector
+        asked = Validating(
+            request.materialization,
+            parse(connector.endpoint, request.endpoint_spec_json, "endpoint"),
+            [
+                Asked(
+                    parse(connector.resource, each.resource_spec_json, f"resource {index}"),
+                    each.collection,
+                    projected(each.collection, each.field_config_json),
+                )
+                for index, each in enumerate(request.bindings)
+            ],
+        )
+        found = connector.validate(asked)
+        if len(found) != len(request.bindings):
+            raise ContractBroken(
+                f"validate answered {len(found)} bindings of {len(request.bindings)}"
+            )
+        return Validated(tuple(found))
+
+    def _apply(self, request: Apply) -> Applied:
+        return Applied(self._connector.apply(self._applying(request)))
+
+    def _delete(self, request: Apply) -> Applied:
+        return Applied(self._connector.delete(self._applying(request)))
+
+    def _applying(self, request: Apply) -> Applying[Any, Any]:
+        spec = request.materialization
+        endpoint, bindings = self._understood(spec)
+        return Applying(
+            spec.materialization, request.version, endpoint, bindings, request.dry_run, spec
+        )
+
+    def _understood(self, spec: MaterializationSpec) -> tuple[Any, list[Binding[Any]]]:
+        if rule := broken_spec_rule(spec):
+            raise RemoteProtocolError(f'materialization "{spec.materialization}": {rule}')
+        connector = self._connector
+        endpoint = parse(connector.endpoint, spec.endpoint_spec_json, "endpoint")
+        return endpoint, [
+            bind(index, each, parse(connector.resource, each.resource_spec_json, str(index)))
+            for index, each in enumerate(spec.bindings)
+        ]
+
+    def _transactions(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        told = _Told(self._connector.name, context)
+        with told:
+            self._authorize(context)
+
+        def opener(opening: Open, stream: Stream) -> tuple[Transactor, list[Binding[Any]]]:
+            spec = opening.materialization
+            told.secrets = self._secrets(opening)
+            endpoint, bindings = self._understood(spec)
+            self._streams.take_over(spec.materialization, opening, stream)
+            transactor = self._connector.open(
+                Opening(
+                    spec.materialization,
+                    opening.version,
+                    endpoint,
+                    bindings,
+                    opening.key_range,
+                    _state(opening),
+                )
+            )
+            if not isinstance(transactor, Transactor):
+                raise ContractBroken(f"open returned a {type(transactor).__name__}")
+            return transactor, bindings
+
+        stream = Stream(self._connector.name, opener)
+        if not context.add_callback(lambda: stream.break_off(BrokenOff("the call was ended"))):
+            return
+        self._streams.add(stream)
+        try:
+            yield from stream.run(requests)
+            stream.finished.wait()
+        finally:
+            self._streams.remove(stream)
+        if stream.error is not None and not isinstance(stream.error, BrokenOff):
+            with told:
+                raise stream.error
+
+    # Who asks, and what they must not see.
+
+    def _authorize(self, context: grpc.ServicerContext) -> None:
+        if not self._token:
+            return
+        shown = dict(context.invocation_metadata()).get("authorization", "")
+        if not hmac.compare_digest(str(shown), f"Bearer {self._token}"):
+            context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f'connector "{self._connector.name}" wants a bearer token, and not this one',
+            )
+
+    def _secrets(self, request: Any) -> Sequence[str]:
+        spec = request if isinstance(request, Validate) else None
+        spec = spec or getattr(request, "materialization", None)
+        if spec is None:
+            return ()
+        try:
+            return secrets(parse(self._connector.endpoint, spec.endpoint_spec_json, "endpoint"))
+        except PenstockError:
+            return ()
+
+
+class _Streams:
+    """The streams that are open, the oldest first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[tuple[Stream, str]] = []
+
+    def add(self, stream: Stream) -> None:
+        with self._lock:
+            self._open.append((stream, ""))
+
+    def remove(self, stream: Stream) -> None:
+        with self._lock:
+            self._open = [each for each in self._open if each[0] is not stream]
+
+    def take_over(self, materialization: str, opening: Open, stream: Stream) -> None:
+        """End every older stream that writes some of the same keys, and wait until it has."""
+        key_range = opening.key_range
+        with self._lock:
+            older = [
+                other
+                for other, name in self._open
+                if name == materialization
+                and other.key_range is not None
+                and other.key_range.overlaps(key_range)
+            ]
+            stream.key_range = key_range
+            self._open = [
+                (each, materialization if each is stream else name) for each, name in self._open
+            ]
+        for other in older:
+            other.break_off(superseded(materialization, key_range))
+        for other in older:
+            if not other.finished.wait(END_OLDER_S):
+                raise PenstockError(
+                    f'an older stream of materialization "{materialization}" does not end',
+                    detail=f"It was told to, {END_OLDER_S:.0f} seconds ago.",
+                    hint="Try again; if it stays so, restart the connector.",
+                )
+
+    def break_off_all(self, why: Exception) -> None:
+        with self._lock:
+            streams = [stream for stream, _ in self._open]
+        for stream in streams:
+            stream.break_off(why)
+        for stream in streams:
+            stream.finished.wait(STOP_S)
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds a method by its path."""
+
+    def __init__(self, methods: dict[str, grpc.RpcMethodHandler]) -> None:
+        self._methods = {f"/materialize.Driver/{name}": each for name, each in methods.items()}
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self._methods.get(call.method)
+
+
+class _Told:
+    """Ends a call with the status that tells of the error raised within."""
+
+    def __init__(self, name: str, context: grpc.ServicerContext) -> None:
+        self._name = name
+        self._context = context
+        self.secrets: Sequence[str] = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None or not isinstance(error, Exception) or self._aborted(error):
+            return
+        text = text_of(error, self._name)
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        if not isinstance(error, PenstockError):
+            log.error("connector failed", extra=fields(connector=self._name, error=text))
+        self._context.abort(status_of(error), text)
+
+    def _aborted(self, error: Exception) -> bool:
+        """`abort` itself raises, and must not be told of again."""
+        return type(error) is Exception and not error.args
+
+
+def status_of(error: BaseException) -> grpc.StatusCode:
+    """The status that stands for a kind of error."""
+    match error:
+        case Fenced():
+            return grpc.StatusCode.ABORTED
+        case LocalProtocolError() | ContractBroken():
+            return grpc.StatusCode.INTERNAL
+        case RemoteProtocolError() | UsageError() | ValidationError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case Refused():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case _:
+            return grpc.StatusCode.UNKNOWN
+
+
+def text_of(error: BaseException, name: str) -> str:
+    """Message, detail and hint, a line each."""
+    if isinstance(error, PenstockError):
+        parts = [str(error), error.detail, error.hint]
+        return "\n".join(part for part in parts if part)
+    return f'connector "{name}" failed: {type(error).__name__}: {error}'
+
+
+def secrets(endpoint: BaseModel) -> list[str]:
+    """What must not be seen of a configuration, the longest first."""
+    found: set[str] = set()
+
+    def look(value: Any) -> None:
+        match value:
+            case SecretStr():
+                found.add(value.get_secret_value())
+            case SecretBytes():
+                found.add(value.get_secret_value().decode(errors="replace"))
+            case BaseModel():
+                for name in type(value).model_fields:
+                    look(getattr(value, name))
+            case dict():
+                for each in value.values():
+                    look(each)
+            case list() | tuple():
+                for each in value:
+                    look(each)
+            case _:
+                pass
+
+    look(endpoint)
+    return sorted(found - {""}, key=len, reverse=True)
+
+
+def _state(opening: Open) -> dict[str, Any]:
+    found = json.loads(opening.state_json) if opening.state_json else {}
+    return found if isinstance(found, dict) else {}

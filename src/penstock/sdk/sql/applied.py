@@ -1,0 +1,124 @@
+"""What was applied last: table `flow_materializations_v2`.
+
+    materialization │ version  spec
+
+The endpoint's tables say which columns there are; this says which of them were
+selected, whether a binding took delta updates, and which version a stream must be
+opened with.
+"""
+
+import base64
+from dataclasses import dataclass, replace
+
+from penstock.protocol.specs import MaterializationSpec
+from penstock.protocol.wire import decode, encode
+from penstock.sdk.errors import Refused
+from penstock.sdk.sql.dialect import Dialect
+from penstock.sdk.sql.session import Session
+
+__all__ = [
+    "TABLE",
+    "LastApplied",
+    "create_applied",
+    "forget",
+    "last_applied",
+    "must_be_applied",
+    "remember",
+]
+
+TABLE = "flow_materializations_v2"
+
+
+@dataclass(frozen=True, slots=True)
+class LastApplied:
+    """A version, and what it is."""
+
+    version: str
+    spec: MaterializationSpec
+
+    def fields(self, path: tuple[str, ...]) -> frozenset[str]:
+        """The fields that were selected for a resource."""
+        return frozenset(
+            name
+            for each in self.spec.bindings
+            if each.resource_path == path
+            for name in each.field_selection.fields
+        )
+
+    def delta_updates(self, path: tuple[str, ...]) -> bool | None:
+        """Whether a resource took delta updates; none, if it was not bound."""
+        return next(
+            (each.delta_updates for each in self.spec.bindings if each.resource_path == path), None
+        )
+
+
+def create_applied(dialect: Dialect, path: tuple[str, ...]) -> str:
+    """Make the table, if it is not there."""
+    return (
+        f"CREATE TABLE IF NOT EXISTS {dialect.quoted_path(path)} (\n"
+        "    materialization TEXT NOT NULL PRIMARY KEY,\n"
+        "    version TEXT NOT NULL,\n"
+        "    spec TEXT NOT NULL\n"
+        ")"
+    )
+
+
+def last_applied(
+    session: Session, dialect: Dialect, path: tuple[str, ...], materialization: str
+) -> LastApplied | None:
+    """What was applied last, if anything."""
+    found = session.query(
+        f"SELECT version, spec FROM {dialect.quoted_path(path)} WHERE materialization = ?",
+        [materialization],
+    )
+    if not found:
+        return None
+    version, spec = found[0]
+    return LastApplied(version, decode(MaterializationSpec, base64.b64decode(spec)))
+
+
+def remember(
+    session: Session,
+    dialect: Dialect,
+    path: tuple[str, ...],
+    spec: MaterializationSpec,
+    version: str,
+) -> None:
+    """Keep what is applied now."""
+    table, name = dialect.quoted_path(path), spec.materialization
+    # How to connect is not kept: it may hold secrets.
+    kept = base64.b64encode(encode(replace(spec, endpoint_spec_json="{}"))).decode()
+    if not session.run(
+        f"UPDATE {table} SET version = ?, spec = ? WHERE materialization = ?",
+        [version, kept, name],
+    ):
+        session.run(
+            f"INSERT INTO {table} (materialization, version, spec) VALUES (?, ?, ?)",
+            [name, version, kept],
+        )
+
+
+def forget(session: Session, dialect: Dialect, path: tuple[str, ...], materialization: str) -> None:
+    """Nothing is applied any more."""
+    session.run(
+        f"DELETE FROM {dialect.quoted_path(path)} WHERE materialization = ?", [materialization]
+    )
+
+
+def must_be_applied(last: LastApplied | None, materialization: str, version: str) -> None:
+    """Refuse what was not applied, or is not what was.
+
+    Raises:
+        Refused: so it is.
+    """
+    if last is None:
+        raise Refused(
+            f'materialization "{materialization}" has not been applied',
+            hint="Apply it first.",
+        )
+    if last.version != version:
+        raise Refused(
+            f'materialization "{materialization}" was applied as version "{last.version}", '
+            f'and this is version "{version}"',
+            hint="Apply this version first.",
+        )

@@ -1,0 +1,245 @@
+"""What connectors of SQL endpoints share: validate, apply and delete.
+
+A connector brings a dialect, and sessions. The endpoint's own tables are looked at
+each time; beside them stand the fences (`fence.py`) and what was applied last
+(`applied.py`). Everything of one Apply is one transaction.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as Setting
+
+from penstock.protocol.messages import ValidatedBinding
+from penstock.sdk.bindings import Binding
+from penstock.sdk.connector import Applying, Asked, Connector, Validating
+from penstock.sdk.errors import Refused
+from penstock.sdk.sql import applied as applied_before
+from penstock.sdk.sql import fence
+from penstock.sdk.sql.applied import LastApplied
+from penstock.sdk.sql.changes import changes
+from penstock.sdk.sql.constraints import constraints
+from penstock.sdk.sql.dialect import Column, Dialect
+from penstock.sdk.sql.session import Session
+
+__all__ = ["DELETED", "SqlConnector", "SqlResource"]
+
+DELETED = "flow_deleted"
+"""The column of tables whose rows are only marked when they are deleted."""
+
+EndpointT = TypeVar("EndpointT", bound=BaseModel)
+
+
+class SqlResource(BaseModel):
+    """Where in an SQL endpoint a collection goes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    table: str = Setting(min_length=1, description="the table that takes the documents")
+    delta_updates: bool = Setting(
+        default=False, description="insert each change, instead of keeping the last state by key"
+    )
+    document: bool = Setting(
+        default=True, description="whether a column for the whole document must be there"
+    )
+    delete: Literal["hard", "soft"] = Setting(
+        default="hard",
+        description=f'whether deleted rows go, or are marked in column "{DELETED}"',
+    )
+    adopt: bool = Setting(
+        default=False, description="take over a table that is there and was not made by us"
+    )
+
+
+ResourceT = TypeVar("ResourceT", bound=SqlResource)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the tables beside the users' are."""
+
+    checkpoints: tuple[str, ...]
+    applied: tuple[str, ...]
+
+
+class SqlConnector(Connector[EndpointT, ResourceT]):
+    """A connector of an SQL endpoint whose commits are authoritative."""
+
+    dialect: Dialect
+
+    @abstractmethod
+    def session(self, endpoint: EndpointT, *, touch: bool) -> AbstractContextManager[Session]:
+        """A connection to the endpoint; unless it may `touch` it, not even that is to be seen."""
+
+    @abstractmethod
+    def path(self, endpoint: EndpointT, resource: ResourceT) -> tuple[str, ...]:
+        """What the table of a resource is called, with its schema if there are such."""
+
+    def beside(self, endpoint: EndpointT, table: str) -> tuple[str, ...]:
+        """What a table of our own is called."""
+        return (table,)
+
+    # Validate.
+
+    def validate(self, asked: Validating[EndpointT, ResourceT]) -> Sequence[ValidatedBinding]:
+        """Look at the endpoint's tables, and say what they ask of fields."""
+        paths = [self.path(asked.endpoint, each.resource) for each in asked.bindings]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise Refused(
+                    f'duplicate binding: table "{".".join(path)}" is named by more than one',
+                    hint="Give each binding a table of its own.",
+                )
+        with self.session(asked.endpoint, touch=False) as session:
+            last = self.last_applied(session, asked.endpoint, asked.materialization)
+            return [
+                self._validated(session, asked.endpoint, each, path, last)
+                for each, path in zip(asked.bindings, paths, strict=True)
+            ]
+
+    def _validated(
+        self,
+        session: Session,
+        endpoint: EndpointT,
+        asked: Asked[ResourceT],
+        path: tuple[str, ...],
+        last: LastApplied | None,
+    ) -> ValidatedBinding:
+        existing = session.table(path)
+        delta = asked.resource.delta_updates
+        was_delta = last.delta_updates(path) if last is not None else None
+        if existing is not None:
+            self._check_takeover(path, was_delta, adopt=asked.resource.adopt)
+            _check_delta(path, was_delta, now=delta)
+        found = constraints(
+            self.dialect,
+            asked.fields,
+            existing,
+            delta_updates=delta,
+            document=asked.resource.document,
+            applied=last.fields(path) if last is not None else frozenset(),
+        )
+        return ValidatedBinding(found, path, delta, accepts_delete=not delta)
+
+    def _check_takeover(
+        self, path: tuple[str, ...], was_delta: bool | None, *, adopt: bool
+    ) -> None:
+        if was_delta is None and not adopt:
+            raise Refused(
+                f'table "{".".join(path)}" is there, and this materialization did not make it',
+                hint="Name another table, drop it, or say adopt: true to take it over.",
+            )
+
+    # Apply.
+
+    def apply(self, applying: Applying[EndpointT, ResourceT]) -> str:
+        """Make the tables fit; a dry run says the statements and touches nothing."""
+        endpoint = applying.endpoint
+        with self.session(endpoint, touch=not applying.dry_run) as session, session.transaction():
+            last = self.last_applied(session, endpoint, applying.materialization)
+            statements = [*self._own_tables(session, endpoint)]
+            for binding in applying.bindings:
+                statements += self._changes(session, binding, last)
+            if applying.dry_run:
+                return _described(statements)
+            for statement in statements:
+                session.run(statement)
+            if last is None or last.version != applying.version:
+                applied_before.remember(
+                    session,
+                    self.dialect,
+                    self.beside(endpoint, applied_before.TABLE),
+                    applying.spec,
+                    applying.version,
+                )
+        return _described(statements)
+
+    def _own_tables(self, session: Session, endpoint: EndpointT) -> list[str]:
+        places = self._places(endpoint)
+        wanted = {
+            places.checkpoints: fence.create_checkpoints(self.dialect, places.checkpoints),
+            places.applied: applied_before.create_applied(self.dialect, places.applied),
+        }
+        return [statement for path, statement in wanted.items() if session.table(path) is None]
+
+    def _changes(
+        self, session: Session, binding: Binding[ResourceT], last: LastApplied | None
+    ) -> Sequence[str]:
+        existing = session.table(binding.path)
+        extra = self.extra_columns(binding)
+        if existing is None:
+            return changes(self.dialect, binding, None, extra)
+        was_delta = last.delta_updates(binding.path) if last is not None else None
+        self._check_takeover(binding.path, was_delta, adopt=binding.resource.adopt)
+        _check_delta(binding.path, was_delta, now=binding.delta_updates)
+        statements = [*changes(self.dialect, binding, existing, extra)]
+        if binding.delta_updates and existing.key:
+            statements += self.dialect.drop_key(existing)
+        return statements
+
+    def extra_columns(self, binding: Binding[ResourceT]) -> Sequence[Column]:
+        """Columns that no field has."""
+        if binding.delta_updates or binding.resource.delete == "hard":
+            return ()
+        return [Column(DELETED, self.dialect.boolean_type, nullable=True)]
+
+    # Delete.
+
+    def delete(self, applying: Applying[EndpointT, ResourceT]) -> str:
+        """Drop the tables that were made, and forget the checkpoints."""
+        endpoint, name = applying.endpoint, applying.materialization
+        with self.session(endpoint, touch=not applying.dry_run) as session, session.transaction():
+            last = self.last_applied(session, endpoint, name)
+            if last is None:
+                return ""
+            if last.version != applying.version:
+                raise Refused(
+                    f'materialization "{name}" was applied as version "{last.version}", '
+                    f'and is to be deleted as version "{applying.version}"',
+                    hint="Delete it as it was applied.",
+                )
+            statements = [
+                self.dialect.drop_table(each.resource_path) for each in last.spec.bindings
+            ]
+            if applying.dry_run:
+                return _described(statements)
+            for statement in statements:
+                session.run(statement)
+            places = self._places(endpoint)
+            applied_before.forget(session, self.dialect, places.applied, name)
+            fence.forget_fences(session, self.dialect, name, places.checkpoints)
+        return _described(statements)
+
+    # What was applied.
+
+    def last_applied(
+        self, session: Session, endpoint: EndpointT, materialization: str
+    ) -> LastApplied | None:
+        """What was applied last, if anything."""
+        path = self._places(endpoint).applied
+        if session.table(path) is None:
+            return None
+        return applied_before.last_applied(session, self.dialect, path, materialization)
+
+    def _places(self, endpoint: EndpointT) -> _Places:
+        return _Places(
+            self.beside(endpoint, fence.TABLE), self.beside(endpoint, applied_before.TABLE)
+        )
+
+
+def _check_delta(path: tuple[str, ...], was: bool | None, *, now: bool) -> None:
+    if was and not now:
+        raise Refused(
+            f'table "{".".join(path)}" takes delta updates: '
+            "changing from delta updates to standard updates is not allowed",
+            detail="It has rows for each change, and no key.",
+            hint="Name another table, or drop it.",
+        )
+
+
+def _described(statements: Sequence[str]) -> str:
+    return "".join(f"{statement};\n" for statement in statements)

@@ -1,0 +1,148 @@
+"""How one SQL is written: names, types, and the statements that differ.
+
+A dialect says things; it does not do them. What is the same everywhere is written
+once, in the files beside this one, by way of these.
+"""
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.sdk.bindings import Binding, Field
+from penstock.sdk.errors import Refused
+
+__all__ = ["Column", "Dialect", "Fit", "Table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as it is, or as it should be."""
+
+    name: str
+    type: str
+    nullable: bool
+    in_key: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as it is, or as it should be."""
+
+    path: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of its primary key; none, if it has no such."""
+        return tuple(each.name for each in self.columns if each.in_key)
+
+    def column(self, name: str) -> Column | None:
+        """The column of that name."""
+        return next((each for each in self.columns if each.name == name), None)
+
+
+class Fit(enum.Enum):
+    """Whether a column can take the values of a field."""
+
+    COMPATIBLE = "compatible"
+    MIGRATABLE = "migratable"
+    """Once its type was changed, which keeps what is in it."""
+
+    INCOMPATIBLE = "incompatible"
+
+
+class Dialect(ABC):
+    """How one endpoint's SQL is written."""
+
+    boolean_type: str = "BOOLEAN"
+
+    def quoted(self, name: str) -> str:
+        """A name, whatever is in it."""
+        return '"' + name.replace('"', '""') + '"'
+
+    def quoted_path(self, path: Sequence[str]) -> str:
+        """A name within a schema."""
+        return ".".join(self.quoted(each) for each in path)
+
+    def column_name(self, field: str) -> str:
+        """What the column of a field is called."""
+        return field
+
+    def folded(self, name: str) -> str:
+        """What two column names have in common if they cannot be told apart."""
+        return name
+
+    @abstractmethod
+    def column_type(self, field: Field) -> str:
+        """What the column of a field is declared as."""
+
+    @abstractmethod
+    def fit(self, column: Column, field: Field) -> Fit:
+        """Whether a column that is there can take the values of a field."""
+
+    def table(self, binding: Binding[Any]) -> Table:
+        """The table that a binding wants.
+
+        Raises:
+            Refused: two fields would have one column.
+        """
+        fields_by_column: dict[str, str] = {}
+        for each in binding.fields:
+            folded = self.folded(self.column_name(each.name))
+            other = fields_by_column.setdefault(folded, each.name)
+            if other != each.name:
+                raise Refused(
+                    f'fields "{other}" and "{each.name}" of table "{binding}" '
+                    "would be the same column",
+                    hint="Exclude one of them.",
+                )
+        return Table(
+            binding.path,
+            tuple(
+                Column(
+                    self.column_name(each.name),
+                    self.column_type(each),
+                    nullable=each.nullable and not each.is_key,
+                    in_key=each.is_key and not binding.delta_updates,
+                )
+                for each in binding.fields
+            ),
+        )
+
+    # Statements.
+
+    def create_table(self, table: Table) -> str:
+        """Make a table, with its key."""
+        columns = [
+            f"    {self.quoted(each.name)} {each.type}{'' if each.nullable else ' NOT NULL'}"
+            for each in table.columns
+        ]
+        if table.key:
+            columns.append(f"    PRIMARY KEY ({', '.join(map(self.quoted, table.key))})")
+        body = ",\n".join(columns)
+        return f"CREATE TABLE {self.quoted_path(table.path)} (\n{body}\n)"
+
+    def add_column(self, table: Table, column: Column) -> str:
+        """Add a column, which is null in the rows that are there."""
+        return (
+            f"ALTER TABLE {self.quoted_path(table.path)} "
+            f"ADD COLUMN {self.quoted(column.name)} {column.type}"
+        )
+
+    @abstractmethod
+    def drop_not_null(self, table: Table, column: Column) -> Sequence[str]:
+        """Let a column be null."""
+
+    @abstractmethod
+    def migrate(self, table: Table, column: Column, field: Field) -> Sequence[str]:
+        """Change the type of a column, and keep what is in it."""
+
+    @abstractmethod
+    def drop_key(self, table: Table) -> Sequence[str]:
+        """Let there be several rows of one key."""
+
+    def drop_table(self, path: Sequence[str]) -> str:
+        """Remove a table."""
+        return f"DROP TABLE IF EXISTS {self.quoted_path(path)}"
