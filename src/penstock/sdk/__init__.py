@@ -14,7 +14,7 @@ from penstock.sdk.batches import Documents, Found, Keys
 from penstock.sdk.bindings import Binding, Field, FieldKind
 from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating
 from penstock.sdk.errors import ContractBroken, Refused
-from penstock.sdk.serve import Server, serve
+from penstock.sdk.server import Server, serve
 from penstock.sdk.transactor import Transactor
 
 __all__ = [

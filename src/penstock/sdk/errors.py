@@ -7,13 +7,19 @@ the connector.
 
 from penstock.errors import InternalError, PenstockError
 
-__all__ = ["ContractBroken", "Refused"]
+__all__ = ["BrokenOff", "ContractBroken", "Refused"]
 
 
 class Refused(PenstockError):
     """What is asked cannot be, as things are; nothing was changed."""
 
     sqlstate = "22023"
+
+
+class BrokenOff(PenstockError):
+    """The stream is over, and what was under way is rolled back."""
+
+    sqlstate = "08006"
 
 
 class ContractBroken(InternalError):

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import Fenced, PenstockError
+from penstock.errors import Fenced
 from penstock.protocol.errors import ProtocolError, RemoteProtocolError
 from penstock.protocol.messages import (
     Acknowledged,
@@ -42,7 +42,7 @@ from penstock.protocol.transaction import Role, Transaction
 from penstock.protocol.wire import decode_request, encode_response
 from penstock.sdk.batches import Documents, Found, Keys
 from penstock.sdk.bindings import Binding
-from penstock.sdk.errors import ContractBroken
+from penstock.sdk.errors import BrokenOff, ContractBroken
 from penstock.sdk.transactor import Transactor
 from penstock.telemetry import fields, logger
 
@@ -58,10 +58,6 @@ MESSAGE_BYTES: Final = 1 << 20
 
 Opener = Callable[[Open, "Stream"], tuple[Transactor, list[Binding[Any]]]]
 """Opens the transactor that a stream asks for, with its bindings."""
-
-
-class BrokenOff(Exception):
-    """The stream is over, and what was under way is not to be finished."""
 
 
 class Stream:
@@ -208,7 +204,14 @@ class Stream:
             self._load(transactor, bindings)
             self._answer(Flushed())
             checkpoint = self._store(transactor, bindings)
+            self._must_go_on()
             self._answer(StartedCommit(self._state(transactor.start_commit(checkpoint))))
+
+    def _must_go_on(self) -> None:
+        """Whoever was broken off and did not notice must not commit."""
+        with self._changed:
+            if self._broken is not None:
+                raise self._broken
 
     def _load(self, transactor: Transactor, bindings: list[Binding[Any]]) -> None:
         keys = _Loads(self, bindings)
@@ -351,8 +354,3 @@ def superseded(materialization: str, key_range: KeyRange) -> Exception:
         f'a newer stream of materialization "{materialization}" has taken over {key_range}',
         hint="Stop; the other one goes on.",
     )
-
-
-def is_told(error: BaseException) -> bool:
-    """Whether its text is for the runtime to read."""
-    return isinstance(error, PenstockError)

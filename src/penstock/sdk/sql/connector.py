@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic import Field as Setting
 
 from penstock.protocol.messages import ValidatedBinding
-from penstock.sdk.bindings import Binding
+from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.connector import Applying, Asked, Connector, Validating
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql import applied as applied_before
@@ -83,6 +83,16 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         """What a table of our own is called."""
         return (table,)
 
+    def dialect_for(self, session: Session, fields: Sequence[Field]) -> Dialect:
+        """The dialect for these fields; an endpoint may have to be asked which types it has."""
+        return self.dialect
+
+    def surroundings(
+        self, session: Session, endpoint: EndpointT, paths: Sequence[tuple[str, ...]]
+    ) -> Sequence[str]:
+        """Statements that make what tables at `paths` stand in and is not there yet."""
+        return ()
+
     # Validate.
 
     def validate(self, asked: Validating[EndpointT, ResourceT]) -> Sequence[ValidatedBinding]:
@@ -116,7 +126,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             self._check_takeover(path, was_delta, adopt=asked.resource.adopt)
             _check_delta(path, was_delta, now=delta)
         found = constraints(
-            self.dialect,
+            self.dialect_for(session, asked.fields),
             asked.fields,
             existing,
             delta_updates=delta,
@@ -141,7 +151,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         endpoint = applying.endpoint
         with self.session(endpoint, touch=not applying.dry_run) as session, session.transaction():
             last = self.last_applied(session, endpoint, applying.materialization)
-            statements = [*self._own_tables(session, endpoint)]
+            statements = [*self._own_tables(session, endpoint, applying.bindings)]
             for binding in applying.bindings:
                 statements += self._changes(session, binding, last)
             if applying.dry_run:
@@ -158,27 +168,34 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                 )
         return _described(statements)
 
-    def _own_tables(self, session: Session, endpoint: EndpointT) -> list[str]:
+    def _own_tables(
+        self, session: Session, endpoint: EndpointT, bindings: Sequence[Binding[ResourceT]]
+    ) -> list[str]:
         places = self._places(endpoint)
         wanted = {
             places.checkpoints: fence.create_checkpoints(self.dialect, places.checkpoints),
             places.applied: applied_before.create_applied(self.dialect, places.applied),
         }
-        return [statement for path, statement in wanted.items() if session.table(path) is None]
+        paths = [*wanted, *(each.path for each in bindings)]
+        return [
+            *self.surroundings(session, endpoint, paths),
+            *(statement for path, statement in wanted.items() if session.table(path) is None),
+        ]
 
     def _changes(
         self, session: Session, binding: Binding[ResourceT], last: LastApplied | None
     ) -> Sequence[str]:
         existing = session.table(binding.path)
         extra = self.extra_columns(binding)
+        dialect = self.dialect_for(session, binding.fields)
         if existing is None:
-            return changes(self.dialect, binding, None, extra)
+            return changes(dialect, binding, None, extra)
         was_delta = last.delta_updates(binding.path) if last is not None else None
         self._check_takeover(binding.path, was_delta, adopt=binding.resource.adopt)
         _check_delta(binding.path, was_delta, now=binding.delta_updates)
-        statements = [*changes(self.dialect, binding, existing, extra)]
+        statements = [*changes(dialect, binding, existing, extra)]
         if binding.delta_updates and existing.key:
-            statements += self.dialect.drop_key(existing)
+            statements += dialect.drop_key(existing)
         return statements
 
     def extra_columns(self, binding: Binding[ResourceT]) -> Sequence[Column]:

@@ -32,6 +32,8 @@ class Table:
 
     path: tuple[str, ...]
     columns: tuple[Column, ...]
+    key_name: str = ""
+    """What its primary key is called, where that must be known to drop it."""
 
     @property
     def key(self) -> tuple[str, ...]:

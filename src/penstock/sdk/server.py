@@ -3,9 +3,8 @@
     with serve(Connector(), "unix:/run/mine.sock") as server:
         server.wait()
 
-What goes wrong is told by the status of the call: its first line is the message,
-the lines after it are detail and hint. Secrets of the endpoint's configuration are
-taken out of it, wherever they came from.
+Each call is told what went wrong by its status (`told.py`). Of the streams that are
+open, a newer one ends the older ones that write some of the same keys.
 """
 
 import hmac
@@ -16,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self, TypeVar
 
 import grpc
-from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
-from penstock.errors import Fenced, PenstockError, UsageError
-from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
+from penstock.errors import PenstockError, UsageError
+from penstock.protocol.errors import RemoteProtocolError
 from penstock.protocol.messages import (
     Applied,
     Apply,
@@ -36,14 +34,12 @@ from penstock.protocol.wire import decode, encode
 from penstock.sdk.bindings import Binding, bind, projected
 from penstock.sdk.config import json_schema, parse
 from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating
-from penstock.sdk.errors import ContractBroken, Refused
-from penstock.sdk.stream import BrokenOff, Stream, superseded
+from penstock.sdk.errors import BrokenOff, ContractBroken
+from penstock.sdk.stream import Stream, superseded
+from penstock.sdk.told import Told, secrets
 from penstock.sdk.transactor import Transactor
-from penstock.telemetry import fields, logger
 
 __all__ = ["Server", "serve"]
-
-log = logger("sdk")
 
 UNLIMITED: Final = -1
 STREAMS: Final = 64
@@ -132,13 +128,13 @@ class Server:
     def _methods(self) -> dict[str, grpc.RpcMethodHandler]:
         def unary(answer: Callable[[Any], Any], kind: type) -> grpc.RpcMethodHandler:
             def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
-                told = _Told(self._connector.name, context)
+                told = Told(self._connector.name, context)
                 with told:
                     self._authorize(context)
                     request: Any = decode(kind, data)
                     told.secrets = self._secrets(request)
                     return encode(answer(request))
-                raise AssertionError  # `_Told` ends the call.
+                raise AssertionError  # `Told` ends the call.
 
             return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -205,7 +201,7 @@ class Server:
     def _transactions(
         self, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        told = _Told(self._connector.name, context)
+        told = Told(self._connector.name, context)
         with told:
             self._authorize(context)
 
@@ -237,7 +233,7 @@ class Server:
             stream.finished.wait()
         finally:
             self._streams.remove(stream)
-        if stream.error is not None and not isinstance(stream.error, BrokenOff):
+        if stream.error is not None:
             with told:
                 raise stream.error
 
@@ -321,81 +317,6 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return self._methods.get(call.method)
-
-
-class _Told:
-    """Ends a call with the status that tells of the error raised within."""
-
-    def __init__(self, name: str, context: grpc.ServicerContext) -> None:
-        self._name = name
-        self._context = context
-        self.secrets: Sequence[str] = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is None or not isinstance(error, Exception) or self._aborted(error):
-            return
-        text = text_of(error, self._name)
-        for secret in self.secrets:
-            text = text.replace(secret, "***")
-        if not isinstance(error, PenstockError):
-            log.error("connector failed", extra=fields(connector=self._name, error=text))
-        self._context.abort(status_of(error), text)
-
-    def _aborted(self, error: Exception) -> bool:
-        """`abort` itself raises, and must not be told of again."""
-        return type(error) is Exception and not error.args
-
-
-def status_of(error: BaseException) -> grpc.StatusCode:
-    """The status that stands for a kind of error."""
-    match error:
-        case Fenced():
-            return grpc.StatusCode.ABORTED
-        case LocalProtocolError() | ContractBroken():
-            return grpc.StatusCode.INTERNAL
-        case RemoteProtocolError() | UsageError() | ValidationError():
-            return grpc.StatusCode.INVALID_ARGUMENT
-        case Refused():
-            return grpc.StatusCode.FAILED_PRECONDITION
-        case _:
-            return grpc.StatusCode.UNKNOWN
-
-
-def text_of(error: BaseException, name: str) -> str:
-    """Message, detail and hint, a line each."""
-    if isinstance(error, PenstockError):
-        parts = [str(error), error.detail, error.hint]
-        return "\n".join(part for part in parts if part)
-    return f'connector "{name}" failed: {type(error).__name__}: {error}'
-
-
-def secrets(endpoint: BaseModel) -> list[str]:
-    """What must not be seen of a configuration, the longest first."""
-    found: set[str] = set()
-
-    def look(value: Any) -> None:
-        match value:
-            case SecretStr():
-                found.add(value.get_secret_value())
-            case SecretBytes():
-                found.add(value.get_secret_value().decode(errors="replace"))
-            case BaseModel():
-                for name in type(value).model_fields:
-                    look(getattr(value, name))
-            case dict():
-                for each in value.values():
-                    look(each)
-            case list() | tuple():
-                for each in value:
-                    look(each)
-            case _:
-                pass
-
-    look(endpoint)
-    return sorted(found - {""}, key=len, reverse=True)
 
 
 def _state(opening: Open) -> dict[str, Any]:

@@ -1,0 +1,485 @@
+"""The SDK owns order, threads and ends; a connector that breaks its contract is told which rule."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from penstock.errors import Fenced, UsageError
+from penstock.materialize import Connection, Stream, connect
+from penstock.materialize.errors import ConnectorError, ConnectorRefused, ConnectorUnreachable
+from penstock.protocol.errors import LocalProtocolError
+from penstock.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    Apply,
+    Flush,
+    Flushed,
+    Load,
+    Loaded,
+    Open,
+    Opened,
+    StartCommit,
+    StartedCommit,
+    StateUpdate,
+    Store,
+)
+from penstock.protocol.privacy import Security
+from penstock.protocol.ranges import WHOLE
+from penstock.protocol.wire import encode_request
+from penstock.sdk import Found, Refused, serve
+from tests.sdk.toy import ENDPOINT, LOWER, UPPER, Toy, ToyTransactor, docs, keys, question, spec
+
+PATIENCE_S = 30
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+@pytest.fixture
+def connection(toy: Toy, tmp_path: Path) -> Iterator[Connection]:
+    with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as connection:
+        yield connection
+
+
+def opened(connection: Connection, key_range=WHOLE, version="v", **options) -> Stream:
+    stream = connection.transactions()
+    stream.send(Open(spec(**options), version, key_range))
+    assert isinstance(stream.receive(), Opened)
+    return stream
+
+
+def ready(connection: Connection, **options) -> Stream:
+    stream = opened(connection, **options)
+    stream.send(Acknowledge())
+    assert stream.receive() == Acknowledged()
+    return stream
+
+
+def store(*ids: int, binding: int = 0) -> Store:
+    none = pa.array([b""] * len(ids), pa.binary())
+    found = docs(*({"id": each} for each in ids))
+    return Store(binding, keys(*ids), none, found, pa.array([False] * len(ids)))
+
+
+def committed(stream: Stream, *stores: Store, checkpoint: bytes = b"cp") -> StartedCommit:
+    stream.send(Flush())
+    assert stream.receive() == Flushed()
+    for each in stores:
+        stream.send(each)
+    stream.send(StartCommit(checkpoint))
+    found = stream.receive()
+    assert isinstance(found, StartedCommit)
+    return found
+
+
+def drained(stream: Stream) -> None:
+    while stream.receive() is not None:
+        pass
+
+
+def test_transactions_one_after_the_other(toy, connection):
+    stream = ready(connection)
+    assert committed(stream, store(1, 2)).state == StateUpdate(b'{"commits": 1}')
+    stream.send(Acknowledge())
+    stream.send(Load(0, keys(2, 3)))
+    assert stream.receive() == Acknowledged()
+    assert stream.receive() == Loaded(0, docs({"id": 2}))
+    committed(stream, store(3))
+    stream.send(Acknowledge())
+    assert stream.receive() == Acknowledged()
+    stream.end()
+    assert stream.receive() is None
+    assert toy.events[-1] == "close 1"
+    assert sorted(toy.rows["things"]) == keys(1, 2, 3).to_pylist()
+    assert toy.events.count("load 1") == 2
+    assert "cancel 1" not in toy.events
+
+
+def test_loads_come_in_while_an_acknowledgement_takes_long(toy, connection):
+    gate = threading.Event()
+
+    class Slow(ToyTransactor):
+        def acknowledge(self) -> None:
+            assert gate.wait(PATIENCE_S)
+            super().acknowledge()
+
+    toy.transactor = Slow
+    stream = opened(connection)
+    stream.send(Acknowledge())
+    for each in range(200):
+        stream.send(Load(0, keys(each)))
+    assert "load 1" not in toy.events
+    gate.set()
+    assert stream.receive() == Acknowledged()
+    committed(stream)
+    assert toy.events[:3] == ["open 1", "acknowledge 1", "load 1"]
+
+
+def test_documents_of_16_mb(toy, connection):
+    stream = ready(connection)
+    big = {"id": 1, "text": "x" * ((16 << 20) - 40)}
+    none = pa.array([b""], pa.binary())
+    committed(stream, Store(0, keys(1), none, docs(big), pa.array([False])))
+    stream.send(Acknowledge())
+    stream.send(Load(0, keys(1)))
+    assert stream.receive() == Acknowledged()
+    assert stream.receive() == Loaded(0, docs(big))
+
+
+def test_many_documents_are_loaded_in_messages_of_a_size(toy, connection):
+    stream = ready(connection)
+    ids = range(300)
+    big = docs(*({"id": each, "text": "x" * 20_000} for each in ids))
+    none = pa.array([b""] * len(ids), pa.binary())
+    committed(stream, Store(0, keys(*ids), none, big, pa.array([False] * len(ids))))
+    stream.send(Acknowledge())
+    stream.send(Load(0, keys(*ids)))
+    stream.send(Load(0, keys(1_000)))
+    assert stream.receive() == Acknowledged()
+    stream.send(Flush())
+    found: list[Loaded] = []
+    while isinstance(response := stream.receive(), Loaded):
+        found.append(response)
+    assert response == Flushed()
+    assert len(found) > 3
+    assert pa.concat_arrays([each.docs_json for each in found]).equals(big)
+
+
+# A connector that breaks the contract.
+
+
+class EndsLoad(ToyTransactor):
+    def load(self, keys):
+        yield from ()
+
+
+class LoadsOtherThings(ToyTransactor):
+    def load(self, keys):
+        for _ in keys:
+            yield {"a": "document"}
+
+
+class LoadsTooMuch(ToyTransactor):
+    def load(self, keys):
+        for batch in keys:
+            yield from super().load(iter([batch]))
+            found = pa.array([b"{}"] * 2, pa.binary())
+            yield Found(batch.binding, found)
+
+
+class EndsStore(ToyTransactor):
+    def store(self, documents):
+        next(documents)
+
+
+class StateIsAList(ToyTransactor):
+    def start_commit(self, checkpoint):
+        return StateUpdate(b"[1]")
+
+
+class HasNoLoad(ToyTransactor):
+    def load(self, keys):
+        return super(ToyTransactor, self).load(keys)
+
+
+class Breaks(ToyTransactor):
+    def store(self, documents):
+        list(documents)
+        raise ValueError("the disk hunter2 is full")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (EndsLoad, "load ended before it had taken all keys"),
+        (LoadsOtherThings, "load yielded a dict, not a Found"),
+        (LoadsTooMuch, "load found more documents of things than asked for"),
+        (EndsStore, "store ended before it had taken all documents"),
+        (StateIsAList, "connector state that is no JSON object"),
+        (HasNoLoad, "was asked to load from things, and has no load"),
+        (Breaks, r'connector "toy" failed: ValueError: the disk \*\*\* is full'),
+    ],
+    ids=lambda it: it.__name__ if isinstance(it, type) else None,
+)
+def test_a_broken_contract_is_named(toy, connection, kind, says):
+    toy.transactor = kind
+    stream = ready(connection)
+
+    def go_on():
+        stream.send(Load(0, keys(1)))
+        stream.send(Flush())
+        while not isinstance(stream.receive(), Flushed):
+            pass
+        stream.send(store(1))
+        stream.send(store(2))
+        stream.send(StartCommit(b"cp"))
+        drained(stream)
+
+    with pytest.raises(ConnectorError, match=says):
+        go_on()
+    assert toy.checkpoint == b""
+    assert toy.events[-1] == "close 1"
+    toy.transactor = ToyTransactor
+    ready(connection).cancel()
+
+
+# A runtime that breaks the protocol: told so, rolled back, and others are served on.
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([b""], "has 0 of its fields set"),
+        ([encode_request(Flush())], "Flush came after nothing"),
+        ([encode_request(Open(spec(), "v", WHOLE))] * 2, "Open came after Open"),
+        (
+            [
+                encode_request(each)
+                for each in (Open(spec(), "v", WHOLE), Acknowledge(), Load(3, keys(1)))
+            ],
+            "Load of binding 3; there are 1",
+        ),
+        (
+            [
+                encode_request(each)
+                for each in (Open(spec(delta=True), "v", WHOLE), Acknowledge(), Load(0, keys(1)))
+            ],
+            "a binding of delta updates",
+        ),
+        ([encode_request(Open(spec("a", "a"), "v", WHOLE))], "is another binding's, too"),
+    ],
+)
+def test_a_runtime_that_breaks_the_protocol_is_told(toy, connection, data, says):
+    stream = connection.transactions(checked=False)
+
+    def go_on():
+        for each in data:
+            stream.send_bytes(each)
+        drained(stream)
+
+    with pytest.raises(ConnectorRefused, match=says):
+        go_on()
+    ready(connection).cancel()
+
+
+def test_an_end_amid_loads_is_told(connection):
+    stream = ready(connection)
+    stream.send(Load(0, keys(1)))
+    stream.end()
+    with pytest.raises(ConnectorRefused, match="unexpected EOF"):
+        drained(stream)
+
+
+def test_what_may_not_be_sent_is_not(connection):
+    stream = opened(connection)
+    with pytest.raises(LocalProtocolError, match="Flush may not be sent after Open"):
+        stream.send(Flush())
+    stream.send(Acknowledge())
+    assert stream.receive() == Acknowledged()
+
+
+# Ends.
+
+
+def until(condition) -> None:
+    waited = threading.Event()
+    for _ in range(PATIENCE_S * 100):
+        if condition():
+            return
+        waited.wait(0.01)
+    raise AssertionError("it did not come")
+
+
+def test_a_cancelled_stream_is_rolled_back_at_once(toy, connection):
+    """Even while the connector is busy: it is told to break off."""
+
+    class Busy(ToyTransactor):
+        def store(self, documents):
+            super().store(documents)
+            assert self.cancelled.wait(PATIENCE_S)
+            raise RuntimeError("broken off")
+
+    toy.transactor = Busy
+    stream = ready(connection)
+    stream.send(Flush())
+    assert stream.receive() == Flushed()
+    stream.send(store(1))
+    stream.send(StartCommit(b"cp"))
+    until(lambda: "store 1" in toy.events)
+    stream.cancel()
+    until(lambda: "close 1" in toy.events)
+    assert "cancel 1" in toy.events
+    assert toy.rows == {}
+
+
+def test_a_stream_that_waits_for_the_runtime_ends_when_it_is_gone(toy, connection):
+    stream = ready(connection)
+    stream.cancel()
+    until(lambda: "close 1" in toy.events)
+
+
+def test_a_newer_stream_ends_the_older_before_it_is_opened(toy, connection):
+    class Stubborn(ToyTransactor):
+        def store(self, documents):
+            super().store(documents)
+            assert self.cancelled.wait(PATIENCE_S)
+
+    toy.transactor = Stubborn
+    older = ready(connection)
+    older.send(Flush())
+    assert older.receive() == Flushed()
+    older.send(store(1))
+    older.send(StartCommit(b"older"))
+    until(lambda: "store 1" in toy.events)
+    toy.transactor = ToyTransactor
+    newer = opened(connection, key_range=LOWER)
+    assert toy.events.index("close 1") < toy.events.index("open 2")
+    assert "commit 1" not in toy.events
+    with pytest.raises(ConnectorError, match="a newer stream") as caught:
+        older.receive()
+    assert caught.value.__cause__.code() is grpc.StatusCode.ABORTED
+    other = opened(connection, key_range=UPPER)
+    another = opened(connection, materialization="another")
+    newer.send(Acknowledge())
+    assert newer.receive() == Acknowledged()
+    for each in (newer, other, another):
+        each.cancel()
+
+
+def test_an_older_stream_that_will_not_end_is_not_waited_for(toy, connection, monkeypatch):
+    monkeypatch.setattr("penstock.sdk.server.END_OLDER_S", 0.2)
+    gate = threading.Event()
+
+    class Deaf(ToyTransactor):
+        def acknowledge(self):
+            gate.wait(PATIENCE_S)
+
+    toy.transactor = Deaf
+    older = opened(connection)
+    older.send(Acknowledge())
+    try:
+        with pytest.raises(ConnectorError, match=r"an older stream .* does not end"):
+            opened(connection)
+    finally:
+        gate.set()
+    until(lambda: "close 1" in toy.events)
+    toy.transactor = ToyTransactor
+    ready(connection).cancel()
+
+
+def test_a_server_that_stops_rolls_back(toy, tmp_path):
+    with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as connection:
+        stream = ready(connection)
+        server.stop()
+        assert toy.events[-1] == "close 1"
+        with pytest.raises(ConnectorError):
+            drained(stream)
+
+
+def test_what_failed_is_told_when_more_is_sent(toy, connection):
+    """Not that the line is closed, but why."""
+    toy.transactor = Breaks
+    stream = ready(connection)
+    with pytest.raises(ConnectorError, match="the disk"):
+        committed(stream, store(1))
+
+    def send_on():
+        for _ in range(10_000):
+            stream.send_bytes(encode_request(store(1)))
+
+    with pytest.raises(ConnectorError, match="the disk"):
+        send_on()
+
+
+# Questions, and their errors.
+
+
+def test_spec_and_apply(connection):
+    answer = connection.spec()
+    assert '"place"' in answer.endpoint_spec_schema_json
+    assert '"name"' in answer.resource_spec_schema_json
+    assert answer.documentation_url == "docs/toy"
+    assert connection.apply(Apply(spec(), "v")).action_description == "applied"
+    with pytest.raises(ConnectorRefused, match="cannot remove what it has made"):
+        connection.delete(Apply(spec(), "v"))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "resource", "says"),
+    [
+        ("{}", '{"name":"x"}', "configuration of endpoint does not fit: place: field required"),
+        (ENDPOINT, '{"nmae":"hunter2"}', "configuration of resource 0 does not fit"),
+        ("[]", "{}", "configuration of endpoint does not fit"),
+        ("{", "{}", "configuration of endpoint does not fit"),
+    ],
+)
+def test_configuration_that_does_not_fit_is_told_without_its_values(
+    connection, endpoint, resource, says
+):
+    with pytest.raises(ConnectorRefused, match=says) as caught:
+        connection.validate(question(endpoint, resource))
+    assert "hunter2" not in "".join([str(caught.value), *caught.value.__notes__])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (Refused("no such hunter2", hint="Make hunter2."), ConnectorRefused, "no such ***"),
+        (Fenced("a newer one"), ConnectorError, "a newer one"),
+        (UsageError("bad"), ConnectorRefused, "bad"),
+        (RuntimeError("password=hunter2"), ConnectorError, "RuntimeError: password=***"),
+    ],
+)
+def test_an_error_is_told_without_secrets(toy, connection, error, kind, says):
+    toy.fails = error
+    with pytest.raises(kind) as caught:
+        connection.validate(question())
+    told = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert says in told
+    assert "hunter2" not in told
+
+
+def test_nobody_there(tmp_path):
+    with (
+        connect(f"unix:{tmp_path}/nobody.sock") as connection,
+        pytest.raises(ConnectorUnreachable, match="no answer from the connector"),
+    ):
+        connection.spec()
+
+
+# Privacy.
+
+
+def test_a_token_is_asked_for(toy):
+    with serve(toy, "127.0.0.1:0", Security(token="open sesame")) as server:
+        with connect(server.address, Security(token="open sesame")) as connection:
+            connection.spec()
+            ready(connection).cancel()
+        for wrong in (Security(), Security(token="open")):
+            with connect(server.address, wrong) as connection:
+                with pytest.raises(ConnectorRefused, match="wants a bearer token"):
+                    connection.spec()
+                stream = connection.transactions()
+                with pytest.raises(ConnectorRefused, match="wants a bearer token"):
+                    stream.receive()
+
+
+def test_plaintext_beyond_this_machine_must_be_asked_for(toy):
+    with pytest.raises(UsageError, match="in plaintext"):
+        serve(toy, "0.0.0.0:0")
+    with pytest.raises(UsageError, match="in plaintext"):
+        connect("connector.example:80")
+
+
+def test_an_address_that_is_taken(toy, tmp_path):
+    with (
+        serve(toy, "127.0.0.1:0") as server,
+        pytest.raises(UsageError, match="cannot listen on"),
+    ):
+        serve(Toy(), server.address)
