@@ -23,9 +23,12 @@ __all__ = ["Figure", "Measured", "in_turn", "main", "medians"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One figure, and the medians it was made from; no value if it could not be measured."""
+    """One figure, and the medians it was made from; no value if it could not be measured.
 
-    value: float | None
+    A figure of several cases is a mapping from their names.
+    """
+
+    value: float | Mapping[str, float] | None
     shown: str
     raw: dict[str, Any] = field(default_factory=dict)
 
@@ -75,7 +78,7 @@ def main(
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     rough = "; quick: rough" if asked_for.quick else ""
     print(f"{os.cpu_count()} cores, load {load}{rough}", flush=True)
-    values: dict[str, float | None] = {}
+    values: dict[str, Any] = {}
     raw: dict[str, Any] = {"quick": asked_for.quick, "load_at_start": os.getloadavg()[0]}
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=parent.resolve()) as folder,
@@ -84,8 +87,7 @@ def main(
         for name in asked_for.only or figures:
             begun = time.perf_counter()
             measured = figures[name].measure(bench)
-            values[name] = None if measured.value is None else round(measured.value, 3)
-            raw[name] = {what: _rounded(value) for what, value in measured.raw.items()}
+            values[name], raw[name] = _rounded(measured.value), _rounded(measured.raw)
             print(_line(name, figures[name], measured, time.perf_counter() - begun), flush=True)
     print(json.dumps({**values, "raw": raw}))
 
@@ -93,13 +95,16 @@ def main(
 def _line(name: str, figure: Figure, measured: Measured, took_s: float) -> str:
     if measured.value is None:
         return f"{name}: not measured: {measured.shown}"
-    met = "met" if figure.met(measured.value) else "MISSED"
-    return (
-        f"{name}: {measured.shown}; ratio {measured.value:.3f}; aim {figure.aim}: {met} "
-        f"({took_s:.0f} s)"
+    cases = measured.value if isinstance(measured.value, Mapping) else {"ratio": measured.value}
+    told = ", ".join(
+        f"{case} {value:.3f} {'met' if figure.met(value) else 'MISSED'}"
+        for case, value in cases.items()
     )
+    return f"{name}: {measured.shown}; aim {figure.aim}: {told} ({took_s:.0f} s)"
 
 
 def _rounded(value: Any) -> Any:
     """Three places, of which the last is noise."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(each) for name, each in value.items()}
     return round(value, 3) if isinstance(value, float) else value

@@ -10,7 +10,11 @@ from penstock.sdk import Connector
 __all__ = ["BUILT_IN", "built_in"]
 
 BUILT_IN: Mapping[str, str] = {
+    "plain-files": "penstock.connectors.files.plain",
+    "postgres": "penstock.connectors.postgres",
+    "push-files": "penstock.connectors.files.push",
     "sqlite": "penstock.connectors.sqlite",
+    "staged-files": "penstock.connectors.files.staged",
 }
 """By name, the module whose `connector` makes one."""
 

@@ -68,6 +68,11 @@ class Documents:
         """Their keys alone."""
         return Keys(self.binding, self.packed_keys)
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take, about."""
+        return int(self.packed_keys.nbytes + self.packed_values.nbytes + self.docs_json.nbytes)
+
     def without_deletes(self) -> "Documents":
         """Those that are to be kept."""
         if self.deletes is None:
@@ -144,8 +149,7 @@ def _exact(values: list[Any], field: Field, what: str) -> pa.Array:
         case FieldKind.INTEGER | FieldKind.NUMBER:
             if any(isinstance(each, bool | str | bytes) for each in values):
                 raise RemoteProtocolError(f'{what}: "{field.name}" holds what is no number')
-            # Exact as text, where neither 64 bits nor a double can hold it.
-            return pa.array([None if each is None else repr(each) for each in values], pa.string())
+            return _numbers(values, field.kind)
         case FieldKind.BOOLEAN | FieldKind.STRING:
             try:
                 return pa.array(values, ARROW[field.kind])
@@ -153,6 +157,20 @@ def _exact(values: list[Any], field: Field, what: str) -> pa.Array:
                 raise RemoteProtocolError(
                     f'{what}: "{field.name}" holds what is no {field.kind.value}'
                 ) from error
+
+
+def _numbers(values: list[Any], kind: FieldKind) -> pa.Array:
+    """As numbers, if each of them can be held exactly; else as text."""
+    if kind is FieldKind.INTEGER:
+        if all(
+            each is None or (isinstance(each, int) and -(2**63) <= each < 2**63) for each in values
+        ):
+            return pa.array(values, pa.int64())
+    elif all(
+        each is None or isinstance(each, float) or int(float(each)) == each for each in values
+    ):
+        return pa.array([None if each is None else float(each) for each in values], pa.float64())
+    return pa.array([None if each is None else repr(each) for each in values], pa.string())
 
 
 def _json_text(value: Any) -> str | None:

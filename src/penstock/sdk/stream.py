@@ -68,6 +68,7 @@ class Stream:
         self._open = opener
         self._where = Transaction(Role.CONNECTOR)
         self._changed = threading.Condition()
+        self._cancelling = threading.Lock()
         self._requests: deque[tuple[Request, int]] = deque()
         self._responses: deque[bytes] = deque()
         self._waiting = {"in": 0, "out": 0}
@@ -106,12 +107,13 @@ class Stream:
             if self._broken is None:
                 self._broken = why
             self._changed.notify_all()
-            transactor = None if self._over else self._transactor
-        if transactor is not None:
-            try:
-                transactor.cancel()
-            except Exception:
-                log.exception("cancel failed", extra=fields(connector=self._name))
+        # Not once it is closed, nor while it is being.
+        with self._cancelling:
+            if self._transactor is not None:
+                try:
+                    self._transactor.cancel()
+                except Exception:
+                    log.exception("cancel failed", extra=fields(connector=self._name))
 
     # The reader.
 
@@ -173,10 +175,12 @@ class Stream:
             self.finished.set()
 
     def _close(self) -> None:
-        if self._transactor is None:
+        with self._cancelling:
+            transactor, self._transactor = self._transactor, None
+        if transactor is None:
             return
         try:
-            self._transactor.close()
+            transactor.close()
         except Exception as error:
             log.exception("close failed", extra=fields(connector=self._name))
             self.error = self.error or error
@@ -187,11 +191,10 @@ class Stream:
             return
         assert isinstance(opening, Open)  # By the table.
         transactor, bindings = self._open(opening, self)
-        with self._changed:
-            # SUBTLE: who broke us off meanwhile found no transactor to cancel.
+        with self._cancelling:
             self._transactor = transactor
-            if self._broken is not None:
-                raise self._broken
+        # SUBTLE: who broke us off meanwhile found no transactor to cancel.
+        self._must_go_on()
         self._answer(Opened(transactor.checkpoint))
         while (request := self._next()) is not None:
             assert request.kind is Kind.ACKNOWLEDGE

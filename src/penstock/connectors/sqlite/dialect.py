@@ -101,6 +101,6 @@ class SqliteDialect(Dialect):
 def as_text(column: str) -> str:
     """A value as text from which it can be read again, exactly."""
     return (
-        f"CASE typeof({column}) WHEN 'real' THEN printf('%!.17g', {column}) "
+        f"CASE typeof({column}) WHEN 'real' THEN flow_text({column}) "
         f"ELSE CAST({column} AS TEXT) END"
     )

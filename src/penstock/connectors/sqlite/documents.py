@@ -1,8 +1,8 @@
 """Documents put together again from columns, where the whole document is not kept.
 
-Text is joined, rather than asking SQLite's JSON functions, because those write
-doubles with fifteen digits. What is null is left out, unless null is a value of the
-field's own.
+Text is joined, rather than asking SQLite's JSON functions, because SQLite writes
+doubles with fifteen digits; `flow_text` writes them exactly. What is null is left out,
+unless null is a value of the field's own.
 """
 
 import json
@@ -67,7 +67,7 @@ def _value(field_: Field, column: str) -> str:
         case FieldKind.NUMBER:
             return (
                 f"CASE typeof({column}) WHEN 'real' THEN CASE {column} WHEN 9e999 THEN "
-                f"'\"Infinity\"' WHEN -9e999 THEN '\"-Infinity\"' ELSE printf('%!.17g', {column}) "
+                f"'\"Infinity\"' WHEN -9e999 THEN '\"-Infinity\"' ELSE flow_text({column}) "
                 f"END WHEN 'integer' THEN CAST({column} AS TEXT) "
                 f"ELSE CASE {column} WHEN 'NaN' THEN '\"NaN\"' ELSE {column} END END"
             )

@@ -1,5 +1,6 @@
 """A connection to a SQLite file."""
 
+import base64
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,10 @@ BUSY_S: Final = 30.0
 """So long another process may be writing before we give up."""
 
 PAUSE_S: Final = 0.01
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 class SqliteSession:
@@ -45,6 +50,9 @@ class SqliteSession:
             if create:
                 self._patiently("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = FULL")
+            # SQLite's own way to write a double is not exact, and it has none for base 64.
+            self.connection.create_function("flow_text", 1, repr, deterministic=True)
+            self.connection.create_function("flow_base64", 1, _base64, deterministic=True)
         except sqlite3.Error as error:
             raise Refused(
                 f'"{path}" cannot be opened as a SQLite file: {error}',

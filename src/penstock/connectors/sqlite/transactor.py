@@ -1,14 +1,14 @@
 """Loads, stores and commits in a SQLite file.
 
-The file is locked from the first document that is stored to the commit, never while
-documents are loaded: keys are staged in a temporary table, which is not in the file.
-The last statement of a commit is the fence's.
+The file is locked only while a transaction is committed, so that nobody waits for a
+stream that stands still; a transaction that is too large to be kept in memory is
+written, and locks the file, from there on. Keys to load are staged in a temporary
+table, which is not in the file. The last statement of a commit is the fence's.
 """
 
-import base64
 import sqlite3
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from penstock.connectors.sqlite.documents import document_expression
 from penstock.connectors.sqlite.session import SqliteSession
 from penstock.protocol.messages import StateUpdate
 from penstock.sdk.batches import Documents, Found, Keys
-from penstock.sdk.bindings import Binding
+from penstock.sdk.bindings import Binding, Field, FieldKind
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.connector import DELETED, SqlResource
 from penstock.sdk.sql.dialect import Dialect
@@ -27,7 +27,9 @@ from penstock.sdk.transactor import Transactor
 
 __all__ = ["SqliteTransactor"]
 
-FETCHED_ROWS = 4096
+FETCHED_ROWS: Final = 4096
+WAITING_BYTES: Final = 64 << 20
+"""So much of a transaction is kept in memory before it is written."""
 
 
 class SqliteTransactor(Transactor):
@@ -44,10 +46,9 @@ class SqliteTransactor(Transactor):
         self._session = session
         self._dialect = dialect
         self._fence = fence
+        self._waiting: list[Documents] = []
+        self._waiting_bytes = 0
         self._statements = [_Statements(dialect, each) for each in bindings]
-        session.connection.create_function(
-            "flow_base64", 1, lambda value: base64.b64encode(value).decode(), deterministic=True
-        )
         for each in self._statements:
             session.run(each.create_keys)
 
@@ -57,7 +58,9 @@ class SqliteTransactor(Transactor):
             statements = self._statements[batch.binding.index]
             connection = self._session.connection
             connection.execute("BEGIN")
-            connection.executemany(statements.insert_key, _rows(batch.columns()))
+            connection.executemany(
+                statements.insert_key, _rows(batch.columns(), batch.binding.keys)
+            )
             connection.execute("COMMIT")
             cursor = connection.execute(statements.load)
             while rows := cursor.fetchmany(FETCHED_ROWS):
@@ -66,28 +69,41 @@ class SqliteTransactor(Transactor):
             connection.execute(statements.forget_keys)
 
     def store(self, documents: Iterator[Documents]) -> None:
-        """Within one transaction, which begins with the first."""
+        """Keep them until they are committed, or become too many."""
         for batch in documents:
-            self._begin()
-            statements = self._statements[batch.binding.index]
-            connection = self._session.connection
-            stored = batch
-            if batch.deletes is not None and pc.any(batch.deletes).as_py():
-                gone = batch.keys().packed.filter(batch.deletes)
-                removed = Keys(batch.binding, gone).columns()
-                connection.executemany(statements.delete, _rows(removed))
-                stored = batch.without_deletes()
-            if len(stored):
-                try:
-                    connection.executemany(statements.store, _rows(stored.columns()))
-                except sqlite3.IntegrityError as error:
-                    raise Refused(
-                        f'table "{batch.binding}" does not take a document: {error}'
-                    ) from error
+            self._waiting.append(batch)
+            self._waiting_bytes += batch.nbytes
+            if self._waiting_bytes > WAITING_BYTES:
+                self._write()
+
+    def _write(self) -> None:
+        if not self._session.connection.in_transaction:
+            self._session.begin()
+        for batch in self._waiting:
+            self._write_batch(batch)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _write_batch(self, batch: Documents) -> None:
+        statements = self._statements[batch.binding.index]
+        connection = self._session.connection
+        stored = batch
+        if batch.deletes is not None and pc.any(batch.deletes).as_py():
+            removed = Keys(batch.binding, batch.packed_keys.filter(batch.deletes)).columns()
+            connection.executemany(statements.delete, _rows(removed, batch.binding.keys))
+            stored = batch.without_deletes()
+        if len(stored):
+            try:
+                connection.executemany(
+                    statements.store, _rows(stored.columns(), batch.binding.fields)
+                )
+            except sqlite3.IntegrityError as error:
+                raise Refused(
+                    f'table "{batch.binding}" does not take a document: {error}'
+                ) from error
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
-        """Commit the transaction with its checkpoint, if we are still the one who may."""
-        self._begin()
+        """Commit what was stored with its checkpoint, if we are still the one who may."""
+        self._write()
         try:
             commit_fence(self._session, self._dialect, self._fence, checkpoint)
         except BaseException:
@@ -95,10 +111,6 @@ class SqliteTransactor(Transactor):
             raise
         self._session.connection.execute("COMMIT")
         return None
-
-    def _begin(self) -> None:
-        if not self._session.connection.in_transaction:
-            self._session.begin()
 
     def cancel(self) -> None:
         """Break off what SQLite is doing."""
@@ -147,13 +159,16 @@ class _Statements:
         self.forget_keys = f"DELETE FROM {staged}"
 
 
-def _rows(columns: list[pa.Array]) -> Iterator[tuple[Any, ...]]:
+def _rows(columns: list[pa.Array], fields: Sequence[Field]) -> Iterator[tuple[Any, ...]]:
     """Tuples, made by columns."""
-    return zip(*(_values(each) for each in columns), strict=True)
+    lists = [_values(column, field) for column, field in zip(columns, fields, strict=True)]
+    return zip(*lists, strict=True)
 
 
-def _values(column: pa.Array) -> list[Any]:
+def _values(column: pa.Array, field: Field) -> list[Any]:
     kind = column.type
+    if pa.types.is_string(kind) and field.kind in (FieldKind.INTEGER, FieldKind.NUMBER):
+        return [_number(each) for each in column.to_pylist()]
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
         kind = column.type
@@ -167,3 +182,15 @@ def _values(column: pa.Array) -> list[Any]:
         # SQLite would make a null of NaN.
         return ["NaN" if each is not None and each != each else each for each in column.to_pylist()]
     return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _number(text: str | None) -> int | float | str | None:
+    """A number of a column that does not hold all of its numbers; as text, if SQLite cannot."""
+    if text is None:
+        return None
+    try:
+        whole = int(text)
+    except ValueError:
+        number = float(text)
+        return "NaN" if number != number else number
+    return whole if -(2**63) <= whole < 2**63 else text

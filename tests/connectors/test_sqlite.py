@@ -1,0 +1,439 @@
+"""SQLite keeps what it is given, and is locked only while a transaction is committed."""
+
+import base64
+import json
+import math
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.connectors.sqlite import SqliteConnector, transactor
+from penstock.connectors.sqlite.session import SqliteSession
+from penstock.data.packed import pack_row
+from penstock.errors import Fenced
+from penstock.protocol.ranges import WHOLE
+from penstock.protocol.specs import (
+    CollectionSpec,
+    ConstraintType,
+    Exists,
+    FieldSelection,
+    Inference,
+    MaterializationBinding,
+    MaterializationSpec,
+    Projection,
+    StringInference,
+)
+from penstock.sdk import Applying, Asked, Documents, Keys, Opening, Refused, Validating
+from penstock.sdk.bindings import bind, projected
+from penstock.sdk.sql.connector import SqlResource
+
+KINDS: dict[str, Inference] = {
+    "id": Inference(("integer",), exists=Exists.MUST),
+    "a_boolean": Inference(("boolean",), exists=Exists.MAY),
+    "an_integer": Inference(("integer",), exists=Exists.MAY),
+    "a_number": Inference(("number", "null"), exists=Exists.MUST),
+    "a_string": Inference(("string",), exists=Exists.MAY),
+    "bytes": Inference(("string",), StringInference(content_encoding="base64"), exists=Exists.MAY),
+    "an_object": Inference(("object",), exists=Exists.MAY),
+    "in/side": Inference(("string",), exists=Exists.MAY),
+}
+
+
+class Target:
+    """A table of one SQLite file, as a runtime would bind it."""
+
+    def __init__(self, path: Path, resource: dict[str, Any] | None = None, **fields: Inference):
+        self.endpoint = SqliteConnector.endpoint(path=path)
+        self.connector = SqliteConnector()
+        self.resource = SqlResource.model_validate({"table": "t", **(resource or {})})
+        self.fields = {"id": KINDS["id"], **fields}
+        self.version = "v"
+
+    @property
+    def collection(self) -> CollectionSpec:
+        document = Projection("", "flow_document", inference=Inference(("object",)))
+        return CollectionSpec(
+            "a/b",
+            ("/id",),
+            (document, *(Projection("/" + n, n, inference=i) for n, i in self.fields.items())),
+        )
+
+    @property
+    def spec(self) -> MaterializationSpec:
+        values = tuple(sorted(set(self.fields) - {"id"}))
+        document = "flow_document" if self.resource.document else ""
+        return MaterializationSpec(
+            "m",
+            "{}",
+            (
+                MaterializationBinding(
+                    self.resource.model_dump_json(),
+                    ("t",),
+                    self.collection,
+                    FieldSelection(("id",), values, document),
+                    self.resource.delta_updates,
+                ),
+            ),
+        )
+
+    @property
+    def bindings(self):
+        return [bind(0, self.spec.bindings[0], self.resource)]
+
+    def validate(self):
+        asked = Asked(self.resource, self.collection, projected(self.collection, {}))
+        [found] = self.connector.validate(Validating("m", self.endpoint, [asked]))
+        return found
+
+    def apply(self, *, dry_run: bool = False) -> str:
+        return self.connector.apply(
+            Applying("m", self.version, self.endpoint, self.bindings, dry_run, self.spec)
+        )
+
+    def open(self, key_range=WHOLE):
+        return self.connector.open(
+            Opening("m", self.version, self.endpoint, self.bindings, key_range, {})
+        )
+
+    def documents(self, *rows: dict[str, Any], exists: bool = False, gone: tuple[int, ...] = ()):
+        [binding] = self.bindings
+
+        def packed(names: Any) -> pa.BinaryArray:
+            return pa.array(
+                [pack_row([_element(row.get(name)) for name in names]) for row in rows],
+                pa.binary(),
+            )
+
+        return Documents(
+            binding,
+            packed(["id"]),
+            packed(sorted(set(self.fields) - {"id"})),
+            pa.array([json.dumps(row).encode() for row in rows], pa.binary()),
+            pa.array([exists] * len(rows)),
+            pa.array([row["id"] in gone for row in rows]) if gone else None,
+        )
+
+    def commit(self, stream, *batches: Documents, checkpoint: bytes = b"cp") -> None:
+        stream.store(iter(batches))
+        stream.start_commit(checkpoint)
+
+    def load(self, stream, *ids: int) -> list[Any]:
+        [binding] = self.bindings
+        keys = Keys(binding, pa.array([pack_row((each,)) for each in ids], pa.binary()))
+        return [
+            json.loads(doc)
+            for found in stream.load(iter([keys]))
+            for doc in found.docs_json.to_pylist()
+        ]
+
+    def rows(self, what: str = "*") -> list[tuple[Any, ...]]:
+        with sqlite3.connect(self.endpoint.path) as connection:
+            found = connection.execute(f"SELECT {what} FROM t ORDER BY id").fetchall()
+        connection.close()
+        return found
+
+
+def _element(value: Any) -> Any:
+    return json.dumps(value).encode() if isinstance(value, dict | list) else value
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "target.db"
+
+
+def test_rows_are_stored_updated_and_deleted(path):
+    target = Target(path, a_string=KINDS["a_string"])
+    target.apply()
+    stream = target.open()
+    first = [{"id": 1, "a_string": "a"}, {"id": 2, "a_string": "b"}, {"id": 3}]
+    target.commit(stream, target.documents(*first))
+    assert target.load(stream, 3, 1, 7) == [first[2], first[0]]
+    # What is said of `exists` is a hint, here a wrong one.
+    target.commit(stream, target.documents({"id": 1, "a_string": "c"}, {"id": 4}))
+    target.commit(stream, target.documents({"id": 2}, {"id": 3, "a_string": "d"}, gone=(2,)))
+    assert target.rows("id, a_string") == [(1, "c"), (3, "d"), (4, None)]
+    stream.close()
+    assert target.open().checkpoint == b"cp"
+
+
+def test_soft_deletes_mark_rows_and_are_not_loaded(path):
+    target = Target(path, {"delete": "soft"}, a_string=KINDS["a_string"])
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1, "a_string": "a"}, {"id": 2}))
+    target.commit(stream, target.documents({"id": 1}, gone=(1,)))
+    assert target.rows("id, a_string, flow_deleted") == [(1, "a", 1), (2, None, 0)]
+    assert target.load(stream, 1, 2) == [{"id": 2}]
+    target.commit(stream, target.documents({"id": 1, "a_string": "b"}))
+    assert target.rows("id, a_string, flow_deleted")[0] == (1, "b", 0)
+
+
+def test_delta_updates_are_inserted(path):
+    target = Target(path, {"delta_updates": True}, an_integer=KINDS["an_integer"])
+    assert target.validate().delta_updates
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1, "an_integer": 1}))
+    target.commit(stream, target.documents({"id": 1, "an_integer": 2}))
+    assert target.rows("id, an_integer") == [(1, 1), (1, 2)]
+
+
+odd_numbers = st.sampled_from(
+    [-0.0, 5e-324, 1.7976931348623157e308, 0.1, 1e22, math.inf, -math.inf]
+)
+rows = st.fixed_dictionaries(
+    {"id": st.integers(-(2**63), 2**63 - 1), "a_number": st.floats(allow_nan=False) | odd_numbers},
+    optional={
+        "a_boolean": st.booleans(),
+        "an_integer": st.integers(-(2**63), 2**63 - 1) | st.integers(-(2**70), 2**70),
+        "a_string": st.text(),
+        "bytes": st.binary().map(lambda it: base64.b64encode(it).decode()),
+        "an_object": st.dictionaries(st.text(max_size=3), st.none() | st.integers(), max_size=3),
+        "in/side": st.text(max_size=5),
+    },
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(found=st.lists(rows, max_size=8, unique_by=lambda it: it["id"]))
+def test_values_come_back_as_they_were(tmp_path_factory, found):
+    """By way of columns alone: the whole document is not kept."""
+    target = Target(
+        tmp_path_factory.mktemp("values") / "x.db",
+        {"document": False},
+        **{name: kind for name, kind in KINDS.items() if name != "id"},
+    )
+    target.apply()
+    stream = target.open()
+    target.commit(stream, *([target.documents(*found)] if found else []))
+    loaded = {row["id"]: row for row in target.load(stream, *(row["id"] for row in found))}
+    stream.close()
+    assert len(loaded) == len(found)
+    for row in found:
+        back = loaded[row["id"]]
+        inside = back.pop("in", None)
+        if inside is not None:
+            back["in/side"] = inside["side"]
+        number = back["a_number"]
+        back["a_number"] = float(number) if isinstance(number, str) else number
+        assert back == row
+        assert math.copysign(1, back["a_number"]) == math.copysign(1, row["a_number"])
+        assert type(back.get("an_integer")) is type(row.get("an_integer"))
+
+
+def test_what_has_no_form_of_its_own_is_text(path):
+    target = Target(path, {"document": False}, n=KINDS["a_number"], i=KINDS["an_integer"])
+    target.apply()
+    stream = target.open()
+    target.commit(
+        stream,
+        target.documents(
+            {"id": 1, "n": math.nan, "i": 2**64},
+            {"id": 2, "n": math.inf, "i": 2**53 + 1},
+        ),
+    )
+    assert target.rows("i, n, typeof(i), typeof(n)") == [
+        (str(2**64), "NaN", "text", "text"),
+        (2**53 + 1, math.inf, "integer", "real"),
+    ]
+    assert target.load(stream, 1, 2) == [
+        {"id": 1, "n": "NaN", "i": 2**64},
+        {"id": 2, "n": "Infinity", "i": 2**53 + 1},
+    ]
+
+
+def test_a_key_of_one_integer_refuses_what_is_too_large(path):
+    target = Target(path)
+    target.apply()
+    stream = target.open()
+    stream.store(iter([target.documents({"id": 2**64})]))
+    with pytest.raises(Refused, match='table "t" does not take a document'):
+        stream.start_commit(b"cp")
+    stream.close()
+    assert target.rows() == []
+
+
+# Locks.
+
+
+def test_nobody_waits_while_documents_are_loaded_or_kept(path):
+    target = Target(path, a_string=KINDS["a_string"])
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1}))
+    loading = stream.load(iter([Keys(target.bindings[0], pa.array([pack_row((1,))]))]))
+    next(loading)
+    stream.store(iter([target.documents({"id": 2})]))
+    other = sqlite3.connect(path, timeout=0, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("COMMIT")
+    other.close()
+    stream.start_commit(b"cp")
+    assert [row[0] for row in target.rows("id")] == [1, 2]
+
+
+def test_a_large_transaction_is_written_before_it_is_committed(path, monkeypatch):
+    monkeypatch.setattr(transactor, "WAITING_BYTES", 100)
+    target = Target(path, a_string=KINDS["a_string"])
+    target.apply()
+    stream = target.open()
+    stream.store(iter([target.documents({"id": each, "a_string": "x" * 90}) for each in range(9)]))
+    assert stream._session.connection.in_transaction
+    assert target.rows() == []
+    stream.close()
+    assert target.rows() == []
+    again = target.open()
+    target.commit(again, target.documents({"id": 1, "a_string": "x" * 200}))
+    assert len(target.rows()) == 1
+
+
+def test_a_stream_that_was_overtaken_commits_nothing(path):
+    target = Target(path)
+    target.apply()
+    older = target.open()
+    target.commit(older, target.documents({"id": 1}), checkpoint=b"one")
+    older.store(iter([target.documents({"id": 2})]))
+    newer = target.open()
+    assert newer.checkpoint == b"one"
+    with pytest.raises(Fenced, match='materialization "m" 00000000-ffffffff was fenced off'):
+        older.start_commit(b"two")
+    target.commit(newer, target.documents({"id": 3}), checkpoint=b"three")
+    assert [row[0] for row in target.rows("id")] == [1, 3]
+
+
+def test_waiting_for_another_writer_can_be_broken_off(path):
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA journal_mode = WAL")
+    other.execute("BEGIN IMMEDIATE")
+    session = SqliteSession(path)
+    session.interrupt()
+    with pytest.raises(Exception, match="was broken off"):
+        session.begin()
+    other.close()
+
+
+# Apply.
+
+
+def test_a_dry_run_touches_nothing(path):
+    target = Target(path)
+    said = target.apply(dry_run=True)
+    target.validate()
+    assert not path.exists()
+    assert 'CREATE TABLE "t"' in said
+    assert target.apply() == said
+    assert target.apply() == ""
+    assert target.apply(dry_run=True) == ""
+
+
+def test_fields_come_and_go(path):
+    target = Target(path, a_string=Inference(("string",), exists=Exists.MUST))
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1, "a_string": "a"}))
+    stream.close()
+    target.fields = {"id": KINDS["id"], "another": KINDS["an_integer"]}
+    target.version = "v2"
+    said = target.apply()
+    assert 'ADD COLUMN "another"' in said
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 2, "another": 5}))
+    assert target.rows("id, a_string, another") == [(1, "a", None), (2, None, 5)]
+
+
+def test_a_type_that_can_be_changed_is(path):
+    target = Target(path, {"document": False}, x=Inference(("number",), exists=Exists.MAY))
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1, "x": 0.1}, {"id": 2, "x": 1 / 3}))
+    stream.close()
+    target.fields["x"] = Inference(("string",), exists=Exists.MAY)
+    assert target.validate().constraints["x"].type is ConstraintType.FIELD_REQUIRED
+    target.version = "v2"
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 3, "x": "007"}))
+    texts = [row[0] for row in target.rows("x")]
+    assert texts[2] == "007"
+    assert [float(each) for each in texts[:2]] == [0.1, 1 / 3]
+
+
+def test_a_type_that_cannot_is_refused(path):
+    target = Target(path, x=KINDS["a_string"])
+    target.apply()
+    target.fields["x"] = KINDS["an_integer"]
+    target.version = "v2"
+    found = target.validate().constraints["x"]
+    assert found.type is ConstraintType.UNSATISFIABLE
+    assert 'column "x" is TEXT' in found.reason
+    with pytest.raises(Refused, match='column "x" of table "t" is TEXT, not ANY'):
+        target.apply()
+
+
+def test_delta_updates_are_switched_on_but_not_off(path):
+    target = Target(path, x=KINDS["a_string"])
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1, "x": "a"}))
+    stream.close()
+    target.resource = SqlResource(table="t", delta_updates=True)
+    target.version = "v2"
+    target.validate()
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1, "x": "b"}))
+    stream.close()
+    assert target.rows("id, x") == [(1, "a"), (1, "b")]
+    target.resource = SqlResource(table="t")
+    target.version = "v3"
+    with pytest.raises(Refused, match="from delta updates to standard updates is not allowed"):
+        target.validate()
+    with pytest.raises(Refused, match="from delta updates to standard updates is not allowed"):
+        target.apply()
+
+
+def test_a_table_of_somebody_else_is_not_taken(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY) STRICT")
+    connection.close()
+    target = Target(path)
+    with pytest.raises(Refused, match="this materialization did not make it"):
+        target.validate()
+    with pytest.raises(Refused, match="this materialization did not make it"):
+        target.apply()
+    target.resource = SqlResource(table="t", adopt=True)
+    target.validate()
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1}))
+    assert target.rows("id") == [(1,)]
+
+
+def test_columns_that_differ_in_case_alone_are_refused(path):
+    target = Target(path, x=KINDS["a_string"], X=KINDS["a_string"])
+    with pytest.raises(Refused, match="would be the same column"):
+        target.apply()
+
+
+def test_what_is_no_sqlite_file(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("hello\n" * 100)
+    with pytest.raises(Refused, match="cannot be opened as a SQLite file"):
+        Target(path).validate()
+    with pytest.raises(Refused, match="cannot be opened as a SQLite file"):
+        Target(tmp_path / "no" / "folder.db").apply()
+
+
+def test_secrets_and_the_endpoint_are_not_kept_in_the_target(path):
+    target = Target(path)
+    target.apply()
+    with sqlite3.connect(path) as connection:
+        [(spec,)] = connection.execute("SELECT spec FROM flow_materializations_v2")
+    connection.close()
+    assert b"target.db" not in base64.b64decode(spec)
