@@ -307,6 +307,18 @@ def test_a_stream_that_was_overtaken_commits_nothing(path):
     assert [row[0] for row in target.rows("id")] == [1, 3]
 
 
+def test_without_its_fence_it_would(path, monkeypatch):
+    """The bug that fences are about, planted."""
+    target = Target(path)
+    target.apply()
+    older = target.open()
+    older.store(iter([target.documents({"id": 2})]))
+    target.commit(target.open(), target.documents({"id": 3}), checkpoint=b"three")
+    monkeypatch.setattr(transactor, "commit_fence", lambda *_: None)
+    older.start_commit(b"two")
+    assert [row[0] for row in target.rows("id")] == [2, 3]
+
+
 def test_waiting_for_another_writer_can_be_broken_off(path):
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA journal_mode = WAL")

@@ -4,6 +4,7 @@ What goes wrong there comes to the same as in one process.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -281,3 +282,32 @@ def test_what_spark_tried_in_vain_is_about_the_moment(spark, tmp_path):
     assert isinstance(told, TransientError)
     assert str(told) == f'Spark could not read collection "src.t" of location "file:{tmp_path}/x"'
     assert told.detail == "penstock.errors.DeterminateError: the store is away."
+
+
+class Endless:
+    """A piece whose rows go on until somebody ends the task."""
+
+    def __init__(self, begun) -> None:
+        self.begun = begun
+
+    def read(self):
+        self.begun.touch()
+        while True:
+            yield pa.record_batch({"k": pa.array([1])})
+            threading.Event().wait(0.05)
+
+
+def test_a_stop_ends_what_spark_reads(spark, tmp_path):
+    stop, begun = threading.Event(), tmp_path / "begun"
+    with persist.open(f"file:{tmp_path}/x", writer="w") as client:
+        loader = Loader(client, "src", many=tasks_of(spark), spark_bytes=0, stop=stop)
+        loader.make("src.t", pa.schema([("k", pa.int64())]), ["k"])
+        copy = loader.load("src.t", [Endless(begun)], size=1)
+        while not begun.exists():
+            assert not copy.done()
+            stop.wait(0.05)
+        stop.set()
+        with pytest.raises(TransientError, match='Spark could not read collection'):
+            copy.result()
+        loader.close()
+    assert not spark.sparkContext.statusTracker().getActiveJobsIds()

@@ -29,15 +29,23 @@ SPARK_BYTES: Final = 256 << 20
 """More bytes than this are worth a Spark job."""
 
 
+class Watch(Protocol):
+    """Whoever waits for pieces to be read."""
+
+    def counts(self, rows: Callable[[], int]) -> None:
+        """Take what tells, while it lasts, how many rows are written about."""
+        ...
+
+    def wanted(self) -> bool:
+        """Whether what is being read is still wanted."""
+        ...
+
+
 class ManyTasks(Protocol):
     """Does what is too much for one process by tasks of a cluster; `ingest/spark.py` makes one."""
 
-    def read(
-        self, share: Share, pieces: Sequence[Piece], watch: Callable[[Callable[[], int]], None]
-    ) -> list[Written]:
-        """Read all pieces and write what they hold.
-
-        `watch` is handed what tells, while it lasts, how many rows are written about.
+    def read(self, share: Share, pieces: Sequence[Piece], watch: Watch) -> list[Written]:
+        """Read all pieces and write what they hold, as long as it is wanted.
 
         Raises:
             TransientError: what runs the tasks failed. What a task found is in what it wrote.
@@ -109,7 +117,7 @@ class Copy:
         try:
             if many is not None:
                 with proof_left(share.url, share.staging) as proof:
-                    written = many.read(replace(share, proof=proof), pieces, self._watch)
+                    written = many.read(replace(share, proof=proof), pieces, self)
                 batch = gathered(written)
             else:
                 batch = all_of([self._staged(share, piece) for piece in pieces])
@@ -127,12 +135,17 @@ class Copy:
 
     def _wanted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            if self._abandoned or self._stop.is_set():
+            if not self.wanted():
                 raise TransientError("reading was given up")
             yield batch
 
-    def _watch(self, rows: Callable[[], int]) -> None:
+    def counts(self, rows: Callable[[], int]) -> None:
+        """Take what tells how many rows are written about."""
         self._elsewhere = rows
+
+    def wanted(self) -> bool:
+        """Whether what is being read is still wanted."""
+        return not (self._abandoned or self._stop.is_set())
 
 
 class Loader:
@@ -147,7 +160,7 @@ class Loader:
         spark_bytes: int = SPARK_BYTES,
         stop: threading.Event | None = None,
     ) -> None:
-        """What is read in this process is given up when `stop` is set."""
+        """What is being read is given up when `stop` is set."""
         self._client = client
         self._source = source
         self._many = many

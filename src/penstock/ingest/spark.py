@@ -1,15 +1,22 @@
 """First copies and comparisons by Spark's tasks: one piece a task, straight into Parquet."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
 
 from pyspark.sql import SparkSession
 
 from penstock.errors import TransientError, UsageError
+from penstock.ingest.loading import Watch
 from penstock.persist.merging.spark import SparkMerges, failing_as_ours
 from penstock.persist.writing.task import Share, Written
 from penstock.sources.source import Piece
 
 __all__ = ["tasks_of"]
+
+WATCH_S: Final = 0.5
+"""So often it is asked whether what Spark does is still wanted."""
 
 
 def tasks_of(spark: SparkSession) -> "SparkTasks":
@@ -34,16 +41,14 @@ class SparkTasks:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def read(
-        self, share: Share, pieces: Sequence[Piece], watch: Callable[[Callable[[], int]], None]
-    ) -> list[Written]:
+    def read(self, share: Share, pieces: Sequence[Piece], watch: Watch) -> list[Written]:
         """Read all pieces and write what they hold; a task that is lost is tried again.
 
         Raises:
-            TransientError: Spark failed.
+            TransientError: Spark failed, or it is not wanted any more.
         """
         doing = f'read collection "{share.collection}" of location "{share.url}"'
-        with failing_as_ours(doing):
+        with failing_as_ours(doing), self._as_long_as(watch.wanted, f"read {share.staging}"):
             told = self._read(share, pieces, watch)
         # SUBTLE: PySpark takes a connection that breaks off for the end of what is collected.
         if len(told) != len(pieces):
@@ -53,12 +58,30 @@ class SparkTasks:
             )
         return told
 
-    def _read(
-        self, share: Share, pieces: Sequence[Piece], watch: Callable[[Callable[[], int]], None]
-    ) -> list[Written]:
+    @contextmanager
+    def _as_long_as(self, wanted: Callable[[], bool], tag: str) -> Iterator[None]:
+        """Jobs that are run within end when they are not wanted any more."""
+        context, over = self._spark.sparkContext, threading.Event()
+
+        def watch() -> None:
+            while not over.wait(WATCH_S):
+                if not wanted():
+                    context.cancelJobsWithTag(tag)
+
+        watching = threading.Thread(target=watch, name=f"watch of {tag}", daemon=True)
+        watching.start()
+        context.addJobTag(tag)
+        try:
+            yield
+        finally:
+            context.removeJobTag(tag)
+            over.set()
+            watching.join()
+
+    def _read(self, share: Share, pieces: Sequence[Piece], watch: Watch) -> list[Written]:
         context = self._spark.sparkContext
         rows = context.accumulator(0)
-        watch(lambda: rows.value)
+        watch.counts(lambda: rows.value)
 
         def read(some: Iterable[Piece]) -> Iterator[Written]:
             for piece in some:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.sources.postgres.config import PostgresConfig, TableSpec, redact, shown
+from penstock.sources.postgres.config import PostgresConfig, TableSpec, shown
 from penstock.sources.postgres.names import TableName, identifier, similar
 
 names = st.text(
@@ -58,9 +58,6 @@ def test_no_secret_is_shown() -> None:
     assert SECRET not in repr(config)
     assert "s3cr3t" not in repr(config)
     assert config.where == "postgresql://me@db.example:6432/shop"
-    assert redact(f'password "{SECRET}" is wrong', config.parameters) == (
-        'password "********" is wrong'
-    )
     assert shown({"service": "shop"}) == "postgresql://service=shop/"
 
 

@@ -173,11 +173,6 @@ class ColumnsChanged:
     tightened: tuple[str, ...] = ()
     """Columns that may not be null any more."""
 
-    @property
-    def only_appended(self) -> bool:
-        """Whether what was there is as it was, but for what may be null."""
-        return not (self.renamed or self.dropped or self.retyped)
-
     def ignoring(self, columns: Collection[str]) -> "ColumnsChanged | None":
         """The rest of it, if there is any, for whoever leaves out `columns`."""
         rest = ColumnsChanged(
@@ -244,11 +239,6 @@ class LeavesChanged:
     """Their rows are gone from the root, and nothing was sent."""
 
     rewritten: tuple[Rewritten, ...] = ()
-
-    @property
-    def only_born(self) -> bool:
-        """Whether there is nothing to do: partitions were created, and that is all."""
-        return not (self.detached or self.rewritten) and all(leaf.born for leaf in self.attached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from psycopg import conninfo
 from penstock.errors import UsageError
 from penstock.sources.postgres.names import TableName, similar
 
-__all__ = ["SECRETS", "PostgresConfig", "TableSpec", "redact", "shown"]
+__all__ = ["SECRETS", "PostgresConfig", "TableSpec", "shown"]
 
 PUBLICATION: Final = "penstock"
 
@@ -27,8 +27,6 @@ SECRETS: Final = frozenset(
     {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
 )
 """The parameters of a connection that nobody may see."""
-
-HIDDEN: Final = "********"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +161,6 @@ def shown(parameters: Mapping[str, str]) -> str:
     login = f"{user}@" if user else ""
     place = f"{host}:{port}" if port else host
     return f"postgresql://{login}{place}/{parameters.get('dbname', '')}"
-
-
-def redact(text: str, parameters: Mapping[str, str]) -> str:
-    """`text` without the secrets of `parameters`."""
-    secrets = (parameters.get(name, "") for name in SECRETS)
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
-    return text
 
 
 def _parameters(said: Mapping[str, Any]) -> dict[str, str]:

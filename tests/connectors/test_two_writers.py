@@ -1,0 +1,287 @@
+"""Two writers of one range, in processes of their own, killed and paused at every step.
+
+Never does more than one of them commit past the fence, and what is committed is a
+prefix of what the first has sent, then what the second has.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from penstock.data.packed import pack_row
+from penstock.errors import PenstockError
+from penstock.materialize import Stream, connect
+from penstock.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    Apply,
+    Flush,
+    Flushed,
+    Load,
+    Loaded,
+    Open,
+    Opened,
+    StartCommit,
+    StartedCommit,
+    Store,
+)
+from penstock.protocol.ranges import WHOLE
+from penstock.protocol.specs import (
+    CollectionSpec,
+    Exists,
+    FieldSelection,
+    Inference,
+    MaterializationBinding,
+    MaterializationSpec,
+    Projection,
+)
+from penstock.testing.postgres import Database
+
+STEPS = ["opened", "acknowledged", "loaded", "flushed", "stored", "committing", "committed"]
+INTEGER = Inference(("integer",), exists=Exists.MUST)
+LOG = CollectionSpec(
+    "a/log",
+    ("/id",),
+    (
+        Projection("", "flow_document", inference=Inference(("object",), exists=Exists.MUST)),
+        Projection("/id", "id", inference=INTEGER),
+        Projection("/n", "n", inference=INTEGER),
+    ),
+)
+
+
+class Process:
+    """A connector in a process of its own."""
+
+    def __init__(self, name: str, folder: Path, number: int) -> None:
+        self.address = f"unix:{folder}/{number}.sock"
+        command = [sys.executable, "-m", "penstock.cli.main", "connector", "serve", name]
+        self._process = subprocess.Popen(
+            [*command, "--listen", self.address], stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+class Writer:
+    """Sends transaction 1, 2, … : each sets the one document's `n`."""
+
+    def __init__(self, process: Process, spec: MaterializationSpec) -> None:
+        self.process = process
+        self._spec = spec
+        self._connection = connect(process.address)
+        self._stream: Stream | None = None
+        self.at = 0
+
+    def step(self, name: str) -> None:
+        """Go one step of the protocol further."""
+        stream = self._stream
+        if stream is None:
+            assert name == "opened"
+            self._stream = stream = self._connection.transactions()
+            stream.send(Open(self._spec, "v", WHOLE))
+            found = stream.receive()
+            assert isinstance(found, Opened)
+            self.at = int(found.checkpoint) if found.checkpoint.isdigit() else 0
+            return
+        none, key = pa.array([b""], pa.binary()), pa.array([pack_row((1,))], pa.binary())
+        value = pa.array([pack_row((self.at + 1,))], pa.binary())
+        doc = pa.array([json.dumps({"id": 1, "n": self.at + 1}).encode()], pa.binary())
+        match name:
+            case "acknowledged":
+                stream.send(Acknowledge())
+                assert stream.receive() == Acknowledged()
+            case "loaded":
+                stream.send(Load(0, key))
+            case "flushed":
+                stream.send(Flush())
+                found = stream.receive()
+                while isinstance(found, Loaded):
+                    assert json.loads(found.docs_json[0].as_py())["n"] == self.at
+                    found = stream.receive()
+                assert found == Flushed()
+            case "stored":
+                stream.send(Store(0, key, value, doc, pa.array([self.at > 0])))
+                stream.send(Store(1, key, value, none, pa.array([False])))
+            case "committing":
+                stream.send(StartCommit(str(self.at + 1).encode()))
+            case "committed":
+                assert isinstance(stream.receive(), StartedCommit)
+                self.at += 1
+
+    def transaction(self) -> None:
+        for name in STEPS[1:]:
+            self.step(name)
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+        self._connection.close()
+
+
+class Target:
+    """Where both write to: the last state, and a row for each transaction."""
+
+    def __init__(self, name: str, endpoint: dict[str, Any], folder: Path) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self._folder = folder
+        self._processes: list[Process] = []
+        self._writers: list[Writer] = []
+        path = () if name == "sqlite" else ("public",)
+        self.spec = MaterializationSpec(
+            "m",
+            json.dumps(endpoint),
+            (
+                MaterializationBinding(
+                    '{"table":"state"}',
+                    (*path, "state"),
+                    LOG,
+                    FieldSelection(("id",), ("n",), "flow_document"),
+                ),
+                MaterializationBinding(
+                    '{"table":"log","delta_updates":true}',
+                    (*path, "log"),
+                    LOG,
+                    FieldSelection(("id",), ("n",)),
+                    delta_updates=True,
+                ),
+            ),
+        )
+
+    def process(self) -> Process:
+        process = Process(self.name, self._folder, len(self._processes))
+        self._processes.append(process)
+        return process
+
+    def writer(self, process: Process) -> Writer:
+        writer = Writer(process, self.spec)
+        self._writers.append(writer)
+        return writer
+
+    def apply(self, process: Process) -> None:
+        with connect(process.address) as connection:
+            connection.apply(Apply(self.spec, "v"))
+
+    def clear(self) -> None:
+        for writer in self._writers:
+            writer.close()
+        self._writers = []
+        for table in ("state", "log", "flow_checkpoints_v1"):
+            self._run(f"DELETE FROM {table}")
+
+    def contents(self) -> tuple[int, list[int]]:
+        state = self._run("SELECT n FROM state")
+        log = self._run("SELECT n FROM log ORDER BY n")
+        return (state[0][0] if state else 0), [each for (each,) in log]
+
+    def _run(self, statement: str) -> list[Any]:
+        if self.name == "sqlite":
+            connection = sqlite3.connect(self.endpoint["path"], timeout=30)
+            found = connection.execute(statement)
+            rows = found.fetchall()
+            connection.commit()
+            connection.close()
+            return rows
+        with psycopg.connect(self.endpoint["url"]) as session:
+            done = session.execute(statement.encode())
+            return done.fetchall() if done.description else []
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.signal(signal.SIGCONT)
+            process.end()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def target(request, tmp_path) -> Iterator[Target]:
+    if request.param == "sqlite":
+        endpoint = {"path": str(tmp_path / "x.db")}
+    else:
+        database: Database = request.getfixturevalue("database")
+        endpoint = {"url": database.url()}
+    target = Target(request.param, endpoint, tmp_path)
+    yield target
+    target.close()
+
+
+def in_order(target: Target, first: int, second: int) -> None:
+    """What is there is what was sent up to the second's last, once each."""
+    state, log = target.contents()
+    assert log == list(range(1, second + 1)), (first, second)
+    assert state == second
+
+
+def test_paused_at_every_step(target):
+    """The one who wakes up late is not let in."""
+    one, other = target.process(), target.process()
+    target.apply(one)
+    for transactions in (0, 1):
+        for at in range(len(STEPS)):
+            zombie = target.writer(one)
+            zombie.step("opened")
+            for _ in range(transactions):
+                zombie.transaction()
+            for name in STEPS[1 : at + 1]:
+                zombie.step(name)
+            one.signal(signal.SIGSTOP)
+            try:
+                newer = target.writer(other)
+                newer.step("opened")
+                took_up = newer.at
+                newer.transaction()
+            finally:
+                one.signal(signal.SIGCONT)
+            assert zombie.at <= took_up <= zombie.at + (STEPS[at] in ("committing", "committed"))
+            with contextlib.suppress(PenstockError, AssertionError):
+                for name in STEPS[at + 1 :]:
+                    zombie.step(name)
+                zombie.transaction()
+            newer.transaction()
+            in_order(target, took_up, newer.at)
+            assert newer.at == took_up + 2
+            target.clear()
+
+
+def test_killed_at_every_step(target):
+    """Another one takes up where the last commit was."""
+    other = target.process()
+    target.apply(other)
+    # Processes are slow to start, and where a commit is not under way there is little to see.
+    for at in range(len(STEPS)) if target.name == "sqlite" else (4, 5, 6):
+        process = target.process()
+        writer = target.writer(process)
+        writer.step("opened")
+        writer.transaction()
+        for name in STEPS[1 : at + 1]:
+            writer.step(name)
+        process.end()
+        newer = target.writer(other)
+        newer.step("opened")
+        assert writer.at <= newer.at <= writer.at + (STEPS[at] == "committing")
+        newer.transaction()
+        in_order(target, writer.at, newer.at)
+        target.clear()
