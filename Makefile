@@ -70,6 +70,10 @@ $(DELTA)/.ready: requirements-delta.txt pyproject.toml scripts/setup | $(READY)
 bench-postgres: setup debian $(DEBEZIUM)/.ready ## a Postgres followed beside its own tools and beside Debezium; slow
 	$(PY) benchmarks/postgres.py
 
+.PHONY: bench-connectors
+bench-connectors: setup debian ## connectors beside their endpoints' own bulk ways
+	$(PY) benchmarks/connectors.py
+
 .PHONY: postgres-scoreboard
 postgres-scoreboard: setup debian $(DEBEZIUM)/.ready ## every value of every type, through Debezium and through Penstock
 	$(PY) benchmarks/postgres_scoreboard.py
