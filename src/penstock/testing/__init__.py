@@ -1,1 +1,1 @@
-"""For tests, ours and yours: clocks that obey and stores that fail on request."""
+"""For tests, ours and yours: clocks that obey, stores that fail, what a connector must keep."""

@@ -22,6 +22,9 @@ BUSY_S: Final = 30.0
 
 PAUSE_S: Final = 0.01
 
+GLANCE_S: Final = 5.0
+"""So long a reader may wait: for one who writes it need not, for one who closes it must."""
+
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
@@ -43,7 +46,7 @@ class SqliteSession:
         try:
             self.connection = sqlite3.connect(
                 path if there else ":memory:",
-                timeout=0,
+                timeout=GLANCE_S,
                 isolation_level=None,
                 check_same_thread=False,
             )
@@ -84,6 +87,13 @@ class SqliteSession:
 
     def _patiently(self, statement: str) -> None:
         # Not by SQLite's own patience, which nothing interrupts.
+        self.connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._try_again_and_again(statement)
+        finally:
+            self.connection.execute(f"PRAGMA busy_timeout = {int(GLANCE_S * 1_000)}")
+
+    def _try_again_and_again(self, statement: str) -> None:
         for _ in range(int(BUSY_S / PAUSE_S)):
             try:
                 self.connection.execute(statement)

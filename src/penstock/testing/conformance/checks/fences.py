@@ -1,0 +1,180 @@
+"""Shards: overlapping, beside each other, split and joined."""
+
+from penstock.materialize.errors import ConnectorError
+from penstock.protocol.messages import START_FROM_ZERO, Acknowledge, Open, Opened
+from penstock.protocol.ranges import WHOLE, KeyRange
+from penstock.testing.conformance.check import Failed, Skipped, check
+from penstock.testing.conformance.config import Pattern
+from penstock.testing.conformance.documents import document
+from penstock.testing.conformance.peer import Peer
+from penstock.testing.conformance.shard import Shard
+from penstock.testing.conformance.task import Task
+
+__all__ = ["cannot_commit"]
+
+_REMOTE = frozenset({Pattern.REMOTE_AUTHORITATIVE})
+_LOG = "the checkpoint is the recovery log's"
+
+
+def cannot_commit(shard: Shard, word: str) -> None:
+    """Let a shard that another has taken over go on as if nothing had happened.
+
+    Raises:
+        Failed: it came to the end of its transaction.
+    """
+    try:
+        shard.flush()
+        shard.store(0, [document("a", word), document("z", word)])
+        shard.begin_commit()
+        shard.started_commit(logged=False)
+        shard.exchange.send(Acknowledge())
+        shard.acknowledged()
+    except ConnectorError:
+        shard.log.in_doubt = None
+        shard.peer.connectors.serves()
+        return
+    raise Failed("a shard that another has taken over came to Acknowledged")
+
+
+@check(
+    "second-open-ends-the-first",
+    rule="a shard that opens ends the older one that has its keys, before it answers Opened",
+    source="protocol, Fencing",
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    first = task.shard()
+    first.transact(document("a", "committed"))
+    second = task.shard()
+    cannot_commit(first, "of the older")
+    second.transact(document("b", "committed"))
+    try:
+        second.verify(rows=True)
+        second.absent(0, document("z", ""))
+    except Skipped as skipped:
+        peer.note(f"what came of it at the endpoint was not looked at: {skipped}")
+
+
+@check(
+    "second-open-ends-a-store",
+    rule="a shard that opens does not wait for an older one that is in the midst of Store, "
+    "and nothing of that is to be seen",
+    source="protocol, Fencing",
+    patterns=frozenset(Pattern) - {Pattern.PUSH_ONLY},
+    otherwise="what is pushed cannot be taken back",
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    first = task.shard()
+    first.transact(document("a", "committed"))
+    first.flush()
+    first.store(0, [document("a", "of the older")])
+    peer.pause()
+    second = task.shard()
+    if peer.exact:
+        second.verify()
+    second.transact(document("a", "of the newer"))
+    second.verify()
+
+
+@check(
+    "fence-overlap",
+    rule="a range that overlaps in part is enough to end the older shard",
+    source="protocol, Fencing",
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    older = task.part(KeyRange(0, 0xBFFFFFFF))
+    older.transact(document("a", "committed"))
+    _open_as_new(peer, task, KeyRange(0x80000000, 0xFFFFFFFF))
+    cannot_commit(older, "of the older")
+
+
+def _open_as_new(peer: Peer, task: Task, key_range: KeyRange) -> Opened:
+    """Open without holding the answer against the log."""
+    exchange = peer.exchange()
+    exchange.send(Open(task.spec, task.version, key_range))
+    return exchange.expect(Opened)
+
+
+@check(
+    "fence-disjoint-ranges",
+    rule="shards that have no key in common do not end each other",
+    source="protocol, Fencing",
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    left, right = (task.part(each) for each in WHOLE.split())
+    for n in range(2):
+        left.transact(document("left", f"of {n}"))
+        right.transact(document("right", f"of {n}"))
+    left.transact()
+    right.verify()
+
+
+@check(
+    "fence-other-materialization-untouched",
+    rule="materializations do not end each other's shards",
+    source="protocol, Fencing",
+)
+def _(peer: Peer) -> None:
+    first, second = peer.task(), peer.task()
+    one = first.shard()
+    one.transact(document("a", "of the first"))
+    other = second.shard()
+    other.transact(document("a", "of the second"))
+    one.transact(document("b", "of the first"))
+    one.verify()
+    other.verify()
+
+
+@check(
+    "fence-split",
+    rule="shards that split another go on from its checkpoint, and it cannot commit again",
+    source="protocol, Fencing",
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    parent = task.shard()
+    parent.transact(document("a", "of the parent"))
+    parent.transact(document("b", "of the parent"))
+    # What Opened says is held against the parent's checkpoint, in both.
+    children = [task.part(each) for each in WHOLE.split()]
+    cannot_commit(parent, "of the parent, late")
+    for n, child in enumerate(children):
+        child.transact(document(f"child {n}", "stored"))
+    children[0].verify()
+
+
+@check(
+    "fence-join",
+    rule="a shard that joins others does not go back to a checkpoint older than theirs",
+    source="protocol, Fencing",
+    patterns=_REMOTE,
+    otherwise=_LOG,
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    parent = task.shard()
+    parent.transact(document("a", "of the parent"))
+    parent.cancel()
+    old = task.log(WHOLE).stored
+    children = [task.part(each) for each in WHOLE.split()]
+    common = task.next_checkpoint()
+    for n, child in enumerate(children):
+        child.flush()
+        child.store(0, [document(f"child {n}", "stored")])
+        child.begin_commit(common)
+        child.started_commit()
+        child.acknowledge()
+        child.cancel()
+    task.logs = {WHOLE: task.logs[WHOLE.split()[0]]}
+    said = _open_as_new(peer, task, WHOLE).checkpoint
+    if said in (old, START_FROM_ZERO) or said not in (b"", common):
+        raise Failed(
+            f"Opened has checkpoint {said.hex()}, and must have {common.hex()} or none",
+            detail=f"That of before the split was {old.hex()}.",
+        )
+    if not said:
+        return
+    task.shard().verify()

@@ -1,0 +1,287 @@
+"""Messages that are none, or come out of turn.
+
+Each must end its stream with an error status, and nothing else: what was committed
+stays, what came with the broken message is not stored, and the connector goes on
+serving.
+"""
+
+import contextlib
+import enum
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.materialize.errors import ConnectorError
+from penstock.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    Flush,
+    Flushed,
+    Load,
+    Open,
+    Opened,
+    StartCommit,
+    Store,
+)
+from penstock.protocol.ranges import WHOLE
+from penstock.protocol.wire import encode, encode_request
+from penstock.testing.conformance import raw
+from penstock.testing.conformance.check import Need, Skipped, check
+from penstock.testing.conformance.documents import PLAIN, Document, document, encoded
+from penstock.testing.conformance.exchange import Exchange
+from penstock.testing.conformance.peer import Peer
+from penstock.testing.conformance.task import Task
+
+__all__: list[str] = []
+
+LATE: Document = document("z", "of a broken message")
+
+
+class Phase(enum.IntEnum):
+    """How far a stream gets before the message comes."""
+
+    NEW = 0
+    OPENED = 1
+    LOADING = 2
+    STORING = 3
+
+
+Sent = Callable[[Exchange, Task], None]
+
+
+def _to(phase: Phase, exchange: Exchange, task: Task) -> None:
+    if phase >= Phase.OPENED:
+        exchange.send(_open(task))
+        exchange.expect(Opened)
+    if phase >= Phase.LOADING:
+        exchange.send(Acknowledge())
+        exchange.expect(Acknowledged)
+    if phase >= Phase.STORING:
+        exchange.send(Flush())
+        exchange.expect(Flushed)
+
+
+def _open(task: Task) -> Open:
+    state = task.log(WHOLE).state.json or b"{}"
+    return Open(task.spec, task.version, WHOLE, state)
+
+
+def _refused(peer: Peer, phase: Phase, of: str, sent: Sent) -> None:
+    """Send it in this phase, and see that nothing came of it but an error."""
+    task = peer.task()
+    shard = task.shard()
+    shard.transact(document("a", "committed"))
+    shard.cancel()
+    exchange = peer.exchange(checked=False)
+    _to(phase, exchange, task)
+    with contextlib.suppress(ConnectorError):  # It may be over before all of it is sent.
+        sent(exchange, task)
+    exchange.refusal(of)
+    peer.connectors.serves()
+    shard = task.shard()
+    try:
+        shard.verify()
+        if of != _WELL_MADE or peer.exact:
+            shard.absent(0, LATE)
+    except Skipped as skipped:
+        peer.note(f"what came of it at the endpoint was not looked at: {skipped}")
+
+
+_WELL_MADE: Final = "the end after a Store"
+"""What came before it may have been written through, where that is how it is done."""
+
+
+def _listed(name: str, phase: Phase, of: str, sent: Sent, needs: tuple[Need, ...] = ()) -> None:
+    @check(
+        f"malformed-{name}",
+        rule=f"{of} ends the stream with an error, and changes nothing",
+        source=f"protocol, {_section(name)}",
+        needs=needs,
+    )
+    def _(peer: Peer) -> None:
+        _refused(peer, phase, of, sent)
+
+
+def _section(name: str) -> str:
+    """Where the rule is that the message breaks."""
+    words = {
+        "open": "Open",
+        "load": "Load",
+        "flush": "Flush",
+        "store": "Store",
+        "start": "StartCommit",
+        "acknowledge": "Acknowledge",
+    }
+    return next((words[each] for each in name.split("-") if each in words), "Messages")
+
+
+def _bytes(data: bytes, shown: str) -> Sent:
+    return lambda exchange, _task: exchange.send_bytes(data, shown)
+
+
+def _store(task: Task, binding: int = 0) -> Store:
+    names = task.spec.bindings[0].field_selection.values
+    return Store(
+        binding,
+        PLAIN.packed_keys([LATE]),
+        PLAIN.packed_values([LATE], names),
+        encoded([LATE]),
+        pa.array([False], pa.bool_()),
+    )
+
+
+def _stores_with(exchange: Exchange, task: Task, kind: str) -> None:
+    """A Store of which one thing is wrong."""
+    good = _store(task)
+    parts = [each.to_pylist()[0] for each in (good.packed_keys, good.packed_values, good.docs_json)]
+    arena = b"".join(parts)
+    ends = [len(parts[0]), len(parts[0]) + len(parts[1]), len(arena)]
+    key, value, doc = (0, ends[0]), (ends[0], ends[1]), (ends[1], ends[2])
+    data = {
+        "lists": lambda: raw.store(0, arena, [key], [value], [doc, doc], [False]),
+        "exists": lambda: raw.store(0, arena, [key], [value], [doc], []),
+        "arena": lambda: raw.store(0, arena, [key], [value], [(ends[1], ends[2] + 9)], [False]),
+        "deletes": lambda: raw.store(0, arena, [key], [value], [doc], [False], [False, True]),
+        "nothing": lambda: raw.store(0, b"", [], [], [], []),
+    }[kind]()
+    exchange.send_bytes(data, f"Store with wrong {kind}")
+    exchange.send_bytes(encode_request(StartCommit(task.next_checkpoint())), "StartCommit")
+
+
+def _stores(kind: str) -> Sent:
+    return lambda exchange, task: _stores_with(exchange, task, kind)
+
+
+def _commits_early(exchange: Exchange, task: Task) -> None:
+    exchange.send(StartCommit(task.next_checkpoint()))
+
+
+def _stores_early(exchange: Exchange, task: Task) -> None:
+    exchange.send(_store(task))
+    exchange.send(StartCommit(task.next_checkpoint()))
+
+
+def _stores_elsewhere(exchange: Exchange, task: Task) -> None:
+    exchange.send(_store(task, binding=9))
+    exchange.send(StartCommit(task.next_checkpoint()))
+
+
+def _loads(exchange: Exchange, _task: Task) -> None:
+    exchange.send(Load(0, PLAIN.packed_keys([LATE])))
+
+
+def _loads_elsewhere(exchange: Exchange, _task: Task) -> None:
+    exchange.send(Load(9, PLAIN.packed_keys([LATE])))
+    exchange.send(Flush())
+
+
+def _loads_and_ends(exchange: Exchange, task: Task) -> None:
+    _loads(exchange, task)
+    exchange.end()
+
+
+def _stores_and_ends(exchange: Exchange, task: Task) -> None:
+    exchange.send(_store(task))
+    exchange.end()
+
+
+def _opens_again(exchange: Exchange, task: Task) -> None:
+    exchange.send(_open(task))
+
+
+def _opens_without_version(exchange: Exchange, task: Task) -> None:
+    data = raw.open_request(encode(task.spec), "", WHOLE.begin, WHOLE.end)
+    exchange.send_bytes(data, "Open without a version")
+
+
+def _opens_backwards(exchange: Exchange, task: Task) -> None:
+    data = raw.open_request(encode(task.spec), task.version, 9, 3)
+    exchange.send_bytes(data, "Open of keys from 9 to 3")
+
+
+def _loads_outside(exchange: Exchange, _task: Task) -> None:
+    exchange.send_bytes(raw.load(0, b"\x02key\x00", [(0, 50)]), "Load of a slice past the arena")
+    exchange.send(Flush())
+
+
+def _loads_backwards(exchange: Exchange, _task: Task) -> None:
+    exchange.send_bytes(raw.load(0, b"\x02key\x00", [(5, 0)]), "Load of a slice from 5 to 0")
+    exchange.send(Flush())
+
+
+def _loads_nothing(exchange: Exchange, _task: Task) -> None:
+    exchange.send_bytes(raw.load(0, b"", []), "Load of no key")
+    exchange.send(Flush())
+
+
+_BOTH = raw.message(raw.FLUSH) + raw.message(raw.ACKNOWLEDGE)
+
+_listed("empty-request", Phase.LOADING, "a request that says nothing", _bytes(b"", "nothing"))
+_listed("garbage", Phase.LOADING, "what is no message", _bytes(b"\xff\xff\xff", "three bytes"))
+_listed("two-fields", Phase.LOADING, "a request that is two", _bytes(_BOTH, "Flush, Acknowledge"))
+_listed(
+    "first-is-not-open",
+    Phase.NEW,
+    "a stream that does not begin with Open",
+    lambda exchange, _task: exchange.send(Acknowledge()),
+)
+_listed("open-without-version", Phase.NEW, "Open without a version", _opens_without_version)
+_listed("open-backwards", Phase.NEW, "Open of a range that ends before it begins", _opens_backwards)
+_listed("second-open", Phase.LOADING, "a second Open", _opens_again)
+_listed(
+    "flush-before-acknowledge",
+    Phase.OPENED,
+    "Flush without an Acknowledge",
+    lambda exchange, _task: exchange.send(Flush()),
+)
+_listed(
+    "acknowledge-twice",
+    Phase.LOADING,
+    "a second Acknowledge",
+    lambda exchange, _task: exchange.send(Acknowledge()),
+)
+_listed("store-before-flush", Phase.LOADING, "Store before Flush", _stores_early)
+_listed("start-commit-before-flush", Phase.LOADING, "StartCommit before Flush", _commits_early)
+_listed("load-after-flush", Phase.STORING, "Load after Flush", _loads, (Need.LOADS,))
+_listed("load-without-keys", Phase.LOADING, "Load of no key", _loads_nothing, (Need.LOADS,))
+_listed(
+    "load-outside-arena",
+    Phase.LOADING,
+    "a slice that goes past its arena",
+    _loads_outside,
+    (Need.LOADS,),
+)
+_listed(
+    "load-slice-backwards",
+    Phase.LOADING,
+    "a slice that ends before it begins",
+    _loads_backwards,
+    (Need.LOADS,),
+)
+_listed(
+    "load-unknown-binding",
+    Phase.LOADING,
+    "Load of a binding that there is not",
+    _loads_elsewhere,
+    (Need.LOADS,),
+)
+_listed("store-unequal-lists", Phase.STORING, "Store with one key and two docs", _stores("lists"))
+_listed("store-without-exists", Phase.STORING, "Store without exists", _stores("exists"))
+_listed("store-nothing", Phase.STORING, "Store of no document", _stores("nothing"))
+_listed("store-outside-arena", Phase.STORING, "a document past its arena", _stores("arena"))
+_listed(
+    "store-unequal-deletes",
+    Phase.STORING,
+    "Store with one key and two deletes",
+    _stores("deletes"),
+    (Need.DELETES,),
+)
+_listed(
+    "store-unknown-binding",
+    Phase.STORING,
+    "Store of a binding that there is not",
+    _stores_elsewhere,
+)
+_listed("end-after-load", Phase.LOADING, "the end after a Load", _loads_and_ends, (Need.LOADS,))
+_listed("end-after-store", Phase.STORING, _WELL_MADE, _stores_and_ends)

@@ -1,0 +1,71 @@
+"""What Stores do."""
+
+from penstock.testing.conformance.check import Need, check
+from penstock.testing.conformance.documents import document
+from penstock.testing.conformance.peer import Peer
+
+__all__: list[str] = []
+
+
+@check(
+    "update-overwrites",
+    rule="a document takes the place of the one that has its key",
+    source="protocol, Store",
+    needs=(Need.LOADS,),
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    shard = task.shard()
+    shard.transact(document("a", "older", 1), document("b", "stays", 1))
+    shard.transact(document("a", "newer", 2), document("c", "is new", 2))
+    shard.transact({"id": "b"})
+    shard.verify(rows=True)
+
+
+@check(
+    "deletes-remove",
+    rule="a document that is stored with `deletes` is removed, and others stay",
+    source="protocol, Store",
+    needs=(Need.LOADS, Need.DELETES),
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    a, b, c = (document(name, "stored") for name in "abc")
+    shard = task.shard()
+    shard.transact(a, b)
+    shard.flush()
+    shard.store(0, [a], delete=True)
+    shard.store(0, [c])
+    shard.commit()
+    shard.verify(rows=True)
+    shard.transact(document("a", "again"))
+    shard.verify(rows=True)
+
+
+@check(
+    "delete-of-a-missing-key",
+    rule="to remove what is not there is no error",
+    source="protocol, Store",
+    needs=(Need.LOADS, Need.DELETES),
+)
+def _(peer: Peer) -> None:
+    shard = peer.task().shard()
+    shard.transact(document("a", "stored"))
+    shard.transact(document("missing", "stored"), delete=True)
+    shard.verify(rows=True)
+
+
+@check(
+    "exists-is-a-hint",
+    rule="a document is neither lost nor doubled when `exists` is wrong",
+    source="protocol, Store",
+    needs=(Need.LOADS, Need.HINT),
+)
+def _(peer: Peer) -> None:
+    shard = peer.task().shard()
+    shard.transact(document("a", "older"))
+    shard.flush()
+    shard.store(0, [document("a", "newer")], exists=False)
+    shard.store(0, [document("b", "is new")], exists=True)
+    shard.commit()
+    shard.verify(rows=True)

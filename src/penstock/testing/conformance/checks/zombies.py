@@ -1,0 +1,101 @@
+"""Two processes, of which the older does not know that it is one."""
+
+from penstock.materialize.errors import ConnectorError
+from penstock.testing.conformance.check import Need, check
+from penstock.testing.conformance.checks.fences import cannot_commit
+from penstock.testing.conformance.config import Pattern
+from penstock.testing.conformance.documents import document
+from penstock.testing.conformance.peer import Peer
+
+__all__: list[str] = []
+
+
+@check(
+    "zombie-cannot-commit",
+    rule="a shard that another process has taken over cannot commit, and changes nothing",
+    source="protocol, Fencing",
+    needs=(Need.COMMAND,),
+    patterns=frozenset({Pattern.REMOTE_AUTHORITATIVE}),
+    otherwise="the fence is the recovery log's",
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    zombie = task.shard()
+    zombie.transact(document("a", "committed"))
+    newer = task.shard(connection=peer.connectors.another())
+    newer.transact(document("b", "of the newer"))
+    cannot_commit(zombie, "of the zombie")
+    newer.verify(rows=True)
+    newer.absent(0, document("z", ""))
+
+
+@check(
+    "zombie-in-store-holds-nothing",
+    rule="a shard that opens does not wait for one of another process that hangs in Store",
+    source="protocol, Fencing",
+    needs=(Need.COMMAND, Need.BREAKS_LOCKS),
+    patterns=frozenset(Pattern) - {Pattern.PUSH_ONLY},
+    otherwise="what is pushed is not held",
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    zombie = task.shard()
+    zombie.transact(document("a", "committed"))
+    zombie.flush()
+    zombie.store(0, [document("a", "of the zombie")])
+    peer.pause()
+    newer = task.shard(connection=peer.connectors.another())
+    newer.transact(document("a", "of the newer"))
+    newer.verify(rows=True)
+
+
+@check(
+    "zombie-stages-in-vain",
+    rule="what a shard has staged whose commit the recovery log refused is never applied",
+    source="protocol, Fencing",
+    needs=(Need.COMMAND,),
+    patterns=frozenset({Pattern.IDEMPOTENT_APPLY}),
+    otherwise="nothing is staged",
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    zombie = task.shard()
+    zombie.transact(document("a", "committed"))
+    newer = task.shard(connection=peer.connectors.another())
+    newer.transact(document("b", "of the newer"))
+    zombie.flush()
+    zombie.store(0, [document("a", "of the zombie"), document("z", "of the zombie")])
+    zombie.begin_commit()
+    zombie.started_commit(logged=False)
+    zombie.cancel()
+    newer.verify()
+    newer.absent(0, document("z", ""))
+    newer.cancel()
+    task.shard().verify(rows=True)
+
+
+@check(
+    "older-never-overwrites-newer",
+    rule="what an older shard stores late does not take the place of what a newer one has stored",
+    source="protocol, Fencing",
+    needs=(Need.LOADS, Need.COMMAND, Need.NEWER_WINS),
+    patterns=frozenset({Pattern.NON_TRANSACTIONAL}),
+    otherwise="an older shard cannot commit, or there is nothing to overwrite",
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    older = task.shard()
+    older.transact(document("a", "committed"))
+    older.flush()
+    newer = task.shard(connection=peer.connectors.another())
+    newer.transact(document("a", "of the newer"), document("b", "of the newer"))
+    late = [document("a", "of the older"), document("b", "of the older")]
+    try:
+        older.store(0, late)
+        older.begin_commit()
+        older.started_commit(logged=False)
+    except ConnectorError:
+        peer.connectors.serves()
+    newer.verify()
+    newer.cancel()
+    task.shard().verify(rows=True)

@@ -1,0 +1,154 @@
+"""The collections that checks materialize, and how their documents are packed."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.data.packed import pack_row
+from penstock.protocol.messages import ValidatedBinding
+from penstock.protocol.specs import (
+    DOCUMENT,
+    CollectionSpec,
+    ConstraintType,
+    Exists,
+    FieldSelection,
+    Inference,
+    Projection,
+    StringInference,
+)
+
+__all__ = ["PLAIN", "Document", "Layout", "document", "same_json", "shown"]
+
+Document = Mapping[str, Any]
+
+_TAKEN: Final = frozenset(
+    {
+        ConstraintType.FIELD_REQUIRED,
+        ConstraintType.LOCATION_REQUIRED,
+        ConstraintType.LOCATION_RECOMMENDED,
+        ConstraintType.FIELD_OPTIONAL,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which fields documents have; each is at the top, under its own name."""
+
+    keys: tuple[str, ...]
+    fields: Mapping[str, str]
+    """The JSON type of each field; those that are no key may be null or missing."""
+
+    def collection(self, name: str) -> CollectionSpec:
+        """A collection of such documents."""
+        root = Projection("", DOCUMENT, True, inference=_inferred("object", must=True))
+        projections = [root, *(self._projection(field) for field in self.fields)]
+        return CollectionSpec(
+            collection=f"conformance/{name}",
+            key_ptrs=tuple(f"/{key}" for key in self.keys),
+            projections=tuple(sorted(projections, key=lambda each: each.field)),
+            uuid_ptr="/_meta/uuid",
+            write_schema_json=json.dumps(self.schema),
+            write_schema_uri=f"conformance://{name}/write",
+            read_schema_json=json.dumps(self.schema),
+            read_schema_uri=f"conformance://{name}/read",
+        )
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What the documents are, as JSON schema."""
+        return {
+            "type": "object",
+            "properties": {
+                name: {"type": kind if name in self.keys else [kind, "null"]}
+                for name, kind in self.fields.items()
+            },
+            "required": list(self.keys),
+        }
+
+    def selection(self, validated: ValidatedBinding) -> FieldSelection:
+        """Every field that the connector takes."""
+        taken = {name for name, each in validated.constraints.items() if each.type in _TAKEN} & {
+            *self.fields,
+            DOCUMENT,
+        }
+        return FieldSelection(
+            keys=self.keys,
+            values=tuple(sorted(taken - {*self.keys, DOCUMENT})),
+            document=DOCUMENT if DOCUMENT in taken else "",
+        )
+
+    def key(self, doc: Document) -> str:
+        """The key of a document, for comparing."""
+        return json.dumps([doc.get(name) for name in self.keys])
+
+    def packed_key(self, doc: Document) -> bytes:
+        """The key as it goes over the wire."""
+        return pack_row([doc[name] for name in self.keys])
+
+    def packed_keys(self, docs: Sequence[Document]) -> pa.BinaryArray:
+        """The keys of all of them."""
+        return pa.array([self.packed_key(doc) for doc in docs], pa.binary())
+
+    def packed_values(self, docs: Sequence[Document], fields: Sequence[str]) -> pa.BinaryArray:
+        """These fields of all of them."""
+        return pa.array([pack_row([doc.get(name) for name in fields]) for doc in docs], pa.binary())
+
+    def _projection(self, name: str) -> Projection:
+        key = name in self.keys
+        return Projection(
+            f"/{name}",
+            name,
+            explicit=False,
+            is_primary_key=key,
+            inference=_inferred(self.fields[name], must=key),
+        )
+
+
+def _inferred(kind: str, *, must: bool) -> Inference:
+    return Inference(
+        types=(kind,) if must else ("null", kind),
+        string=StringInference() if kind == "string" else None,
+        exists=Exists.MUST if must else Exists.MAY,
+    )
+
+
+PLAIN: Final = Layout(("id",), {"id": "string", "n": "integer", "word": "string"})
+"""What most checks store: a name, a number and a word."""
+
+
+def document(name: str, word: str, n: int = 0) -> Document:
+    """One of them."""
+    return {"id": name, "n": n, "word": word}
+
+
+def encoded(docs: Sequence[Document]) -> pa.BinaryArray:
+    """Documents as they go over the wire."""
+    return pa.array(
+        [json.dumps(doc, ensure_ascii=False, separators=(",", ":")).encode() for doc in docs],
+        pa.binary(),
+    )
+
+
+def same_json(left: Any, right: Any) -> bool:
+    """Whether both are one JSON value; true is not 1, and 1.0 is."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    match left, right:
+        case dict(), dict():
+            return left.keys() == right.keys() and all(
+                same_json(value, right[name]) for name, value in left.items()
+            )
+        case list(), list():
+            return len(left) == len(right) and all(map(same_json, left, right))
+        case _:
+            return bool(left == right)
+
+
+def shown(value: Any) -> str:
+    """A value in a message, not longer than a line."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 160 else f"{text[:120]}… ({len(text)} characters)"

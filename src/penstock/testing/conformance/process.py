@@ -1,0 +1,206 @@
+"""Connectors as processes: started, killed, and what their endpoint holds.
+
+Killing is SIGKILL to the whole process group, so that a wrapper does not shield
+what it wraps.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import UsageError
+from penstock.materialize.client import Connection, connect
+from penstock.materialize.errors import ConnectorError
+from penstock.testing.conformance.check import Failed, Need, Skipped
+from penstock.testing.conformance.config import Config, filled
+
+__all__ = ["Connectors", "NotStarted"]
+
+_POLL_MS: Final = 20
+_TAIL: Final = 2_000
+
+
+class NotStarted(UsageError):
+    """There is no connector to speak to."""
+
+
+class Connectors:
+    """The connector under test, and a second one of its kind when a check asks for it."""
+
+    def __init__(
+        self, config: Config, address: str | None, folder: Path, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        if address is None and not config.command:
+            raise UsageError(
+                "there is no connector to check",
+                hint="Give the address it listens on, or `command` in the file to start it.",
+            )
+        self.config = config
+        self._address = address
+        self._folder = folder
+        self._clock = clock
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._main: subprocess.Popen[bytes] | None = None
+        self._line: Connection | None = None
+        self._others: list[Connection] = []
+
+    def connection(self) -> Connection:
+        """A line to the connector, which is started if it is not running."""
+        if self.config.command and (self._main is None or self._main.poll() is not None):
+            self._hang_up()
+            self._main, self._line = self._started(self._address or _free_address())
+        if self._line is None:
+            if self._address is None:
+                raise NotStarted("there is no connector to check")
+            self._line = connect(self._address, self.config.security)
+        return self._line
+
+    def another(self) -> Connection:
+        """A line to a second process over the same endpoint."""
+        if not self.config.command:
+            raise Skipped(Need.COMMAND.value)
+        _, line = self._started(_free_address())
+        self._others.append(line)
+        return line
+
+    def kill(self) -> None:
+        """End the connector at once; the next `connection` starts it again."""
+        if self._main is None:
+            raise Skipped(Need.COMMAND.value)
+        self._kill(self._main)
+        self._main = None
+        self._hang_up()
+
+    def serves(self) -> None:
+        """See that the connector still answers.
+
+        Raises:
+            Failed: it has ended, or does not.
+        """
+        if self._main is not None and (ended := self._main.poll()) is not None:
+            raise Failed(f"the connector has ended with {ended}")
+        try:
+            self.connection().spec()
+        except ConnectorError as error:
+            raise Failed(f"the connector answers no more: {error}", detail=error.detail) from error
+
+    def end_others(self) -> None:
+        """End what `another` has started."""
+        for line in self._others:
+            line.close()
+        self._others.clear()
+        for process in self._processes:
+            if process is not self._main:
+                self._kill(process)
+        self._processes = [each for each in self._processes if each is self._main]
+
+    def close(self) -> None:
+        """End everything that was started."""
+        self._hang_up()
+        self.end_others()
+        if self._main is not None:
+            self._kill(self._main)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """What `read` prints of a resource."""
+        if not self.config.read:
+            raise Skipped(Need.READ.value)
+        try:
+            done = subprocess.run(
+                filled(self.config.read, name=name),
+                capture_output=True,
+                check=False,
+                timeout=self.config.patience_s,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UsageError(
+                "`read` cannot be run",
+                detail=f"{type(error).__name__}.",
+                hint="It must print the rows of the resource {name} and end.",
+            ) from error
+        if done.returncode:
+            raise Failed(
+                f"`read` of {name} ended with {done.returncode}",
+                detail=done.stderr.decode(errors="replace")[-_TAIL:],
+            )
+        return [_row(line) for line in done.stdout.decode().splitlines() if line.strip()]
+
+    def _started(self, address: str) -> tuple[subprocess.Popen[bytes], Connection]:
+        port = address.rpartition(":")[2]
+        said = self._folder / f"connector-{len(list(self._folder.iterdir()))}.log"
+        try:
+            with said.open("wb") as output:
+                process = subprocess.Popen(
+                    filled(self.config.command, address=address, port=port),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, "ADDRESS": address},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise NotStarted(
+                f"`command` cannot be run: {error.strerror}",
+                hint="Its first word must be a program.",
+            ) from error
+        self._processes.append(process)
+        until = self._clock.boot_ms() + round(self.config.start_s * 1_000)
+        while not _listens(address):
+            if process.poll() is not None or self._clock.boot_ms() > until:
+                ended = process.poll()
+                self._kill(process)
+                raise NotStarted(
+                    f"the connector did not listen on {address}"
+                    + (f": `command` ended with {ended}" if ended is not None else ""),
+                    detail=said.read_text(errors="replace")[-_TAIL:],
+                    hint="It must listen on {address}, which is also in $ADDRESS.",
+                )
+            self._clock.wait(threading.Event(), _POLL_MS)
+        return process, connect(address, self.config.security)
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _row(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Failed(
+            "`read` printed a line that is not a JSON object",
+            detail=f"{line[:200]!r}",
+            hint="It must print a row, or a document, as one JSON object a line.",
+        )
+    return found
+
+
+def _free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def _listens(address: str) -> bool:
+    if address.startswith("unix:"):
+        return Path(address.removeprefix("unix:")).exists()
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True

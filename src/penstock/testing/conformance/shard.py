@@ -1,0 +1,324 @@
+"""One stream of a task: loads, stores and commits, and what must be there afterwards."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.materialize.client import Connection
+from penstock.protocol.messages import (
+    START_FROM_ZERO,
+    Acknowledge,
+    Acknowledged,
+    Flush,
+    Flushed,
+    Load,
+    Loaded,
+    Open,
+    Opened,
+    StartCommit,
+    StartedCommit,
+    Store,
+)
+from penstock.protocol.ranges import KeyRange
+from penstock.protocol.specs import DOCUMENT
+from penstock.protocol.state import add_up
+from penstock.testing.conformance.check import Failed, Skipped
+from penstock.testing.conformance.documents import Document, encoded, same_json, shown
+
+if TYPE_CHECKING:
+    from penstock.testing.conformance.task import Task
+
+__all__ = ["Shard", "Stored"]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Documents that were stored, and may be committed."""
+
+    binding: int
+    docs: Sequence[Document]
+    delete: bool = False
+
+
+class Shard:
+    """One stream of a task."""
+
+    def __init__(self, task: "Task", key_range: KeyRange, connection: Connection | None) -> None:
+        self.task = task
+        self.peer = task.peer
+        self.key_range = key_range
+        self.log = task.log(key_range)
+        self.exchange = self.peer.exchange(connection=connection)
+        self._asked: dict[int, set[str]] = {}
+        self._pending: list[Stored] = []
+        self._checkpoint = b""
+
+    def open(self) -> Opened:
+        """Open, and learn where the task is."""
+        state = self.log.state.json or b"{}"
+        self.exchange.send(Open(self.task.spec, self.task.version, self.key_range, state))
+        opened = self.exchange.expect(Opened)
+        self._settle(opened.checkpoint)
+        return opened
+
+    def acknowledge(self) -> None:
+        """The last transaction is committed, for both ends."""
+        self.exchange.send(Acknowledge())
+        self.acknowledged()
+
+    def acknowledged(self) -> None:
+        """Wait until the endpoint has committed, too."""
+        self.exchange.expect(Acknowledged)
+        self._committed_there()
+
+    def load(self, binding: int, docs: Iterable[Document]) -> None:
+        """Ask for the documents that have the keys of these."""
+        wanted = list(docs)
+        layout = self.task.layout(binding)
+        self._asked.setdefault(binding, set()).update(layout.key(doc) for doc in wanted)
+        self.exchange.send(Load(binding, layout.packed_keys(wanted)))
+
+    def asked(self, binding: int, docs: Iterable[Document]) -> None:
+        """Note that a Load of these was sent by hand."""
+        layout = self.task.layout(binding)
+        self._asked.setdefault(binding, set()).update(layout.key(doc) for doc in docs)
+
+    def flush(self) -> dict[int, dict[str, Document]]:
+        """Ask for the rest, and return all that came, by binding and key."""
+        self.exchange.send(Flush())
+        return self.flushed()
+
+    def flushed(self) -> dict[int, dict[str, Document]]:
+        """What comes up to Flushed."""
+        found: dict[int, dict[str, Document]] = {}
+        while True:
+            response = self.exchange.next("Flushed")
+            match response:
+                case Loaded(binding, docs):
+                    self._take(found, binding, docs)
+                case Flushed():
+                    self._asked.clear()
+                    return found
+                case _:
+                    raise Failed(f"{response.kind} came instead of Loaded or Flushed")
+
+    def store(
+        self,
+        binding: int,
+        docs: Sequence[Document],
+        *,
+        delete: bool = False,
+        exists: bool | None = None,
+    ) -> None:
+        """Store documents; `exists` is what is true, if it is not said."""
+        held = self.task.held(binding)
+        layout = self.task.layout(binding)
+        selected = self.task.spec.bindings[binding].field_selection
+        known = [
+            exists
+            if exists is not None
+            else not self.task.delta(binding) and held.get(layout.key(doc)) is not None
+            for doc in docs
+        ]
+        self.exchange.send(
+            Store(
+                binding,
+                layout.packed_keys(docs),
+                layout.packed_values(docs, selected.values),
+                encoded(docs),
+                pa.array(known, pa.bool_()),
+                pa.array([True] * len(docs), pa.bool_()) if delete else None,
+            )
+        )
+        self.pending(binding, docs, delete=delete)
+
+    def pending(self, binding: int, docs: Sequence[Document], *, delete: bool = False) -> None:
+        """Note that these were stored, and are to be committed."""
+        self._pending.append(Stored(binding, list(docs), delete))
+
+    def begin_commit(self, checkpoint: bytes = b"") -> None:
+        """Send StartCommit, and wait for nothing."""
+        self._checkpoint = checkpoint or self.task.next_checkpoint()
+        if self.peer.remote:
+            self.log.in_doubt = (self._checkpoint, tuple(self._pending))
+        self.exchange.send(StartCommit(self._checkpoint))
+
+    def started_commit(self, *, logged: bool = True) -> None:
+        """Wait for StartedCommit, then commit to the recovery log, unless it refuses."""
+        answer = self.exchange.expect(StartedCommit)
+        if not logged:
+            return
+        self.log.checkpoint = self._checkpoint
+        if answer.state is not None:
+            self.log.state = add_up(self.log.state, answer.state)
+        if not self.peer.remote:
+            self.task.commit(self._pending)
+        self._pending = []
+
+    def start_commit(self) -> None:
+        """Commit, as far as the recovery log."""
+        self.begin_commit()
+        self.started_commit()
+
+    def commit(self) -> None:
+        """Commit, and be ready for the next transaction."""
+        self.start_commit()
+        self.acknowledge()
+
+    def transact(self, *docs: Document, binding: int = 0, delete: bool = False) -> None:
+        """A whole transaction that stores these."""
+        self.flush()
+        if docs:
+            self.store(binding, docs, delete=delete)
+        self.commit()
+
+    def cancel(self) -> None:
+        """Break off."""
+        self.exchange.cancel()
+
+    def absent(self, binding: int, doc: Document) -> None:
+        """See that the key of this document is not there.
+
+        Raises:
+            Failed: it is.
+        """
+        if self.task.delta(binding):
+            rows = self.peer.connectors.rows(self.task.resources[binding].name)
+            if doc["id"] in {_seen(row)[0] for row in rows}:
+                raise Failed(f"key {doc['id']} is there, and must not be")
+            return
+        self.load(binding, [doc])
+        if found := self.flush():
+            raise Failed(f"{shown(found[binding])} is there, and must not be")
+        self.commit()
+
+    def verify(self, *, rows: bool = False) -> None:
+        """Compare the endpoint with what was committed, in a transaction of its own.
+
+        What can be loaded is loaded. What cannot is read, and so is all of it if
+        `rows` asks for that and it can be.
+
+        Raises:
+            Failed: they differ.
+            Skipped: there is nothing to look with.
+        """
+        bindings = range(len(self.task.resources))
+        standard = [each for each in bindings if not self.task.delta(each)]
+        for binding in standard:
+            if held := self.task.held(binding):
+                names = self.task.layout(binding).keys
+                keys = [dict(zip(names, json.loads(key), strict=True)) for key in held]
+                self.load(binding, keys)
+        found = self.flush()
+        for binding in standard:
+            self.compare(binding, found.get(binding, {}))
+        self.commit()
+        for binding in bindings:
+            if self.task.delta(binding):
+                self._compare_pushed(binding)
+            elif rows and self.peer.config.read:
+                self._compare_rows(binding)
+
+    def compare(self, binding: int, found: Mapping[str, Document]) -> None:
+        """Compare what was loaded of a binding with what must be there."""
+        for key, expected in self.task.held(binding).items():
+            came = found.get(key)
+            if expected is None and came is not None:
+                raise Failed(f"key {key} was removed, and is there: {shown(came)}")
+            if expected is not None and came is None:
+                raise Failed(f"key {key} is missing; it must be {shown(expected)}")
+            if expected is not None and not same_json(expected, came):
+                raise Failed(f"key {key} is {shown(came)}, and must be {shown(expected)}")
+
+    def _compare_rows(self, binding: int) -> None:
+        """Each key is in one row, and no other key in any."""
+        expected = Counter(_seen(doc) for doc in self.task.held(binding).values() if doc)
+        self._same_rows(binding, expected, exact=True)
+
+    def _compare_pushed(self, binding: int) -> None:
+        expected = Counter(
+            _seen(doc)
+            for stored in self.task.committed
+            if stored.binding == binding
+            for doc in stored.docs
+        )
+        self._same_rows(binding, expected, exact=self.peer.exact)
+
+    def _same_rows(self, binding: int, expected: Counter[Any], *, exact: bool) -> None:
+        name = self.task.resources[binding].name
+        found = Counter(_seen(row) for row in self.peer.connectors.rows(name))
+        if missing := expected - found:
+            raise Failed(f"`read` of {name} is without {shown(next(iter(missing)))}")
+        if exact and (more := found - expected):
+            what = next(iter(more))
+            raise Failed(
+                f"`read` of {name} has {shown(what)} {found[what]} times, "
+                f"and must have it {expected[what]} times"
+            )
+
+    def _take(
+        self, found: dict[int, dict[str, Document]], binding: int, docs: pa.BinaryArray
+    ) -> None:
+        if binding >= len(self.task.resources):
+            raise Failed(f"Loaded is of binding {binding}, which there is not")
+        layout = self.task.layout(binding)
+        for text in docs.to_pylist():
+            try:
+                doc = json.loads(text)
+            except ValueError:
+                doc = None
+            if not isinstance(doc, dict):
+                raise Failed(f"Loaded has a document that is no JSON object: {text[:100]!r}")
+            key = layout.key(doc)
+            if key not in self._asked.get(binding, ()):
+                raise Failed(f"Loaded has key {key} of binding {binding}, which no Load asked for")
+            if key in found.setdefault(binding, {}):
+                raise Failed(f"Loaded has key {key} of binding {binding} twice")
+            found[binding][key] = doc
+
+    def _settle(self, said: bytes) -> None:
+        """Learn from Opened whether a transaction in doubt was committed."""
+        if not self.peer.remote:
+            if said not in (b"", START_FROM_ZERO, self.log.checkpoint):
+                raise Skipped("the connector goes back to a checkpoint of its own")
+            return
+        resumed = b"" if said == START_FROM_ZERO else said or self.log.checkpoint
+        if not said and self.log.stored:
+            raise Failed(
+                "Opened has no checkpoint, though one was committed",
+                hint="An endpoint that is authoritative keeps the checkpoint with its data.",
+            )
+        if self.log.in_doubt is not None and resumed == self.log.in_doubt[0]:
+            self._committed_there()
+        elif resumed == self.log.stored:
+            self.log.in_doubt = None
+        else:
+            raise Failed(
+                f"Opened has checkpoint {resumed.hex()}, and must have {self.log.stored.hex()}"
+            )
+        self.log.checkpoint = resumed
+
+    def _committed_there(self) -> None:
+        if self.log.in_doubt is not None:
+            self.log.stored, stored = self.log.in_doubt
+            self.log.in_doubt = None
+            self.task.commit(stored)
+
+
+def _seen(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What is compared of a row, or of a document."""
+    if "id" in row:
+        return row["id"], row.get("word")
+    doc = row.get(DOCUMENT)
+    if isinstance(doc, str):
+        doc = json.loads(doc)
+    if not isinstance(doc, dict) or "id" not in doc:
+        raise Failed(
+            f"`read` printed neither a column id nor {DOCUMENT}: {shown(dict(row))}",
+            hint="It must print the columns by the names of the fields, or documents.",
+        )
+    return doc["id"], doc.get("word")

