@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -374,9 +375,11 @@ def test_the_page_on_the_command_line_has_every_verb_and_option():
     page = (REFERENCE / "cli.md").read_text()
     program: Any = typer.main.get_command(app)
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == list(program.commands)
-    for verb, command in program.commands.items():
+    for verb, command in verbs(program):
         usage = re.search(
-            rf"^    penstock {verb} (?:LOCATION|FILE)(.*?)\n\n", page, re.MULTILINE | re.DOTALL
+            rf"^    penstock {verb} (?:LOCATION|FILE|NAME|\[)(.*?)\n\n",
+            page,
+            re.MULTILINE | re.DOTALL,
         )
         assert usage is not None, verb
         options = {
@@ -386,6 +389,15 @@ def test_the_page_on_the_command_line_has_every_verb_and_option():
             for name in (*each.opts, *each.secondary_opts)
         }
         assert set(re.findall(r"--[\w-]+", usage[1])) == options - {"--help"}, verb
+
+
+def verbs(program: Any) -> Iterator[tuple[str, Any]]:
+    """Each verb as it is typed; those of a group after its name."""
+    for name, command in program.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {verb}", each) for verb, each in verbs(command))
+        else:
+            yield name, command
 
 
 def test_the_page_on_python_lists_what_there_is():

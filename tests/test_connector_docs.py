@@ -1,0 +1,302 @@
+"""The pages on connectors agree with the code."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+from pydantic_core import PydanticUndefined
+
+import penstock.materialize.errors
+import penstock.protocol.errors
+import penstock.sdk.errors
+from penstock import materialize, sdk
+from penstock.connectors import BUILT_IN, built_in
+from penstock.connectors.postgres import PostgresConnector
+from penstock.connectors.sqlite.dialect import _TYPES as SQLITE_TYPES
+from penstock.connectors.sqlite.dialect import SqliteDialect
+from penstock.protocol._generated import flow_pb2, materialize_pb2
+from penstock.protocol.messages import START_FROM_ZERO, Kind
+from penstock.protocol.specs import ConstraintType
+from penstock.protocol.transaction import REQUESTS, RULES
+from penstock.sdk.sql import applied, fence
+from penstock.sdk.sql.connector import DELETED, SqlResource
+from penstock.testing import conformance
+from penstock.testing.conformance import CHECKS, Need, Pattern
+from tests.test_docs import anchors
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+PROTOCOL = (REFERENCE / "protocol.md").read_text()
+CONNECTORS = (REFERENCE / "connectors.md").read_text()
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading, down to the next one."""
+    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    assert found is not None, heading
+    return found[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the rows of all tables in a text, without their headings."""
+    found: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith("|---"):
+            found.pop()
+        elif line.startswith("|"):
+            found.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return found
+
+
+# The protocol.
+
+
+def messages(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    def within(name: str, message: Any) -> Iterator[tuple[str, Any]]:
+        yield name, message
+        for inner in message.nested_types:
+            if not inner.GetOptions().map_entry:
+                yield from within(f"{name}.{inner.name}", inner)
+
+    for name, message in module.DESCRIPTOR.message_types_by_name.items():
+        yield from within(prefix + name, message)
+
+
+def test_messages_are_told_with_the_numbers_of_their_fields():
+    known = {**dict(messages(materialize_pb2)), **dict(messages(flow_pb2, "flow."))}
+    told = {
+        cells[0].strip("`"): dict(re.findall(r"`(\w+)` = (\d+)", cells[1]))
+        for cells in rows(PROTOCOL)
+        if cells[0].strip("`") in known
+    }
+    for name, fields in told.items():
+        assert fields == {each.name: str(each.number) for each in known[name].fields}, name
+    of_the_wire = {name for name, _ in messages(materialize_pb2) if not name.startswith("Extra")}
+    assert of_the_wire <= told.keys()
+
+
+def test_the_order_of_messages_is_that_of_the_table():
+    told = {name: (after, given) for name, after, given in rows(section(PROTOCOL, "Order"))}
+    assert list(told) == [str(kind) for kind in RULES]
+    for kind, rule in RULES.items():
+        given = "any" if rule.given == REQUESTS else ", ".join(sorted(map(str, rule.given)))
+        assert told[str(kind)] == (", ".join(sorted(map(str, rule.after))), given), kind
+
+
+def test_constraints_are_told_with_their_numbers():
+    told = {cells[0].strip("`"): cells[1] for cells in rows(section(PROTOCOL, "Validate"))}
+    for each in ConstraintType:
+        assert told[each.name] == str(each.value)
+
+
+def test_every_method_is_told():
+    service = materialize_pb2.DESCRIPTOR.services_by_name["Driver"]
+    told = [cells[0].strip("`") for cells in rows(section(PROTOCOL, "Methods"))]
+    assert told == [f"/{service.full_name}/{each.name}" for each in service.methods]
+
+
+def test_the_checkpoint_of_the_beginning_is_told():
+    assert f"`{START_FROM_ZERO.hex(' ')}`" in section(PROTOCOL, "Open")
+
+
+@pytest.mark.parametrize("kind", sorted(REQUESTS, key=str), ids=str)
+def test_every_request_has_a_section(kind: Kind):
+    assert section(PROTOCOL, str(kind))
+
+
+def test_statuses_lead_to_the_errors_that_are_told():
+    from penstock.materialize.client import _REFUSED, _UNREACHABLE
+
+    for names, _, error in rows(section(PROTOCOL, "Statuses")):
+        for name in re.findall(r"`(\w+)`", names):
+            expected = {
+                name in [each.name for each in _REFUSED]: "ConnectorRefused",
+                name in [each.name for each in _UNREACHABLE]: "ConnectorUnreachable",
+            }.get(True, "ConnectorError")
+            assert error == f"`{expected}`", name
+
+
+# The conformance suite.
+
+NEEDS = {
+    Need.COMMAND: "`command`",
+    Need.READ: "`read`",
+    Need.LOADS: "loads",
+    Need.DELETES: "deletes",
+    Need.DELTA: "delta bindings",
+    Need.HINT: "`exists` a hint",
+    Need.BREAKS_LOCKS: "`breaks_locks`",
+    Need.NEWER_WINS: "`newer_wins`",
+}
+
+
+def checks_table() -> str:
+    """What the page on the protocol must say of the checks."""
+    lines = ["| Check | Rule | Needs | For |", "|---|---|---|---|"]
+    for each in CHECKS.values():
+        needs = ", ".join(NEEDS[need] for need in each.needs)
+        some = [pattern.value for pattern in Pattern if pattern in each.patterns]
+        patterns = "" if len(some) == len(Pattern) else ", ".join(some)
+        cells = [f"`{each.name}`", f"{each.rule} ({where(each.source)})", needs, patterns]
+        lines.append("| " + " | ".join(cells).replace("|  |", "| |") + " |")
+    return "\n".join(line.replace("  ", " ") for line in lines)
+
+
+def where(source: str) -> str:
+    name = source.removeprefix("protocol, ")
+    return f"[{name}](#{name.lower()})"
+
+
+def test_the_page_lists_every_check_with_its_rule():
+    assert checks_table() in section(PROTOCOL, "The checks"), (
+        "print checks_table() of this file into the page"
+    )
+
+
+def test_every_check_leads_to_a_section_of_the_page():
+    for each in CHECKS.values():
+        room, name = each.source.split(", ")
+        assert room == "protocol"
+        assert section(PROTOCOL, name), each.name
+
+
+def test_the_page_lists_every_key_of_the_file():
+    told = {cells[0].strip("`"): cells[1] for cells in rows(section(PROTOCOL, "The file"))}
+    fields = conformance.Config.model_fields
+    assert list(told) == list(fields)
+    for name, field in fields.items():
+        assert shown_default(field) == told[name].strip("`"), name
+
+
+def shown_default(field: pydantic.fields.FieldInfo) -> str:
+    default = field.default
+    if default is PydanticUndefined:
+        return "needed"
+    if default is None or default in ("", ()):
+        return "none"
+    return str(default).lower().removesuffix(".0")
+
+
+# The connectors.
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_the_documentation_of_a_connector_is_there(name: str):
+    url = built_in(name).documentation_url
+    path, _, anchor = url.partition("#")
+    assert anchor in anchors(ROOT / path)
+
+
+def test_the_page_lists_every_connector():
+    told = re.findall(r"^\| \[`([\w-]+)`\]\(#[\w-]+\) \|", CONNECTORS, re.MULTILINE)
+    assert set(BUILT_IN) <= set(told)
+    for name in told:
+        package = "files" if name.endswith("-files") else name
+        assert import_module(f"penstock.connectors.{package}")
+
+
+def keys_of(model: type[pydantic.BaseModel]) -> dict[str, str]:
+    """What can be configured, with defaults as the page tells them."""
+    return {
+        field.alias or name: "needed"
+        if field.is_required()
+        else str(field.default).lower()
+        if isinstance(field.default, bool)
+        else f'"{field.default}"'
+        if isinstance(field.default, str)
+        else ""
+        for name, field in model.model_fields.items()
+    }
+
+
+TABLES = {
+    "Resource": SqlResource,
+    "Endpoint of SQLite": built_in("sqlite").endpoint,
+    "Endpoint of Postgres": PostgresConnector.endpoint,
+}
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_the_page_lists_every_key_of(heading: str):
+    told = {cells[0].strip("`"): cells[1] for cells in rows(section(CONNECTORS, heading))}
+    known = keys_of(TABLES[heading])
+    assert list(told) == list(known)
+    for name, default in known.items():
+        assert not default or told[name].strip("`") == default, name
+
+
+def test_the_page_lists_every_key_of_the_others():
+    own = keys_of(PostgresConnector.resource).keys() - keys_of(SqlResource).keys()
+    told = rows(section(CONNECTORS, "Resource of Postgres"))
+    assert {cells[0].strip("`") for cells in told} == own
+    files = {cells[0].strip("`") for cells in rows(section(CONNECTORS, "Files"))}
+    for name in ("staged-files", "plain-files", "push-files"):
+        own = {cells[0].strip("`") for cells in rows(section(CONNECTORS, name))}
+        connector = built_in(name)
+        assert files | own == {*keys_of(connector.endpoint), *keys_of(connector.resource)}, name
+
+
+def test_the_page_tells_the_columns_of_sqlite():
+    told = {cells[0]: cells[1] for cells in rows(section(CONNECTORS, "Values in SQLite"))}
+    names = {"bytes": "string in base 64", "json": "object, array"}
+    for kind, column in SQLITE_TYPES.items():
+        assert told[names.get(kind.value, kind.value)] == f"`{column}`"
+    assert SqliteDialect().folded("A") == "a"
+
+
+def test_the_page_tells_the_columns_of_postgres():
+    from penstock.connectors.postgres.dialect import _FORMATS, _TYPES
+
+    text = section(CONNECTORS, "Values in Postgres")
+    told = {cells[0]: re.findall(r"`([A-Z ]+)`", cells[1])[0] for cells in rows(text)}
+    names = {"bytes": "string in base 64", "json": "object, array, the whole document"}
+    for kind, column in _TYPES.items():
+        assert told[names.get(kind.value, kind.value)] == column
+    for name, column in _FORMATS.items():
+        [shown] = [key for key in told if f"`{name}`" in key]
+        assert told[shown] == column
+
+
+def test_the_page_tells_the_tables_beside():
+    told = [cells[0].strip("`") for cells in rows(section(CONNECTORS, "Tables beside yours"))]
+    assert told == [fence.TABLE, applied.TABLE]
+    assert f"`{DELETED}`" in CONNECTORS
+
+
+# Python, and errors.
+
+
+@pytest.mark.parametrize(
+    "room", [sdk, materialize, conformance], ids=lambda room: room.__name__.rpartition(".")[2]
+)
+def test_the_page_on_python_lists_the_names_of(room: Any):
+    text = (REFERENCE / "python.md").read_text().partition("## Connectors\n")[2]
+    assert [name for name in room.__all__ if not re.search(rf"`{name}\b", text)] == []
+
+
+@pytest.mark.parametrize("kind", [sdk.Connector, sdk.Transactor], ids=lambda kind: kind.__name__)
+def test_the_page_on_python_lists_the_methods_of(kind: type):
+    text = (REFERENCE / "python.md").read_text()
+    table = text.partition(f"| Method of {kind.__name__} |")[2].partition("\n\n")[0]
+    told = re.findall(r"^\| `(\w+\(.*?\))` \|", table, re.MULTILINE)
+    found = {
+        name: [each for each in inspect.signature(member).parameters if each != "self"]
+        for name, member in vars(kind).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
+    assert set(told) == {f"{name}({', '.join(given)})" for name, given in found.items()}
+
+
+def test_the_page_on_errors_lists_those_of_connectors():
+    text = (REFERENCE / "errors.md").read_text().partition("| Of connectors |")[2]
+    table = rows("| Of connectors |" + text.partition("\n\n")[0])
+    told = {name.strip("`"): (sqlstate, room.strip("`")) for name, sqlstate, room, *_ in table}
+    rooms = (penstock.materialize.errors, penstock.protocol.errors, penstock.sdk.errors)
+    assert set(told) == {name for room in rooms for name in room.__all__}
+    for name, (sqlstate, room) in told.items():
+        assert getattr(import_module(room), name).sqlstate == sqlstate
