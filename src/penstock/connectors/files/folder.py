@@ -1,0 +1,232 @@
+"""What the three have in common: a folder, in which each resource has its own.
+
+    FOLDER/NAME/resource.json   which connector and materialization it is of
+    FOLDER/NAME/…               what the connector keeps
+
+Validate and Apply look at `resource.json` alone, so they are the same for all.
+"""
+
+import json
+import shutil
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as Setting
+
+from penstock.connectors.files.writing import replace, sync
+from penstock.sdk import (
+    Applying,
+    Binding,
+    Connector,
+    Constraint,
+    ConstraintType,
+    Field,
+    Opening,
+    Refused,
+    ValidatedBinding,
+    Validating,
+)
+
+__all__ = ["Applied", "FilesConnector", "FilesEndpoint", "FilesResource", "last_applied"]
+
+
+class FilesEndpoint(BaseModel):
+    """Which folder."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    folder: Path = Setting(description="the folder of all resources; it is made if it is not there")
+
+
+class FilesResource(BaseModel):
+    """What the folder of a collection is called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Setting(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
+        max_length=100,
+        description="letters, digits, and _ . - within",
+    )
+
+
+ResourceT = TypeVar("ResourceT", bound=FilesResource)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What `resource.json` says."""
+
+    connector: str
+    materialization: str
+    delta_updates: bool
+
+
+def last_applied(folder: Path) -> Applied | None:
+    """What a folder was made for; none, if it was not made by one of us."""
+    try:
+        return Applied(**json.loads((folder / "resource.json").read_bytes()))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Refused(
+            f'folder "{folder}" cannot be read: {error.strerror}',
+            hint="Name a folder that can be read and written.",
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise Refused(
+            f'"{folder / "resource.json"}" is not what a connector wrote',
+            hint="Restore it, or name another resource.",
+        ) from error
+
+
+class FilesConnector(Connector[FilesEndpoint, ResourceT]):
+    """Documents in the files of a folder."""
+
+    endpoint = FilesEndpoint
+
+    @abstractmethod
+    def delta_updates(self, resource: ResourceT) -> bool:
+        """Whether every document is kept, instead of the last by key."""
+
+    def make(self, folder: Path) -> None:
+        """Put into a new folder what its resource begins with."""
+
+    # Validate.
+
+    def validate(self, asked: Validating[FilesEndpoint, ResourceT]) -> Sequence[ValidatedBinding]:
+        """Every field can be taken, for it is in the document; the key and that must be."""
+        names = [each.resource.name for each in asked.bindings]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise Refused(
+                f'resource "{min(twice)}" is bound twice',
+                hint="Give each binding a name of its own.",
+            )
+        found = []
+        for each in asked.bindings:
+            delta = self.delta_updates(each.resource)
+            last = last_applied(asked.endpoint.folder / each.resource.name)
+            self._check(last, each.resource, delta)
+            constraints = {field.name: _constraint(field) for field in each.fields}
+            found.append(ValidatedBinding(constraints, (each.resource.name,), delta, True))
+        return found
+
+    def _check(self, last: Applied | None, resource: ResourceT, delta: bool) -> None:
+        """See that what is there can take what shall come."""
+        if last is not None and last.connector != self.name:
+            raise Refused(
+                f'resource "{resource.name}" is of connector "{last.connector}"',
+                hint="Name another.",
+            )
+        if last is not None and last.delta_updates is not delta:
+            kinds = {True: "delta updates", False: "the last document by key"}
+            raise Refused(
+                f'resource "{resource.name}" keeps {kinds[last.delta_updates]}, '
+                f"and cannot change to {kinds[delta]}",
+                hint="Name another, or delete the materialization first.",
+            )
+
+    # Apply.
+
+    def apply(self, applying: Applying[FilesEndpoint, ResourceT]) -> str:
+        """Make a folder for each resource that has none."""
+        missing = [each for each in applying.bindings if self._must_make(applying, each)]
+        if not applying.dry_run:
+            for each in missing:
+                self._make(applying, each)
+        root = applying.endpoint.folder
+        return "".join(f'make folder "{root / each.resource.name}"\n' for each in missing)
+
+    def _must_make(
+        self,
+        asked: Applying[FilesEndpoint, ResourceT] | Opening[FilesEndpoint, ResourceT],
+        binding: Binding[ResourceT],
+    ) -> bool:
+        folder = asked.endpoint.folder / binding.resource.name
+        if (
+            binding.path != (folder.name,)
+            or binding.document is None
+            or binding.delta_updates is not self.delta_updates(binding.resource)
+        ):
+            raise Refused(
+                f'the binding of resource "{folder.name}" is not as it was validated',
+                detail="That is of its path, of the whole document, and of delta updates.",
+                hint="Validate again.",
+            )
+        last = last_applied(folder)
+        self._check(last, binding.resource, binding.delta_updates)
+        if last is not None and last.materialization != asked.materialization:
+            raise Refused(
+                f'resource "{folder.name}" is of materialization "{last.materialization}"',
+                hint="Name another.",
+            )
+        if last is None and folder.exists() and any(folder.iterdir()):
+            raise Refused(
+                f'"{folder}" is there, and was made by nobody we know',
+                hint="Name another resource, or empty the folder.",
+            )
+        return last is None
+
+    def _make(
+        self, applying: Applying[FilesEndpoint, ResourceT], binding: Binding[ResourceT]
+    ) -> None:
+        folder = applying.endpoint.folder / binding.resource.name
+        about = Applied(self.name, applying.materialization, binding.delta_updates)
+        new = folder.with_name(f".{folder.name}.new")
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
+            self.make(new)
+            replace(new / "resource.json", json.dumps(asdict(about)).encode())
+            sync(new)
+            new.replace(folder)  # All of it is there, or nothing.
+            for above in folder.parents[:2]:
+                sync(above)
+        except OSError as error:
+            raise Refused(
+                f'folder "{folder}" cannot be made: {error.strerror}',
+                hint="Name a folder that can be read and written.",
+            ) from error
+
+    def delete(self, applying: Applying[FilesEndpoint, ResourceT]) -> str:
+        """Take away the folders that were made for these bindings."""
+        ours = []
+        for each in applying.bindings:
+            folder = applying.endpoint.folder / each.resource.name
+            last = last_applied(folder)
+            if last is not None and last.materialization == applying.materialization:
+                ours.append(folder)
+        if not applying.dry_run:
+            for folder in ours:
+                old = folder.with_name(f".{folder.name}.old")
+                shutil.rmtree(old, ignore_errors=True)
+                folder.replace(old)  # It is gone at once, or not yet.
+                shutil.rmtree(old)
+        return "".join(f'remove folder "{each}"\n' for each in ours)
+
+    def folders(self, opening: Opening[FilesEndpoint, ResourceT]) -> list[Path]:
+        """The folder of each binding.
+
+        Raises:
+            Refused: one was not applied.
+        """
+        for each in opening.bindings:
+            if self._must_make(opening, each):
+                raise Refused(
+                    f'resource "{each}" of materialization "{opening.materialization}" '
+                    "has not been applied",
+                    hint="Apply it first.",
+                )
+        return [opening.endpoint.folder / each.resource.name for each in opening.bindings]
+
+
+def _constraint(field: Field) -> Constraint:
+    if field.is_key:
+        return Constraint(ConstraintType.LOCATION_REQUIRED, "it is of the key")
+    if field.ptr == "":
+        return Constraint(ConstraintType.LOCATION_REQUIRED, "the whole document is kept")
+    return Constraint(ConstraintType.FIELD_OPTIONAL, "it is kept within the document")

@@ -1,0 +1,130 @@
+"""Every connector that comes with the house keeps every rule of the protocol.
+
+What a connector does not promise is skipped, and which checks those are is said here
+one by one: a check that stops being made is not a check that passes.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.connectors import BUILT_IN
+from penstock.testing.conformance import CHECKS, Config, Outcome, parse, run
+from penstock.testing.postgres import Database
+
+FILES = Path(__file__).parent / "conformance"
+ROOT = Path(__file__).parents[2]
+
+NOT_REMOTE = {
+    "open-returns-the-last-checkpoint",
+    "fence-join",
+    "zombie-cannot-commit",
+    "checkpoint-survives-restart",
+}
+"""Where the recovery log has the checkpoint, and is the fence."""
+
+NOT_STAGED = {
+    "zombie-stages-in-vain",
+    "staged-work-applied-on-first-acknowledge",
+    "staged-work-applied-once",
+}
+"""Where nothing is staged."""
+
+WRITTEN_THROUGH = {"load-sees-only-what-is-committed", "cancelled-stream-is-rolled-back"}
+"""Where a transaction is to be seen before it commits."""
+
+NOT_PLAIN = {"older-never-overwrites-newer"}
+"""Where an older stream cannot commit, or has nothing to overwrite."""
+
+LOADS = {
+    "validate-announces-deletes",
+    "apply-delete-takes-away",
+    "no-loaded-before-acknowledged",
+    "load-returns-what-was-stored",
+    "load-missing-key-omitted",
+    "flushed-after-last-loaded",
+    "pipelined-loads-see-the-commit",
+    "several-key-fields",
+    "update-overwrites",
+    "deletes-remove",
+    "delete-of-a-missing-key",
+    "exists-is-a-hint",
+    "odd-numbers",
+    "nul-is-kept-or-refused",
+    "cancelled-load-is-forgotten",
+    "malformed-load-after-flush",
+    "malformed-load-without-keys",
+    "malformed-load-outside-arena",
+    "malformed-load-slice-backwards",
+    "malformed-load-unknown-binding",
+    "malformed-end-after-load",
+}
+"""What looks at what was stored by loading it."""
+
+SKIPPED: Mapping[str, set[str]] = {
+    "sqlite": NOT_STAGED | NOT_PLAIN,
+    "postgres": NOT_STAGED | NOT_PLAIN,
+    "staged-files": NOT_REMOTE | NOT_PLAIN,
+    "plain-files": NOT_REMOTE
+    | NOT_STAGED
+    | WRITTEN_THROUGH
+    | {"delta-binding-appends", "delta-binding-flushes"},
+    "push-files": NOT_REMOTE
+    | NOT_STAGED
+    | NOT_PLAIN
+    | WRITTEN_THROUGH
+    | LOADS
+    | {"second-open-ends-a-store", "zombie-in-store-holds-nothing"},
+}
+
+
+def config(name: str, replaced: Mapping[str, str]) -> Config:
+    """That of the file, of which these words are others here."""
+
+    def here(value: Any) -> Any:
+        match value:
+            case dict():
+                return {key: here(inner) for key, inner in value.items()}
+            case list():
+                return [here(inner) for inner in value]
+            case str():
+                for old, new in replaced.items():
+                    value = value.replace(old, new)
+                return sys.executable if value == "python" else value
+            case _:
+                return value
+
+    return parse(here(yaml.safe_load((FILES / f"{name}.yaml").read_text())))
+
+
+def keeps_every_rule(name: str, replaced: Mapping[str, str]) -> None:
+    report = run(config(name, replaced))
+    skipped = {each.check.name for each in report.results if each.outcome is Outcome.SKIPPED}
+    assert not report.failed, report.as_table()
+    assert skipped == SKIPPED[name]
+    assert [each.check.name for each in report.results] == list(CHECKS)
+
+
+@pytest.mark.parametrize("name", ["sqlite", "staged-files", "plain-files", "push-files"])
+def test_a_connector_of_files_keeps_every_rule(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(ROOT)
+    keeps_every_rule(name, {"/tmp/penstock-conformance": str(tmp_path)})
+
+
+def test_the_connector_of_postgres_keeps_every_rule(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(ROOT)
+    replaced = {"postgresql://postgres@127.0.0.1:5432/conformance": database.url()}
+    keeps_every_rule("postgres", replaced)
+
+
+def test_every_connector_is_checked():
+    assert SKIPPED.keys() == BUILT_IN.keys()
+    assert {each.stem for each in FILES.glob("*.yaml")} == BUILT_IN.keys()

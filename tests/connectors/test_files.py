@@ -1,0 +1,613 @@
+"""The three connectors of files keep what each promises, over the wire and over crashes."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.connectors import built_in
+from penstock.connectors.files import __main__ as printing
+from penstock.connectors.files.folder import FilesEndpoint
+from penstock.connectors.files.staged import StagedFiles, StagedResource
+from penstock.connectors.files.writing import line_of, lines_of, locked, parts_of, replace
+from penstock.data.packed import pack_row
+from penstock.errors import PenstockError
+from penstock.materialize import connect
+from penstock.materialize.client import Connection, Stream
+from penstock.materialize.errors import ConnectorError
+from penstock.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    Apply,
+    Flush,
+    Flushed,
+    Load,
+    Loaded,
+    Open,
+    Opened,
+    StartCommit,
+    StartedCommit,
+    StateUpdate,
+    Store,
+    Validate,
+    ValidateBinding,
+)
+from penstock.protocol.ranges import WHOLE, KeyRange
+from penstock.protocol.specs import (
+    CollectionSpec,
+    ConstraintType,
+    Exists,
+    FieldSelection,
+    Inference,
+    MaterializationBinding,
+    MaterializationSpec,
+    Projection,
+)
+from penstock.protocol.state import EMPTY, add_up
+from penstock.sdk import Applying, Binding, Documents, Opening, serve
+from penstock.sdk.bindings import bind
+
+LEFT, RIGHT = WHOLE.split()
+NAMES = ("staged-files", "plain-files", "push-files")
+
+COLLECTION = CollectionSpec(
+    "acme/things",
+    ("/id",),
+    (
+        Projection("", "flow_document", inference=Inference(("object",), exists=Exists.MUST)),
+        Projection(
+            "/id",
+            "id",
+            is_primary_key=True,
+            inference=Inference(("string",), exists=Exists.MUST),
+        ),
+        Projection("/n", "n", inference=Inference(("integer", "null"), exists=Exists.MAY)),
+    ),
+)
+
+
+class Task:
+    """A materialization with a recovery log, over a folder that outlives its connectors."""
+
+    def __init__(self, folder: Path, name: str, *, delta: bool = False, tables: int = 1) -> None:
+        self.folder, self.name = folder, name
+        self.endpoint = json.dumps({"folder": str(folder)})
+        self.state = EMPTY
+        self.materialization = "acme/task"
+        delta_key = {"delta_updates": True} if delta and name == "staged-files" else {}
+        self.spec = MaterializationSpec(
+            self.materialization,
+            self.endpoint,
+            tuple(
+                MaterializationBinding(
+                    json.dumps({"name": f"t{index}", **delta_key}),
+                    (f"t{index}",),
+                    COLLECTION,
+                    FieldSelection(("id",), ("n",), "flow_document"),
+                    delta_updates=delta or name == "push-files",
+                )
+                for index in range(tables)
+            ),
+        )
+
+    @contextmanager
+    def served(self) -> Iterator[Connection]:
+        """A connector that knows of nothing but the folder."""
+        with serve(built_in(self.name), "127.0.0.1:0") as server, connect(server.address) as line:
+            yield line
+
+    def apply(self, line: Connection, *, dry_run: bool = False) -> str:
+        return line.apply(Apply(self.spec, "v1", dry_run)).action_description
+
+    def open(self, line: Connection, key_range: KeyRange = WHOLE) -> "Shard":
+        return Shard(self, line.transactions(), key_range)
+
+    def rows(self, table: int = 0) -> list[Any]:
+        return list(printing.documents(self.folder / f"t{table}"))
+
+
+class Shard:
+    """One stream of a task, opened and acknowledged."""
+
+    def __init__(self, task: Task, stream: Stream, key_range: KeyRange) -> None:
+        self.task, self.stream = task, stream
+        self.ask(Open(task.spec, "v1", key_range, task.state.json or b"{}"), Opened)
+        self.ask(Acknowledge(), Acknowledged)
+
+    def ask(self, request: Any, answer: type) -> Any:
+        self.stream.send(request)
+        found = self.stream.receive()
+        assert isinstance(found, answer)
+        return found
+
+    def load(self, *keys: str) -> list[Any]:
+        if keys:
+            self.stream.send(Load(0, pa.array([pack_row((key,)) for key in keys], pa.binary())))
+        self.stream.send(Flush())
+        found: list[Any] = []
+        while isinstance(response := self.stream.receive(), Loaded):
+            found += map(json.loads, response.docs_json.to_pylist())
+        assert isinstance(response, Flushed)
+        return found
+
+    def store(self, *docs: Mapping[str, Any], delete: bool = False, table: int = 0) -> None:
+        self.stream.send(
+            Store(
+                table,
+                pa.array([pack_row((doc["id"],)) for doc in docs], pa.binary()),
+                pa.array([pack_row((doc.get("n"),)) for doc in docs], pa.binary()),
+                pa.array([json.dumps(doc).encode() for doc in docs], pa.binary()),
+                pa.array([False] * len(docs)),
+                pa.array([delete] * len(docs)),
+            )
+        )
+
+    def start_commit(self) -> StateUpdate:
+        """Commit, as far as the recovery log; the state of before is returned."""
+        before = self.task.state
+        answer = self.ask(StartCommit(b"checkpoint"), StartedCommit)
+        if answer.state is not None:
+            self.task.state = add_up(before, answer.state)
+        return before
+
+    def transact(self, *docs: Mapping[str, Any], table: int = 0) -> None:
+        self.load()
+        if docs:
+            self.store(*docs, table=table)
+        self.start_commit()
+        self.ask(Acknowledge(), Acknowledged)
+
+
+def doc(key: str, n: int = 0) -> dict[str, Any]:
+    return {"id": key, "n": n}
+
+
+# What all three do alike.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dry_run_touches_nothing_and_applying_twice_is_once(name: str, tmp_path: Path):
+    task = Task(tmp_path / "deep" / "folder", name, tables=2)
+    with task.served() as line:
+        would = task.apply(line, dry_run=True)
+        assert "t0" in would
+        assert "t1" in would
+        assert not any(tmp_path.iterdir())
+        assert task.apply(line) == would
+        assert task.apply(line) == ""
+        task.open(line).transact(doc("a"))
+        assert "t1" in line.delete(Apply(task.spec, "v1", dry_run=True)).action_description
+        assert task.rows() == [doc("a")]
+        assert "t1" in line.delete(Apply(task.spec, "v1")).action_description
+        assert line.delete(Apply(task.spec, "v1")).action_description == ""
+        assert not any(task.folder.iterdir())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_and_the_document_are_asked_for(name: str, tmp_path: Path):
+    task = Task(tmp_path, name)
+    asked = ValidateBinding('{"name": "t"}', COLLECTION)
+    with task.served() as line:
+        [found] = line.validate(Validate("m", task.endpoint, (asked,))).bindings
+        with pytest.raises(ConnectorError, match='"t" is bound twice'):
+            line.validate(Validate("m", task.endpoint, (asked, asked)))
+    assert {key: each.type for key, each in found.constraints.items()} == {
+        "flow_document": ConstraintType.LOCATION_REQUIRED,
+        "id": ConstraintType.LOCATION_REQUIRED,
+        "n": ConstraintType.FIELD_OPTIONAL,
+    }
+    assert found.resource_path == ("t",)
+    assert found.accepts_delete
+    assert found.delta_updates is (name == "push-files")
+
+
+@pytest.mark.parametrize("resource", ["", "a/b", "..", ".hidden", "a\x00", "x" * 101])
+def test_names_that_are_no_folder_are_refused(resource: str, tmp_path: Path):
+    task = Task(tmp_path, "staged-files")
+    asked = ValidateBinding(json.dumps({"name": resource}), COLLECTION)
+    with task.served() as line, pytest.raises(ConnectorError, match="name: "):
+        line.validate(Validate("m", task.endpoint, (asked,)))
+
+
+def test_a_resource_has_one_owner_and_one_kind(tmp_path: Path):
+    staged, plain = Task(tmp_path, "staged-files"), Task(tmp_path, "plain-files")
+    delta = Task(tmp_path, "staged-files", delta=True)
+    with staged.served() as line:
+        with pytest.raises(ConnectorError, match="has not been applied"):
+            staged.open(line)
+        staged.apply(line)
+        with pytest.raises(ConnectorError, match="cannot change to delta updates"):
+            delta.apply(line)
+        staged.spec = MaterializationSpec("another", staged.endpoint, staged.spec.bindings)
+        with pytest.raises(ConnectorError, match='is of materialization "acme/task"'):
+            staged.apply(line)
+    with plain.served() as line, pytest.raises(ConnectorError, match='of connector "staged-files"'):
+        plain.apply(line)
+
+
+def test_a_binding_that_is_not_as_validated_is_refused(tmp_path: Path):
+    task = Task(tmp_path, "plain-files", delta=True)
+    with task.served() as line, pytest.raises(ConnectorError, match="is not as it was validated"):
+        task.apply(line)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path):
+    (tmp_path / "t0").mkdir()
+    (tmp_path / "t0" / "theirs").write_text("kept")
+    task = Task(tmp_path, "push-files")
+    with task.served() as line, pytest.raises(ConnectorError, match="made by nobody we know"):
+        task.apply(line)
+    assert (tmp_path / "t0" / "theirs").read_text() == "kept"
+
+
+def test_a_folder_that_is_none_is_told_of(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    task = Task(tmp_path / "file", "plain-files")
+    with task.served() as line, pytest.raises(ConnectorError, match="cannot be read: Not a dir"):
+        task.apply(line)
+
+
+def test_a_folder_that_cannot_be_made_is_told_of():
+    task = Task(Path("/proc/folder"), "plain-files")
+    with task.served() as line, pytest.raises(ConnectorError, match="cannot be made: No such"):
+        task.apply(line)
+
+
+# Staged.
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_what_is_committed_is_applied_by_the_next_connector(delta: bool, tmp_path: Path):
+    task = Task(tmp_path, "staged-files", delta=delta)
+    with task.served() as line:
+        task.apply(line)
+        shard = task.open(line)
+        shard.transact(doc("a", 1))
+        shard.load()
+        shard.store(doc("a", 2), doc("b", 2))
+        assert task.rows() == [doc("a", 1)]
+        shard.start_commit()
+        assert task.rows() == [doc("a", 1)]
+    expected = [*([doc("a", 1)] if delta else []), doc("a", 2), doc("b", 2)]
+    for _ in range(3):
+        with task.served() as line:
+            shard = task.open(line)
+            if not delta:
+                assert shard.load("b", "c", "a") == [doc("b", 2), doc("a", 2)]
+        assert task.rows() == expected
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_transaction_that_is_applied_again_is_applied_once(delta: bool, tmp_path: Path):
+    """As if it had crashed after the table was replaced, and again much later."""
+    task = Task(tmp_path, "staged-files", delta=delta)
+    with task.served() as line:
+        task.apply(line)
+        shard = task.open(line)
+        shard.load()
+        shard.store(doc("a", 1), doc("b", 1))
+        shard.start_commit()
+        old = task.state
+        [staged] = (tmp_path / "t0" / "staged").iterdir()
+        lines = staged.read_bytes()
+        shard.ask(Acknowledge(), Acknowledged)
+        assert not staged.exists()
+    staged.write_bytes(lines)
+    with task.served() as line:
+        shard = task.open(line)
+        assert task.rows() == [doc("a", 1), doc("b", 1)]
+        shard.transact(doc("a", 2))
+        rows = task.rows()
+    staged.write_bytes(lines)
+    task.state = old
+    with task.served() as line:
+        task.open(line)
+    assert task.rows() == rows
+    assert sorted(each["n"] for each in rows if each["id"] == "a") == ([1, 2] if delta else [2])
+
+
+def test_what_the_log_did_not_commit_is_never_seen_and_is_removed(tmp_path: Path):
+    task = Task(tmp_path, "staged-files")
+    with task.served() as line:
+        task.apply(line)
+        for key_range in (WHOLE, LEFT):
+            shard = task.open(line, key_range)
+            shard.load()
+            shard.store(doc("a"))
+            task.state = shard.start_commit()
+            shard.stream.cancel()
+    of_left, of_whole = sorted((tmp_path / "t0" / "staged").iterdir())
+    assert of_whole.name.startswith(str(WHOLE))
+    with task.served() as line:
+        shard = task.open(line)
+        assert shard.load("a") == []
+    assert [*(tmp_path / "t0" / "staged").iterdir()] == [of_left]
+    assert task.rows() == []
+
+
+def test_a_table_of_the_last_transaction_is_not_applied_for_the_next(tmp_path: Path):
+    """State is patched; names of one transaction must not stay for another."""
+    task = Task(tmp_path, "staged-files", delta=True, tables=2)
+    with task.served() as line:
+        task.apply(line)
+        shard = task.open(line)
+        shard.transact(doc("a"), table=0)
+        shard.transact(doc("b"), table=1)
+        shard.transact()
+    with task.served() as line:
+        task.open(line)
+    assert (task.rows(0), task.rows(1)) == ([doc("a")], [doc("b")])
+
+
+def test_shards_go_on_from_what_the_one_before_them_staged(tmp_path: Path):
+    task = Task(tmp_path, "staged-files")
+    with task.served() as line:
+        task.apply(line)
+        whole = task.open(line)
+        whole.transact(doc("a", 0))
+        whole.load()
+        whole.store(doc("a", 1), doc("b", 1))
+        whole.start_commit()
+    parent = task.state
+    with task.served() as line:
+        left = task.open(line, LEFT)
+        left.transact(doc("a", 2))
+        of_left, task.state = task.state, parent
+        right = task.open(line, RIGHT)
+        assert right.load("a", "b") == [doc("a", 2), doc("b", 1)]
+        right.store(doc("b", 2))
+        right.start_commit()
+        of_right = task.state
+    assert [[*json.loads(each.json)] for each in (of_left, of_right)] == [[str(LEFT)], [str(RIGHT)]]
+    task.state = add_up(of_left, StateUpdate(of_right.json, patch=True))
+    with task.served() as line:
+        whole = task.open(line)
+        assert whole.load("a", "b") == [doc("a", 2), doc("b", 2)]
+        whole.store(doc("a", 3))
+        whole.start_commit()
+        whole.ask(Acknowledge(), Acknowledged)
+        assert whole.load("a", "b") == [doc("a", 3), doc("b", 2)]
+
+
+def test_a_recovery_log_that_begins_anew_is_not_taken_for_an_old_one(tmp_path: Path):
+    task = Task(tmp_path, "staged-files")
+    with task.served() as line:
+        task.apply(line)
+        shard = task.open(line)
+        for n in range(3):
+            shard.transact(doc("a", n))
+    task.state = EMPTY
+    with task.served() as line:
+        task.open(line).transact(doc("a", 9))
+    assert task.rows() == [doc("a", 9)]
+
+
+def test_a_staged_file_that_is_gone_stops_the_stream(tmp_path: Path):
+    task = Task(tmp_path, "staged-files")
+    with task.served() as line:
+        task.apply(line)
+        shard = task.open(line)
+        shard.load()
+        shard.store(doc("a"))
+        shard.start_commit()
+        [staged] = (tmp_path / "t0" / "staged").iterdir()
+        staged.unlink()
+        shard.stream.send(Acknowledge())
+        with pytest.raises(ConnectorError, match=r"\.jsonl.* is damaged"):
+            shard.stream.receive()
+
+
+changes = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 99) | st.none(), max_size=3)
+"""What a transaction stores by key; none removes."""
+
+steps = st.tuples(st.sampled_from(["acknowledged", "committed", "staged"]), changes, st.booleans())
+"""How far a transaction comes before the crash, and whether an older one wakes up after it."""
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@settings(max_examples=20)
+@given(history=st.lists(steps, max_size=6))
+def test_whatever_crashes_each_committed_transaction_is_applied_once(
+    delta: bool, history: list[tuple[str, dict[str, int | None], bool]]
+):
+    with tempfile.TemporaryDirectory() as folder:
+        task = Task(Path(folder), "staged-files", delta=delta)
+        resource = StagedResource(name="t0", delta_updates=delta)
+        bindings = [bind(0, task.spec.bindings[0], resource)]
+        endpoint = FilesEndpoint(folder=task.folder)
+        connector = StagedFiles()
+        connector.apply(Applying("acme/task", "v1", endpoint, bindings, False, task.spec))
+        expected: list[dict[str, Any]] = []
+        suspended = []
+        for comes_to, stored, wakes in history:
+            state = json.loads(task.state.json or b"{}")
+            opening = Opening("acme/task", "v1", endpoint, bindings, WHOLE, state)
+            transactor = connector.open(opening)
+            transactor.acknowledge()
+            assert (task.rows() if delta else sorted(task.rows(), key=by_id)) == expected
+            batch = documents(bindings[0], stored)
+            transactor.store(iter([batch] if stored else []))
+            update = transactor.start_commit(b"checkpoint")
+            if comes_to != "staged":
+                task.state = add_up(task.state, update)
+                added = [doc(key, n) for key, n in stored.items() if n is not None]
+                kept = [each for each in expected if delta or each["id"] not in stored]
+                expected = kept + added if delta else sorted(kept + added, key=by_id)
+            if comes_to == "acknowledged":
+                transactor.acknowledge()
+            elif comes_to == "committed":
+                suspended.append(transactor)
+            if wakes and suspended:
+                suspended[0].acknowledge()
+        assert bool(task.state.json) is any(comes_to != "staged" for comes_to, *_ in history)
+
+
+def by_id(row: Mapping[str, Any]) -> str:
+    return str(row["id"])
+
+
+def documents(binding: Binding[Any], stored: Mapping[str, int | None]) -> Documents:
+    return Documents(
+        binding,
+        pa.array([pack_row((key,)) for key in stored], pa.binary()),
+        pa.array([pack_row((n,)) for n in stored.values()], pa.binary()),
+        pa.array([json.dumps(doc(key, n or 0)).encode() for key, n in stored.items()], pa.binary()),
+        pa.array([False] * len(stored)),
+        pa.array([n is None for n in stored.values()]),
+    )
+
+
+# Plain.
+
+
+def test_a_late_write_of_an_older_stream_is_refused(tmp_path: Path):
+    task = Task(tmp_path, "plain-files")
+    with task.served() as one, task.served() as other:
+        task.apply(one)
+        older = task.open(one)
+        older.transact(doc("a", 1), doc("b", 1))
+        older.load()
+        newer = task.open(other, RIGHT)
+        newer.transact(doc("a", 2))
+        older.store(doc("a", 0), doc("b", 0), doc("c", 0))
+        older.stream.send(StartCommit(b"late"))
+        with pytest.raises(ConnectorError, match="a newer stream has taken over"):
+            older.stream.receive()
+        assert newer.load("a", "b", "c") == [doc("a", 2), doc("b", 1)]
+
+
+def test_streams_of_other_keys_go_on(tmp_path: Path):
+    task = Task(tmp_path, "plain-files")
+    with task.served() as one, task.served() as other:
+        task.apply(one)
+        left, right = task.open(one, LEFT), task.open(other, RIGHT)
+        left.transact(doc("a"))
+        right.transact(doc("b"))
+        left.transact(doc("c"))
+    assert task.rows() == [doc("a"), doc("b"), doc("c")]
+
+
+def test_a_table_made_anew_does_not_know_its_old_writers(tmp_path: Path):
+    task = Task(tmp_path, "plain-files")
+    with task.served() as one, task.served() as other:
+        task.apply(one)
+        for _ in range(3):
+            older = task.open(one)
+        older.load()
+        other.delete(Apply(task.spec, "v1"))
+        task.apply(other)
+        task.open(other)
+        older.store(doc("a"))
+        older.stream.send(StartCommit(b"late"))
+        with pytest.raises(ConnectorError, match="a newer stream has taken over"):
+            older.stream.receive()
+    assert task.rows() == []
+
+
+def test_keys_of_any_length_have_files_and_can_be_removed(tmp_path: Path):
+    task = Task(tmp_path, "plain-files")
+    docs = [doc(key) for key in ("", "a", "x" * 99, "x" * 1_000, "x" * 1_001, "Ü/..\\")]
+    keys = [each["id"] for each in docs]
+    with task.served() as line:
+        task.apply(line)
+        shard = task.open(line)
+        shard.transact(*docs)
+        assert shard.load(*keys, "missing") == docs
+        shard.store(*docs[2:], doc("missing"), delete=True)
+        shard.start_commit()
+        shard.ask(Acknowledge(), Acknowledged)
+        assert shard.load(*keys) == docs[:2]
+
+
+# Push.
+
+
+def test_every_document_is_a_line_that_says_what_it_is(tmp_path: Path):
+    task = Task(tmp_path, "push-files")
+    with task.served() as line:
+        task.apply(line)
+        shard = task.open(line)
+        shard.transact(doc("a", 1))
+        shard.load()
+        shard.store(doc("a", 2))
+        shard.store(doc("b"), delete=True)
+        shard.start_commit()
+    assert [json.loads(each) for each in lines_of(tmp_path / "t0" / "pushed.jsonl")] == [
+        {"binding": "t0", "key": ["a"], "deleted": False, "document": doc("a", 1)},
+        {"binding": "t0", "key": ["a"], "deleted": False, "document": doc("a", 2)},
+        {"binding": "t0", "key": ["b"], "deleted": True, "document": doc("b")},
+    ]
+    assert task.rows() == [doc("a", 1), doc("a", 2)]
+
+
+def test_half_a_line_of_one_who_was_killed_is_taken_away(tmp_path: Path):
+    task = Task(tmp_path, "push-files")
+    with task.served() as line:
+        task.apply(line)
+        shard = task.open(line)
+        shard.transact(doc("a"))
+        with (tmp_path / "t0" / "pushed.jsonl").open("ab") as file:
+            file.write(b'{"binding":"t0","key":["b"')
+        shard.transact(doc("b"))
+    assert task.rows() == [doc("a"), doc("b")]
+
+
+# What they are made of.
+
+texts = st.text() | st.sampled_from([',"document":', '"', "\\", "\n", "\u2028"])
+
+
+@given(st.dictionaries(texts, texts | st.integers() | st.lists(texts), min_size=1), st.lists(texts))
+def test_a_line_gives_back_what_it_was_made_of(about: dict[str, Any], document: Sequence[str]):
+    about = {f"about {key}": value for key, value in about.items()}
+    text = json.dumps(document, ensure_ascii=False).encode()
+    line = line_of(about, text)
+    assert line.count(b"\n") == 1
+    assert parts_of(line) == (about, text)
+    assert json.loads(line) == {**about, "document": document}
+    assert json.loads(parts_of(line_of(about, text.replace(b", ", b",\n\r\n ")))[1]) == document
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path):
+    for data in (b"older", b"", b"newer"):
+        replace(tmp_path / "file", data)
+        assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", data)]
+
+
+def test_who_waits_for_a_lock_can_be_called_off(tmp_path: Path):
+    gave_up = threading.Event()
+    gave_up.set()
+    with (
+        locked(tmp_path, threading.Event()),
+        pytest.raises(PenstockError, match="was broken off"),
+        locked(tmp_path, gave_up),
+    ):
+        pass
+    with locked(tmp_path, gave_up):
+        pass
+
+
+def test_a_resource_is_printed_by_a_script_that_needs_nothing(tmp_path: Path):
+    task = Task(tmp_path, "staged-files")
+    with task.served() as line:
+        task.apply(line)
+        task.open(line).transact(doc("ü"), doc("b"))
+    script = [sys.executable, "-I", str(printing.__file__)]
+    ran = subprocess.run([*script, str(tmp_path), "t0"], capture_output=True, check=True)
+    assert [json.loads(each) for each in ran.stdout.splitlines()] == [doc("ü"), doc("b")]
+    ran = subprocess.run([*script, str(tmp_path), "t9"], capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (
+        1,
+        f'error: there is no resource "t9" in folder "{tmp_path}"\n'.encode(),
+    )
