@@ -3,12 +3,20 @@
 A server is up in about two seconds and a database in a tenth of one. The
 session's servers do not sync to disk: only the operating system's crash could
 tell, and no test makes one. A test that restarts or kills a server makes its own.
+
+`PENSTOCK_TEST_POSTGRES` names the programs of another version than Debian's. What
+that version has not yet is left out: a test by the marker `postgres(14)`, a part
+of one by what `major` says.
 """
 
+import functools
 import itertools
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,16 +24,54 @@ from typing import Literal
 import pytest
 
 from penstock.errors import UsageError
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.testing.postgres import Database, PostgresServer, find_binaries
+from tests.certificates import authority as make_authority
+from tests.certificates import certificate as make_certificate
 
 QUICK = {"fsync": "off", "max_replication_slots": 40, "max_wal_senders": 40}
+
+NEWEST = "database18"
+"""The fixture to whose server no marker applies: it has everything."""
 
 _numbers = itertools.count()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "postgres(version): needs a server of this version or later")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and NEWEST in callspec.params.values():
+        return
+    for marker in item.iter_markers("postgres"):
+        (needed,) = marker.args
+        found = installed()
+        if found is not None and found < needed:
+            pytest.skip(f"Postgres {found} lacks what {needed} has")
+
+
+def major(server: PostgresServer | Database) -> int:
+    """The version of a server, such as 15."""
+    return int(server.sql("SHOW server_version_num")[0][0]) // 10_000
+
+
+@functools.cache
+def installed() -> int | None:
+    """The version of the programs that servers are made with unless told otherwise, if any."""
+    try:
+        program = find_binaries() / "postgres"
+    except UsageError:
+        return None
+    said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True)
+    found = re.search(r"\d+", said.stdout)
+    assert found is not None, said.stdout
+    return int(found[0])
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """The oldest we promise to work with: Debian's."""
+    """Debian's, or of the version that is asked for."""
     yield from _serve("debian")
 
 
@@ -43,6 +89,38 @@ def database(postgres_server: PostgresServer) -> Iterator[Database]:
 @pytest.fixture
 def database18(postgres18_server: PostgresServer) -> Iterator[Database]:
     yield from _lend(postgres18_server)
+
+
+@contextmanager
+def standby_of(primary: PostgresServer) -> Iterator[PostgresServer]:
+    """A standby that follows `primary`, which is stopped for a moment so that it can be copied.
+
+    Not every set of programs has `pg_basebackup`.
+    """
+    standby = PostgresServer(settings=QUICK)
+    try:
+        primary.stop()
+        shutil.copytree(primary.data, standby.data, symlinks=True)
+        primary.start()
+        for slot in (standby.data / "pg_replslot").iterdir():
+            shutil.rmtree(slot)
+        (standby.data / "standby.signal").touch()
+        where = f"host={primary.folder} port={primary.port} user=postgres"
+        with (standby.data / "postgresql.auto.conf").open("a") as file:
+            file.write(f"primary_conninfo = '{where}'\n")
+            file.write(f"port = {standby.port}\n")
+            file.write(f"unix_socket_directories = '{standby.folder}'\n")
+        give(standby, standby.data)
+        standby.start()
+        yield standby
+    finally:
+        standby.close()
+
+
+def give(server: PostgresServer, folder: Path) -> None:
+    """Let a folder with all that is in it belong to the server's user."""
+    for path in (folder, *folder.rglob("*")):
+        server._give(path)
 
 
 @dataclass(frozen=True)
@@ -75,9 +153,9 @@ class TlsServer:
 @pytest.fixture(scope="session")
 def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     folder = tmp_path_factory.mktemp("tls")
-    authority, other = _authority(folder, "authority"), _authority(folder, "other")
-    certificate, key = _certificate(folder, "localhost", authority)
-    users = _certificate(folder, "by_certificate", authority)
+    authority, other = make_authority(folder, "authority"), make_authority(folder, "other")
+    certificate, key = make_certificate(folder, "localhost", authority)
+    users = make_certificate(folder, "by_certificate", authority)
     server = PostgresServer(hba=["hostssl all by_certificate 127.0.0.1/32 cert"], settings=QUICK)
     for setting, path in {
         "ssl_cert_file": certificate,
@@ -89,36 +167,6 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     with server:
         server.sql("CREATE ROLE by_certificate LOGIN")
         yield TlsServer(server, authority, other, *users)
-
-
-def _authority(folder: Path, name: str) -> Path:
-    certificate = folder / f"{name}.crt"
-    _openssl(
-        *("req", "-x509", "-days", "2", "-subj", f"/CN={name}"),
-        *("-keyout", folder / f"{name}.key", "-out", certificate),
-        *_NEW_KEY,
-    )
-    return certificate
-
-
-def _certificate(folder: Path, name: str, authority: Path) -> tuple[Path, Path]:
-    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
-    request, names = folder / f"{name}.csr", folder / f"{name}.ext"
-    names.write_text(f"subjectAltName=DNS:{name}\n")
-    _openssl("req", "-subj", f"/CN={name}", "-keyout", key, "-out", request, *_NEW_KEY)
-    _openssl(
-        *("x509", "-req", "-days", "2", "-in", request, "-out", certificate, "-extfile", names),
-        *("-CA", authority, "-CAkey", authority.with_suffix(".key"), "-CAcreateserial"),
-    )
-    key.chmod(0o600)
-    return certificate, key
-
-
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-
-
-def _openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
 def _serve(binaries: Literal["debian", "wheel"]) -> Iterator[PostgresServer]:

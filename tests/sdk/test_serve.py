@@ -31,6 +31,7 @@ from penstock.protocol.privacy import Security
 from penstock.protocol.ranges import WHOLE
 from penstock.protocol.wire import encode_request
 from penstock.sdk import Found, Refused, serve
+from tests.certificates import authority, certificate
 from tests.sdk.toy import ENDPOINT, LOWER, UPPER, Toy, ToyTransactor, docs, keys, question, spec
 
 PATIENCE_S = 30
@@ -468,6 +469,43 @@ def test_a_token_is_asked_for(toy):
                 stream = connection.transactions()
                 with pytest.raises(ConnectorRefused, match="wants a bearer token"):
                     stream.receive()
+
+
+def test_tls_both_ways(toy, tmp_path):
+    """Whom a server does not know, and who does not know the server, are not served."""
+    ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
+    server_pair = certificate(tmp_path, "localhost", ours)
+    known, stranger = (
+        certificate(tmp_path, name, by) for name, by in (("known", ours), ("stranger", theirs))
+    )
+    with serve(toy, "127.0.0.1:0", Security(ours, *server_pair)) as server:
+        address = f"localhost:{server.address.rpartition(':')[2]}"
+        with connect(address, Security(ours, *known)) as connection:
+            connection.spec()
+            ready(connection).cancel()
+        for wrong in (Security(ours), Security(ours, *stranger), Security(theirs, *known)):
+            with (
+                connect(address, wrong) as connection,
+                pytest.raises(ConnectorUnreachable),
+            ):
+                connection.spec()
+        with connect(address) as connection, pytest.raises(ConnectorUnreachable):
+            connection.spec()
+    with serve(toy, "127.0.0.1:0", Security(None, *server_pair)) as server:
+        address = f"localhost:{server.address.rpartition(':')[2]}"
+        with connect(address, Security(ours)) as connection:
+            connection.spec()
+        elsewhere = Security(ours, server_name="elsewhere")
+        with connect(address, elsewhere) as connection, pytest.raises(ConnectorUnreachable):
+            connection.spec()
+
+
+def test_half_a_certificate_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="is not whole"):
+        connect("localhost:1", Security(certificate=tmp_path / "x"))
+    pair = (tmp_path / "nothing.crt", tmp_path / "nothing.key")
+    with pytest.raises(UsageError, match="cannot be read"):
+        connect("localhost:1", Security(None, *pair))
 
 
 def test_plaintext_beyond_this_machine_must_be_asked_for(toy):

@@ -225,6 +225,10 @@ class Followed:
         """
         for following in unfinished:
             following.attempt = self._upstream.another()
+        # Before anything is kept under that name; and nobody may take what was copied
+        # before for complete any more.
+        self._memory.write_down(notes.tables(unfinished))
+        self._make_collections(unfinished)
         self._awaited.append(_Awaited([*unfinished], self._upstream.begin_export()))
 
     def _begin_exported(self) -> None:
@@ -234,15 +238,22 @@ class Followed:
             export = awaited.export.result()
             for following in awaited.tables:
                 following.snapshot_lsn = export.consistent_point
-            self.copy(awaited.tables, export)
+            self._begin_copies(awaited.tables, export)
 
     def copy(self, tables: Sequence[Following], export: Export) -> None:
         """Begin copies as of a snapshot that was exported."""
-        for following in tables:
-            table = following.table
+        self._make_collections(tables)
+        self._begin_copies(tables, export)
+
+    def _make_collections(self, tables: Sequence[Following]) -> None:
+        for table in (each.table for each in tables):
             # There may be files of an earlier attempt, which nobody has seen.
             self._loader.unmake(table.collection)
             self._loader.make(table.collection, table.schema, table.key_columns)
+
+    def _begin_copies(self, tables: Sequence[Following], export: Export) -> None:
+        for following in tables:
+            table = following.table
             parts = pieces(
                 self._config.parameters,
                 table,
@@ -462,8 +473,6 @@ class Followed:
         reading.compared(following)
         tick.throw_away(following.pending)
         following.table, following.phase = table, Phase.LOADING
-        # What was copied before goes now, so nobody may take it for complete any more.
-        self._memory.write_down(notes.tables([following]))
         self.copy_anew([following])
 
     def learn(self, reading: Reading, tick: Tick, following: Following, relation: Relation) -> bool:
@@ -481,6 +490,8 @@ class Followed:
 
     def _join(self, oid: int, name: str) -> None:
         if oid in self.tables:
+            if self.tables[oid].phase != Phase.ERRORED:
+                return  # It was written down, and the tick at which it joined was not.
             log.warning(
                 "table is published again; to follow it again, resync it",
                 extra=fields(source=self.name, table=name),

@@ -316,7 +316,10 @@ def _slots(connection: Connection, which: str, parameters: list[object]) -> list
     if version >= 170000:
         reason = "s.invalidation_reason"
     else:
-        conflict = "WHEN s.conflicting THEN 'conflict'" if version >= 160000 else ""
+        # Version 16 says conflicting of every slot that was given up; one whose log was
+        # removed has no place to restart from any more.
+        conflict = "WHEN s.conflicting AND s.restart_lsn IS NOT NULL THEN 'conflict'"
+        conflict = conflict if version >= 160000 else ""
         lost = "WHEN s.wal_status = 'lost' THEN 'wal_removed'" if version >= 130000 else ""
         reason = f"CASE {conflict} {lost} END" if conflict or lost else "NULL"
     rows = connection.query(

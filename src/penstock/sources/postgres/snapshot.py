@@ -21,7 +21,7 @@ from penstock.sources.postgres.stream import CopyStream
 from penstock.sources.postgres.tables import Table
 from penstock.sources.postgres.types import ColumnType
 
-__all__ = ["SnapshotPiece", "copies_of", "page_ranges", "pieces"]
+__all__ = ["SnapshotPiece", "copies_of", "page_ranges", "pieces", "take_up"]
 
 PAGES_WORTH_A_TASK: Final = 1_024
 """Fewer pages than these, 8 MiB, are not worth a connection of their own."""
@@ -64,25 +64,29 @@ class SnapshotPiece:
         """
         with connect(self.parameters, application_name=copies_of(self.oid)) as connection:
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-            self._take_up(connection)
+            take_up(connection, self.snapshot, f'for the copy of table "{self.table}"')
             decoder = CopyDecoder(len(self.types))
             for data in CopyStream(connection, self.sql):
                 columns = decoder.decode(data)
                 if columns is not None:
                     yield self._typed(columns)
 
-    def _take_up(self, connection: Connection) -> None:
-        try:
-            connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(self.snapshot)}")
-        except DefiniteError as error:
-            # Not about the table, whatever class its code is of: who exported it has ended.
-            raise TransientError(
-                f'snapshot for the copy of table "{self.table}" is gone', detail=str(error)
-            ) from error
-
     def _typed(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         arrays = [kind.from_copy(values) for kind, values in zip(self.types, columns, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def take_up(connection: Connection, snapshot: str, purpose: str) -> None:
+    """See what a snapshot holds, within a transaction that has just begun.
+
+    Raises:
+        TransientError: it is gone.
+    """
+    try:
+        connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
+    except DefiniteError as error:
+        # Not about the data, whatever class its code is of: who exported it has ended.
+        raise TransientError(f"snapshot {purpose} is gone", detail=str(error)) from error
 
 
 def pieces(

@@ -45,7 +45,7 @@ from penstock.sources.postgres.slots import (
     slot_name,
     terminate_holder,
 )
-from penstock.sources.postgres.snapshot import copies_of
+from penstock.sources.postgres.snapshot import copies_of, take_up
 from penstock.sources.postgres.stream import ReplicationStream
 
 __all__ = ["Export", "SetBack", "Upstream"]
@@ -404,7 +404,7 @@ class Upstream:
         try:
             connection.execute("SET idle_in_transaction_session_timeout = 0")
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-            connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
+            take_up(connection, snapshot, "of a new slot")
             [(exported,)] = connection.query("SELECT pg_catalog.pg_export_snapshot()")
         except BaseException:
             connection.close()
