@@ -83,10 +83,11 @@ $(DEBEZIUM)/.ready: requirements-debezium.txt pyproject.toml scripts/setup | $(R
 	@touch $@
 
 .PHONY: demo
-demo: setup ## collections that survive kill -9; the same on Spark; then a Postgres, followed
+demo: setup ## collections that survive kill -9; the same on Spark; a Postgres, followed; a connector
 	$(PY) examples/persist_demo.py
 	$(PY) examples/spark_demo.py
 	$(PY) examples/postgres_demo.py
+	$(PY) examples/connector_demo.py
 
 .PHONY: protocol
 protocol: setup ## Python from proto/*.proto, again
