@@ -1,5 +1,6 @@
 """The SDK owns order, threads and ends; a connector that breaks its contract is told which rule."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -521,3 +522,15 @@ def test_an_address_that_is_taken(toy, tmp_path):
         pytest.raises(UsageError, match="cannot listen on"),
     ):
         serve(Toy(), server.address)
+    address = f"unix:{tmp_path}/toy.sock"
+    with serve(toy, address), pytest.raises(UsageError, match="somebody listens on it"):
+        serve(Toy(), address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
+        killed.bind(f"{tmp_path}/toy.sock")  # And leaves it behind.
+    with serve(toy, address), connect(address) as connection:
+        connection.spec()
+
+
+def test_a_socket_is_its_owners_alone(toy, tmp_path):
+    with serve(toy, f"unix:{tmp_path}/toy.sock"):
+        assert (tmp_path / "toy.sock").stat().st_mode & 0o777 == 0o600

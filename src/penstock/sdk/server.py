@@ -9,6 +9,8 @@ open, a newer one ends the older ones that write some of the same keys.
 
 import hmac
 import json
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +107,10 @@ class Server:
         self._server.stop(STOP_S).wait()
 
     def _listen(self, address: str, security: Security) -> str:
+        if address.startswith("unix:"):
+            _check_free(address.removeprefix("unix:"))
+        # A socket is for whoever serves it, and nobody else on the machine.
+        before = os.umask(0o177)
         try:
             if security.tls:
                 pair = (read_pem(security.key), read_pem(security.certificate))
@@ -119,6 +125,8 @@ class Server:
                 f'connector "{self._connector.name}" cannot listen on "{address}"',
                 detail="The address is taken, or is not one of this machine.",
             ) from error
+        finally:
+            os.umask(before)
         if address.startswith("unix:"):
             return address
         return f"{address.rpartition(':')[0]}:{port}"
@@ -258,6 +266,18 @@ class Server:
             return secrets(parse(self._connector.endpoint, spec.endpoint_spec_json, "endpoint"))
         except PenstockError:
             return ()
+
+
+def _check_free(path: str) -> None:
+    """Nobody must be listening on a socket: gRPC would take it away from them."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise UsageError(
+        f'"unix:{path}" is taken: somebody listens on it', hint="Name another path, or end them."
+    )
 
 
 class _Streams:
