@@ -10,7 +10,8 @@ A script is blocks separated by blank lines:
 
 The first line is a directive with `name=value` arguments, the lines up to
 `----` are its input, and the rest is what it must print. `pytest --rewrite`
-writes down what it did print; read that diff as carefully as code.
+writes down what it did print; read that diff as carefully as code. Whoever obeys
+may leave a directive out, and answer None: then it stays as it is.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class Directive:
     input: tuple[str, ...]
 
 
-def run_script(path: Path, obey: Callable[[Directive], str], *, rewrite: bool) -> None:
+def run_script(path: Path, obey: Callable[[Directive], str | None], *, rewrite: bool) -> None:
     """Obey every directive in `path`, in order, and check what each prints."""
     blocks = [_obeyed(block, obey) for block in path.read_text().strip().split("\n\n")]
     actual = "\n\n".join(blocks) + "\n"
@@ -41,7 +42,7 @@ def run_script(path: Path, obey: Callable[[Directive], str], *, rewrite: bool) -
     assert actual == expected, "\n".join([f"{path} (run with --rewrite and read the diff)", *diff])
 
 
-def _obeyed(block: str, obey: Callable[[Directive], str]) -> str:
+def _obeyed(block: str, obey: Callable[[Directive], str | None]) -> str:
     said, bar, _ = block.partition("\n----")
     if not bar:
         return block  # A comment standing alone.
@@ -49,5 +50,7 @@ def _obeyed(block: str, obey: Callable[[Directive], str]) -> str:
     name, *words = lines[0].split()
     args = dict(word.split("=", 1) for word in words)
     printed = obey(Directive(name, args, tuple(lines[1:])))
+    if printed is None:
+        return block
     assert "\n\n" not in printed, f"{name} printed a blank line, which would end its block"
     return f"{said}\n----\n{printed}".rstrip()

@@ -17,7 +17,7 @@ from tests.datadriven import Directive, run_script
 
 __all__ = ["Script", "stories"]
 
-Script = Callable[[Path, Callable[[Directive], str]], None]
+Script = Callable[[Path, Callable[[Directive], str | None]], None]
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 
@@ -42,7 +42,7 @@ def script(request: pytest.FixtureRequest) -> Script:
     """Run one script, or with `--rewrite` write down what it printed."""
     rewrite = bool(request.config.getoption("--rewrite"))
 
-    def run(path: Path, obey: Callable[[Directive], str]) -> None:
+    def run(path: Path, obey: Callable[[Directive], str | None]) -> None:
         run_script(path, obey, rewrite=rewrite)
 
     return run

@@ -43,7 +43,7 @@ class History:
 
 def histories(pump: Pump, tables: Iterable[str]) -> dict[str, History]:
     """All that the collections of `tables` hold, up to one upper."""
-    with pump.reader() as client:
+    with pump.reader(hold=True) as client:
         state = client.state
         uppers = {
             state.collections[state.names[name]].upper

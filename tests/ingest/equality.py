@@ -19,6 +19,15 @@ from penstock.testing.postgres import Database
 
 Row = tuple[str | None, ...]
 
+_SENT = (
+    "SELECT unnest(attnames) FROM pg_publication_tables WHERE schemaname = %s AND tablename = %s"
+)
+_SENT_BEFORE_LISTS = """
+    SELECT attname FROM pg_publication_tables
+    JOIN pg_attribute ON attrelid = format('%%I.%%I', schemaname, tablename)::regclass
+    WHERE schemaname = %s AND tablename = %s AND attnum > 0 AND NOT attisdropped
+"""
+
 
 def difference(
     collection: Collection, as_of: int, database: Database, table: str, where: str = "true"
@@ -53,8 +62,7 @@ def rows_of(
         there = {
             row[0]
             for row in connection.execute(
-                "SELECT unnest(attnames) FROM pg_publication_tables"
-                " WHERE schemaname = %s AND tablename = %s",
+                _SENT if connection.info.server_version >= 150000 else _SENT_BEFORE_LISTS,
                 [schema, name],
             )
         }

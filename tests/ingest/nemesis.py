@@ -29,7 +29,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, arm, disarm
 from penstock.testing.postgres import Database, PostgresServer
-from tests.fix_postgres import QUICK
+from tests.fix_postgres import QUICK, give
 from tests.ingest.checker import broken, differing, histories
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump
@@ -196,8 +196,7 @@ class Round:
             self.server.stop()
             shutil.rmtree(self.server.data)
             self.copy.rename(self.server.data)
-        for path in (self.server.data, *self.server.data.rglob("*")):
-            self.server._give(path)
+        give(self.server, self.server.data)
         self.server.start()
         self._wait(self.chance.choice([0, 1_500]))
         self.proxy.refuses = False

@@ -167,9 +167,9 @@ class Pump:
         error, self.error = self.error, None
         return error
 
-    def reader(self) -> persist.Client:
-        """A client that only reads."""
-        return persist.open(self.storage, hold=False)
+    def reader(self, *, hold: bool = False) -> persist.Client:
+        """A client that only reads; files that it needs may go, unless it holds them."""
+        return persist.open(self.storage, hold=hold)
 
     def notes(self) -> dict[str, Any]:
         """What the source has written down."""

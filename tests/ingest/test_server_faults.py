@@ -1,7 +1,6 @@
 """The server stops, dies, loses the line, the slot, or its last hour; we end up equal to it."""
 
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from penstock.sources.postgres.errors import OtherHistory
 from penstock.sources.postgres.source import PostgresSource
 from penstock.sources.postgres.upstream import Upstream
 from penstock.testing.postgres import Database, PostgresServer
-from tests.fix_postgres import QUICK
+from tests.fix_postgres import QUICK, give, standby_of
 from tests.ingest.checker import check
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump, until
@@ -128,7 +127,9 @@ def invalidated(database: Database) -> None:
         database.sql("SELECT pg_reload_conf()")
 
 
-@pytest.mark.parametrize("harm", [drop_slots, advanced, invalidated])
+@pytest.mark.parametrize(
+    "harm", [drop_slots, advanced, pytest.param(invalidated, marks=pytest.mark.postgres(13))]
+)
 def test_the_slot_is_lost_while_nobody_looks(
     shop: Database, tmp_path: Path, harm: Callable[[Database], None]
 ) -> None:
@@ -176,7 +177,7 @@ def test_a_restore_on_the_same_timeline_is_noticed(
         pump.settle()
         server.stop()
         shutil.copytree(server.data, copy, symlinks=True)
-        owned(server, copy)
+        give(server, copy)
         server.start()
         pump.settle()
         with Carrier(shop.url(), seed=1):
@@ -295,43 +296,6 @@ def replayed(standby: PostgresServer) -> int:
     return int(standby.sql("SELECT coalesce(pg_last_wal_replay_lsn() - '0/0', 0)")[0][0])
 
 
-class standby_of:  # noqa: N801 - reads as a context manager
-    """A standby of `server`, which follows it."""
-
-    def __init__(self, server: PostgresServer) -> None:
-        self.standby = PostgresServer(settings=QUICK)
-        self.server = server
-
-    def __enter__(self) -> PostgresServer:
-        standby, server = self.standby, self.server
-        try:
-            done = subprocess.run(
-                [
-                    *standby._as_user(
-                        "pg_basebackup", "-D", str(standby.data), "-R", "-X", "stream"
-                    ),
-                    *("-c", "fast", "-h", str(server.folder), "-p", str(server.port)),
-                    *("-U", "postgres"),
-                ],
-                capture_output=True,
-                text=True,
-                check=False,
-                cwd=standby.folder,
-            )
-            assert done.returncode == 0, done.stderr
-            with (standby.data / "postgresql.auto.conf").open("a") as file:
-                file.write(f"port = {standby.port}\n")
-                file.write(f"unix_socket_directories = '{standby.folder}'\n")
-            standby.start()
-        except BaseException:
-            standby.close()
-            raise
-        return standby
-
-    def __exit__(self, *_: object) -> None:
-        self.standby.close()
-
-
 def promoted(standby: PostgresServer, name: str) -> Database:
     """The database on the standby, which is on its own from now on."""
     if not standby.running:
@@ -341,8 +305,3 @@ def promoted(standby: PostgresServer, name: str) -> Database:
         standby.start()
     standby.sql("SELECT pg_promote()")
     return Database(standby, name)
-
-
-def owned(server: PostgresServer, folder: Path) -> None:
-    for path in (folder, *folder.rglob("*")):
-        server._give(path)

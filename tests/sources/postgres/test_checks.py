@@ -5,6 +5,7 @@ The statements in hints are run, and then the problem is gone.
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from penstock.sources.postgres.errors import NotReady
 from penstock.sources.postgres.names import TableName
 from penstock.sources.postgres.slots import create_slot, slot_name
 from penstock.testing.postgres import Database, PostgresServer
+from tests.sources.postgres.older import Older
 
 READER = "reader"
 
@@ -214,7 +216,21 @@ UNCURED_BY_ONE = {"excluded identity", "unlogged"}
 """Whose hint is one of two ways, or only the first step."""
 
 
-@pytest.mark.parametrize("case", CASES)
+SINCE = {
+    "a filter beside the identity": 15,
+    "a list without the identity": 15,
+    "a list with a whole identity": 15,
+    "partitions under their own names": 13,
+    "a leaf with another identity": 13,
+    "a whole leaf": 13,
+}
+"""Whose server must be newer than the oldest."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.postgres(SINCE.get(case, 12))) for case in CASES],
+)
 def test_the_hint_cures(case: str, any_database: Database) -> None:
     prepare, tables, message = CASES[case]
     if prepare:
@@ -271,6 +287,7 @@ def test_columns_that_may_have_been_meant(any_database: Database) -> None:
     ]
 
 
+@pytest.mark.postgres(13)
 def test_a_partition_that_is_sent_as_its_root(any_database: Database) -> None:
     any_database.sql(
         "CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id);"
@@ -328,6 +345,7 @@ def test_the_owner_of_the_tables_may_create_it(any_database: Database) -> None:
         assert not create_publication(owner, everything)
 
 
+@pytest.mark.postgres(13)
 def test_a_publication_of_a_root_sends_it_as_one(any_database: Database) -> None:
     any_database.sql("CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id)")
     config = configured(any_database, "public.r", user="postgres", publication="new")
@@ -335,6 +353,39 @@ def test_a_publication_of_a_root_sends_it_as_one(any_database: Database) -> None
         assert publication_statement(connection, config) == (
             "CREATE PUBLICATION new FOR TABLE public.r WITH (publish_via_partition_root = true);"
         )
+
+
+def test_before_version_13_a_root_is_followed_by_its_partitions(any_database: Database) -> None:
+    any_database.sql(
+        "CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (10)"
+    )
+    asked = [
+        configured(any_database, f"public.{name}", user="postgres", publication="new")
+        for name in ("r", "r1")
+    ]
+    with connect(asked[0].parameters) as connection:
+        older: Any = Older(connection, 120000)
+        assert not create_publication(older, asked[0])
+        messages = [problem.message for problem in check(older, asked[0])]
+        assert messages == [
+            'publication "new" does not exist',
+            (
+                "public.r is a partitioned table, and before version 13 a server sends partitions "
+                "under their own names only"
+            ),
+        ]
+        assert create_publication(older, asked[1])
+        assert check(older, asked[1]) == []
+        assert [problem.message for problem in check(older, asked[0])] == messages[1:]
+
+
+def test_a_publication_of_what_cannot_be_sent_is_not_tried(any_database: Database) -> None:
+    any_database.sql("CREATE VIEW v AS SELECT 1 AS i")
+    config = configured(any_database, "public.v", user="postgres", publication="new")
+    with connect(config.parameters) as connection:
+        assert not create_publication(connection, config)
+        assert "public.v is a view" in check(connection, config)[1].message
 
 
 def test_odd_names_are_quoted_in_statements(any_database: Database) -> None:

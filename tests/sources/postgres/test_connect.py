@@ -14,7 +14,7 @@ from penstock.sources.postgres.connect import (
     server_error,
 )
 from penstock.testing.postgres import Database, PostgresServer
-from tests.fix_postgres import TlsServer
+from tests.fix_postgres import TlsServer, major
 
 SECRET = "s3cret/pass@word:?"
 
@@ -55,7 +55,7 @@ def test_values_come_as_text(database: Database, host: str) -> None:
         assert connection.query("SELECT $1::int IS NULL", [None]) == [("t",)]
         assert connection.query("CREATE TABLE public.t (i int); SELECT 1; SELECT 2") == [("2",)]
         assert connection.query("SELECT i FROM public.t") == []
-        assert connection.server_version >= 14_00_00
+        assert connection.server_version // 10_000 == major(database)
         assert not connection.encrypted
         with pytest.raises(UsageError, match="float"):
             connection.query("SELECT $1", [1.5])

@@ -1,6 +1,5 @@
 """Who a server is, how far it has come, and whether its history holds ours."""
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +25,7 @@ from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.slots import create_slot
 from penstock.sources.postgres.stream import ReplicationStream
 from penstock.testing.postgres import Database, PostgresServer
+from tests.fix_postgres import QUICK, standby_of
 
 SEGMENT, PAGE = 16 << 20, 8192
 positions = st.integers(0, 1 << 40)
@@ -177,69 +177,42 @@ def test_nothing_that_we_hold_is_missing_where_we_go_on(
 
 def test_a_promoted_standby_is_known_by_where_it_left() -> None:
     """With what it had replayed it may be followed, past that not."""
-    with PostgresServer(settings={"fsync": "off"}) as primary:
+    with PostgresServer(settings=QUICK) as primary:
         with connect(primary.url(), replication=True) as replication:
             ours = identify(replication)
         primary.sql("CREATE TABLE t (i integer)")
-        standby = _standby_of(primary)
-        try:
-            with standby, connect(standby.url()) as sql:
+        with standby_of(primary) as standby:
+            with connect(standby.url()) as sql:
                 waiting = probe(sql)
                 assert waiting.standby
                 assert waiting.timeline == 0
-                # Cut off first: what comes now, the standby will never have.
                 primary.sql("SELECT pg_switch_wal()")
                 with connect(primary.url()) as there:
                     shared = probe(there).flush_lsn
                 _await_replay(sql, shared)
-                standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
-                standby.sql("SELECT pg_reload_conf()")
-                _await_no_receiver(sql)
-                primary.sql("INSERT INTO t VALUES (1)")
-                with connect(primary.url()) as there:
-                    ahead = probe(there).flush_lsn
-                standby.sql("SELECT pg_promote()")
-                standby.sql("INSERT INTO t SELECT generate_series(1, 10000)")
-                with connect(standby.url(), replication=True) as replication:
-                    found = identify(replication)
+            # Cut off first: what comes now, the standby will never have.
+            standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
+            standby.restart()
+            primary.sql("INSERT INTO t VALUES (1)")
+            with connect(primary.url()) as there:
+                ahead = probe(there).flush_lsn
+            standby.sql("SELECT pg_promote()")
+            standby.sql("INSERT INTO t SELECT generate_series(1, 10000)")
+            with connect(standby.url(), replication=True) as replication:
+                found = identify(replication)
+            with connect(standby.url()) as sql:
                 probed = probe(sql)
-                assert found.system_id == ours.system_id
-                assert (found.timeline, probed.timeline) == (2, 2)
-                assert [fork.timeline for fork in found.history] == [1]
-                left = found.history[0].at
-                assert shared <= left < ahead < found.xlogpos
-                assert judge(ours, found, shared) == ForkedAfter(2, left)
-                assert judge(ours, found, ahead) == ForkedBefore(2, left, ahead)
-                # A probe has no history, and so never vouches for another timeline.
-                assert judge(ours, probed.identity, shared) == ForkedBefore(2, None, shared)
-        finally:
-            standby.close()
-
-
-def _standby_of(primary: PostgresServer) -> PostgresServer:
-    standby = PostgresServer(settings={"fsync": "off"})
-    command = standby._as_user(
-        "pg_basebackup",
-        *("--pgdata", str(standby.data), "--checkpoint", "fast", "--wal-method", "stream"),
-        *("--write-recovery-conf", "--no-sync"),
-        *("--host", str(primary.folder), "--port", str(primary.port), "--username", "postgres"),
-    )
-    try:
-        subprocess.run(command, check=True, capture_output=True, cwd=standby.folder)
-        with (standby.data / "postgresql.conf").open("a") as file:
-            file.write(f"port = {standby.port}\n")
-            file.write(f"unix_socket_directories = '{standby.folder}'\n")
-    except BaseException:
-        standby.close()
-        raise
-    return standby
+            assert found.system_id == ours.system_id
+            assert (found.timeline, probed.timeline) == (2, 2)
+            assert [fork.timeline for fork in found.history] == [1]
+            left = found.history[0].at
+            assert shared <= left < ahead < found.xlogpos
+            assert judge(ours, found, shared) == ForkedAfter(2, left)
+            assert judge(ours, found, ahead) == ForkedBefore(2, left, ahead)
+            # A probe has no history, and so never vouches for another timeline.
+            assert judge(ours, probed.identity, shared) == ForkedBefore(2, None, shared)
 
 
 def _await_replay(sql: Connection, upto: Lsn) -> None:
     while probe(sql).insert_lsn < upto:
-        sql.execute("SELECT pg_catalog.pg_sleep(0.02)")
-
-
-def _await_no_receiver(sql: Connection) -> None:
-    while sql.query("SELECT 1 FROM pg_catalog.pg_stat_get_wal_receiver() WHERE pid IS NOT NULL"):
         sql.execute("SELECT pg_catalog.pg_sleep(0.02)")

@@ -171,11 +171,16 @@ def test_every_kind_of_change_with_a_key_and_with_full_identity(tap: Tap) -> Non
     keyed = next(mark for mark in marks(chunks, Relation) if mark.name == "keyed")
     assert (keyed.namespace, keyed.replica_identity) == ("public", "d")
     assert [column.key for column in keyed.columns] == [True, False, False]
-    ends = np.concatenate([chunk.end_lsn for chunk in chunks])
-    assert len(set(ends.tolist()) - {0}) == 4
+    told = {
+        int(chunk.commit_lsn[transaction])
+        for chunk in chunks
+        for transaction in (*chunk.transaction, *chunk.mark_transaction)
+        if transaction >= 0
+    }
+    assert len(told) == 4
 
 
-@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.postgres(14))])
 def test_a_large_value_that_did_not_change_is_left_out(quick_tap: Tap, binary: bool) -> None:
     sql = quick_tap.database.sql
     for name in ("keyed", "whole"):
@@ -241,6 +246,7 @@ def test_a_row_much_larger_than_the_buffer(tap: Tap) -> None:
         ]
 
 
+@pytest.mark.postgres(14)
 def test_messages_are_sent_if_asked_for(quick_tap: Tap) -> None:
     with quick_tap.open(messages=True) as stream:
         quick_tap.database.sql("SELECT pg_logical_emit_message(false, 'ours', 'out')")
@@ -261,8 +267,9 @@ def test_it_begins_with_the_transaction_that_commits_at_the_start(quick_tap: Tap
         quick_tap.database.sql("INSERT INTO t VALUES (%s)", [number])
     with quick_tap.open() as stream:
         chunks = until(stream, quick_tap.now())
-    commits = np.concatenate([chunk.commit_lsn for chunk in chunks])
-    ends = np.concatenate([chunk.end_lsn for chunk in chunks])
+    # Before version 15 there are empty ones between those with rows.
+    commits = np.concatenate([chunk.commit_lsn[chunk.transaction] for chunk in chunks])
+    ends = np.concatenate([chunk.end_lsn[chunk.transaction] for chunk in chunks])
     for start, seen in ((int(commits[1]), [b"1", b"2"]), (int(ends[1]), [b"2"])):
         with quick_tap.open(Lsn(start)) as stream:
             assert [row[4][0] for row in changes(until(stream, quick_tap.now()))] == seen

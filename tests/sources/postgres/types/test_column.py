@@ -7,8 +7,9 @@ from penstock.sources.postgres.catalog_types import PgColumn, PgType
 from penstock.sources.postgres.connect import connect
 from penstock.sources.postgres.types import column_type
 from penstock.sources.postgres.types.arrays import array_of
+from tests.fix_postgres import major
 from tests.sources.postgres.types.server import types_in
-from tests.sources.postgres.types.torture import CASES, SETUP, create_table
+from tests.sources.postgres.types.torture import CASES, EACH, SETUP, create_table, known_to
 
 BECOMES = {
     "bool": pa.bool_(),
@@ -71,12 +72,12 @@ def columns(postgres_server):
     database = postgres_server.create_database("columns")
     with connect(database.url()) as connection:
         connection.execute(SETUP)
-        connection.execute(create_table())
+        connection.execute(create_table("public.torture", known_to(major(database))))
         yield types_in(connection, "public.torture")
     database.drop()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EACH)
 def test_a_type_becomes(columns, case):
     text = array_of(pa.string()) if case.name.endswith("_array") else pa.string()
     assert column_type(columns[case.name], text=False).arrow == BECOMES.get(case.name, text)

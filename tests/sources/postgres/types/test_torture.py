@@ -8,17 +8,19 @@ import pytest
 from penstock.data.arrow import numbered
 from penstock.sources.postgres.connect import connect
 from penstock.sources.postgres.types import column_type, to_text
+from tests.fix_postgres import major
 from tests.sources.postgres.types.server import copied, printed, types_in
-from tests.sources.postgres.types.torture import CASES, SETUP, create_table, insert_rows
+from tests.sources.postgres.types.torture import EACH, SETUP, create_table, insert_rows, known_to
 
 
 @pytest.fixture(scope="module")
 def connection(postgres_server):
     database = postgres_server.create_database("torture")
+    cases = known_to(major(database))
     with connect(database.url()) as connection:
         connection.execute(SETUP)
-        connection.execute(create_table())
-        connection.execute(insert_rows())
+        connection.execute(create_table("public.torture", cases))
+        connection.execute(insert_rows("public.torture", cases))
         yield connection
     database.drop()
 
@@ -37,7 +39,7 @@ def bits(array: pa.Array) -> bytes:
 
 
 @pytest.mark.parametrize("text", [False, True], ids=["typed", "as text"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EACH)
 def test_a_value_arrives_as_the_server_prints_it(connection, columns, case, text):
     kept = column_type(columns[case.name], text=text)
     source = f"SELECT {{}} FROM public.torture WHERE id < {len(case.literals)} ORDER BY id"
