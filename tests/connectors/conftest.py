@@ -1,0 +1,33 @@
+"""The SQL connectors, each with an endpoint of its own, for what they share."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.connectors import built_in
+from penstock.testing.postgres import Database, PostgresServer
+from tests.connectors.driving import Driven, Sql
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def lent(postgres_server: PostgresServer) -> Iterator[Database]:
+    """A database for all tests of a module, each of which has a schema of its own."""
+    database = postgres_server.create_database(f"lent{next(_numbers)}")
+    yield database
+    database.drop()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def sql(request: pytest.FixtureRequest, tmp_path: Path) -> Sql:
+    if request.param == "sqlite":
+        endpoint = {"path": str(tmp_path / "sink.db")}
+    else:
+        database: Database = request.getfixturevalue("lent")
+        schema = f"sink{next(_numbers)}"
+        database.sql(f"CREATE SCHEMA {schema}")
+        endpoint = {"url": database.url(), "schema": schema}
+    return Sql(Driven(built_in(request.param), endpoint))

@@ -1,0 +1,256 @@
+"""Drives a connector by its own methods: validate, apply, open, load, store, commit."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.data.packed import pack_row
+from penstock.protocol.messages import ValidatedBinding
+from penstock.protocol.ranges import WHOLE, KeyRange
+from penstock.protocol.specs import (
+    CollectionSpec,
+    Exists,
+    FieldSelection,
+    Inference,
+    MaterializationBinding,
+    MaterializationSpec,
+    Projection,
+    StringInference,
+)
+from penstock.sdk import (
+    Applying,
+    Asked,
+    Connector,
+    Documents,
+    Keys,
+    Opening,
+    Transactor,
+    Validating,
+)
+from penstock.sdk.bindings import Binding, bind, projected
+from penstock.sdk.config import parse
+from penstock.sdk.sql import fence
+from penstock.sdk.sql.connector import SqlConnector
+from penstock.sdk.sql.session import Session
+
+__all__ = [
+    "Driven",
+    "Row",
+    "Sql",
+    "Wanted",
+    "collection",
+    "commit",
+    "documents",
+    "loaded",
+    "projection",
+]
+
+
+def projection(
+    name: str, *types: str, ptr: str | None = None, must: bool = False, **string: Any
+) -> Projection:
+    """A field at the pointer that its name is."""
+    ptr = f"/{name}" if ptr is None else ptr
+    exists = Exists.MUST if must else Exists.MAY
+    known = StringInference(**string) if string else None
+    return Projection(ptr, name, inference=Inference(types, known, exists=exists))
+
+
+def collection(
+    *projections: Projection,
+    key: Sequence[str] = ("/id",),
+    schema: Mapping[str, Any] | None = None,
+) -> CollectionSpec:
+    """A collection with these fields and the whole document."""
+    whole = Projection("", "flow_document", inference=Inference(("object",), exists=Exists.MUST))
+    return CollectionSpec(
+        "acme/things", tuple(key), (whole, *projections), read_schema_json=json.dumps(schema or {})
+    )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A collection that shall be in a table."""
+
+    collection: CollectionSpec
+    table: str = "things"
+    fields: Sequence[str] | None = None
+    """Which fields beside the key; all, unless told."""
+
+    document: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the resource."""
+
+    @property
+    def resource(self) -> dict[str, Any]:
+        return {"table": self.table, "document": self.document, **self.options}
+
+    @property
+    def selection(self) -> FieldSelection:
+        spec = self.collection
+        by_ptr = {each.ptr: each.field for each in reversed(spec.projections)}
+        keys = [by_ptr[ptr] for ptr in spec.key_ptrs]
+        others = [each.field for each in spec.projections if each.ptr and each.field not in keys]
+        chosen = others if self.fields is None else self.fields
+        return FieldSelection(tuple(keys), tuple(chosen), "flow_document" if self.document else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A document to store."""
+
+    key: tuple[Any, ...]
+    values: tuple[Any, ...] = ()
+    document: Any = None
+    exists: bool = False
+    delete: bool = False
+
+
+@dataclass(frozen=True)
+class Driven:
+    """A connector with an endpoint, and the name of a materialization."""
+
+    connector: Connector[Any, Any]
+    endpoint: Mapping[str, Any]
+    name: str = "acme/materialization"
+
+    def validate(self, *wanted: Wanted) -> Sequence[ValidatedBinding]:
+        return self.connector.validate(
+            Validating(
+                self.name,
+                self._endpoint(),
+                [
+                    Asked(self._resource(each), each.collection, projected(each.collection, {}))
+                    for each in wanted
+                ],
+            )
+        )
+
+    def apply(self, version: str, *wanted: Wanted, dry_run: bool = False) -> str:
+        return self.connector.apply(self._applying(version, wanted, dry_run))
+
+    def delete(self, version: str, *wanted: Wanted, dry_run: bool = False) -> str:
+        return self.connector.delete(self._applying(version, wanted, dry_run))
+
+    @contextmanager
+    def open(
+        self, version: str, *wanted: Wanted, key_range: KeyRange = WHOLE
+    ) -> Iterator[tuple[Transactor, list[Binding[Any]]]]:
+        _, bindings = self._built(wanted)
+        opening = Opening(self.name, version, self._endpoint(), bindings, key_range, {})
+        transactor = self.connector.open(opening)
+        try:
+            yield transactor, bindings
+        finally:
+            transactor.close()
+
+    def _applying(
+        self, version: str, wanted: Sequence[Wanted], dry_run: bool
+    ) -> Applying[Any, Any]:
+        spec, bindings = self._built(wanted)
+        return Applying(self.name, version, self._endpoint(), bindings, dry_run, spec)
+
+    def _built(self, wanted: Sequence[Wanted]) -> tuple[MaterializationSpec, list[Binding[Any]]]:
+        specs = [
+            MaterializationBinding(
+                json.dumps(each.resource),
+                self.connector.path(self._endpoint(), self._resource(each)),  # type: ignore[attr-defined]
+                each.collection,
+                each.selection,
+                bool(each.options.get("delta_updates")),
+            )
+            for each in wanted
+        ]
+        spec = MaterializationSpec(self.name, json.dumps(dict(self.endpoint)), tuple(specs))
+        bindings = [
+            bind(index, built, self._resource(each))
+            for index, (built, each) in enumerate(zip(specs, wanted, strict=True))
+        ]
+        return spec, bindings
+
+    def _endpoint(self) -> Any:
+        return parse(self.connector.endpoint, json.dumps(dict(self.endpoint)), "endpoint")
+
+    def _resource(self, wanted: Wanted) -> Any:
+        return parse(self.connector.resource, json.dumps(wanted.resource), "resource")
+
+
+@dataclass(frozen=True)
+class Sql:
+    """A connector of an SQL endpoint."""
+
+    driven: Driven
+
+    @property
+    def connector(self) -> SqlConnector[Any, Any]:
+        assert isinstance(self.driven.connector, SqlConnector)
+        return self.driven.connector
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        return self.connector.beside(self._endpoint, fence.TABLE)
+
+    @property
+    def _endpoint(self) -> Any:
+        return self.connector.endpoint.model_validate(dict(self.driven.endpoint))
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        with self.connector.session(self._endpoint, touch=True) as session:
+            yield session
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """The rows of a statement."""
+        with self.session() as session:
+            return session.query(statement)
+
+    def table(self, name: str) -> str:
+        """A table of that name, in SQL."""
+        path = (*self.checkpoints[:-1], name)
+        return self.connector.dialect.quoted_path(path)
+
+
+def commit(
+    transactor: Transactor,
+    binding: Binding[Any],
+    rows: Iterable[Row],
+    checkpoint: bytes = b"checkpoint",
+    batch: int = 3,
+) -> None:
+    """Store rows, a few at a time, and commit them."""
+    rows = [*rows]
+    transactor.store(
+        documents(binding, rows[begin : begin + batch]) for begin in range(0, len(rows), batch)
+    )
+    transactor.start_commit(checkpoint)
+
+
+def documents(binding: Binding[Any], rows: Sequence[Row]) -> Documents:
+    """A batch."""
+    deletes = [row.delete for row in rows]
+    return Documents(
+        binding,
+        pa.array([pack_row(row.key) for row in rows], pa.binary()),
+        pa.array([pack_row(row.values) for row in rows], pa.binary()),
+        pa.array([json.dumps(row.document).encode() for row in rows], pa.binary()),
+        pa.array([row.exists for row in rows], pa.bool_()),
+        pa.array(deletes, pa.bool_()) if any(deletes) else None,
+    )
+
+
+def loaded(
+    transactor: Transactor, binding: Binding[Any], keys: Iterable[tuple[Any, ...]]
+) -> list[Any]:
+    """The documents of keys that are there, in an order of our own."""
+    packed = pa.array([pack_row(key) for key in keys], pa.binary())
+    found = [
+        *transactor.load(
+            iter([Keys(binding, packed.slice(at, 2)) for at in range(0, len(packed), 2)])
+        )
+    ]
+    docs = [json.loads(doc) for each in found for doc in each.docs_json.to_pylist()]
+    return sorted(docs, key=json.dumps)

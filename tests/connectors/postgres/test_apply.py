@@ -1,0 +1,267 @@
+"""Tables are made to fit, without loss, or it is said why they cannot be."""
+
+import pytest
+
+from penstock.connectors.postgres import connector
+from penstock.protocol.specs import ConstraintType
+from penstock.sdk import Refused
+from penstock.testing.postgres import Database
+from tests.connectors.driving import Driven, Row, Wanted, collection, commit, loaded, projection
+
+ID = projection("id", "integer", must=True)
+
+
+@pytest.fixture
+def driven(database: Database) -> Driven:
+    return Driven(connector(), {"url": database.url(), "schema": "sink"})
+
+
+def things(*projections, schema=None, **options) -> Wanted:
+    return Wanted(collection(ID, *projections, schema=schema), document=False, options=options)
+
+
+def columns(database: Database, table: str = "sink.things") -> list[tuple[str, str, bool]]:
+    return database.sql(
+        "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute "
+        "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        [table],
+    )
+
+
+def everything(database: Database) -> list[tuple]:
+    """What a dry run must not change."""
+    return database.sql(
+        "SELECT n.nspname, c.relname, c.relfilenode, a.attname, a.xmin::text FROM pg_class c "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "LEFT JOIN pg_attribute a ON a.attrelid = c.oid "
+        "WHERE n.nspname NOT LIKE 'pg_%%' ORDER BY 1, 2, 4"
+    ) + database.sql("SELECT nspname FROM pg_namespace ORDER BY 1")
+
+
+def test_schemas_and_tables_are_made_once(database: Database, driven: Driven) -> None:
+    number = projection("n", "number", must=True)
+    wanted = Wanted(collection(ID, number), document=False, options={"schema": "Other one"})
+    before = everything(database)
+    planned = driven.apply("v1", wanted, dry_run=True)
+    assert everything(database) == before
+
+    assert driven.apply("v1", wanted) == planned
+    assert 'CREATE SCHEMA "Other one"' in planned
+    assert columns(database, '"Other one".things') == [
+        ("id", "bigint", True),
+        ("n", "double precision", True),
+    ]
+    assert driven.apply("v1", wanted) == driven.apply("v1", wanted, dry_run=True) == ""
+
+
+def test_a_new_field_is_a_nullable_column(database: Database, driven: Driven) -> None:
+    driven.apply("v1", things())
+    with driven.open("v1", things()) as (writer, [binding]):
+        commit(writer, binding, [Row((1,))])
+    wider = things(projection("n", "integer", must=True))
+    before = everything(database)
+    planned = driven.apply("v2", wider, dry_run=True)
+    assert everything(database) == before
+
+    assert driven.apply("v2", wider) == planned != ""
+    assert columns(database) == [("id", "bigint", True), ("n", "bigint", False)]
+    assert driven.apply("v2", wider) == ""
+    with driven.open("v2", wider) as (writer, [binding]):
+        commit(writer, binding, [Row((2,), (7,))])
+        assert loaded(writer, binding, [(1,), (2,)]) == [{"id": 1}, {"id": 2, "n": 7}]
+
+
+def test_a_field_that_goes_leaves_its_column(database: Database, driven: Driven) -> None:
+    driven.apply("v1", things(projection("n", "integer", must=True)))
+    driven.apply("v2", things())
+    assert columns(database) == [("id", "bigint", True), ("n", "bigint", False)]
+    with driven.open("v2", things()) as (writer, [binding]):
+        commit(writer, binding, [Row((1,))])
+
+
+def test_a_field_that_becomes_optional_may_be_null(database: Database, driven: Driven) -> None:
+    driven.apply("v1", things(projection("n", "integer", must=True)))
+    driven.apply("v2", things(projection("n", "integer")))
+    assert columns(database)[1] == ("n", "bigint", False)
+
+
+MIGRATED = {
+    "integer": (projection("integer", "integer"), projection("integer", "string"), 7, "7"),
+    "number": (projection("number", "number"), projection("number", "string"), 0.1, "0.1"),
+    "boolean": (projection("boolean", "boolean"), projection("boolean", "string"), True, "true"),
+    "moment": (
+        projection("moment", "string", format="date-time"),
+        projection("moment", "string"),
+        "2011-11-11T11:11:11.5+09:00",
+        "2011-11-11T02:11:11.5Z",
+    ),
+    "bytes": (
+        projection("bytes", "string", is_base64=True),
+        projection("bytes", "string"),
+        "AP8=",
+        "AP8=",
+    ),
+    "wide": (
+        projection("wide", "integer"),
+        projection("wide", "string", format="number"),
+        2**60,
+        str(2**60),
+    ),
+}
+"""By field, what it was, what it becomes, a value, and what it becomes."""
+
+
+def test_columns_are_migrated_in_place(driven: Driven) -> None:
+    old = things(*(before for before, _, _, _ in MIGRATED.values()))
+    new = things(*(after for _, after, _, _ in MIGRATED.values()))
+    driven.apply("v1", old)
+    with driven.open("v1", old) as (writer, [binding]):
+        values = tuple(value for _, _, value, _ in MIGRATED.values())
+        commit(writer, binding, [Row((1,), values), Row((2,), (None,) * len(values))])
+    said = driven.validate(new)[0].constraints
+    assert {said[name].type for name in MIGRATED} == {ConstraintType.FIELD_REQUIRED}
+    driven.apply("v2", new)
+    assert driven.apply("v2", new) == ""
+    with driven.open("v2", new) as (writer, [binding]):
+        kept = {name: kept for name, (_, _, _, kept) in MIGRATED.items()}
+        assert loaded(writer, binding, [(1,), (2,)]) == [{"id": 1, **kept}, {"id": 2}]
+
+
+def test_an_incompatible_type_is_refused(database: Database, driven: Driven) -> None:
+    driven.apply("v1", things(projection("v", "string")))
+    new = things(projection("v", "integer"), projection("w", "integer"))
+    said = driven.validate(new)[0].constraints["v"]
+    assert said.type is ConstraintType.UNSATISFIABLE
+    assert '"v" is text' in said.reason
+    with pytest.raises(Refused, match=r'"v" of table "sink\.things" is text, not BIGINT'):
+        driven.apply("v2", new)
+    assert columns(database) == [("id", "bigint", True), ("v", "text", False)]
+
+
+def test_delta_updates_are_switched_on_and_never_off(database: Database, driven: Driven) -> None:
+    standard, delta = things(), things(delta_updates=True)
+    driven.apply("v1", standard)
+    database.sql('ALTER TABLE sink.things RENAME CONSTRAINT things_pkey TO "odd one"')
+    driven.validate(delta)
+    assert 'DROP CONSTRAINT "odd one"' in driven.apply("v2", delta)
+    assert driven.apply("v2", delta) == ""
+    with driven.open("v2", delta) as (writer, [binding]):
+        commit(writer, binding, [Row((1,)), Row((1,))])
+    for refused in (driven.validate, lambda it: driven.apply("v3", it)):
+        with pytest.raises(Refused, match="delta updates to standard updates is not allowed"):
+            refused(standard)
+
+
+def test_soft_deletes_can_be_switched_on(database: Database, driven: Driven) -> None:
+    driven.apply("v1", things())
+    driven.apply("v2", things(delete="soft"))
+    assert columns(database)[1] == ("flow_deleted", "boolean", False)
+
+
+def test_another_key_is_refused(driven: Driven) -> None:
+    driven.apply("v1", things())
+    other = Wanted(
+        collection(ID, projection("k", "string", must=True), key=("/id", "/k")), document=False
+    )
+    assert driven.validate(other)[0].constraints["k"].type is ConstraintType.UNSATISFIABLE
+    with pytest.raises(Refused, match=r"key \(id\), not \(id, k\)"):
+        driven.apply("v2", other)
+
+
+def test_a_table_of_somebody_else_is_taken_over_only_if_told(
+    database: Database, driven: Driven
+) -> None:
+    database.sql(
+        "CREATE SCHEMA sink; CREATE TABLE sink.things (v varchar(3) NOT NULL, extra int, "
+        "id integer, PRIMARY KEY (id)); INSERT INTO sink.things VALUES ('old', 1, 1)"
+    )
+    value = projection("v", "string")
+    with pytest.raises(Refused, match="did not make it"):
+        driven.validate(things(value))
+    adopted = things(value, adopt=True)
+    driven.validate(adopted)
+    driven.apply("v1", adopted)
+    with driven.open("v1", adopted) as (writer, [binding]):
+        commit(writer, binding, [Row((2**40,), ("longer",))])
+        assert loaded(writer, binding, [(1,), (2**40,)]) == [
+            {"id": 1, "v": "old"},
+            {"id": 2**40, "v": "longer"},
+        ]
+
+
+def test_what_is_no_table_is_refused(database: Database, driven: Driven) -> None:
+    database.sql("CREATE SCHEMA sink; CREATE VIEW sink.things AS SELECT 1 AS id")
+    for deed in (driven.validate, lambda it: driven.apply("v1", it)):
+        with pytest.raises(Refused, match=r'"sink\.things" is there, and is not a table'):
+            deed(things(adopt=True))
+
+
+def test_deleted_is_as_never_made(database: Database, driven: Driven) -> None:
+    wanted = things()
+    driven.apply("v1", wanted)
+    with driven.open("v1", wanted) as (writer, [binding]):
+        commit(writer, binding, [Row((1,))])
+    before = everything(database)
+    planned = driven.delete("v1", wanted, dry_run=True)
+    assert everything(database) == before
+    assert driven.delete("v1", wanted) == planned != ""
+    assert database.sql("SELECT FROM sink.flow_checkpoints_v1") == []
+    assert database.sql("SELECT to_regclass('sink.things')") == [(None,)]
+    assert driven.delete("v1", wanted) == ""
+
+
+# Types that fields say they have.
+
+
+SAID = {
+    "numeric(10,2)": "numeric(10,2)",
+    "decimal(10, 2)": "numeric(10,2)",
+    "timestamp(3) with time zone": "timestamp(3) with time zone",
+    "int4[]": "integer[]",
+    "numeric(6,1)[]": "numeric(6,1)[]",
+    "interval year to month": "interval year to month",
+    '"char"': '"char"',
+    "public.mood": "public.mood",
+    "public.price": "public.price",
+    '"odd schema"."Odd {Type}"': '"odd schema"."Odd {Type}"',
+    "int -- or so": "integer",
+    "public.unheard_of": "text",
+    "nowhere.mood": "text",
+    "anyelement": "text",
+    "int); DROP SCHEMA public; --": "text",
+    "int\n) --": "text",
+    "": "text",
+}
+
+
+def typed(*said: str) -> Wanted:
+    return things(
+        *(projection(f"v{at}", "string") for at in range(len(said))),
+        schema={"properties": {f"v{at}": {"x-postgres-type": it} for at, it in enumerate(said)}},
+    )
+
+
+def test_a_type_is_kept_if_the_endpoint_has_it(database: Database, driven: Driven) -> None:
+    database.sql(
+        "CREATE TYPE public.mood AS ENUM ('sad', 'ok'); CREATE SCHEMA \"odd schema\"; "
+        'CREATE TYPE "odd schema"."Odd {Type}" AS ENUM (\'x\'); '
+        "CREATE DOMAIN public.price AS numeric(10, 2) NOT NULL"
+    )
+    wanted = typed(*SAID)
+    driven.apply("v1", wanted)
+    found = database.sql(
+        "SET search_path = ''; SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
+        "WHERE attrelid = 'sink.things'::regclass AND attname LIKE 'v%' ORDER BY attnum"
+    )
+    assert dict(zip(SAID, (kind for (kind,) in found), strict=True)) == SAID
+    assert driven.apply("v1", wanted) == ""
+    said = driven.validate(wanted)[0].constraints
+    assert {said[f"v{at}"].type for at in range(len(SAID))} == {ConstraintType.FIELD_REQUIRED}
+
+
+def test_a_type_is_widened_with_the_source(database: Database, driven: Driven) -> None:
+    driven.apply("v1", typed("numeric(10,2)"))
+    driven.apply("v2", typed("numeric(14,4)"))
+    assert columns(database)[1][1] == "numeric(14,4)"
+    with pytest.raises(Refused, match=r"is numeric\(14,4\), not integer"):
+        driven.apply("v3", typed("integer"))

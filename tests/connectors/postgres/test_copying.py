@@ -1,0 +1,39 @@
+"""CSV says what the columns hold, and tells what is empty from what is null."""
+
+import csv
+import io
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.connectors.postgres.copying import csv_of
+
+TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.binary(max_size=9), st.none() | st.booleans(), TEXTS)),
+    st.integers(0, 4),
+)
+def test_rows_can_be_read_again(rows: list[tuple], skipped: int) -> None:
+    kinds = (pa.binary(), pa.bool_(), pa.string())
+    columns = [
+        pa.array([row[at] for row in rows], kind).slice(skipped) for at, kind in enumerate(kinds)
+    ]
+    text = csv_of(columns).to_pybytes().decode()
+    found = [*csv.reader(io.StringIO(text, newline=""), strict=True)]
+    assert found == [[shown(value) for value in row] for row in rows[skipped:]]
+    assert text.count('""') >= sum(row[2] == "" for row in rows[skipped:])
+
+
+def shown(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case bytes():
+            return "\\x" + value.hex()
+        case _:
+            return str(value)

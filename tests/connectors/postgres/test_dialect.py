@@ -1,0 +1,178 @@
+"""What columns are called and of which type they are, and which can become which."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.connectors.postgres.dialect import EndpointType, PostgresDialect, shortened
+from penstock.protocol.specs import Exists, Inference, StringInference
+from penstock.sdk import Field, Refused
+from penstock.sdk.bindings import kind_of
+from penstock.sdk.sql.dialect import Column, Fit
+
+DIALECT = PostgresDialect()
+CASES = {
+    case["id"]: case
+    for case in json.loads((Path(__file__).parents[2] / "vectors" / "flow.json").read_text())[
+        "cases"
+    ]
+    if case["kind"] == "postgres_type_mapping"
+}
+
+
+def field(*types: str, key: bool = False, annotations: dict | None = None, **string) -> Field:
+    known = StringInference(**string) if string else None
+    inference = Inference(types, known, exists=Exists.MUST)
+    return Field("f", "/f", kind_of(inference), inference, key, {}, annotations or {})
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_types_are_those_of_the_vectors(case: dict) -> None:
+    said = case["input"]["json_type"]
+    if said.endswith("as KEY"):
+        fields = [field("string", key=True, format=each) for each in said.split()[0].split("/")]
+    else:
+        kind, _, form = said.partition(" format=")
+        fields = [field(kind, format=form) if form else field(kind)]
+    assert {DIALECT.column_type(each) for each in fields} == {case["expect"]["column"]}
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        (field("integer"), "BIGINT"),
+        (field("integer", "null"), "BIGINT"),
+        (field("integer", annotations={"maximum": 2**64 - 1}), "NUMERIC"),
+        (field("integer", annotations={"minimum": -1e30}), "NUMERIC"),
+        (field("integer", annotations={"minimum": 0, "maximum": 2**63 - 1}), "BIGINT"),
+        (field("string"), "TEXT"),
+        (field("string", format="number"), "NUMERIC"),
+        (field("string", format="email"), "TEXT"),
+        (field("string", key=True, format="uuid"), "TEXT"),
+        (field("string", is_base64=True), "BYTEA"),
+        (field("string", content_encoding="base64"), "BYTEA"),
+        (field("object"), "JSON"),
+        (field("array"), "JSON"),
+        (field("string", "integer"), "JSON"),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "/".join(it.inference.types),
+)
+def test_other_types(of: Field, expected: str) -> None:
+    assert DIALECT.column_type(of) == expected
+
+
+@pytest.mark.parametrize(
+    ("of", "said", "base", "kept"),
+    [
+        (field("string"), "numeric(10,2)", "numeric", True),
+        (field("string", key=True), "timestamp with time zone", "timestamp with time zone", True),
+        (field("integer"), "smallint", "smallint", True),
+        (field("string", is_base64=True), "bytea", "bytea", True),
+        (field("string", is_base64=True), "public.blob", "bytea", True),
+        (field("string", is_base64=True), "text", "text", False),
+        (field("object"), "jsonb", "jsonb", True),
+        (field("array"), "integer[]", "integer[]", False),
+    ],
+    ids=str,
+)
+def test_a_type_that_the_endpoint_has_is_kept_where_it_can_take_the_values(
+    of: Field, said: str, base: str, kept: bool
+) -> None:
+    annotated = Field(
+        of.name, of.ptr, of.kind, of.inference, of.is_key, {}, {"x-postgres-type": said}
+    )
+    knowing = PostgresDialect({said: EndpointType(said, base)})
+    assert knowing.column_type(annotated) == (said if kept else DIALECT.column_type(of))
+    assert DIALECT.column_type(annotated) == DIALECT.column_type(of)
+
+
+@pytest.mark.parametrize(
+    ("there", "said", "fit"),
+    [
+        ("numeric(10,2)", "numeric(10,2)", Fit.COMPATIBLE),
+        ("numeric(10,2)", "numeric(12,2)", Fit.MIGRATABLE),
+        ("numeric(10,2)", "numeric(12,4)", Fit.MIGRATABLE),
+        ("numeric(10,2)", "numeric", Fit.MIGRATABLE),
+        ("numeric(10,2)", "numeric(10,4)", Fit.INCOMPATIBLE),
+        ("numeric(10,2)", "numeric(12,1)", Fit.INCOMPATIBLE),
+        ("numeric", "numeric(10,2)", Fit.INCOMPATIBLE),
+        ("smallint", "integer", Fit.MIGRATABLE),
+        ("bigint", "integer", Fit.INCOMPATIBLE),
+        ("bigint", "numeric", Fit.MIGRATABLE),
+        ("bigint", "numeric(19,0)", Fit.MIGRATABLE),
+        ("bigint", "numeric(18,0)", Fit.INCOMPATIBLE),
+        ("real", "double precision", Fit.MIGRATABLE),
+        ("double precision", "real", Fit.INCOMPATIBLE),
+        ("character varying(10)", "character varying(20)", Fit.MIGRATABLE),
+        ("character varying(20)", "character varying(10)", Fit.INCOMPATIBLE),
+        ("character varying(20)", "character varying", Fit.MIGRATABLE),
+        ("character varying(20)", "text", Fit.MIGRATABLE),
+        ("timestamp(3) with time zone", "timestamp with time zone", Fit.MIGRATABLE),
+        ("timestamp with time zone", "timestamp(3) with time zone", Fit.INCOMPATIBLE),
+        ("timestamp(3) with time zone", "timestamp(6) without time zone", Fit.INCOMPATIBLE),
+        ("public.mood", "public.mood", Fit.COMPATIBLE),
+        ("public.mood", "text", Fit.INCOMPATIBLE),
+        ("integer[]", "bigint[]", Fit.INCOMPATIBLE),
+    ],
+)
+def test_one_of_postgres_own_types_becomes_another_only_if_it_loses_nothing(
+    there: str, said: str, fit: Fit
+) -> None:
+    of = field("string", annotations={"x-postgres-type": said})
+    knowing = PostgresDialect({said: EndpointType(said, said)})
+    assert knowing.fit(Column("f", there, nullable=True), of) is fit
+
+
+@pytest.mark.parametrize(
+    ("there", "of", "fit"),
+    [
+        ("bigint", field("integer"), Fit.COMPATIBLE),
+        ("numeric", field("integer"), Fit.COMPATIBLE),
+        ("integer", field("integer"), Fit.MIGRATABLE),
+        ("text", field("integer"), Fit.INCOMPATIBLE),
+        ("double precision", field("number"), Fit.COMPATIBLE),
+        ("bigint", field("number"), Fit.INCOMPATIBLE),
+        ("bigint", field("string", format="integer"), Fit.MIGRATABLE),
+        ("timestamp with time zone", field("string", format="date-time"), Fit.COMPATIBLE),
+        ("time without time zone", field("string", format="time"), Fit.COMPATIBLE),
+        ("timestamp with time zone", field("string"), Fit.MIGRATABLE),
+        ("bytea", field("string"), Fit.MIGRATABLE),
+        ("boolean", field("string"), Fit.MIGRATABLE),
+        ("text", field("string", format="date"), Fit.INCOMPATIBLE),
+        ("json", field("object"), Fit.COMPATIBLE),
+        ("jsonb", field("object"), Fit.COMPATIBLE),
+        ("character varying", field("string"), Fit.COMPATIBLE),
+    ],
+    ids=str,
+)
+def test_columns_that_are_there(there: str, of: Field, fit: Fit) -> None:
+    assert DIALECT.fit(Column("f", there, nullable=True), of) is fit
+
+
+def test_a_key_is_never_made_text_of_what_it_was_not() -> None:
+    text = field("string", key=True)
+    numeric = field("integer", key=True, annotations={"maximum": 2**70})
+    key = Column("f", "bigint", nullable=False, in_key=True)
+    assert DIALECT.fit(key, text) is Fit.INCOMPATIBLE
+    assert DIALECT.fit(key, numeric) is Fit.MIGRATABLE
+
+
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=90)
+
+
+@given(NAMES, NAMES)
+def test_names_fit_and_stay_apart(one: str, other: str) -> None:
+    for name in (one, other, one + "x" * 60):
+        column = DIALECT.column_name(name)
+        assert 0 < len(column.encode()) <= 63
+        assert shortened(shortened(name)) == shortened(name)
+    same = DIALECT.column_name(one + "x" * 60) == DIALECT.column_name(other + "x" * 60)
+    assert same == (one == other)
+
+
+def test_a_name_with_a_nul_is_refused() -> None:
+    with pytest.raises(Refused, match="NUL"):
+        DIALECT.quoted("a\0b")

@@ -1,0 +1,231 @@
+"""Who opened last writes; whoever wrote before is ended, fenced off, or named."""
+
+import threading
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from penstock.connectors.postgres import connector, session
+from penstock.connectors.postgres.connector import PostgresEndpoint
+from penstock.errors import Fenced, PenstockError
+from penstock.protocol.ranges import WHOLE, KeyRange
+from penstock.sdk import Refused
+from penstock.testing.postgres import Database, PostgresServer
+from tests.connectors.driving import Driven, Row, Wanted, collection, commit, loaded, projection
+
+THINGS = Wanted(
+    collection(projection("id", "integer", must=True), projection("s", "string")), document=False
+)
+LOWER, UPPER = WHOLE.split()
+
+
+@pytest.fixture
+def driven(database: Database) -> Driven:
+    made = Driven(connector(), {"url": database.url()})
+    made.apply("v1", THINGS)
+    return made
+
+
+def checkpoints(database: Database) -> list[tuple]:
+    return database.sql("SELECT key_begin, fence, checkpoint FROM flow_checkpoints_v1 ORDER BY 1")
+
+
+def test_where_to_go_on_is_what_was_committed_last(driven: Driven) -> None:
+    with driven.open("v1", THINGS) as (writer, [things]):
+        commit(writer, things, [Row((1,), ("a",))], b"one")
+        commit(writer, things, [], b"two")
+    with driven.open("v1", THINGS) as (writer, _):
+        assert writer.checkpoint == b"two"
+    with driven.open("v1", THINGS, key_range=LOWER) as (writer, _):
+        assert writer.checkpoint == b"two"
+
+
+def test_a_zombie_in_mid_commit_is_ended_not_waited_for(database: Database, driven: Driven) -> None:
+    with driven.open("v1", THINGS) as (zombie, [things]):
+        commit(zombie, things, [Row((1,), ("old",))], b"before")
+        with psycopg.connect(database.url()) as other:
+            # It has written its checkpoint and stored; now it stands still before its COMMIT.
+            other.execute("SELECT FROM things WHERE id = 1 FOR UPDATE")
+            raised: list[Exception] = []
+            thread = threading.Thread(target=caught, args=(raised, zombie, things))
+            thread.start()
+            until(lambda: bool(waiting(database)))
+            [(pid,)] = waiting(database)
+
+            with driven.open("v1", THINGS) as (writer, [things]):
+                thread.join()
+                assert isinstance(raised[0], Fenced)
+                assert writer.checkpoint == b"before"
+                assert (pid,) not in database.sql("SELECT pid FROM pg_stat_activity")
+                other.rollback()
+                assert loaded(writer, things, [(1,), (2,)]) == [{"id": 1, "s": "old"}]
+                commit(writer, things, [Row((2,), ("newer",))], b"after")
+
+    assert database.sql("SELECT id, s FROM things ORDER BY id") == [(1, "old"), (2, "newer")]
+
+
+def caught(raised: list[Exception], writer, binding) -> None:
+    try:
+        commit(writer, binding, [Row((2,), ("zombie",)), Row((1,), ("zombie",), exists=True)])
+    except PenstockError as error:
+        raised.append(error)
+
+
+def waiting(database: Database) -> list[tuple[int]]:
+    return database.sql(
+        "SELECT pid FROM pg_stat_activity "
+        "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for it; a test that waits for ever is named by its timeout."""
+    while not holds():
+        pass
+
+
+def test_a_zombie_with_a_checkpoint_written_holds_nobody_up(
+    database: Database, driven: Driven
+) -> None:
+    """Paused between the last statement and COMMIT, its process stopped: the row is locked."""
+    with driven.open("v1", THINGS) as (zombie, _):
+        name = database.sql(
+            "SELECT application_name FROM pg_stat_activity "
+            "WHERE application_name LIKE 'penstock:%' AND datname = current_database()"
+        )[0][0]
+        with psycopg.connect(database.url(), application_name=name) as stopped:
+            stopped.execute("UPDATE flow_checkpoints_v1 SET checkpoint = 'em9tYmll'")
+            with driven.open("v1", THINGS) as (writer, _):
+                assert writer.checkpoint == zombie.checkpoint
+            with pytest.raises(psycopg.OperationalError):
+                stopped.commit()
+            stopped.close()
+
+
+def test_siblings_and_other_materializations_are_left_alone(
+    database: Database, driven: Driven
+) -> None:
+    other = Driven(driven.connector, driven.endpoint, "another")
+    elsewhere = Driven(driven.connector, {**driven.endpoint, "schema": "elsewhere"})
+    theirs = Wanted(THINGS.collection, "theirs", document=False)
+    other.apply("v1", theirs)
+    elsewhere.apply("v1", THINGS)
+    with (
+        other.open("v1", theirs) as (of_another, [others]),
+        elsewhere.open("v1", THINGS) as (of_elsewhere, [far]),
+        driven.open("v1", THINGS, key_range=LOWER) as (lower, [things]),
+        driven.open("v1", THINGS, key_range=UPPER) as (upper, _),
+    ):
+        commit(of_another, others, [Row((1,), ("a",))])
+        commit(of_elsewhere, far, [Row((1,), ("a",))])
+        commit(lower, things, [Row((1,), ("a",))])
+        commit(upper, things, [Row((2,), ("b",))])
+        with driven.open("v1", THINGS, key_range=KeyRange(0, 5)), pytest.raises(Fenced):
+            commit(lower, things, [Row((3,), ("zombie",))])
+        commit(upper, things, [Row((4,), ("d",))])
+        commit(of_another, others, [Row((2,), ("b",))])
+
+    assert database.sql("SELECT id FROM things ORDER BY id") == [(1,), (2,), (4,)]
+
+
+def test_an_older_session_that_may_not_be_ended_is_named(
+    database: Database, driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LOCK_TIMEOUT_S", 1)
+    database.sql(
+        "DROP ROLE IF EXISTS small; CREATE ROLE small LOGIN; "
+        "GRANT ALL ON ALL TABLES IN SCHEMA public TO small"
+    )
+    small = Driven(connector(), {"url": database.url(user="small")})
+    with driven.open("v1", THINGS), psycopg.connect(database.url()) as older:
+        older.execute("UPDATE flow_checkpoints_v1 SET fence = fence")
+        [(pid,)] = older.execute("SELECT pg_backend_pid()").fetchall()
+        with (
+            pytest.raises(PenstockError, match="holds its fence") as found,
+            small.open("v1", THINGS),
+        ):
+            pass
+        assert str(pid) in found.value.detail
+        older.rollback()
+        with small.open("v1", THINGS) as (writer, [things]):
+            commit(writer, things, [Row((1,), ("a",))])
+    database.sql("DROP OWNED BY small; DROP ROLE small")
+
+
+def test_a_zombie_that_is_not_ended_cannot_commit(database: Database, driven: Driven) -> None:
+    with driven.open("v1", THINGS) as (zombie, [things]):
+        # As if it were another role's, which cannot be seen.
+        zombie._session.connection.execute("SET application_name = 'hidden'")  # type: ignore[attr-defined]
+        with driven.open("v1", THINGS) as (writer, [others]):
+            commit(writer, others, [Row((1,), ("new",))], b"new")
+            with pytest.raises(Fenced, match="fenced off"):
+                commit(zombie, things, [Row((1,), ("old",)), Row((2,), ("old",))], b"old")
+            commit(writer, others, [Row((3,), ("new",))], b"newer")
+
+    assert database.sql("SELECT id, s FROM things ORDER BY id") == [(1, "new"), (3, "new")]
+    assert checkpoints(database) == [(0, 2, "bmV3ZXI=")]
+
+
+def test_a_session_ended_by_an_administrator_is_no_fence(
+    database: Database, driven: Driven
+) -> None:
+    with driven.open("v1", THINGS) as (writer, [things]):
+        database.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name LIKE 'penstock:%' AND datname = current_database()"
+        )
+        with pytest.raises(PenstockError) as found:
+            commit(writer, things, [Row((1,), ("a",))])
+        assert not isinstance(found.value, Fenced)
+
+
+# Where, and who.
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        {},
+        {"url": "postgresql://h/d", "host": "h"},
+        {"url": "postgresql://h/d", "password": "pw"},
+        {"host": "h", "schema": ""},
+        {"host": "h", "port": 0},
+    ],
+    ids=["nothing", "both", "a password beside", "no schema", "no port"],
+)
+def test_an_endpoint_is_named_in_one_way(endpoint: dict) -> None:
+    with pytest.raises(ValueError, match=r"url|schema|port"):
+        PostgresEndpoint.model_validate(endpoint)
+
+
+def test_secrets_are_not_shown(postgres_server: PostgresServer) -> None:
+    secret = "s3cr%40t/pässword"
+    by_url = PostgresEndpoint(
+        url=postgres_server.url(password=secret, host="tcp", user="nobody")  # type: ignore[arg-type]
+    )
+    by_parts = PostgresEndpoint(
+        host="127.0.0.1",
+        port=postgres_server.port,
+        user="nobody",
+        password=secret,  # type: ignore[arg-type]
+        database="postgres",
+    )
+    broken = PostgresEndpoint(url=f"postgresql://me:{secret}@[::1/db")  # type: ignore[arg-type]
+    for endpoint in (by_url, by_parts, broken):
+        with pytest.raises(PenstockError) as found, connector().session(endpoint, touch=False):
+            pass
+        error = found.value
+        shown = f"{endpoint!r} {error!r} {error.detail} {error.hint} {error.__cause__!r}"
+        assert "pässword" not in shown
+        assert "s3cr" not in shown
+        if endpoint is not broken:
+            assert "127.0.0.1" in str(error)
+            assert endpoint.where().parameters["password"] not in repr(endpoint.where())
+
+
+def test_a_version_that_was_not_applied_ends_nobody(driven: Driven) -> None:
+    with driven.open("v1", THINGS) as (writer, [things]):
+        with pytest.raises(Refused, match='version "v2"'), driven.open("v2", THINGS):
+            pass
+        commit(writer, things, [Row((1,), ("a",))])

@@ -1,0 +1,482 @@
+"""What is stored is in the table, what was in the table is loaded, and nothing else is."""
+
+import base64
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import psycopg
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.connectors.postgres import connector, transactor
+from penstock.connectors.postgres.connector import PostgresResource
+from penstock.errors import PenstockError
+from penstock.protocol.errors import RemoteProtocolError
+from penstock.sdk import Binding, Refused, Transactor
+from penstock.testing.postgres import Database
+from tests.connectors.driving import (
+    Driven,
+    Row,
+    Wanted,
+    collection,
+    commit,
+    documents,
+    loaded,
+    projection,
+)
+
+THINGS = collection(
+    projection("id", "integer", must=True), projection("n", "number"), projection("s", "string")
+)
+ID_N_S = Wanted(THINGS, fields=("n", "s"))
+SOFT = Wanted(THINGS, fields=("n", "s"), options={"delete": "soft"})
+
+
+@pytest.fixture
+def driven(database: Database) -> Driven:
+    return Driven(connector(), {"url": database.url()})
+
+
+def row(key: int, s: str, *, exists: bool = False) -> Row:
+    return Row((key,), (key / 4, s), {"id": key, "s": s}, exists)
+
+
+def test_new_documents_are_rows(database: Database, driven: Driven) -> None:
+    driven.apply("v1", ID_N_S)
+    with driven.open("v1", ID_N_S) as (writer, [things]):
+        commit(writer, things, [row(key, f"text {key}") for key in range(10)])
+
+    found = database.sql("SELECT id, n, s, flow_document::text FROM things ORDER BY id")
+    assert found == [
+        (key, key / 4, f"text {key}", json.dumps({"id": key, "s": f"text {key}"}))
+        for key in range(10)
+    ]
+
+
+@pytest.mark.parametrize("said", [False, True], ids=["said to be new", "said to exist"])
+def test_what_is_said_of_keys_is_only_a_hint(
+    database: Database, driven: Driven, said: bool
+) -> None:
+    driven.apply("v1", ID_N_S)
+    with driven.open("v1", ID_N_S) as (writer, [things]):
+        commit(writer, things, [row(key, "old") for key in range(0, 10, 2)])
+        commit(writer, things, [row(key, "new", exists=said) for key in range(10)])
+
+    assert database.sql("SELECT id, s FROM things ORDER BY id") == [(k, "new") for k in range(10)]
+
+
+def test_new_ones_after_some_that_were_not_arrive_too(
+    database: Database, driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactor, "WAITING_BYTES", 1)
+    driven.apply("v1", ID_N_S)
+    with driven.open("v1", ID_N_S) as (writer, [things]):
+        commit(writer, things, [row(4, "old")])
+        commit(writer, things, [row(key, "new") for key in range(10)])
+        commit(writer, things, [row(key, "newest") for key in range(10, 20)])
+
+    assert database.sql("SELECT id, s FROM things ORDER BY id") == [
+        (key, "new" if key < 10 else "newest") for key in range(20)
+    ]
+
+
+def test_deleted_rows_go(database: Database, driven: Driven) -> None:
+    driven.apply("v1", ID_N_S)
+    gone = [Row((key,), (None, None), None, key != 7, delete=True) for key in (1, 7, 99)]
+    with driven.open("v1", ID_N_S) as (writer, [things]):
+        commit(writer, things, [row(1, "a"), row(2, "b"), row(7, "c")])
+        commit(writer, things, [*gone, row(3, "d")])
+        assert loaded(writer, things, [(1,), (2,), (3,), (7,)]) == [
+            {"id": 2, "s": "b"},
+            {"id": 3, "s": "d"},
+        ]
+
+    assert database.sql("SELECT id FROM things ORDER BY id") == [(2,), (3,)]
+
+
+def test_softly_deleted_rows_are_marked_and_not_loaded(database: Database, driven: Driven) -> None:
+    driven.apply("v1", SOFT)
+    with driven.open("v1", SOFT) as (writer, [things]):
+        commit(writer, things, [row(1, "a"), row(2, "b")])
+        commit(writer, things, [Row((1,), (None, None), None, exists=True, delete=True)])
+        assert database.sql("SELECT id, s, flow_deleted FROM things ORDER BY id") == [
+            (1, "a", True),
+            (2, "b", False),
+        ]
+        assert loaded(writer, things, [(1,), (2,)]) == [{"id": 2, "s": "b"}]
+        commit(writer, things, [row(1, "back")])
+
+    assert database.sql("SELECT id, s, flow_deleted FROM things ORDER BY id") == [
+        (1, "back", False),
+        (2, "b", False),
+    ]
+
+
+def test_delta_updates_are_rows_each(database: Database, driven: Driven) -> None:
+    delta = Wanted(THINGS, options={"delta_updates": True})
+    driven.apply("v1", delta)
+    with driven.open("v1", delta) as (writer, [things]):
+        commit(writer, things, [row(1, "a"), row(1, "b")])
+        commit(writer, things, [row(1, "c", exists=True)])
+        with pytest.raises(RemoteProtocolError, match="delta"):
+            commit(writer, things, [Row((1,), (None, None), None, delete=True)])
+
+    assert database.sql("SELECT s FROM things ORDER BY s") == [("a",), ("b",), ("c",)]
+
+
+def test_a_table_of_keys_alone(database: Database, driven: Driven) -> None:
+    wanted = Wanted(THINGS, fields=(), document=False)
+    driven.apply("v1", wanted)
+    with driven.open("v1", wanted) as (writer, [things]):
+        commit(writer, things, [Row((1,)), Row((2,))])
+        commit(writer, things, [Row((2,), exists=True), Row((3,))])
+        assert loaded(writer, things, [(1,), (3,), (4,)]) == [{"id": 1}, {"id": 3}]
+
+    assert database.sql("SELECT count(*) FROM things") == [(3,)]
+
+
+def test_a_key_twice_in_a_transaction_is_told(database: Database, driven: Driven) -> None:
+    driven.apply("v1", ID_N_S)
+    with (
+        driven.open("v1", ID_N_S) as (writer, [things]),
+        pytest.raises(RemoteProtocolError, match="stored twice"),
+    ):
+        commit(writer, things, [row(1, "a"), row(1, "b")])
+
+    assert database.sql("SELECT * FROM things") == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        pytest.param(Row((2**63,), (None, None), {}), 'bigint.*|"id"', id="beyond 64 bits"),
+        pytest.param(Row((1,), (None, "a\0b"), {}), "0x00", id="NUL"),
+    ],
+)
+def test_what_no_column_takes_is_refused_by_name(
+    database: Database, driven: Driven, bad: Row, words: str
+) -> None:
+    driven.apply("v1", ID_N_S)
+    with (
+        driven.open("v1", ID_N_S) as (writer, [things]),
+        pytest.raises(Refused, match=f'table "public.things".*({words})') as refused,
+    ):
+        commit(writer, things, [row(5, "good"), bad])
+
+    assert refused.value.hint
+    assert database.sql("SELECT * FROM things") == []
+
+
+def test_integers_beyond_64_bits_where_the_schema_says_so(
+    database: Database, driven: Driven
+) -> None:
+    schema = {"properties": {"id": {"maximum": 2**80}}}
+    things = collection(projection("id", "integer", must=True), schema=schema)
+    wanted = Wanted(things, document=False)
+    driven.apply("v1", wanted)
+    with driven.open("v1", wanted) as (writer, [binding]):
+        commit(writer, binding, [Row((2**64,)), Row((-5,)), Row((2**53 + 1,))])
+        assert loaded(writer, binding, [(2**64,), (2**53 + 1,)]) == [
+            {"id": 2**64},
+            {"id": 2**53 + 1},
+        ]
+
+    assert database.sql("SELECT max(id)::text FROM things") == [(str(2**64),)]
+
+
+def test_a_number_beyond_doubles_is_kept_in_the_document_or_refused(
+    database: Database, driven: Driven
+) -> None:
+    big = 2**53 + 1
+    kept, put_together = ID_N_S, Wanted(THINGS, "others", ("n",), document=False)
+    driven.apply("v1", kept, put_together)
+    with driven.open("v1", kept, put_together) as (writer, [things, others]):
+        commit(writer, things, [Row((1,), (big, None), {"id": 1, "n": big})])
+        assert loaded(writer, things, [(1,)]) == [{"id": 1, "n": big}]
+        with pytest.raises(Refused, match=f'{big} of "n"'):
+            commit(writer, others, [Row((1,), (big,))])
+
+
+# Documents.
+
+EVERYTHING = collection(
+    projection("id", "integer", must=True),
+    projection("k", "string", must=True),
+    projection("bool", "boolean", "null"),
+    projection("int", "integer"),
+    projection("num", "number", "null"),
+    projection("str", "string"),
+    projection("bytes", "string", is_base64=True),
+    projection("json", "object"),
+    projection("in/n", "number", ptr="/in/n"),
+    projection("in/deep/s", "string", "null", ptr="/in/deep/s"),
+    projection("odd", "string", ptr="/od~1d~0\"'%s"),
+    key=("/id", "/k"),
+)
+DOUBLES = st.floats().map(lambda it: it + 0.0)
+"""But for -0, which is -0 in JSON, too, and which Python reads as an integer."""
+
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
+ROWS = st.tuples(
+    st.tuples(st.integers(-(2**63), 2**63 - 1), TEXTS),
+    st.tuples(
+        st.none() | st.booleans(),
+        st.none() | st.integers(-(2**63), 2**63 - 1),
+        st.none() | DOUBLES,
+        st.none() | TEXTS,
+        st.none() | st.binary(max_size=80),
+        st.none() | st.dictionaries(TEXTS, st.none() | st.integers() | TEXTS, max_size=3),
+        st.none() | DOUBLES,
+        st.none() | TEXTS,
+        st.none() | TEXTS,
+    ),
+)
+
+
+def expected(key: tuple[int, str], values: tuple) -> dict:
+    """The document that a row is."""
+    truth, whole, num, text, data, obj, inner, deep, odd = values
+    found = {
+        "id": key[0],
+        "k": key[1],
+        "bool": truth,
+        "int": whole,
+        "num": named(num),
+        "str": text,
+        "bytes": None if data is None else base64.b64encode(data).decode(),
+        "json": obj,
+        "in": {"n": named(inner), "deep": {"s": deep}},
+        "od/d~\"'%s": odd,
+    }
+    if inner is None:
+        del found["in"]["n"]
+    return {name: it for name, it in found.items() if it is not None or name in ("bool", "num")}
+
+
+def named(number: float | None) -> float | str | None:
+    if number is None or math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+@pytest.fixture(scope="module")
+def everything(lent: Database) -> Iterator[tuple[Transactor, Binding[PostgresResource]]]:
+    driven = Driven(connector(), {"url": lent.url(), "schema": "everything"})
+    wanted = Wanted(EVERYTHING, document=False)
+    driven.apply("v1", wanted)
+    with driven.open("v1", wanted) as (writer, [binding]):
+        yield writer, binding
+
+
+@settings(max_examples=60)
+@given(st.lists(ROWS, max_size=8, unique_by=lambda it: it[0]), st.booleans())
+def test_documents_are_put_together_from_columns_as_they_were(
+    everything: tuple[Transactor, Binding[PostgresResource]], rows: list, exists: bool
+) -> None:
+    writer, binding = everything
+
+    commit(writer, binding, [Row(key, packed(values), exists=exists) for key, values in rows])
+
+    found = {(it["id"], it["k"]): it for it in loaded(writer, binding, [key for key, _ in rows])}
+    # Not as text: 1.0 is 1 in JSON.
+    assert found == {key: expected(key, values) for key, values in rows}
+
+
+def packed(values: tuple) -> tuple:
+    """As they are on the wire: bytes in base 64, objects as the bytes of their JSON."""
+    *first, data, obj, inner, deep, odd = values
+    data = None if data is None else base64.b64encode(data).decode()
+    obj = None if obj is None else json.dumps(obj).encode()
+    return (*first, data, obj, inner, deep, odd)
+
+
+def test_documents_of_many_fields(driven: Driven) -> None:
+    names = [f"f{number}" for number in range(400)]
+    many = collection(
+        projection("id", "integer", must=True), *(projection(name, "integer") for name in names)
+    )
+    wanted = Wanted(many, document=False)
+    driven.apply("v1", wanted)
+    with driven.open("v1", wanted) as (writer, [things]):
+        commit(writer, things, [Row((1,), tuple(range(400))), Row((2,), (None,) * 400)])
+        assert loaded(writer, things, [(1,), (2,)]) == [
+            {"id": 1, **{name: at for at, name in enumerate(names)}},
+            {"id": 2},
+        ]
+
+
+FORMATS = [
+    ("date", "2011-11-11", "2011-11-11"),
+    ("time", "11:11:11.5Z", "11:11:11.5Z"),
+    ("date-time", "2011-11-11T11:11:11Z", "2011-11-11T11:11:11Z"),
+    ("date-time", "2011-11-11T11:11:11.120+09:00", "2011-11-11T02:11:11.12Z"),
+    ("date-time", "0044-03-15T00:00:00.000001Z", "0044-03-15T00:00:00.000001Z"),
+    ("uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    ("integer", "123456789012345678901234567890", "123456789012345678901234567890"),
+    ("number", "1.50", "1.50"),
+    ("number", "NaN", "NaN"),
+    ("duration", "P1D", "P1D"),
+]
+
+
+def test_formats_are_read_again_as_they_are_written(driven: Driven) -> None:
+    fields = [
+        projection(f"{said} {at}", "string", format=said) for at, (said, _, _) in enumerate(FORMATS)
+    ]
+    wanted = Wanted(collection(projection("id", "integer", must=True), *fields), document=False)
+    driven.apply("v1", wanted)
+    with driven.open("v1", wanted) as (writer, [binding]):
+        commit(writer, binding, [Row((1,), tuple(value for _, value, _ in FORMATS))])
+        [found] = loaded(writer, binding, [(1,)])
+    expected = [shown for _, _, shown in FORMATS]
+    assert [found[each.field] for each in fields] == expected
+
+
+def test_text_that_looks_like_the_end_of_a_copy(database: Database, driven: Driven) -> None:
+    texts = ["\\.", "a\n\\.\nb", "\n", "\r\n\\.\r\n", '"', '""', ",", "\\N", "", " ", "NULL", "%s?"]
+    driven.apply("v1", ID_N_S)
+    for exists in (False, True):
+        with driven.open("v1", ID_N_S) as (writer, [things]):
+            commit(writer, things, [row(at, text, exists=exists) for at, text in enumerate(texts)])
+        assert database.sql("SELECT s FROM things ORDER BY id") == [(text,) for text in texts]
+
+
+def test_a_document_is_loaded_to_the_letter(driven: Driven) -> None:
+    wanted = Wanted(THINGS, fields=())
+    text = b'{"id" : 1, "b":1e2, "a":1.50, "a":"\\u0000"}'
+    driven.apply("v1", wanted)
+    with driven.open("v1", wanted) as (writer, [things]):
+        batch = replace(documents(things, [Row((1,))]), docs_json=pa.array([text], pa.binary()))
+        writer.store(iter([batch]))
+        writer.start_commit(b"")
+        [found] = writer.load(iter([batch.keys()]))
+        assert found.docs_json.to_pylist() == [text]
+
+
+# Keys and names.
+
+
+def test_keys_of_an_extensions_type_are_found_as_that_type_compares(
+    database: Database, driven: Driven
+) -> None:
+    database.sql("CREATE SCHEMA ext; CREATE EXTENSION citext SCHEMA ext")
+    schema = {"properties": {"id": {"x-postgres-type": "ext.citext"}}}
+    things = collection(
+        projection("id", "string", must=True), projection("n", "integer"), schema=schema
+    )
+    wanted = Wanted(things, document=False)
+    driven.apply("v1", wanted)
+    with driven.open("v1", wanted) as (writer, [binding]):
+        commit(writer, binding, [Row(("MiXeD",), (1,))])
+        assert loaded(writer, binding, [("mixed",)]) == [{"id": "MiXeD", "n": 1}]
+        commit(writer, binding, [Row(("mixed",), (None,), exists=True, delete=True)])
+
+    assert database.sql("SELECT * FROM things") == []
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["select", 'odd "name"; --', "what? $1 %s {}", "Ünïcode 🦀", "x" * 63, "y" * 64, "é" * 200],
+    ids=["reserved", "quotes", "placeholders", "unicode", "63 bytes", "64 bytes", "400 bytes"],
+)
+def test_tables_and_columns_of_any_name(lent: Database, table: str) -> None:
+    driven = Driven(connector(), {"url": lent.url()})
+    odd = collection(
+        projection("id", "integer", must=True),
+        projection(table, "string", ptr="/a"),
+        projection("ctid", "string"),
+        projection("user", "string"),
+        projection("l" * 80 + "1", "string", ptr="/l1"),
+        projection("l" * 80 + "2", "string", ptr="/l2"),
+    )
+    wanted = Wanted(odd, table, document=False, options={"schema": table})
+    driven.apply("v1", wanted)
+    assert driven.apply("v1", wanted) == ""
+    document = {"id": 1, "a": "b", "ctid": "c", "user": "d", "l1": "e", "l2": "f"}
+    with driven.open("v1", wanted) as (writer, [binding]):
+        commit(writer, binding, [Row((1,), tuple("bcdef"))])
+        commit(writer, binding, [Row((1,), tuple("bcdef"), exists=True), Row((2,), (None,) * 5)])
+        commit(writer, binding, [Row((2,), (None,) * 5, exists=True, delete=True)])
+        assert loaded(writer, binding, [(1,), (2,)]) == [document]
+    driven.delete("v1", wanted)
+    left = lent.sql(
+        "SELECT FROM pg_tables WHERE tablename NOT LIKE 'flow%' "
+        "AND schemaname NOT IN ('pg_catalog', 'information_schema', 'everything')"
+    )
+    assert left == []
+
+
+# Sessions.
+
+
+def test_no_transaction_is_open_but_while_storing(database: Database, driven: Driven) -> None:
+    def states() -> list[tuple[str, bool]]:
+        return database.sql(
+            "SELECT state, xact_start IS NULL FROM pg_stat_activity "
+            "WHERE application_name LIKE 'penstock:%' AND datname = current_database()"
+        )
+
+    driven.apply("v1", ID_N_S)
+    with driven.open("v1", ID_N_S) as (writer, [things]):
+        assert states() == [("idle", True)]
+        commit(writer, things, [row(key, "a") for key in range(5)])
+        assert states() == [("idle", True)]
+        assert len(loaded(writer, things, [(key,) for key in range(5)])) == 5
+        assert states() == [("idle", True)]
+
+
+def test_nothing_is_seen_before_the_commit_or_after_a_cancel(
+    database: Database, driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactor, "WAITING_BYTES", 1)
+    driven.apply("v1", ID_N_S)
+    with driven.open("v1", ID_N_S) as (writer, [things]):
+        commit(writer, things, [row(1, "old")])
+    with psycopg.connect(database.url()) as other:
+        other.execute("SELECT FROM things WHERE id = 1 FOR UPDATE")
+        with driven.open("v1", ID_N_S) as (writer, [things]):
+            raised: list[PenstockError] = []
+
+            def store() -> None:
+                try:
+                    commit(writer, things, [row(2, "new"), row(1, "new", exists=True)], batch=1)
+                except PenstockError as error:
+                    raised.append(error)
+
+            thread = threading.Thread(target=store)
+            thread.start()
+            until(lambda: waiting_for_a_lock(database))
+            assert database.sql("SELECT id, s FROM things") == [(1, "old")]
+            writer.cancel()
+            thread.join()
+            assert "broken off" in str(raised[0])
+        until(lambda: not sessions(database))
+        other.rollback()
+    assert database.sql("SELECT id, s FROM things") == [(1, "old")]
+
+
+def sessions(database: Database) -> list[tuple]:
+    return database.sql(
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'penstock:%' "
+        "AND datname = current_database()"
+    )
+
+
+def waiting_for_a_lock(database: Database) -> bool:
+    return bool(
+        database.sql(
+            "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+            "AND datname = current_database()"
+        )
+    )
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for it; a test that waits for ever is named by its timeout."""
+    while not holds():
+        pass

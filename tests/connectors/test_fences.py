@@ -1,0 +1,122 @@
+"""The cases of tests/vectors/flow.json that are about fences, in every SQL endpoint."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import Fenced
+from penstock.protocol.ranges import WHOLE, KeyRange
+from penstock.sdk.sql.fence import Fence, commit_fence, create_checkpoints, install_fence
+from penstock.sdk.sql.session import Session
+from tests.connectors.driving import Sql
+
+CASES = {
+    case["id"]: case
+    for case in json.loads((Path(__file__).parents[1] / "vectors" / "flow.json").read_text())[
+        "cases"
+    ]
+    if case["kind"].startswith("fence_")
+}
+INSTALLS = {name: case for name, case in CASES.items() if case["kind"] == "fence_install"}
+NAME = "the/materialization"
+LOWER, UPPER = WHOLE.split()
+
+
+def in_order(row: dict[str, Any] | list[Any]) -> tuple[Any, ...]:
+    if isinstance(row, list):
+        return tuple(row)
+    columns = ("materialization", "key_begin", "key_end", "fence", "checkpoint")
+    return tuple(row[each] for each in columns)
+
+
+class Checkpoints:
+    """The table, and what is done with it."""
+
+    def __init__(self, sql: Sql, session: Session) -> None:
+        self.session, self.path, self.dialect = session, sql.checkpoints, sql.connector.dialect
+        session.run(create_checkpoints(self.dialect, self.path))
+
+    def put(self, rows: list[Any]) -> None:
+        for row in rows:
+            self.session.run(
+                f"INSERT INTO {self.dialect.quoted_path(self.path)} VALUES (?, ?, ?, ?, ?)",
+                in_order(row),
+            )
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(self.session.query(f"SELECT * FROM {self.dialect.quoted_path(self.path)}"))
+
+    def install(self, key_range: KeyRange, name: str = NAME) -> Fence:
+        with self.session.transaction():
+            return install_fence(self.session, self.dialect, name, key_range, self.path)
+
+    def commit(self, fence: Fence, checkpoint: bytes) -> None:
+        with self.session.transaction():
+            commit_fence(self.session, self.dialect, fence, checkpoint, self.path)
+
+
+@pytest.mark.parametrize("case", INSTALLS.values(), ids=INSTALLS.keys())
+def test_an_open_fences_what_overlaps_and_inherits_from_what_covers(sql: Sql, case: Any) -> None:
+    given, expected = case["input"], case["expect"]
+    opened = given["open"]
+    key_range = KeyRange(opened["key_begin"], opened["key_end"])
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        table.put(given.get("table_rows") or given.get("rows_before_open") or [])
+        held = table.install(key_range, opened.get("materialization", NAME))
+
+        assert held.fence == expected["held_fence"]
+        assert base64.b64encode(held.checkpoint).decode() == expected["opened_checkpoint_b64"]
+        before = table.rows()
+        assert before == sorted(in_order(row) for row in expected["rows_after"])
+
+        table.commit(held, b"then")
+        changed = [old[1:3] for old, new in zip(before, table.rows(), strict=True) if old != new]
+        assert changed == [(key_range.begin, key_range.end)]
+
+
+def test_fence_06_a_zombies_commit_fails_and_changes_nothing(sql: Sql) -> None:
+    assert CASES["fence-06"]["kind"] == "fence_commit"
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        zombie, newer = table.install(WHOLE), table.install(WHOLE)
+        assert (zombie.fence, newer.fence) == (1, 2)
+        before = table.rows()
+        with pytest.raises(Fenced, match="fenced off"):
+            table.commit(zombie, b"zombie")
+        assert table.rows() == before
+        table.commit(newer, b"newer")
+
+
+def test_fence_07_a_parent_is_fenced_by_its_child_and_siblings_are_not(sql: Sql) -> None:
+    assert CASES["fence-07"]["kind"] == "fence_commit"
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        parent, lower = table.install(WHOLE), table.install(LOWER)
+        with pytest.raises(Fenced):
+            table.commit(parent, b"zombie")
+        table.install(UPPER)
+        table.commit(lower, b"lower")
+
+
+def test_fence_08_a_join_takes_no_checkpoint_of_before_the_split(sql: Sql) -> None:
+    assert CASES["fence-08"]["kind"] == "fence_join_hazard"
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        table.commit(table.install(WHOLE), b"before")
+        for part in (LOWER, UPPER):
+            held = table.install(part)
+            assert held.checkpoint == b"before"
+            table.commit(held, b"after")
+        joined = table.install(WHOLE)
+        assert joined.checkpoint == b""
+        assert len(table.rows()) == 1
+        table.commit(joined, b"joined")
+        assert table.install(WHOLE).checkpoint == b"joined"
+
+
+def test_every_vector_of_fences_is_here() -> None:
+    assert {*CASES} == {*INSTALLS, "fence-06", "fence-07", "fence-08"}
