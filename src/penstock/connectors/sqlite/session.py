@@ -1,6 +1,5 @@
 """A connection to a SQLite file."""
 
-import base64
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -26,10 +25,6 @@ GLANCE_S: Final = 5.0
 """So long a reader may wait: for one who writes it need not, for one who closes it must."""
 
 
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
 class SqliteSession:
     """Runs statements on a SQLite file; one thread at a time, but for `interrupt`."""
 
@@ -53,9 +48,8 @@ class SqliteSession:
             if create:
                 self._patiently("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = FULL")
-            # SQLite's own way to write a double is not exact, and it has none for base 64.
+            # SQLite's own way to write a double is not exact.
             self.connection.create_function("flow_text", 1, repr, deterministic=True)
-            self.connection.create_function("flow_base64", 1, _base64, deterministic=True)
         except sqlite3.Error as error:
             raise Refused(
                 f'"{path}" cannot be opened as a SQLite file: {error}',

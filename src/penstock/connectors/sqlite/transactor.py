@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.connectors.sqlite.documents import document_expression
 from penstock.connectors.sqlite.session import SqliteSession
 from penstock.protocol.messages import StateUpdate
 from penstock.sdk.batches import Documents, Found, Keys
@@ -22,6 +21,7 @@ from penstock.sdk.bindings import Binding, Field, FieldKind
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.connector import DELETED, SqlResource
 from penstock.sdk.sql.dialect import Dialect
+from penstock.sdk.sql.documents import Assembly
 from penstock.sdk.sql.fence import Fence, commit_fence
 from penstock.sdk.transactor import Transactor
 
@@ -64,8 +64,7 @@ class SqliteTransactor(Transactor):
             connection.execute("COMMIT")
             cursor = connection.execute(statements.load)
             while rows := cursor.fetchmany(FETCHED_ROWS):
-                docs = pa.array([row[0] for row in rows], pa.string()).cast(pa.binary())
-                yield Found(batch.binding, docs)
+                yield Found(batch.binding, statements.documents([*zip(*rows, strict=True)]))
             connection.execute(statements.forget_keys)
 
     def store(self, documents: Iterator[Documents]) -> None:
@@ -152,11 +151,21 @@ class _Statements:
             f"t.{key} = l.{each}" for key, each in zip(keys, numbered, strict=True)
         )
         visible = f" AND t.{quoted(DELETED)} IS NOT 1" if soft else ""
-        document = document_expression(dialect, binding)
+        wanted = names
+        if binding.document is not None:
+            wanted = [quoted(dialect.column_name(binding.document.name))]
+        found = ", ".join(f"t.{each}" for each in wanted)
+        self._assembly = None if binding.document is not None else Assembly(binding)
         self.create_keys = f"CREATE TABLE {staged} ({', '.join(numbered)})"
         self.insert_key = f"INSERT INTO {staged} VALUES ({', '.join('?' * len(keys))})"
-        self.load = f"SELECT {document} FROM {staged} l CROSS JOIN {table} t ON {joined}{visible}"
+        self.load = f"SELECT {found} FROM {staged} l CROSS JOIN {table} t ON {joined}{visible}"
         self.forget_keys = f"DELETE FROM {staged}"
+
+    def documents(self, columns: Sequence[Sequence[Any]]) -> pa.BinaryArray:
+        """What was loaded, as documents."""
+        if self._assembly is not None:
+            return self._assembly.documents(columns)
+        return pa.array(columns[0], pa.string()).cast(pa.binary())
 
 
 def _rows(columns: list[pa.Array], fields: Sequence[Field]) -> Iterator[tuple[Any, ...]]:
