@@ -307,7 +307,7 @@ def test_a_stop_ends_what_spark_reads(spark, tmp_path):
             assert not copy.done()
             stop.wait(0.05)
         stop.set()
-        with pytest.raises(TransientError, match='Spark could not read collection'):
+        with pytest.raises(TransientError, match="Spark could not read collection"):
             copy.result()
         loader.close()
     assert not spark.sparkContext.statusTracker().getActiveJobsIds()

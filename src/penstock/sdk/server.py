@@ -113,7 +113,7 @@ class Server:
         before = os.umask(0o177)
         try:
             if security.tls:
-                pair = (read_pem(security.key), read_pem(security.certificate))
+                pair = (read_pem(security.key) or b"", read_pem(security.certificate) or b"")
                 credentials = grpc.ssl_server_credentials(
                     [pair], read_pem(security.ca), security.ca is not None
                 )
@@ -335,8 +335,10 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, methods: dict[str, grpc.RpcMethodHandler]) -> None:
         self._methods = {f"/materialize.Driver/{name}": each for name, each in methods.items()}
 
-    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._methods.get(call.method)
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        return self._methods.get(handler_call_details.method)
 
 
 def _state(opening: Open) -> dict[str, Any]:

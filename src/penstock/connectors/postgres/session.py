@@ -172,9 +172,8 @@ class PostgresSession:
         if not self._touch:
             settings["default_transaction_read_only"] = "on"
         with self.telling("be set up"):
-            self.connection.execute(
-                "; ".join(f"SET {name} = {literal(value)}" for name, value in settings.items())
-            )
+            said = "; ".join(f"SET {name} = {literal(value)}" for name, value in settings.items())
+            self.connection.execute(said.encode())
         with suppress(psycopg.Error):
             # From 14 on, and not on every system: what a client asked for ends with it.
             self.connection.execute("SET client_connection_check_interval = '5s'")
@@ -184,14 +183,14 @@ class PostgresSession:
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of a statement that has some; written with `?` for values."""
         with self.telling("answer"):
-            return self.connection.execute(_numbered(statement, parameters), parameters).fetchall()
+            said = _numbered(statement, parameters).encode()
+            return self.connection.execute(said, parameters).fetchall()
 
     def run(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement; how many rows it touched."""
         with self.telling("do as asked"):
-            return self.connection.execute(
-                _numbered(statement, parameters), parameters or None
-            ).rowcount
+            said = _numbered(statement, parameters).encode()
+            return self.connection.execute(said, parameters or None).rowcount
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -251,7 +250,7 @@ class PostgresSession:
         Raises:
             psycopg.Error: it does not take it.
         """
-        with self.connection.cursor() as cursor, cursor.copy(statement) as copy:
+        with self.connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
             for each in data:
                 copy.write(memoryview(each))
 
@@ -270,7 +269,9 @@ class PostgresSession:
                 oid, is_domain, base = found[0]
                 # It parses as the name of a type, so it can be part of a statement. What is in
                 # its parentheses is told only by the description of a result; of a domain, wrongly.
-                result = self.connection.execute(f"SELECT NULL::{said}\nWHERE false").pgresult
+                result = self.connection.execute(
+                    f"SELECT NULL::{said}\nWHERE false".encode()
+                ).pgresult
                 assert result is not None
                 size = -1 if is_domain else result.fmod(0)
                 [(name,)] = self.connection.execute(

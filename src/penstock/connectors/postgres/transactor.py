@@ -292,14 +292,14 @@ class _Writer:
         """Bring what is staged to where it belongs."""
         if self._statements.stores.name in self._staged:
             try:
-                self._session.connection.execute(self._statements.upsert)
+                self._session.connection.execute(self._statements.upsert.encode())
             except errors.CardinalityViolation as error:
                 raise RemoteProtocolError(
                     f"a key of {self.binding} was stored twice in one transaction",
                     hint="A runtime combines the documents of a key before it stores them.",
                 ) from error
         if self._statements.deletes.name in self._staged:
-            self._session.connection.execute(self._statements.delete)
+            self._session.connection.execute(self._statements.delete.encode())
         self._staged.clear()
         self._believes = True
 
