@@ -304,6 +304,7 @@ def test_a_cancelled_stream_is_rolled_back_at_once(toy, connection):
     class Busy(ToyTransactor):
         def store(self, documents):
             super().store(documents)
+            self.told("busy")
             assert self.cancelled.wait(PATIENCE_S)
             raise RuntimeError("broken off")
 
@@ -313,7 +314,7 @@ def test_a_cancelled_stream_is_rolled_back_at_once(toy, connection):
     assert stream.receive() == Flushed()
     stream.send(store(1))
     stream.send(StartCommit(b"cp"))
-    until(lambda: "store 1" in toy.events)
+    until(lambda: "busy 1" in toy.events)
     stream.cancel()
     until(lambda: "close 1" in toy.events)
     assert "cancel 1" in toy.events
@@ -330,6 +331,7 @@ def test_a_newer_stream_ends_the_older_before_it_is_opened(toy, connection):
     class Stubborn(ToyTransactor):
         def store(self, documents):
             super().store(documents)
+            self.told("busy")
             assert self.cancelled.wait(PATIENCE_S)
 
     toy.transactor = Stubborn
@@ -338,7 +340,7 @@ def test_a_newer_stream_ends_the_older_before_it_is_opened(toy, connection):
     assert older.receive() == Flushed()
     older.send(store(1))
     older.send(StartCommit(b"older"))
-    until(lambda: "store 1" in toy.events)
+    until(lambda: "busy 1" in toy.events)
     toy.transactor = ToyTransactor
     newer = opened(connection, key_range=LOWER)
     assert toy.events.index("close 1") < toy.events.index("open 2")

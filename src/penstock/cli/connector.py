@@ -119,11 +119,6 @@ def serve(
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: stop.set())
     security = _security(ca, certificate, key, token, plaintext)
-    if security.ca is not None and security.certificate is None:
-        raise UsageError(
-            f'connector "{name}" cannot serve TLS without a certificate of its own',
-            hint="Give --tls-cert and --tls-key.",
-        )
     with serve_connector(built_in(name), listen, security) as server:
         print(f"connector {name} listens on {server.address}", flush=True)
         server.wait(stop)

@@ -37,7 +37,12 @@ class _Compiled:
     @functools.cached_property
     def made(self) -> Any:
         """What numba makes of it."""
-        return _numba().njit(nogil=True, cache=True, boundscheck=False)(self._function)
+        options = {"nogil": True, "boundscheck": False}
+        try:
+            return _numba().njit(cache=True, **options)(self._function)
+        except RuntimeError:
+            # There is no folder for a cache that could be written.
+            return _numba().njit(**options)(self._function)
 
 
 @functools.cache

@@ -38,7 +38,7 @@ from penstock.protocol.messages import (
     Validate,
     Validated,
 )
-from penstock.protocol.privacy import Security, read_pem
+from penstock.protocol.privacy import Security, is_private, read_pem
 from penstock.protocol.transaction import Role, Transaction
 from penstock.protocol.wire import METHODS, decode, decode_response, encode, encode_request
 
@@ -267,6 +267,12 @@ def _channel(address: str, security: Security) -> grpc.Channel:
         ("grpc.max_receive_message_length", UNLIMITED),
         # Each line is its own: two of one process must not share fate.
         ("grpc.use_local_subchannel_pool", 1),
+        # A connector that vanished without a word is noticed.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        # What is said on this machine does not leave it.
+        ("grpc.enable_http_proxy", 0 if is_private(address) else 1),
     ]
     if not security.tls:
         return grpc.insecure_channel(address, options=options)

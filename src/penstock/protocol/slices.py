@@ -21,6 +21,7 @@ from penstock.protocol.errors import MalformedMessage
 
 __all__ = ["Walked", "walk", "write"]
 
+OVERLAPPING_BYTES: Final = 16 << 20
 SLICES: Final = (3, 4, 5)
 BOOLS: Final = (6, 100)
 
@@ -90,8 +91,11 @@ def _column(arena: pa.Buffer, begins: Int32s, ends: Int32s, what: str) -> pa.Bin
     else:
         offsets = np.zeros(count + 1, dtype=np.int64)
         np.cumsum(ends.astype(np.int64) - begins, out=offsets[1:])
-        if offsets[-1] > np.iinfo(np.int32).max:
-            raise MalformedMessage(f"{what}: slices overlap, and hold {offsets[-1]} bytes")
+        # Slices may overlap, but a small message must not grow without bound.
+        if offsets[-1] > max(arena.size, OVERLAPPING_BYTES):
+            raise MalformedMessage(
+                f"{what}: slices overlap, and hold {offsets[-1]} bytes of an arena of {arena.size}"
+            )
         gathered = np.empty(offsets[-1], dtype=np.uint8)
         _gather(np.frombuffer(arena, dtype=np.uint8), begins, ends, gathered)
         offsets, content = offsets.astype(np.int32), pa.py_buffer(gathered)

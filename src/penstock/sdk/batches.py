@@ -5,6 +5,7 @@ objects of them, for connectors that handle documents one by one.
 """
 
 import base64
+import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -183,7 +184,11 @@ def _json_text(value: Any) -> str | None:
 
 def _decoded(column: pa.Array) -> pa.Array:
     """Base 64 to bytes."""
-    return pa.array(
-        [None if each is None else base64.b64decode(each) for each in column.to_pylist()],
-        pa.binary(),
-    )
+    try:
+        found = [
+            None if each is None else base64.b64decode(each, validate=True)
+            for each in column.to_pylist()
+        ]
+    except binascii.Error as error:
+        raise RemoteProtocolError(f"a value is not in base 64: {error}") from error
+    return pa.array(found, pa.binary())

@@ -44,8 +44,8 @@ from penstock.sdk.transactor import Transactor
 __all__ = ["Server", "serve"]
 
 UNLIMITED: Final = -1
-STREAMS: Final = 64
-"""So many streams may be open at once; each takes a thread of gRPC's."""
+CALLS: Final = 256
+"""So many calls may be under way at once, each in a thread; more are refused at once."""
 
 END_OLDER_S: Final = 20.0
 """So long an older stream may take to let go, once it was broken off."""
@@ -71,11 +71,17 @@ class Server:
 
     def __init__(self, connector: Connector[Any, Any], address: str, security: Security) -> None:
         security.check(address)
+        if security.tls and security.certificate is None:
+            raise UsageError(
+                f'connector "{connector.name}" cannot serve TLS without a certificate of its own',
+                hint="Give a certificate and its key.",
+            )
         self._connector = connector
         self._token = security.token
         self._streams = _Streams()
         self._server = grpc.server(
-            ThreadPoolExecutor(STREAMS, thread_name_prefix="rpc"),
+            ThreadPoolExecutor(CALLS, thread_name_prefix="rpc"),
+            maximum_concurrent_rpcs=CALLS,
             handlers=[_Handlers(self._methods())],
             options=[
                 ("grpc.max_send_message_length", UNLIMITED),
@@ -218,6 +224,7 @@ class Server:
             told.secrets = self._secrets(opening)
             endpoint, bindings = self._understood(spec)
             self._streams.take_over(spec.materialization, opening, stream)
+            stream.must_go_on()
             transactor = self._connector.open(
                 Opening(
                     spec.materialization,
@@ -232,15 +239,15 @@ class Server:
                 raise ContractBroken(f"open returned a {type(transactor).__name__}")
             return transactor, bindings
 
-        stream = Stream(self._connector.name, opener)
-        if not context.add_callback(lambda: stream.break_off(BrokenOff("the call was ended"))):
-            return
+        # Not forgotten when the call ends, but when the transactor is closed: a newer stream
+        # must not be opened beside one that is still at work.
+        stream = Stream(self._connector.name, opener, self._streams.remove)
         self._streams.add(stream)
-        try:
-            yield from stream.run(requests)
-            stream.finished.wait()
-        finally:
+        if not context.add_callback(lambda: stream.break_off(BrokenOff("the call was ended"))):
             self._streams.remove(stream)
+            return
+        yield from stream.run(requests)
+        stream.finished.wait()
         if stream.error is not None:
             with told:
                 raise stream.error
@@ -251,7 +258,7 @@ class Server:
         if not self._token:
             return
         shown = dict(context.invocation_metadata()).get("authorization", "")
-        if not hmac.compare_digest(str(shown), f"Bearer {self._token}"):
+        if not hmac.compare_digest(str(shown).encode(), f"Bearer {self._token}".encode()):
             context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
                 f'connector "{self._connector.name}" wants a bearer token, and not this one',

@@ -63,12 +63,13 @@ Opener = Callable[[Open, "Stream"], tuple[Transactor, list[Binding[Any]]]]
 class Stream:
     """One stream, from its first request to its end."""
 
-    def __init__(self, name: str, opener: Opener) -> None:
+    def __init__(self, name: str, opener: Opener, ended: Callable[["Stream"], None]) -> None:
+        """`ended` is told once the transactor is closed, however that came."""
         self._name = name
         self._open = opener
+        self._ended = ended
         self._where = Transaction(Role.CONNECTOR)
         self._changed = threading.Condition()
-        self._cancelling = threading.Lock()
         self._requests: deque[tuple[Request, int]] = deque()
         self._responses: deque[bytes] = deque()
         self._waiting = {"in": 0, "out": 0}
@@ -107,13 +108,22 @@ class Stream:
             if self._broken is None:
                 self._broken = why
             self._changed.notify_all()
-        # Not once it is closed, nor while it is being.
-        with self._cancelling:
-            if self._transactor is not None:
-                try:
-                    self._transactor.cancel()
-                except Exception:
-                    log.exception("cancel failed", extra=fields(connector=self._name))
+        # In a thread of its own: who breaks us off may be the one thread that serves everybody.
+        if self._transactor is not None:
+            threading.Thread(target=self._cancel, args=(self._transactor,), daemon=True).start()
+
+    def _cancel(self, transactor: Transactor) -> None:
+        if self.finished.is_set():
+            return
+        try:
+            transactor.cancel()
+        except Exception as error:  # noqa: BLE001 - it is over either way
+            self._failed("cancel", error)
+
+    def _failed(self, what: str, error: BaseException) -> None:
+        # Its text may hold secrets, and nobody here knows them.
+        kind = type(error).__name__
+        log.error("method failed", extra=fields(connector=self._name, method=what, error=kind))
 
     # The reader.
 
@@ -168,21 +178,20 @@ class Stream:
             self.error = self._broken or error
         finally:
             self._close()
+            self.finished.set()
+            self._ended(self)
             with self._changed:
                 self._over = True
                 self._requests.clear()
                 self._changed.notify_all()
-            self.finished.set()
 
     def _close(self) -> None:
-        with self._cancelling:
-            transactor, self._transactor = self._transactor, None
-        if transactor is None:
+        if self._transactor is None:
             return
         try:
-            transactor.close()
-        except Exception as error:
-            log.exception("close failed", extra=fields(connector=self._name))
+            self._transactor.close()
+        except Exception as error:  # noqa: BLE001 - told to the runtime, if nothing else is
+            self._failed("close", error)
             self.error = self.error or error
 
     def _transact(self) -> None:
@@ -191,10 +200,9 @@ class Stream:
             return
         assert isinstance(opening, Open)  # By the table.
         transactor, bindings = self._open(opening, self)
-        with self._cancelling:
-            self._transactor = transactor
+        self._transactor = transactor
         # SUBTLE: who broke us off meanwhile found no transactor to cancel.
-        self._must_go_on()
+        self.must_go_on()
         self._answer(Opened(transactor.checkpoint))
         while (request := self._next()) is not None:
             assert request.kind is Kind.ACKNOWLEDGE
@@ -207,10 +215,10 @@ class Stream:
             self._load(transactor, bindings)
             self._answer(Flushed())
             checkpoint = self._store(transactor, bindings)
-            self._must_go_on()
+            self.must_go_on()
             self._answer(StartedCommit(self._state(transactor.start_commit(checkpoint))))
 
-    def _must_go_on(self) -> None:
+    def must_go_on(self) -> None:
         """Whoever was broken off and did not notice must not commit."""
         with self._changed:
             if self._broken is not None:

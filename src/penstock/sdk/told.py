@@ -4,8 +4,10 @@ The first line is the message, the lines after it are detail and hint. Secrets o
 endpoint's configuration are taken out of it, wherever they came from.
 """
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import grpc
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
@@ -18,6 +20,8 @@ from penstock.telemetry import fields, logger
 __all__ = ["Told", "secrets"]
 
 log = logger("sdk")
+
+TEXT_BYTES: Final = 4_000
 
 
 class Told:
@@ -36,7 +40,10 @@ class Told:
             return
         text = text_of(error, self._name)
         for secret in self.secrets:
-            text = text.replace(secret, "***")
+            for form in {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, "")}:
+                text = text.replace(form, "***")
+        # SUBTLE: gRPC loses the status with the text, if that is longer than 8 KB.
+        text = text.encode()[:TEXT_BYTES].decode(errors="ignore")
         if not isinstance(error, PenstockError):
             log.error("connector failed", extra=fields(connector=self._name, error=text))
         self._context.abort(status_of(error), text)

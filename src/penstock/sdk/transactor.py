@@ -61,7 +61,8 @@ class Transactor(ABC):
     def cancel(self) -> None:  # noqa: B027 - not every connector has something to break off
         """Break off what another method is doing, at once; called by another thread.
 
-        The method that is broken off raises whatever it likes; `close` follows.
+        The method that is broken off raises whatever it likes. `close` follows, and may
+        have begun already.
         """
 
     def close(self) -> None:  # noqa: B027 - nor to let go of

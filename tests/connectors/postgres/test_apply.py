@@ -1,8 +1,11 @@
 """Tables are made to fit, without loss, or it is said why they cannot be."""
 
+import base64
+
 import pytest
 
 from penstock.connectors.postgres import connector
+from penstock.protocol.messages import START_FROM_ZERO
 from penstock.protocol.specs import ConstraintType
 from penstock.sdk import Refused
 from penstock.testing.postgres import Database
@@ -205,7 +208,9 @@ def test_deleted_is_as_never_made(database: Database, driven: Driven) -> None:
     planned = driven.delete("v1", wanted, dry_run=True)
     assert everything(database) == before
     assert driven.delete("v1", wanted) == planned != ""
-    assert database.sql("SELECT FROM sink.flow_checkpoints_v1") == []
+    # The row of its fence stays, so that nobody who holds it can commit.
+    left = database.sql("SELECT fence, checkpoint FROM sink.flow_checkpoints_v1")
+    assert left == [(2, base64.b64encode(START_FROM_ZERO).decode())]
     assert database.sql("SELECT to_regclass('sink.things')") == [(None,)]
     assert driven.delete("v1", wanted) == ""
 

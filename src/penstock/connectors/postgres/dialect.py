@@ -30,7 +30,7 @@ import xxhash
 
 from penstock.sdk.bindings import Field, FieldKind
 from penstock.sdk.errors import Refused
-from penstock.sdk.sql.dialect import Column, Dialect, Fit, Table
+from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit, Table
 
 __all__ = ["ANNOTATION", "EndpointType", "PostgresDialect", "literal", "moment", "shortened"]
 
@@ -136,23 +136,33 @@ class PostgresDialect(Dialect):
             return Fit.MIGRATABLE
         return Fit.INCOMPATIBLE
 
-    def drop_not_null(self, table: Table, column: Column) -> Sequence[str]:
-        """In place."""
-        return [_alter(self, table, f"ALTER COLUMN {self.quoted(column.name)} DROP NOT NULL")]
-
-    def migrate(self, table: Table, column: Column, field: Field) -> Sequence[str]:
+    def alter(self, alteration: Alteration) -> Sequence[str]:
         """In place; the table is written anew, where Postgres must."""
+        before = alteration.before
+        statements = [self.add_column(before, each) for each in alteration.added()]
+        for column in before.columns:
+            if column.name in alteration.migrated:
+                field = alteration.migrated[column.name]
+                statements.append(self._migrate(before, column, field))
+        statements += [
+            _alter(self, before, f"ALTER COLUMN {self.quoted(each.name)} DROP NOT NULL")
+            for each in alteration.loosened()
+        ]
+        if before.key and not alteration.after.key:
+            # Its columns stay not null.
+            statements.append(
+                _alter(self, before, f"DROP CONSTRAINT {self.quoted(before.key_name)}")
+            )
+        return statements
+
+    def _migrate(self, table: Table, column: Column, field: Field) -> str:
         wanted, name = self.column_type(field), self.quoted(column.name)
         value = f"{name}::{wanted}"
         if wanted == "TEXT" and column.type == "timestamp with time zone":
             value = moment(name)
         elif wanted == "TEXT" and column.type == "bytea":
             value = f"translate(encode({name}, 'base64'), E'\\n', '')"
-        return [_alter(self, table, f"ALTER COLUMN {name} TYPE {wanted} USING {value}")]
-
-    def drop_key(self, table: Table) -> Sequence[str]:
-        """In place; its columns stay not null."""
-        return [_alter(self, table, f"DROP CONSTRAINT {self.quoted(table.key_name)}")]
+        return _alter(self, table, f"ALTER COLUMN {name} TYPE {wanted} USING {value}")
 
 
 def annotated(field: Field) -> str:

@@ -13,7 +13,7 @@ column: `ANY` keeps what it is given.
 from collections.abc import Sequence
 
 from penstock.sdk.bindings import Field, FieldKind
-from penstock.sdk.sql.dialect import Column, Dialect, Fit, Table
+from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit, Table
 
 __all__ = ["SqliteDialect", "as_text"]
 
@@ -31,6 +31,7 @@ class SqliteDialect(Dialect):
     """How SQLite is spoken to."""
 
     boolean_type = "INTEGER"
+    true = "1"
 
     def folded(self, name: str) -> str:
         """Names of columns are compared without case."""
@@ -66,36 +67,36 @@ class SqliteDialect(Dialect):
             table = Table(table.path, tuple(columns))
         return super().create_table(table) + " STRICT"
 
-    def drop_not_null(self, table: Table, column: Column) -> Sequence[str]:
-        """By way of another column, since SQLite cannot alter one."""
-        return self._replaced(table, column, column.type, self.quoted(column.name))
+    def alter(self, alteration: Alteration) -> Sequence[str]:
+        """In place, if columns are only added; else by way of another table.
 
-    def migrate(self, table: Table, column: Column, field: Field) -> Sequence[str]:
-        """By way of another column, since SQLite cannot alter one."""
-        wanted, name = self.column_type(field), self.quoted(column.name)
-        return self._replaced(table, column, wanted, as_text(name) if wanted == "TEXT" else name)
-
-    def _replaced(self, table: Table, column: Column, kind: str, value: str) -> Sequence[str]:
-        path, name = self.quoted_path(table.path), self.quoted(column.name)
-        other = self.quoted(f"flow_migrating_{column.name}")
-        return [
-            f"ALTER TABLE {path} ADD COLUMN {other} {kind}",
-            f"UPDATE {path} SET {other} = {value}",
-            f"ALTER TABLE {path} DROP COLUMN {name}",
-            f"ALTER TABLE {path} RENAME COLUMN {other} TO {name}",
+        SQLite can alter no column. What is attached to the table, such as an index, is made
+        again as it was.
+        """
+        before, after = alteration.before, alteration.after
+        if len(alteration.added()) + len(before.columns) == len(after.columns) and all(
+            each == after.column(each.name) for each in before.columns
+        ):
+            return [self.add_column(before, each) for each in alteration.added()]
+        path, other = self.quoted_path(before.path), (f"flow_migrating_{before.path[-1]}",)
+        names = [self.quoted(each.name) for each in before.columns]
+        values = [
+            as_text(name) if _becomes_text(alteration, each) else name
+            for name, each in zip(names, before.columns, strict=True)
         ]
-
-    def drop_key(self, table: Table) -> Sequence[str]:
-        """By way of another table."""
-        path, other = self.quoted_path(table.path), (f"flow_migrating_{table.path[-1]}",)
-        columns = [Column(each.name, each.type, each.nullable) for each in table.columns]
-        names = ", ".join(self.quoted(each.name) for each in columns)
+        chosen = f"SELECT {', '.join(values)} FROM {path}"
         return [
-            self.create_table(Table(other, tuple(columns))),
-            f"INSERT INTO {self.quoted_path(other)} ({names}) SELECT {names} FROM {path}",
+            self.create_table(Table(other, after.columns)),
+            f"INSERT INTO {self.quoted_path(other)} ({', '.join(names)}) {chosen}",
             f"DROP TABLE {path}",
             f"ALTER TABLE {self.quoted_path(other)} RENAME TO {path}",
+            *before.attached,
         ]
+
+
+def _becomes_text(alteration: Alteration, column: Column) -> bool:
+    found = alteration.after.column(column.name)
+    return column.name in alteration.migrated and found is not None and found.type == "TEXT"
 
 
 def as_text(column: str) -> str:

@@ -37,6 +37,8 @@ class SqliteSession:
             )
         self._path = path
         self._gave_up = threading.Event()
+        self._closing = threading.Lock()
+        self._closed = False
         there = create or path.exists()
         try:
             self.connection = sqlite3.connect(
@@ -48,6 +50,8 @@ class SqliteSession:
             if create:
                 self._patiently("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = FULL")
+            # A table that is replaced may be seen by views, which need not be looked at.
+            self.connection.execute("PRAGMA legacy_alter_table = ON")
             # SQLite's own way to write a double is not exact.
             self.connection.create_function("flow_text", 1, repr, deterministic=True)
         except sqlite3.Error as error:
@@ -123,13 +127,23 @@ class SqliteSession:
         ]
         in_order = {name: pk for name, _, _, pk in found if pk}
         keys = sorted((each for each in columns if each.in_key), key=lambda it: in_order[it.name])
-        return Table(tuple(path), (*keys, *(each for each in columns if not each.in_key)))
+        attached = self.query(
+            "SELECT sql FROM sqlite_master WHERE tbl_name = ? COLLATE NOCASE "
+            "AND type IN ('index', 'trigger') AND sql IS NOT NULL ORDER BY rowid",
+            [name],
+        )
+        others = (each for each in columns if not each.in_key)
+        return Table(tuple(path), (*keys, *others), attached=tuple(sql for (sql,) in attached))
 
     def interrupt(self) -> None:
         """Break off what is under way; called by another thread."""
         self._gave_up.set()
-        self.connection.interrupt()
+        with self._closing:
+            if not self._closed:
+                self.connection.interrupt()
 
     def close(self) -> None:
         """Let go; what is not committed is rolled back."""
-        self.connection.close()
+        with self._closing:
+            self._closed = True
+            self.connection.close()

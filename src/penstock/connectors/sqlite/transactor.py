@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.connectors.sqlite.session import SqliteSession
+from penstock.protocol.errors import RemoteProtocolError
 from penstock.protocol.messages import StateUpdate
 from penstock.sdk.batches import Documents, Found, Keys
 from penstock.sdk.bindings import Binding, Field, FieldKind
@@ -87,6 +88,11 @@ class SqliteTransactor(Transactor):
         connection = self._session.connection
         stored = batch
         if batch.deletes is not None and pc.any(batch.deletes).as_py():
+            if batch.binding.delta_updates:
+                raise RemoteProtocolError(
+                    f'deletes from table "{batch.binding}", which takes delta updates',
+                    hint="What was inserted there stays; it does not accept deletes.",
+                )
             removed = Keys(batch.binding, batch.packed_keys.filter(batch.deletes)).columns()
             connection.executemany(statements.delete, _rows(removed, batch.binding.keys))
             stored = batch.without_deletes()

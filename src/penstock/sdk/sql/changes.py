@@ -1,11 +1,12 @@
 """From a table as it is to the table that is wanted, as statements."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from penstock.sdk.bindings import Binding
+from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.errors import Refused
-from penstock.sdk.sql.dialect import Column, Dialect, Fit, Table
+from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit, Table
 
 __all__ = ["changes"]
 
@@ -33,13 +34,14 @@ def changes(
             f"not ({', '.join(wanted.key)})",
             hint="Drop it, or name another one.",
         )
-    statements: list[str] = []
     by_column = {dialect.column_name(each.name): each for each in binding.fields}
-    for column in wanted.columns:
-        field = by_column[column.name]
-        found = existing.column(column.name)
-        if found is None:
-            statements.append(dialect.add_column(existing, column))
+    after: list[Column] = []
+    migrated: dict[str, Field] = {}
+    for found in existing.columns:
+        column, field = wanted.column(found.name), by_column.get(found.name)
+        kept = replace(found, in_key=found.in_key and not binding.delta_updates)
+        if column is None or field is None:
+            after.append(kept if found.in_key else replace(kept, nullable=True))
             continue
         match dialect.fit(found, field):
             case Fit.INCOMPATIBLE:
@@ -49,17 +51,14 @@ def changes(
                     hint="Drop the table, or name another one.",
                 )
             case Fit.MIGRATABLE:
-                statements += dialect.migrate(existing, found, field)
+                migrated[found.name] = field
+                kept = replace(kept, type=column.type)
             case Fit.COMPATIBLE:
                 pass
-        if column.nullable and not found.nullable:
-            statements += dialect.drop_not_null(existing, found)
-    statements += [
-        dialect.add_column(existing, column)
-        for column in extra
-        if existing.column(column.name) is None
+        after.append(replace(kept, nullable=found.nullable or column.nullable))
+    there = {each.name for each in after}
+    after += [
+        replace(each, nullable=True) for each in (*wanted.columns, *extra) if each.name not in there
     ]
-    for found in existing.columns:
-        if found.name not in by_column and not found.nullable and not found.in_key:
-            statements += dialect.drop_not_null(existing, found)
-    return statements
+    changed = replace(existing, columns=tuple(after))
+    return dialect.alter(Alteration(existing, changed, migrated)) if changed != existing else []

@@ -194,8 +194,12 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         self._check_takeover(binding.path, was_delta, adopt=binding.resource.adopt)
         _check_delta(binding.path, was_delta, now=binding.delta_updates)
         statements = [*changes(dialect, binding, existing, extra)]
-        if binding.delta_updates and existing.key:
-            statements += dialect.drop_key(existing)
+        if not extra and existing.column(DELETED) is not None:
+            # Rows that were marked are gone for whoever loads; now they go.
+            marked = f"{dialect.quoted(DELETED)} = {dialect.true}"
+            table = dialect.quoted_path(existing.path)
+            if session.query(f"SELECT count(*) FROM {table} WHERE {marked}")[0][0]:
+                statements.append(f"DELETE FROM {table} WHERE {marked}")
         return statements
 
     def extra_columns(self, binding: Binding[ResourceT]) -> Sequence[Column]:

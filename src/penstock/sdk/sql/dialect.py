@@ -6,14 +6,14 @@ once, in the files beside this one, by way of these.
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.errors import Refused
 
-__all__ = ["Column", "Dialect", "Fit", "Table"]
+__all__ = ["Alteration", "Column", "Dialect", "Fit", "Table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,9 @@ class Table:
     key_name: str = ""
     """What its primary key is called, where that must be known to drop it."""
 
+    attached: tuple[str, ...] = ()
+    """What makes its indexes and the like again, where it must be replaced to be altered."""
+
     @property
     def key(self) -> tuple[str, ...]:
         """The columns of its primary key; none, if it has no such."""
@@ -55,10 +58,35 @@ class Fit(enum.Enum):
     INCOMPATIBLE = "incompatible"
 
 
+@dataclass(frozen=True, slots=True)
+class Alteration:
+    """A table that is there, and what it is to be."""
+
+    before: Table
+    after: Table
+    """Columns that it has, as they will be, and then those that are added."""
+
+    migrated: Mapping[str, Field]
+    """By column whose type changes: the field whose values it will take."""
+
+    def added(self) -> Sequence[Column]:
+        """The columns that it does not have yet."""
+        return [each for each in self.after.columns if self.before.column(each.name) is None]
+
+    def loosened(self) -> Sequence[Column]:
+        """The columns that may be null from now on."""
+        return [
+            each
+            for each in self.before.columns
+            if not each.nullable and (found := self.after.column(each.name)) and found.nullable
+        ]
+
+
 class Dialect(ABC):
     """How one endpoint's SQL is written."""
 
     boolean_type: str = "BOOLEAN"
+    true: str = "TRUE"
 
     def quoted(self, name: str) -> str:
         """A name, whatever is in it."""
@@ -134,16 +162,8 @@ class Dialect(ABC):
         )
 
     @abstractmethod
-    def drop_not_null(self, table: Table, column: Column) -> Sequence[str]:
-        """Let a column be null."""
-
-    @abstractmethod
-    def migrate(self, table: Table, column: Column, field: Field) -> Sequence[str]:
-        """Change the type of a column, and keep what is in it."""
-
-    @abstractmethod
-    def drop_key(self, table: Table) -> Sequence[str]:
-        """Let there be several rows of one key."""
+    def alter(self, alteration: "Alteration") -> Sequence[str]:
+        """Make a table what it is to be, and keep what is in it."""
 
     def drop_table(self, path: Sequence[str]) -> str:
         """Remove a table."""

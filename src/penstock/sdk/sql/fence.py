@@ -136,9 +136,14 @@ def commit_fence(
 def forget_fences(
     session: Session, dialect: Dialect, materialization: str, path: tuple[str, ...] = (TABLE,)
 ) -> None:
-    """Whoever still holds one cannot commit any more."""
+    """Begin anew from nothing; whoever still holds one cannot commit any more.
+
+    The rows stay: where a fence began at one again, it would be the one that somebody holds.
+    """
     session.run(
-        f"DELETE FROM {dialect.quoted_path(path)} WHERE materialization = ?", [materialization]
+        f"UPDATE {dialect.quoted_path(path)} SET fence = fence + 1, checkpoint = ? "
+        "WHERE materialization = ?",
+        [_text(START_FROM_ZERO), materialization],
     )
 
 
