@@ -240,20 +240,6 @@ def test_a_broken_contract_is_named(toy, connection, kind, says):
         ([b""], "has 0 of its fields set"),
         ([encode_request(Flush())], "Flush came after nothing"),
         ([encode_request(Open(spec(), "v", WHOLE))] * 2, "Open came after Open"),
-        (
-            [
-                encode_request(each)
-                for each in (Open(spec(), "v", WHOLE), Acknowledge(), Load(3, keys(1)))
-            ],
-            "Load of binding 3; there are 1",
-        ),
-        (
-            [
-                encode_request(each)
-                for each in (Open(spec(delta=True), "v", WHOLE), Acknowledge(), Load(0, keys(1)))
-            ],
-            "a binding of delta updates",
-        ),
         ([encode_request(Open(spec("a", "a"), "v", WHOLE))], "is another binding's, too"),
     ],
 )
@@ -268,6 +254,20 @@ def test_a_runtime_that_breaks_the_protocol_is_told(toy, connection, data, says)
     with pytest.raises(ConnectorRefused, match=says):
         go_on()
     ready(connection).cancel()
+
+
+@pytest.mark.parametrize(
+    ("load", "delta", "says"),
+    [
+        (Load(3, keys(1)), False, "Load of binding 3; there are 1"),
+        (Load(0, keys(1)), True, "a binding of delta updates"),
+    ],
+)
+def test_a_load_of_what_cannot_be_loaded_is_told(connection, load, delta, says):
+    stream = ready(connection, delta=delta)
+    stream.send(load)
+    with pytest.raises(ConnectorRefused, match=says):
+        drained(stream)
 
 
 def test_an_end_amid_loads_is_told(connection):

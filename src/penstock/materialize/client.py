@@ -18,6 +18,7 @@ import enum
 import threading
 from collections import deque
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any, Final, Self, TypeVar
 
 import grpc
@@ -48,8 +49,9 @@ UNLIMITED: Final = -1
 UNDER_WAY_BYTES: Final = 16 << 20
 """So much may be sent and not yet taken, before `send` waits."""
 
-DEADLINE_S: Final = 60.0
-"""For what is asked once; a connector that creates tables may need a while."""
+ANSWER_S: Final = 60.0
+APPLY_S: Final = 3_600.0
+"""A table that is written anew takes a while, and goes on though nobody waits for it."""
 
 _T = TypeVar("_T")
 
@@ -111,26 +113,26 @@ class Connection:
         """
         if self.generation is Generation.START_COMMIT:
             try:
-                return self._ask("ApplyUpsert", request, Applied)
+                return self._ask("ApplyUpsert", request, Applied, APPLY_S)
             except ConnectorError as error:
                 if not _unimplemented(error):
                     raise
             self.generation = Generation.PREPARE
-        return self._ask("Apply", request, Applied)
+        return self._ask("Apply", request, Applied, APPLY_S)
 
     def delete(self, request: Apply) -> Applied:
         """Take away what was applied."""
-        return self._ask("ApplyDelete", request, Applied)
+        return self._ask("ApplyDelete", request, Applied, APPLY_S)
 
     def transactions(self, *, checked: bool = True) -> "Stream":
         """A stream of transactions; `checked` is whether both ends are held to the table."""
         method = self._channel.stream_stream(METHODS + "Transactions")
         return Stream(self.address, method, self._metadata, self.generation, checked=checked)
 
-    def _ask(self, method: str, request: Any, answer: type[_T]) -> _T:
+    def _ask(self, method: str, request: Any, answer: type[_T], patience_s: float = ANSWER_S) -> _T:
         ask = self._channel.unary_unary(METHODS + method)
         try:
-            data = ask(encode(request), timeout=DEADLINE_S, metadata=self._metadata)
+            data = ask(encode(request), timeout=patience_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise _translated(error, self.address, method) from error
         return decode(answer, data)
@@ -157,8 +159,11 @@ class Stream:
         self._waiting_bytes = 0
         self._said_all = False
         self._over = False
-        self._acknowledged_here: deque[Response] = deque()
+        self._heard: SimpleQueue[Response | Exception | None] | None = None
         self._call = method(self._sent(), metadata=metadata)
+        if self._older:
+            self._heard = SimpleQueue()
+            threading.Thread(target=self._hear, name="older connector", daemon=True).start()
         if not self._call.add_callback(self._is_over):
             self._is_over()
 
@@ -173,8 +178,8 @@ class Stream:
             if self._checked:
                 self._where = self._where.sends(request.kind)
         if self._older and isinstance(request, Acknowledge):
-            with self._changed:
-                self._acknowledged_here.append(Acknowledged())
+            assert self._heard is not None
+            self._heard.put(Acknowledged())
             return
         if self._older and isinstance(request, StartCommit):
             request = StartCommit(b"")
@@ -202,20 +207,36 @@ class Stream:
             RemoteProtocolError: it may not come now, or is no message.
             ConnectorError: the connector, or the line to it, failed.
         """
-        with self._changed:
-            response = self._acknowledged_here.popleft() if self._acknowledged_here else None
+        response = self._heard.get() if self._heard is not None else self._next()
         if response is None:
-            try:
-                data = next(self._call)
-            except StopIteration:
-                return None
-            except grpc.RpcError as error:
-                raise _translated(error, self._address, "Transactions") from error
-            response = decode_response(data)
+            return None
+        if isinstance(response, Exception):
+            raise response
         with self._changed:
             if self._checked:
                 self._where = self._where.receives(response.kind)
         return response
+
+    def _next(self) -> Response | None:
+        try:
+            data = next(self._call)
+        except StopIteration:
+            return None
+        except grpc.RpcError as error:
+            raise _translated(error, self._address, "Transactions") from error
+        return decode_response(data)
+
+    def _hear(self) -> None:
+        """Of an older connector: what it says, among what it does not say but means."""
+        assert self._heard is not None
+        while True:
+            try:
+                response: Response | Exception | None = self._next()
+            except Exception as error:  # noqa: BLE001 - raised by whoever receives
+                response = error
+            self._heard.put(response)
+            if response is None or isinstance(response, Exception):
+                return
 
     def end(self) -> None:
         """Say that no more requests will come."""

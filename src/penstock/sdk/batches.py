@@ -95,7 +95,7 @@ class Documents:
         if binding.values:
             found += _columns(self.packed_values, binding.values, f"values of {binding}")
         if binding.document is not None:
-            found.append(self.docs_json.cast(pa.string()))
+            found.append(as_text(self.docs_json, f"a document of {binding}"))
         return found
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -111,19 +111,33 @@ class Documents:
 
 
 def _columns(packed: pa.BinaryArray, fields: Sequence[Field], what: str) -> list[pa.Array]:
-    plain = all(each.kind in ARROW for each in fields)
-    if plain:
-        try:
-            found = unpack(packed, [ARROW[each.kind] for each in fields])
-        except PackedError:
-            # An integer beyond 64 bits, or a whole number where fractions are expected that
-            # a double cannot hold. Rare, so the slow way is good enough.
-            return _slow_columns(packed, fields, what)
-        return [
-            _decoded(column) if each.kind is FieldKind.BYTES else column
-            for each, column in zip(fields, found, strict=True)
-        ]
-    return _slow_columns(packed, fields, what)
+    try:
+        found = unpack(packed, [ARROW[each.kind] for each in fields])
+    except PackedError:
+        # An integer beyond 64 bits, a whole number that a double cannot hold, or a value that
+        # is now of one type and then of another. Rare, so the slow way is good enough.
+        return _slow_columns(packed, fields, what)
+    return [_told(column, each, what) for each, column in zip(fields, found, strict=True)]
+
+
+def _told(column: pa.Array, field: Field, what: str) -> pa.Array:
+    if field.kind is FieldKind.BYTES:
+        return _decoded(column)
+    if field.kind is FieldKind.JSON:
+        return as_text(column, f'{what}: "{field.name}"')
+    return column
+
+
+def as_text(column: pa.Array, what: str) -> pa.Array:
+    """Bytes as text.
+
+    Raises:
+        RemoteProtocolError: they are none.
+    """
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise RemoteProtocolError(f"{what} is not text in UTF-8") from error
 
 
 def _slow_columns(packed: pa.BinaryArray, fields: Sequence[Field], what: str) -> list[pa.Array]:

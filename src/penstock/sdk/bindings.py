@@ -145,6 +145,7 @@ ARROW: Mapping[FieldKind, pa.DataType] = {
     FieldKind.NUMBER: pa.float64(),
     FieldKind.STRING: pa.string(),
     FieldKind.BYTES: pa.string(),
+    FieldKind.JSON: pa.binary(),  # Objects and arrays are packed as the bytes of their JSON.
 }
 """What the columns of a kind are unpacked to."""
 

@@ -62,11 +62,22 @@ class SqliteSession:
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of a statement that has some."""
-        return self.connection.execute(statement, parameters).fetchall()
+        with self._telling():
+            return self.connection.execute(statement, parameters).fetchall()
 
     def run(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement; how many rows it touched."""
-        return self.connection.execute(statement, parameters).rowcount
+        with self._telling():
+            return self.connection.execute(statement, parameters).rowcount
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What SQLite refuses is for a person to read."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            kind = PenstockError if self._gave_up.is_set() else Refused
+            raise kind(f'"{self._path}" does not do as asked: {error}') from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

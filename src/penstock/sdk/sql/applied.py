@@ -24,6 +24,7 @@ __all__ = [
     "last_applied",
     "must_be_applied",
     "remember",
+    "without_secrets",
 ]
 
 TABLE = "flow_materializations_v2"
@@ -86,8 +87,7 @@ def remember(
 ) -> None:
     """Keep what is applied now."""
     table, name = dialect.quoted_path(path), spec.materialization
-    # How to connect is not kept: it may hold secrets.
-    kept = base64.b64encode(encode(replace(spec, endpoint_spec_json="{}"))).decode()
+    kept = base64.b64encode(encode(without_secrets(spec))).decode()
     if not session.run(
         f"UPDATE {table} SET version = ?, spec = ? WHERE materialization = ?",
         [version, kept, name],
@@ -96,6 +96,11 @@ def remember(
             f"INSERT INTO {table} (materialization, version, spec) VALUES (?, ?, ?)",
             [name, version, kept],
         )
+
+
+def without_secrets(spec: MaterializationSpec) -> MaterializationSpec:
+    """What is kept of it: not how to connect, which may hold secrets."""
+    return replace(spec, endpoint_spec_json="{}")
 
 
 def forget(session: Session, dialect: Dialect, path: tuple[str, ...], materialization: str) -> None:

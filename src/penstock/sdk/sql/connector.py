@@ -5,6 +5,7 @@ each time; beside them stand the fences (`fence.py`) and what was applied last
 (`applied.py`). Everything of one Apply is one transaction.
 """
 
+import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -158,12 +159,13 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                 return _described(statements)
             for statement in statements:
                 session.run(statement)
-            if last is None or last.version != applying.version:
+            kept = applied_before.without_secrets(applying.spec)
+            if last is None or (last.version, last.spec) != (applying.version, kept):
                 applied_before.remember(
                     session,
                     self.dialect,
                     self.beside(endpoint, applied_before.TABLE),
-                    applying.spec,
+                    kept,
                     applying.version,
                 )
         return _described(statements)
@@ -211,7 +213,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
     # Delete.
 
     def delete(self, applying: Applying[EndpointT, ResourceT]) -> str:
-        """Drop the tables that were made, and forget the checkpoints."""
+        """Drop the tables that were made, not those that were taken over, and begin anew."""
         endpoint, name = applying.endpoint, applying.materialization
         with self.session(endpoint, touch=not applying.dry_run) as session, session.transaction():
             last = self.last_applied(session, endpoint, name)
@@ -224,7 +226,9 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                     hint="Delete it as it was applied.",
                 )
             statements = [
-                self.dialect.drop_table(each.resource_path) for each in last.spec.bindings
+                self.dialect.drop_table(each.resource_path)
+                for each in last.spec.bindings
+                if not json.loads(each.resource_spec_json).get("adopt")
             ]
             if applying.dry_run:
                 return _described(statements)
