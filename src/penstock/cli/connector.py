@@ -5,7 +5,6 @@ no other verb should wait for.
 """
 
 import json
-import signal
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import typer
 
 from penstock.cli.options import AsJson
 from penstock.cli.rows import encode_line
+from penstock.cli.stopping import stop_on_signals
 from penstock.errors import UsageError
 from penstock.protocol.privacy import Security
 
@@ -116,8 +116,7 @@ def serve(
     from penstock.sdk import serve as serve_connector
 
     stop = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: stop.set())
+    stop_on_signals(stop)
     security = _security(ca, certificate, key, token, plaintext)
     with serve_connector(built_in(name), listen, security) as server:
         print(f"connector {name} listens on {server.address}", flush=True)

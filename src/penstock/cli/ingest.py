@@ -1,6 +1,5 @@
 """`penstock ingest`: the sources of a file into collections."""
 
-import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ import typer
 
 from penstock.cli.options import AsJson
 from penstock.cli.rows import encode_line
+from penstock.cli.stopping import stop_on_signals
 from penstock.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def ingest(
 
     pipeline = load(file)
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop_on_signals(stop)
     teller = _Teller(stop, for_seconds, as_json=as_json)
     run(pipeline, once=once, stop=stop, many=_SparkWhenNeeded(master), told=teller.start)
 

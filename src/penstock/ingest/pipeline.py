@@ -123,6 +123,9 @@ class Ingest:
         """While the source is opened or followed."""
 
         self._opening = False
+        self._opened = False
+        """Whether upstream was ever reached by this process."""
+
         self._fenced: Fenced | None = None
         self._over = threading.Event()
 
@@ -173,6 +176,8 @@ class Ingest:
                     if stop.is_set():
                         self._note(waits_for="")
                         break
+                    if once and not self._opened:
+                        raise  # Nobody waits for what was perhaps never there.
                     pause = next(pauses)
                     log.warning(
                         "source is lost; trying again",
@@ -232,6 +237,7 @@ class Ingest:
         finally:
             with self._memory.lock:
                 self._opening, self._proves_every_ms = False, None
+        self._opened = True
         if self.status().get("phase") in (OPENING, RETRYING):
             self._memory.write_down({"status": self._status(self._upper)})
 

@@ -106,7 +106,8 @@ class CollectionErrored(DefiniteError):
     ) -> None:
         """With `until`, of an error that is over: then nothing is left to mend."""
         told = f"It has been in error since {since}."
-        todo = f"{hint} Read as of {since - 1} or earlier." if since else hint
+        # In this order: a hint may end in a command, which people copy to the end of the line.
+        todo = f"Read as of {since - 1} or earlier. {hint}".strip() if since else hint
         if until is not None:
             told = f"It was in error from {since} on; that ended at {until}."
             todo = f"Read as of {until} or later; what follows it must start anew there."

@@ -200,6 +200,13 @@ def _parameters(said: Mapping[str, Any]) -> dict[str, str]:
             hint="Write it like postgresql://user:password@host:5432/database; in a password, "
             "write @ as %40, : as %3A, / as %2F, % as %25.",
         )
+    if any("@" in str(parameters.get(name, "")) for name in ("host", "port")):
+        raise UsageError(
+            "url of a postgres source has an @ too many",
+            detail="What comes after it would be the server. It is not shown, for it may be of "
+            "a password.",
+            hint="In a name and in a password, write @ as %40, : as %3A, / as %2F, % as %25.",
+        )
     if problem:
         known = [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()]
         odd = [name for name in connection or {} if name not in known]

@@ -342,7 +342,11 @@ class Connection:
     def lost(self, what: str) -> TransientError:
         """That there is no connection, in libpq's words."""
         said = self.redacted(self.pgconn.get_error_message()).strip()
-        return TransientError(f"{what} {self.where}", detail=_sentence(said))
+        return TransientError(
+            f"{what} {self.where}",
+            detail=_sentence(said),
+            hint="Check host, port, database, user and password; it is tried again meanwhile.",
+        )
 
     def redacted(self, text: str) -> str:
         """Without the password, should it be in there."""

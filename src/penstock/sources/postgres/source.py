@@ -119,8 +119,9 @@ class PostgresSource:
         self._followed.open(memory, loader)
         known = notes.recall(memory)
         self._bound = bound[WHOLE] if bound else 0
-        self._upstream.open()
-        if known.slot is None or not (known.slot.created or known.tables):
+        first = known.slot is None or not (known.slot.created or known.tables)
+        self._upstream.open(first=first)
+        if first:
             self._start_afresh(known)
         else:
             self._start_again(known)

@@ -172,12 +172,23 @@ class Upstream:
         """The name of our slot."""
         return self._slot
 
-    def open(self) -> None:
-        """Connect, and learn who is there."""
+    def open(self, *, first: bool = False) -> None:
+        """Connect, and learn who is there.
+
+        Raises:
+            NotReady: it is the `first` time, and we may not; it tells what to do.
+        """
         self.close()
-        with self._connect(replication=True) as connection:
-            self._identity = identify(connection)
         self._control = self._connect(replication=False)
+        try:
+            with self._connect(replication=True) as connection:
+                self._identity = identify(connection)
+        except TransientError:
+            if first:
+                # A role that may not replicate is told as much here, and nothing else; the
+                # checks say what would help, with whatever else is missing.
+                require(check(self._control, self._config), where=self._config.where)
+            raise
         found = probe(self._control)
         if found.standby:
             raise TransientError(

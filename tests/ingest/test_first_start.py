@@ -1,0 +1,84 @@
+"""The first start: what is missing is told, and what cannot be is not tried for ever."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.testing.postgres import Database
+from tests.ingest.pump import ENVIRONMENT, Pump, until
+
+
+@pytest.fixture
+def file(tmp_path: Path):
+    def write(url: str) -> Path:
+        path = tmp_path / "shop.yaml"
+        said = {
+            "location": f"file:{tmp_path}/lake",
+            "sources": {"shop": {"postgres": {"url": url}}},
+        }
+        path.write_text(yaml.safe_dump(said))
+        return path
+
+    return write
+
+
+def ingest(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", "ingest", str(path), *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_role_that_may_not_replicate_is_told_what_helps(database: Database, file) -> None:
+    database.sql("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION penstock FOR TABLE t")
+    role = f"plain_{database.name}"
+    database.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT SELECT ON t TO {role}")
+    try:
+        done = ingest(file(database.url(user=role, password="secret", host="tcp")))
+        assert done.returncode == 1
+        assert f"ALTER ROLE {role} REPLICATION" in done.stderr
+        assert "secret" not in done.stderr
+    finally:
+        database.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_once_does_not_wait_for_a_server_that_was_never_reached(database: Database, file) -> None:
+    for url in (
+        database.url(password="wrong", host="tcp"),
+        "postgresql://nobody@127.0.0.1:1/nothing",
+    ):
+        done = ingest(file(url), "--once")
+        assert done.returncode == 1
+        assert "cannot connect to" in done.stderr
+        assert "Check host, port, database, user and password" in done.stderr
+
+
+def test_a_password_that_is_taken_for_a_server_is_not_shown(file) -> None:
+    done = ingest(file("postgresql://penstock:p@ss@w:rd@127.0.0.1:54777/shop"))
+    assert done.returncode == 1
+    assert "has an @ too many" in done.stderr
+    assert "write @ as %40" in done.stderr
+    for part in ("ss@w", "w:rd", "p@ss"):
+        assert part not in done.stderr
+
+
+def test_a_burst_of_signals_is_one(database: Database, tmp_path: Path) -> None:
+    database.sql("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION penstock FOR TABLE t")
+    pump = Pump(database, tmp_path)
+    process = pump.spawn()
+    try:
+        until(lambda: "following" in pump.said(), "the copy")
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT) * 5:
+            os.kill(process.pid, each)
+        assert process.wait(60) == 0, pump.said()
+    finally:
+        pump.kill()
