@@ -117,7 +117,7 @@ class _Teller:
         line = (
             encode_line({"source": name, **status})
             if self._as_json
-            else f"{name}: {status.get('phase')}, {status.get('rows', 0)} rows"
+            else f"{name}: {status.get('phase') or 'starting'}, {status.get('rows', 0)} rows"
             + (
                 f", at {status['lsn']}, {status['lag_bytes']} bytes behind"
                 if "lsn" in status
