@@ -325,7 +325,8 @@ def _translated(error: Any, address: str, method: str) -> ConnectorError:
         return ConnectorUnreachable(
             f"no answer from the connector at {address}",
             detail=f"{method}: {details}.",
-            hint="Is it running, and is the address the one it listens on?",
+            hint="Is it running, and is the address the one it listens on? If it speaks TLS, it "
+            "must be spoken to with certificates.",
         )
     kind = ConnectorRefused if code in _REFUSED else ConnectorError
     message, _, rest = details.partition("\n")

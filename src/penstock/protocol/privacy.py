@@ -53,7 +53,8 @@ class Security:
             raise UsageError(
                 f'"{address}" would be spoken to in plaintext',
                 detail="Documents and configuration, passwords among them, could be read.",
-                hint="Give TLS certificates, or say that plaintext is wanted.",
+                hint="Give TLS certificates (--tls-cert and --tls-key, --tls-ca), or say that "
+                "plaintext is wanted (--plaintext).",
             )
 
     @property

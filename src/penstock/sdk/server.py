@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import grpc
@@ -259,9 +260,11 @@ class Server:
             return
         shown = dict(context.invocation_metadata()).get("authorization", "")
         if not hmac.compare_digest(str(shown).encode(), f"Bearer {self._token}".encode()):
+            given = "and not this one" if shown else "and none was given"
             context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
-                f'connector "{self._connector.name}" wants a bearer token, and not this one',
+                f'connector "{self._connector.name}" wants a bearer token, {given}\n'
+                "On the command line it is given by --token-file.",
             )
 
     def _secrets(self, request: Any) -> Sequence[str]:
@@ -277,6 +280,12 @@ class Server:
 
 def _check_free(path: str) -> None:
     """Nobody must be listening on a socket: gRPC would take it away from them."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise UsageError(
+            f'folder "{folder}" of socket "unix:{path}" does not exist',
+            hint=f"Make it: mkdir -p {folder}",
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
