@@ -36,7 +36,7 @@ def test_read_fails_with_the_error_that_was_kept(shop):
         told = failed.stderr.splitlines()
         assert told[0].endswith(": slot [bold] is gone")
         assert told[1] == "detail: It has been in error since 10. It was dropped."
-        assert told[2] == "hint: Copy again. Read as of 9 or earlier."
+        assert told[2] == "hint: Read as of 9 or earlier. Copy again."
         assert not failed.stdout
     assert lines(penstock("read", shop, "orders", "--as-of", "9")) == [{"n": n} for n in (1, 2, 3)]
 

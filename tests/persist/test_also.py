@@ -248,7 +248,7 @@ def test_an_error_is_met_by_every_reading_from_its_time_on(client, shop):
     assert isinstance(error, DefiniteError)
     assert str(error) == 'collection "shop" cannot be read as of 15: slot is gone'
     assert error.detail == "It has been in error since 15. It held what came after 16/0."
-    assert error.hint == "Copy again. Read as of 14 or earlier."
+    assert error.hint == "Read as of 14 or earlier. Copy again."
     assert (error.collection, error.since, error.kind) == ("shop", 15, "SlotLost")
     shop.seal(30).result()
     with pytest.raises(CollectionErrored, match="as of 29"):

@@ -72,5 +72,5 @@ def test_an_error_that_is_over_says_when_and_where_to_start_anew():
     lasting = errored(10, None)
     with pytest.raises(CollectionErrored) as met:
         check_contents(lasting, 12)
-    assert met.value.hint == "Run resync. Read as of 9 or earlier."
+    assert met.value.hint == "Read as of 9 or earlier. Run resync."
     assert met.value.until is None
