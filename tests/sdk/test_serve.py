@@ -362,11 +362,13 @@ def test_an_older_stream_that_will_not_end_is_not_waited_for(toy, connection, mo
 
     class Deaf(ToyTransactor):
         def acknowledge(self):
+            self.told("deaf")
             gate.wait(PATIENCE_S)
 
     toy.transactor = Deaf
     older = opened(connection)
     older.send(Acknowledge())
+    until(lambda: "deaf 1" in toy.events)
     try:
         with pytest.raises(ConnectorError, match=r"an older stream .* does not end"):
             opened(connection)
