@@ -1,21 +1,39 @@
 """Every value of every type, copied and streamed, changed and deleted, as the server prints it."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from penstock.testing.postgres import Database
 from tests.fix_postgres import major
-from tests.ingest.checker import check
+from tests.ingest.checker import check, differing
 from tests.ingest.pump import Pump
 from tests.sources.postgres.types.torture import SETUP, create_table, insert_rows, known_to
 
 # NaN in a numeric with digits is refused by name, and has tests of its own.
 
 
+IN_BINARY = re.compile(
+    r"boolean|smallint|integer|bigint|oid|xid|cid|real|double precision"
+    r"|numeric\((5|1,0|1,1|10,2|18,18|19,1|38,\d+)\)|bytea|uuid|json|date|timestamp[^\[]*"
+    r"|text|name|char|bpchar|varchar|character varying\(\d+\)|character\(\d+\)"
+    r"|public\.(mood|shouted|positive|very_positive|price|low_price|code|feeling|moment)"
+)
+"""Types that a stream of nothing else carries in their binary form."""
+
+
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
-def test_every_value_by_every_way(database: Database, tmp_path: Path, identity: str) -> None:
+@pytest.mark.parametrize(
+    "binary", [False, pytest.param(True, marks=pytest.mark.postgres(14))], ids=["text", "binary"]
+)
+def test_every_value_by_every_way(
+    database: Database, tmp_path: Path, identity: str, binary: bool
+) -> None:
     cases = known_to(major(database))
+    if binary:
+        cases = [case for case in cases if IN_BINARY.fullmatch(case.type)]
+        assert len(cases) > 30
     database.sql(SETUP)
     for table in ("public.copied", "public.streamed"):
         database.sql(create_table(table, cases))
@@ -25,11 +43,12 @@ def test_every_value_by_every_way(database: Database, tmp_path: Path, identity: 
     database.sql(insert_rows("public.copied", cases))
     with Pump(database, tmp_path) as pump:
         pump.settle()
+        assert ("binary 'true'" in stream_command(database)) is binary
         database.sql(insert_rows("public.streamed", cases))
         pump.settle()
         found = check(pump, database, tables)
         rows = sum(found["public.copied"].changes[found["public.copied"].since].values())
-        assert rows == len(database.sql("SELECT FROM copied")) > 50
+        assert rows == len(database.sql("SELECT FROM copied")) > 10
         # Each row is taken back, as it was copied or streamed, and comes again with another key:
         # one by a change of its key, one by a change of nothing, one whole.
         database.sql("UPDATE copied SET id = -id - 1 WHERE id % 2 = 0")
@@ -49,3 +68,33 @@ def test_every_value_by_every_way(database: Database, tmp_path: Path, identity: 
         pump.settle()
         found = check(pump, database, tables)
         assert sum(sum(each.values()) for each in found["public.copied"].changes.values()) == 0
+
+
+@pytest.mark.postgres(14)
+def test_a_table_that_joins_with_another_type_makes_the_stream_one_of_text(
+    database: Database, tmp_path: Path
+) -> None:
+    database.sql("CREATE TABLE plain (id integer PRIMARY KEY, at timestamptz)")
+    database.sql("CREATE TABLE odd (id integer PRIMARY KEY, span interval)")
+    database.sql("CREATE PUBLICATION penstock FOR TABLE plain")
+    database.sql("INSERT INTO plain VALUES (1, 'infinity')")
+    with Pump(database, tmp_path) as pump:
+        pump.settle()
+        assert "binary 'true'" in stream_command(database)
+        database.sql("ALTER PUBLICATION penstock ADD TABLE odd")
+        database.sql("INSERT INTO odd VALUES (1, '1 month 2 days'); INSERT INTO plain VALUES (2)")
+        pump.settle()
+        database.sql("UPDATE plain SET at = 'epoch'; DELETE FROM plain WHERE id = 1")
+        database.sql("INSERT INTO odd VALUES (2, '-3 seconds'); DELETE FROM odd WHERE id = 1")
+        pump.settle()
+        assert not differing(pump, database, ["public.plain", "public.odd"])
+        assert "binary" not in stream_command(database)
+
+
+def stream_command(database: Database) -> str:
+    """What the server was asked for by whoever follows it."""
+    [[command]] = database.sql(
+        "SELECT query FROM pg_stat_activity WHERE backend_type = 'walsender' "
+        "AND query LIKE 'START_REPLICATION%' AND datname = current_database()"
+    )
+    return str(command)

@@ -1,19 +1,22 @@
 """Frames into several collections at once, as our own pipeline writes."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.serializers import FramedSerializer
 from pyspark.sql import SparkSession
 from tests.faults.inspect import litter
 
 import penstock.spark as ps
 from penstock import persist
-from penstock.errors import UsageError
+from penstock.errors import TransientError, UsageError
 from penstock.persist.lake import open_store
 from penstock.persist.paths import proof_key
 from penstock.persist.verify import verify
-from penstock.persist.writing.spark import share_of, stage, written_by
+from penstock.persist.writing.spark import collected, share_of, stage, written_by
 from penstock.persist.writing.task import gathered
 
 NUMBERS = pa.schema([("id", pa.int64())])
@@ -94,3 +97,23 @@ def test_tasks_that_do_not_see_the_location_of_the_driver_write_nothing(
                 gathered(written_by(frame, share))
             assert never in e.value.detail
         assert not litter(url)
+
+
+def test_a_line_to_spark_that_breaks_off_is_not_taken_for_the_end(
+    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = FramedSerializer.load_stream
+
+    def broken_off(self: FramedSerializer, stream: Any) -> Iterator[Any]:
+        yield from list(whole(self, stream))[:-1]
+
+    frame = spark.range(0, 1_000, 1, 4)
+    assert len(collected(frame)) == 1_000
+    with persist.open(url, writer="pipeline") as client:
+        target = client.create_or_load("numbers", schema=NUMBERS)
+        with client.staging() as staging:
+            monkeypatch.setattr(FramedSerializer, "load_stream", broken_off)
+            with pytest.raises(TransientError, match="broke off"):
+                collected(frame)
+            with pytest.raises(TransientError, match="broke off"):
+                stage(frame, target, staging, time=1)

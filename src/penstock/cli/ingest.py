@@ -53,14 +53,16 @@ def ingest(
     stop = threading.Event()
     stop_on_signals(stop)
     teller = _Teller(stop, for_seconds, as_json=as_json)
-    run(pipeline, once=once, stop=stop, many=_SparkWhenNeeded(master), told=teller.start)
+    many = _SparkWhenNeeded(master, quiet=as_json)
+    run(pipeline, once=once, stop=stop, many=many, told=teller.start)
 
 
 class _SparkWhenNeeded:
     """Tasks of a Spark session, which is started for the first work that is worth it."""
 
-    def __init__(self, master: str | None) -> None:
+    def __init__(self, master: str | None, *, quiet: bool) -> None:
         self._master = master
+        self._quiet = quiet
         self._lock = threading.Lock()
         self._tasks: ManyTasks | None = None
 
@@ -80,6 +82,8 @@ class _SparkWhenNeeded:
                 from penstock.engine.spark import session
                 from penstock.ingest.spark import tasks_of
 
+                if not self._quiet:
+                    sys.stderr.write("Spark starts, for a large table; this takes some seconds\n")
                 self._tasks = tasks_of(session(master=self._master))
             return self._tasks
 

@@ -31,7 +31,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from penstock.data import from_ipc, to_ipc
 from penstock.errors import PenstockError, TransientError
@@ -40,6 +40,7 @@ from penstock.persist.ranges import bounds, splitters
 from penstock.persist.state import Batch, CollectionState, Inline, Part, stored_columns_of
 from penstock.persist.tasks import SETTINGS, cut_slices, merge_range, sample_slices
 from penstock.persist.writing.proof import check_proof, proof_left
+from penstock.persist.writing.spark import collected
 from penstock.persist.writing.task import is_told
 
 __all__ = ["SparkMerges", "failing_as_ours"]
@@ -172,7 +173,7 @@ class _Job:
                 if failure:
                     yield _row(SAMPLED, 0, None, failure[0])
 
-        told = _collected(self._by_bundle(sampled, SAMPLED))
+        told = _told(self._by_bundle(sampled, SAMPLED))
         samples = [from_ipc(bytes(row["rows"]), nothing.schema) for row in told]
         return splitters([nothing, *samples], [0, *(row["count"] for row in told)], ranges)
 
@@ -231,7 +232,7 @@ class _Job:
         chunks = self._by_bundle(cut, CUT)
         # A range is one partition, by its number; a task that got several would do them in turn.
         by_range = chunks.repartitionById(starts.num_rows + 1, "range")
-        told = _collected(by_range.mapInArrow(reduced, MERGED))
+        told = _told(by_range.mapInArrow(reduced, MERGED))
         return [
             (msgspec.msgpack.decode(row["batch"], type=Batch), row["distinct"])
             for row in sorted(told, key=lambda row: int(row["range"]))
@@ -299,9 +300,9 @@ def _caught() -> Iterator[list[bytes]]:
         failures.append(pickle.dumps(error))
 
 
-def _collected(frame: DataFrame) -> list[Any]:
+def _told(frame: DataFrame) -> list[Row]:
     """The rows that the tasks told, or the first error that one of them sent."""
-    rows: list[Any] = frame.collect()
+    rows = collected(frame)
     for row in rows:
         if row["failure"] is not None:
             error: PenstockError = pickle.loads(row["failure"])

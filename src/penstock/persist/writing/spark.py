@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it.
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from penstock.errors import UsageError
+from penstock.errors import TransientError, UsageError
 from penstock.persist.collection import Collection
 from penstock.persist.intake import Staged
 from penstock.persist.settings import Settings
@@ -25,7 +26,7 @@ from penstock.persist.writing.fit import check_fits
 from penstock.persist.writing.proof import proof_left
 from penstock.persist.writing.task import Share, Written, gathered
 
-__all__ = ["arrow_schema", "share_of", "stage", "written_by"]
+__all__ = ["arrow_schema", "collected", "share_of", "stage", "written_by"]
 
 
 def stage(
@@ -53,8 +54,32 @@ def written_by(frame: DataFrame, share: Share) -> list[Written]:
             names=["batch", "error"],
         )
 
-    told = frame.mapInArrow(write, "batch binary, error binary").collect()
+    told = collected(frame.mapInArrow(write, "batch binary, error binary"))
     return [Written(bytes(row["batch"]), bytes(row["error"])) for row in told]
+
+
+def collected(frame: DataFrame) -> list[Row]:
+    """All rows of `frame`, in the order of its partitions.
+
+    PySpark takes a connection that breaks off, as when the JVM is killed, for the end of
+    the rows. Here the end is a row of its own.
+
+    Raises:
+        TransientError: not all rows arrived.
+    """
+    nothing = (F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema)
+    end = frame.sparkSession.range(0, 1, 1, 1).select(*nothing, F.lit(True).alias(_END))
+    rows = frame.withColumn(_END, F.lit(False)).union(end).collect()
+    if not rows or not rows[-1][_END]:
+        raise TransientError(
+            "Spark broke off while it told what its tasks did",
+            detail=f"Of what they told, {len(rows)} rows arrived.",
+            hint="Try again: nothing was changed. Spark's log tells more.",
+        )
+    return rows[:-1]
+
+
+_END: Final = "end of all rows"
 
 
 def share_of(

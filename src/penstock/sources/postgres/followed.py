@@ -1,6 +1,6 @@
 """The tables that a source follows, and what befalls them.
 
-    copied      as of a snapshot; seen together with the others, once all are complete
+    copied      as of a snapshot (`first_copies.py`); seen together, once all are complete
     cured       when the catalogue shows what no message told (`drift.py`, `cures.py`)
     compared    with their collections, as of a snapshot at which the tick is cut
 
@@ -8,13 +8,11 @@ The stream is somebody else's (`source.py`), who hands in how to read on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock.data import check_row_schema
 from penstock.errors import DefiniteError, InternalError, UsageError
-from penstock.failpoints import Failpoint, pass_by
-from penstock.sources.postgres import notes
 from penstock.sources.postgres.catalog import PgTable, describe, published_tables
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.cures import (
@@ -30,12 +28,12 @@ from penstock.sources.postgres.cures import (
 from penstock.sources.postgres.drift import compare
 from penstock.sources.postgres.errors import TableGone
 from penstock.sources.postgres.fingerprint import Fingerprint, TableMark, fingerprint
+from penstock.sources.postgres.first_copies import FirstCopies
 from penstock.sources.postgres.pgoutput import Relation
 from penstock.sources.postgres.reading import Following, Phase, Reading
-from penstock.sources.postgres.snapshot import pieces
 from penstock.sources.postgres.tables import Misfit, Table, defaults_of, follow, reads, refit
-from penstock.sources.postgres.upstream import Export, ExportUnderWay, Upstream
-from penstock.sources.source import Load, Loader, Memory, Tick
+from penstock.sources.postgres.upstream import Export, Upstream
+from penstock.sources.source import Tick
 from penstock.telemetry import fields, logger
 
 __all__ = ["Followed"]
@@ -44,23 +42,6 @@ log = logger("sources.postgres")
 
 ROUNDS: Final = 10
 """A table that is changed so often while it is compared is given up for the time being."""
-
-
-@dataclass(eq=False, slots=True)
-class _Copy:
-    """A first copy that is under way."""
-
-    following: Following
-    load: Load
-    export: Export
-
-
-@dataclass(eq=False, slots=True)
-class _Awaited:
-    """Tables that will be copied as of a snapshot that is not there yet."""
-
-    tables: list[Following]
-    export: ExportUnderWay
 
 
 class Followed:
@@ -82,14 +63,10 @@ class Followed:
         self._config = config
         self._upstream = upstream
         self._location = location
-        self._tasks = config.snapshot_tasks or tasks
+        self.copies = FirstCopies(config, upstream, tasks=tasks)
         self._read = read
         self._reached = reached
-        self._memory: Memory
-        self._loader: Loader
         self.tables: dict[int, Following] = {}
-        self._copies: list[_Copy] = []
-        self._awaited: list[_Awaited] = []
         self.fingerprint: Fingerprint | None = None
         self._asked: set[str] | None = None
         """The tables that somebody wants compared at the next tick; empty for all of them."""
@@ -99,10 +76,6 @@ class Followed:
 
         self.forgotten: set[int] = set()
         """Tables whose place another has taken."""
-
-    def open(self, memory: Memory, loader: Loader) -> None:
-        """Be ready to begin."""
-        self._memory, self._loader = memory, loader
 
     def begin(self, export: Export) -> Fingerprint:
         """Follow every table that is to be followed, from a snapshot on; what they are now."""
@@ -152,15 +125,6 @@ class Followed:
                     hint="Say what it was. To follow it otherwise, name another source for it.",
                 )
 
-    def close(self) -> None:
-        """Let go of the server."""
-        for copy in self._copies:
-            copy.load.abandon()
-            copy.export.close()
-        for awaited in self._awaited:
-            awaited.export.give_up()
-        self._copies, self._awaited = [], []
-
     @property
     def seen(self) -> list[str]:
         """The collections of tables that are seen."""
@@ -176,25 +140,18 @@ class Followed:
         return self._asked is not None
 
     @property
-    def copying(self) -> bool:
-        """Whether there are copies that are not kept yet."""
-        return bool(self._copies or self._awaited)
-
-    @property
     def settled(self) -> bool:
         """Whether every table can be seen, or never will be."""
         return all(each.phase in (Phase.LIVE, Phase.ERRORED) for each in self.tables.values())
 
     def waits_for(self) -> str:
         """What is waited for, if anything is; may be asked by another thread."""
-        copying = next((each for each in tuple(self._copies) if not each.load.done()), None)
-        return self._comparing or (
-            f"the first copy of {copying.following.table.name}" if copying else ""
-        )
+        copying = self.copies.running()
+        return self._comparing or (f"the first copy of {copying.name}" if copying else "")
 
     def status(self) -> list[Mapping[str, Any]]:
         """For people, by table."""
-        self._count_copied()
+        self.copies.count()
         return [
             {
                 "name": each.table.name,
@@ -208,99 +165,12 @@ class Followed:
             for each in self.tables.values()
         ]
 
-    # Copies.
-
     def join_named(self) -> None:
         """Begin with tables that the file names by now, and that were published all along."""
         published = published_tables(self._upstream.control, self._config.publication)
         for each in self._chosen(published):
             if each.oid not in self.tables:
                 self._join(each.oid, str(each.table_name))
-
-    def copy_anew(self, unfinished: Sequence[Following]) -> None:
-        """Copy them as of a snapshot of their own, once the server has made one.
-
-        Messages are kept aside from now on. Those that committed before the snapshot,
-        and those that were kept for an earlier copy, are not taken up.
-        """
-        for following in unfinished:
-            following.attempt = self._upstream.another()
-        # Before anything is kept under that name; and nobody may take what was copied
-        # before for complete any more.
-        self._memory.write_down(notes.tables(unfinished))
-        self._make_collections(unfinished)
-        self._awaited.append(_Awaited([*unfinished], self._upstream.begin_export()))
-
-    def _begin_exported(self) -> None:
-        """Begin the copies whose snapshots are there."""
-        for awaited in [each for each in self._awaited if each.export.done()]:
-            self._awaited.remove(awaited)
-            export = awaited.export.result()
-            for following in awaited.tables:
-                following.snapshot_lsn = export.consistent_point
-            self._begin_copies(awaited.tables, export)
-
-    def copy(self, tables: Sequence[Following], export: Export) -> None:
-        """Begin copies as of a snapshot that was exported."""
-        self._make_collections(tables)
-        self._begin_copies(tables, export)
-
-    def _make_collections(self, tables: Sequence[Following]) -> None:
-        for table in (each.table for each in tables):
-            # There may be files of an earlier attempt, which nobody has seen.
-            self._loader.unmake(table.collection)
-            self._loader.make(table.collection, table.schema, table.key_columns)
-
-    def _begin_copies(self, tables: Sequence[Following], export: Export) -> None:
-        for following in tables:
-            table = following.table
-            parts = pieces(
-                self._config.parameters,
-                table,
-                export.snapshot,
-                tasks=self._tasks,
-                server_version=self._upstream.control.server_version,
-            )
-            following.rows = 0
-            load = self._loader.load(table.collection, parts, size=table.described.bytes)
-            self._copies.append(_Copy(following, load, export))
-        if not tables:
-            export.close()
-
-    def _count_copied(self) -> None:
-        """Remember how many rows each copy has come to."""
-        copying = [copy for copy in self._copies if not copy.load.done()]
-        running = self._upstream.being_copied() if copying else {}
-        for copy in copying:
-            following = copy.following
-            rows = copy.load.rows() + running.get(following.table.oid, 0)
-            # A piece that has just ended is in neither of the two for a moment.
-            following.rows = max(following.rows, rows)
-
-    def _keep_copies(self, tick: Tick, reading: Reading, done: Sequence[_Copy]) -> None:
-        """Link the files of copies that were finished when we looked for drift, and found none."""
-        for copy in [each for each in done if each in self._copies]:
-            following = copy.following
-            try:
-                tick.keep_copy(following.table.collection, copy.load.result())
-            except DefiniteError as error:
-                reading.broken[following.table.oid] = error
-            else:
-                following.phase, following.rows = Phase.LOADED, copy.load.rows()
-                pass_by(Failpoint.COPY_DONE)
-            self._forget_copy(copy)
-
-    def _abandon_copy(self, following: Following) -> None:
-        for copy in [each for each in self._copies if each.following is following]:
-            copy.load.abandon()
-            self._forget_copy(copy)
-        for awaited in self._awaited:
-            awaited.tables = [each for each in awaited.tables if each is not following]
-
-    def _forget_copy(self, copy: _Copy) -> None:
-        self._copies.remove(copy)
-        if all(each.export is not copy.export for each in self._copies):
-            copy.export.close()
 
     def reveal(self, reading: Reading, bound: int) -> None:
         """Let loaded tables be seen, all of them together."""
@@ -321,10 +191,10 @@ class Followed:
 
     def cure(self, tick: Tick, reading: Reading, bound: int) -> int:
         """Cure what changed without a message, and return how far the tick then reaches."""
-        self._begin_exported()
-        done = [each for each in self._copies if each.load.done()]
+        self.copies.begin_exported()
+        done = self.copies.done()
         bound = self._cure(tick, reading, bound)
-        self._keep_copies(tick, reading, done)
+        self.copies.keep(tick, reading, done)
         return bound
 
     def give_up_without_publication(self, tick: Tick, reading: Reading) -> bool:
@@ -440,7 +310,7 @@ class Followed:
 
     def _give_up(self, reading: Reading, following: Following, error: DefiniteError) -> None:
         log.warning("table is in error", extra=fields(source=self.name, error=str(error)))
-        self._abandon_copy(following)
+        self.copies.abandon(following)
         reading.compared(following)
         reading.fail(following, error)
 
@@ -469,11 +339,11 @@ class Followed:
             "table changed while it was being copied; copying again",
             extra=fields(source=self.name, table=table.name),
         )
-        self._abandon_copy(following)
+        self.copies.abandon(following)
         reading.compared(following)
         tick.throw_away(following.pending)
         following.table, following.phase = table, Phase.LOADING
-        self.copy_anew([following])
+        self.copies.begin_anew([following])
 
     def learn(self, reading: Reading, tick: Tick, following: Following, relation: Relation) -> bool:
         """Messages have other columns; whether the catalogue knows them, and they fit."""
@@ -523,7 +393,7 @@ class Followed:
             )
             return
         self.tables[oid] = following
-        self.copy_anew([following])
+        self.copies.begin_anew([following])
 
     # What is compared.
 
@@ -625,13 +495,7 @@ class Followed:
         self._follow_on(tick, reading, following, fitted)
         if isinstance(fitted, Misfit):
             return True
-        parts = pieces(
-            self._config.parameters,
-            fitted,
-            export.snapshot,
-            tasks=self._tasks,
-            server_version=self._upstream.control.server_version,
-        )
+        parts = self.copies.pieces_of(fitted, export)
 
         def same() -> bool:
             # SUBTLE: to a snapshot from before a rewrite a table is empty, and a COPY that

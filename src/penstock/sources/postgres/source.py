@@ -32,7 +32,7 @@ from penstock.sources.postgres.pgoutput import Relation
 from penstock.sources.postgres.reading import Following, Phase, Reading
 from penstock.sources.postgres.slots import SlotState
 from penstock.sources.postgres.stream import ReplicationStream
-from penstock.sources.postgres.tail import AnotherHistory, Seen, Tail
+from penstock.sources.postgres.tail import AnotherHistory, Seen, Tail, TextWanted
 from penstock.sources.postgres.upstream import SetBack, Upstream
 from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
 from penstock.telemetry import fields, logger
@@ -85,6 +85,9 @@ class PostgresSource:
             reached=lambda: self.probe().everything[WHOLE],
         )
         self._tail: Tail | None = None
+        self._text_wanted = False
+        """Whether a column came in a binary form that we do not read."""
+
         self._stream: ReplicationStream | None = None
         self._feedback: Feedback | None = None
         self._bound = 0
@@ -116,7 +119,7 @@ class PostgresSource:
     def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
         """Connect, and be ready to go on from `bound`."""
         self._memory = memory
-        self._followed.open(memory, loader)
+        self._followed.copies.open(memory, loader)
         known = notes.recall(memory)
         self._bound = bound[WHOLE] if bound else 0
         first = known.slot is None or not (known.slot.created or known.tables)
@@ -213,7 +216,7 @@ class PostgresSource:
         return {
             "kind": self.kind,
             "server": self._config.where,
-            "phase": "copying" if self._followed.copying else "following",
+            "phase": "copying" if self._followed.copies.under_way else "following",
             "lsn": str(Lsn(self._drawn)),
             "lag_bytes": behind,
             "lag_ms": self._lag_ms() if behind else 0,
@@ -275,7 +278,7 @@ class PostgresSource:
         if self._stream is not None:
             self._stream.close()
         self._feedback = self._tail = self._stream = None
-        self._followed.close()
+        self._followed.copies.close()
         self._upstream.close()
 
     # The first start, and every other.
@@ -300,7 +303,7 @@ class PostgresSource:
                 **notes.streamed(export.consistent_point, None),
             }
         )
-        self._followed.copy([*self._followed.tables.values()], export)
+        self._followed.copies.begin([*self._followed.tables.values()], export)
         self._begin_stream(None)
 
     def _start_again(self, known: notes.Notes) -> None:
@@ -322,7 +325,7 @@ class PostgresSource:
             self._memory.write_down(notes.identity(self._upstream.identity))
         self._drawn = self._durable
         if unfinished:
-            self._followed.copy_anew(unfinished)
+            self._followed.copies.begin_anew(unfinished)
         self._begin_stream(known.last if self._lost is None else None)
         if self._config.tables is not None:
             self._followed.join_named()
@@ -397,12 +400,20 @@ class PostgresSource:
             start = last.commit_lsn
         else:
             last = None
-        self._stream = self._upstream.stream(Lsn(start))
+        self._stream = self._upstream.stream(Lsn(start), binary=self._reads_binary())
         self._tail = Tail(self._stream, durable=self._durable, last=last)
         self._transactions = 0
         self._relations, self._deaf = {}, False
         self._feedback = Feedback(self._stream, self._clock, durable=Lsn(min(start, self._durable)))
         self._feedback.start()
+
+    def _reads_binary(self) -> bool:
+        """Whether every column is of a type whose binary form we read, as far as we know."""
+        return not self._text_wanted and all(
+            column.type.as_sent or column.position is None
+            for following in self._followed.tables.values()
+            for column in following.table.columns
+        )
 
     # One tick.
 
@@ -428,6 +439,9 @@ class PostgresSource:
             self._tail.upto(bound, reading, waiting=lambda: self._upstream.nudge(bound))
         except AnotherHistory as error:
             raise self._loses(error) from error
+        except TextWanted:
+            self._text_wanted = True
+            raise
 
     # What is written down.
 

@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import DefiniteError
+from penstock.errors import DefiniteError, TransientError
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.pgoutput import Chunk, Relation, Truncate, gather
 from penstock.sources.postgres.resolve import Changes
 from penstock.sources.postgres.tables import Table
 
-__all__ = ["AnotherHistory", "Hearer", "Run", "Seen", "Tail", "decode"]
+__all__ = ["AnotherHistory", "Hearer", "Run", "Seen", "Tail", "TextWanted", "decode"]
 
 READ_S: Final = 0.05
 """How long to wait for the stream before asking the server how far it has come."""
@@ -39,6 +39,16 @@ class AnotherHistory(DefiniteError):
             f"server does not have the transaction that committed at {commit_lsn}",
             detail=f"{detail} It was restored from a copy, or another server took its place.",
             hint="The tables must be compared and mended: penstock resync LOCATION SOURCE",
+        )
+
+
+class TextWanted(TransientError):
+    """A column came in a binary form that we do not read; the stream must be one of text."""
+
+    def __init__(self, table: str, column: str) -> None:
+        super().__init__(
+            f'column "{column}" of table "{table}" is not read in binary',
+            hint="The stream is opened again, for text.",
         )
 
 
@@ -247,7 +257,12 @@ def _rows(
             arrays.append(pa.repeat(column.default_scalar(), len(at)))
             continue
         values = gathered[column.position]
-        arrays.append(column.type.from_text(values.values))
+        if not values.binary:
+            arrays.append(column.type.from_text(values.values))
+        elif column.type.as_sent:
+            arrays.append(column.type.from_copy(values.values))
+        else:
+            raise TextWanted(table.name, column.name)
         if values.unchanged.any():
             unchanged[column.name] = values.unchanged
     return pa.Table.from_arrays(arrays, schema=table.schema), unchanged

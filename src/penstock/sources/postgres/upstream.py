@@ -51,6 +51,7 @@ from penstock.sources.postgres.stream import ReplicationStream
 __all__ = ["Export", "SetBack", "Upstream"]
 
 COPY_PROGRESS_SINCE: Final = 14_00_00
+BINARY_SINCE: Final = 14_00_00
 """The first version that tells how far a COPY has come."""
 
 GIVE_UP_S: Final = 5.0
@@ -310,8 +311,8 @@ class Upstream:
         if state is not None and state.confirmed_flush is not None and state.confirmed_flush < lsn:
             pass_slot(self.control, self._slot, lsn)
 
-    def stream(self, start: Lsn) -> ReplicationStream:
-        """The changes of the slot, from `start` on."""
+    def stream(self, start: Lsn, *, binary: bool) -> ReplicationStream:
+        """The changes of the slot, from `start` on; values in binary, if that is wanted."""
         connection = self._connect_checked()
         try:
             return ReplicationStream(
@@ -319,6 +320,7 @@ class Upstream:
                 slot=self._slot,
                 start=start,
                 publications=[self._config.publication],
+                binary=binary and connection.server_version >= BINARY_SINCE,
                 clock=self._clock,
             )
         except SourceError as error:

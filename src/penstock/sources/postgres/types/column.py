@@ -102,6 +102,11 @@ class ColumnType:
     binary: bool = False
     """Whether COPY brings the type's own binary form, and not text."""
 
+    @property
+    def as_sent(self) -> bool:
+        """Whether COPY reads the column as it is, so that its binary form is one we read."""
+        return self.select == AS_IS
+
     def from_text(self, values: pa.Array) -> pa.Array:
         """The column, from what the server prints.
 
