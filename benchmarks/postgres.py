@@ -113,6 +113,7 @@ class Bench:
     folder: Path
     quick: bool
     wanted: Sequence[str]
+    cases: Sequence[str]
     server: PostgresServer
     second: PostgresServer
     numbers: Iterator[int] = field(default_factory=count)
@@ -149,6 +150,7 @@ class Bench:
                 quick=self.quick,
             )
             for name, case in CASES.items()
+            if name in self.cases
         }
 
     @cached_property
@@ -441,6 +443,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="measure on this folder's disk [build/]")
     parser.add_argument("--quick", action="store_true", help="less of everything, rougher figures")
     parser.add_argument("--only", action="append", choices=FIGURES, help="just this; repeatable")
+    parser.add_argument("--case", action="append", choices=CASES, help="just these streams")
     asked_for = parser.parse_args()
     parent = asked_for.dir or Path(__file__).resolve().parent.parent / "build"
     parent.mkdir(parents=True, exist_ok=True)
@@ -456,7 +459,8 @@ def main() -> None:
         PostgresServer(settings=SETTINGS) as second,
     ):
         raw["postgres"] = server.sql("SHOW server_version")[0][0]
-        bench = Bench(Path(folder), asked_for.quick, wanted, server, second)
+        cases = asked_for.case or list(CASES)
+        bench = Bench(Path(folder), asked_for.quick, wanted, cases, server, second)
         for name in wanted:
             begun = time.perf_counter()
             try:
