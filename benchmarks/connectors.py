@@ -5,7 +5,6 @@ of its own, unpacked there and stored. Beside it stands the endpoint's own bulk 
 this process, with rows that were prepared before the clock starts.
 """
 
-import json
 import sqlite3
 import statistics
 import subprocess
@@ -36,16 +35,9 @@ from penstock.protocol.messages import (
     Store,
 )
 from penstock.protocol.ranges import WHOLE
-from penstock.protocol.specs import (
-    CollectionSpec,
-    Exists,
-    FieldSelection,
-    Inference,
-    MaterializationBinding,
-    MaterializationSpec,
-    Projection,
-)
+from penstock.protocol.specs import MaterializationSpec
 from penstock.testing.postgres import Database, PostgresServer
+from penstock.testing.specs import bound, collection, materialization, projection
 
 ROWS: Final = 1_000_000
 QUICK_ROWS: Final = 100_000
@@ -127,19 +119,18 @@ def connector(name: str, folder: Path, number: int) -> Iterator[Connection]:
 
 def built(endpoint: Mapping[str, Any], name: str) -> MaterializationSpec:
     """A materialization of one table, without the whole document."""
-
-    def projection(field: str, kind: str) -> Projection:
-        inference = Inference((kind,), exists=Exists.MUST)
-        return Projection(f"/{field}", field, is_primary_key=field == "id", inference=inference)
-
-    collection = CollectionSpec(
-        "bench/rows", ("/id",), tuple(projection(*each) for each in COLUMNS.items())
-    )
-    resource = json.dumps({"table": name, "document": False})
+    fields = (projection(*each, must=True) for each in COLUMNS.items())
     path = (name,) if "path" in endpoint else ("public", name)
-    selection = FieldSelection(("id",), tuple(VALUES))
-    binding = MaterializationBinding(resource, path, collection, selection)
-    return MaterializationSpec("bench", json.dumps(endpoint), (binding,))
+    return materialization(
+        "bench",
+        endpoint,
+        bound(
+            collection("bench/rows", *fields, document=False),
+            {"table": name, "document": False},
+            path,
+            fields=VALUES,
+        ),
+    )
 
 
 class Ours:

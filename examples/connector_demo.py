@@ -8,7 +8,6 @@ at the last commit; the first one's late commit is refused. Then the conformance
 asks it about the protocol.
 """
 
-import json
 import sqlite3
 import subprocess
 import sys
@@ -30,24 +29,15 @@ from penstock.protocol.messages import (
     Store,
 )
 from penstock.protocol.ranges import WHOLE
-from penstock.protocol.specs import (
-    CollectionSpec,
-    Exists,
-    FieldSelection,
-    Inference,
-    MaterializationBinding,
-    MaterializationSpec,
-    Projection,
-)
+from penstock.protocol.specs import MaterializationSpec
 from penstock.testing import conformance
+from penstock.testing.specs import bound, collection, materialization, projection
 
-ORDERS = CollectionSpec(
+ORDERS = collection(
     "shop/orders",
-    ("/id",),
-    (
-        Projection("/id", "id", inference=Inference(("integer",), exists=Exists.MUST)),
-        Projection("/total", "total", inference=Inference(("number",), exists=Exists.MUST)),
-    ),
+    projection("id", "integer", must=True),
+    projection("total", "number", must=True),
+    document=False,
 )
 RESOURCE = {"table": "orders", "document": False}
 SERVE = [sys.executable, "-m", "penstock.cli.main", "connector", "serve", "sqlite", "--listen"]
@@ -62,14 +52,8 @@ def main() -> None:
 def show(folder: Path) -> None:
     """Store, kill, take up, refuse; then check."""
     database = folder / "orders.db"
-    spec = MaterializationSpec(
-        "demo/orders",
-        json.dumps({"path": str(database)}),
-        (
-            MaterializationBinding(
-                json.dumps(RESOURCE), ("orders",), ORDERS, FieldSelection(("id",), ("total",))
-            ),
-        ),
+    spec = materialization(
+        "demo/orders", {"path": str(database)}, bound(ORDERS, RESOURCE, ("orders",))
     )
     first, address = serving(folder, "first")
     with connect(address) as connection:

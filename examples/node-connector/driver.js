@@ -92,6 +92,7 @@ class Stream {
     this.call = call;
     this.last = 'nothing';
     this.staged = []; // Rows of this transaction.
+    this.keys = new Set(); // Theirs, where a key may be there once.
     streams.add(this);
     call.on('data', (request) => this.attempt(() => this.receive(request)));
     call.on('end', () => this.attempt(() => this.end()));
@@ -190,6 +191,9 @@ class Stream {
       const [columns, document] = [packed_values[i], docs_json[i]].map((each) => bytes(arena, each));
       check(!row.deleted || !delta, `Store deletes from binding ${binding}, which has delta updates`);
       check(isUtf8(document), 'Store has a document that is not UTF-8');
+      const key = `${binding} ${bytes(arena, slice).toString('hex')}`;
+      check(delta || !this.keys.has(key), `Store has a key of binding ${binding} a second time`);
+      this.keys.add(key);
       const kept = row.deleted || { values: tuple(columns, values), document: String(document) };
       this.staged.push({ ...row, ...kept });
     });
@@ -203,6 +207,7 @@ class Stream {
       return [{ kind: 'commit', ...this.range, checkpoint, tables: this.tables }, ...this.staged];
     });
     this.staged = [];
+    this.keys.clear();
     this.send({ started_commit: {} });
   }
 

@@ -36,6 +36,7 @@ class Stream:
         self.db: sqlite3.Connection | None = None
         self.loads: list[tuple[int, bytes]] = []
         self.stores: list[tuple[int, bytes, bytes, bool]] = []
+        self.keys: dict[int, set[bytes]] = defaultdict(set)
         self.commits = 0
         self.late: Any = None
         threading.Thread(target=self._read, args=[requests], daemon=True).start()
@@ -170,14 +171,16 @@ class Stream:
                 " and not (low = ?2 and high = ?3)",
                 own,
             ).fetchall()
-            if inside and not self.bad("resurrects"):
+            two_only = self.bad("joins-two") and len(inside) > 2
+            if inside and not self.bad("resurrects") and not two_only:
                 said = {each for (each,) in inside}
                 found = said.pop() if len(said) == 1 else b""
                 db.execute("delete from fences where task = ? and low >= ? and high <= ?", own)
                 db.execute("insert into fences values (?, ?, ?, 1, ?)", [*own, found])
             row = db.execute(
                 "select low, high, fence, checkpoint from fences where task = ? and low <= ?"
-                " and high >= ? order by high - low limit 1",
+                " and high >= ? order by high - low"
+                + (" desc limit 1" if self.bad("inherits-from-the-widest") else " limit 1"),
                 own,
             ).fetchone()
             exact = row is not None and [*row[:2]] == own[1:]
@@ -353,6 +356,7 @@ class Stream:
             self.refuse("store-unequal-deletes", "deletes is not as long as the keys")
         if message.binding >= len(self.tables):
             self.refuse("store-unknown-binding", f"there is no binding {message.binding}")
+        self._refuse_twice(message.binding, keys)
         if self.bad("refuses-large") and any(len(doc) > 1 << 20 for doc in docs):
             raise Refused("a document is too large")
         if self.bad("drops-deletes"):
@@ -384,6 +388,13 @@ class Stream:
         yield
 
     stored = 0
+
+    def _refuse_twice(self, binding: int, keys: list[bytes]) -> None:
+        before = set() if self.bad("looks-within-a-store") else self.keys[binding]
+        twice = len({*keys}) < len(keys) or before & {*keys}
+        if twice and not self.delta[binding] and not self.bad("takes-a-key-twice"):
+            raise Refused("a key is stored twice")
+        self.keys[binding] |= {*keys}
 
     def _there(self, store: tuple[int, bytes, bytes, bool]) -> bool:
         binding, key, _, _ = store
@@ -436,6 +447,7 @@ class Stream:
         if self.db.in_transaction:
             self.db.execute("rollback")
         stores, self.stores, self.stored = self.stores, [], 0
+        self.keys.clear()
         checkpoint = message.runtime_checkpoint
         self.commits += 1
         if self.bad("commits-only-once") and self.commits > 1:

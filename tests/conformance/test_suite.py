@@ -4,17 +4,27 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.testing.conformance import CHECKS, Config, Need, Outcome, Pattern, Report, parse, run
+from penstock.testing.conformance.hiding import hider
 from penstock.testing.conformance.process import Connectors
 from tests.conformance.defects import DEFECTS, PUSHED, REMOTE, STAGED, WRITTEN, Defect
 
 HERE = Path(__file__).parent
 
-LOG = {"open-returns-the-last-checkpoint", "fence-join", "checkpoint-survives-restart"}
+LOG = {
+    "open-returns-the-last-checkpoint",
+    "fence-join",
+    "fence-join-of-four",
+    "checkpoint-survives-restart",
+}
 STAGING = {
     "zombie-stages-in-vain",
     "staged-work-applied-on-first-acknowledge",
@@ -158,12 +168,46 @@ def test_a_secret_is_not_told(tmp_path: Path, serving: str) -> None:
     assert "not applied" not in report.as_json()
 
 
+def test_what_the_connector_printed_is_shown_without_secrets(tmp_path: Path) -> None:
+    config = described(tmp_path, REMOTE, defect="forgets-on-open")
+    config.endpoint["password"] = "hush/hush"
+    script = 'echo opens hush/hush, postgresql://me:hush%2Fhush@host >&2; exec "$@"'
+    started = config.model_copy(update={"command": ("sh", "-c", script, "sh", *config.command)})
+    (result,) = run(started, only=["restart-after-open"]).failed
+    assert "▸ kill -9" in " ".join(result.messages)
+    assert result.printed == ("opens ***, postgresql://me:***@host",)
+    table = Report((result,)).as_table()
+    assert "last lines of the connector:\n    opens ***" in table
+
+
+@given(
+    st.text(
+        st.characters(codec="utf-8", exclude_characters="*", exclude_categories=["Ll"]), min_size=4
+    ),
+    st.sampled_from([str, repr, json.dumps, lambda it: quote(it, "")]),
+)
+def test_a_secret_is_hidden_however_it_is_written(secret: str, written: Any) -> None:
+    config = described(Path(), REMOTE)
+    config.endpoint["url"] = f"postgresql://me:{quote(secret, '')}@host/db"
+    config.endpoint["deeper"] = [{"api_key": secret}]
+    said = hider(config)(f"<{written(secret)}> and {config.endpoint['url']}")
+    assert secret not in said
+    assert quote(secret, "") not in said
+    assert said.endswith("> and postgresql://me:***@host/db")
+
+
+def test_a_key_of_several_lines_is_hidden_line_by_line() -> None:
+    config = described(Path(), REMOTE)
+    config.endpoint["private_key"] = "-----BEGIN-----\nc2VjcmV0IQ==\nabc\n"
+    assert hider(config)("[1] c2VjcmV0IQ==\n[2] abc") == "[1] ***\n[2] abc"
+
+
 def test_a_failure_shows_the_rule_and_the_last_messages(tmp_path: Path, serving: str) -> None:
     config = described(tmp_path, REMOTE, defect="null-for-missing", command=False)
     report = run(config, serving, only=["load-missing-key-omitted", "first-acknowledge"])
     table = report.as_table()
     assert "no document comes (protocol, Load)" in table
-    assert "▸ Load of 1 keys of binding 0" in table
+    assert "stream 1 ▸ Load of 1 keys of binding 0" in table
     assert table.endswith("1 passed, 1 failed, 0 skipped")
     said = json.loads(report.as_json())
     assert (said["passed"], said["failed"], said["skipped"]) == (1, 1, 0)
@@ -177,11 +221,12 @@ def test_there_must_be_a_connector(tmp_path: Path) -> None:
 
 def test_a_command_that_ends_is_told(tmp_path: Path) -> None:
     config = described(tmp_path, REMOTE).model_copy(
-        update={"command": (sys.executable, "-c", "raise SystemExit('no such endpoint')")}
+        update={"command": (sys.executable, "-c", "raise SystemExit('no such endpoint: hush')")}
     )
+    config.endpoint["password"] = "hush"
     with pytest.raises(UsageError, match=r"did not listen.*ended with 1") as caught:
         run(config)
-    assert "no such endpoint" in caught.value.detail
+    assert "no such endpoint: ***" in caught.value.detail
 
 
 def test_a_check_that_there_is_not_is_told(tmp_path: Path) -> None:

@@ -11,16 +11,7 @@ import pyarrow as pa
 from penstock.data.packed import pack_row
 from penstock.protocol.messages import ValidatedBinding
 from penstock.protocol.ranges import WHOLE, KeyRange
-from penstock.protocol.specs import (
-    CollectionSpec,
-    Exists,
-    FieldSelection,
-    Inference,
-    MaterializationBinding,
-    MaterializationSpec,
-    Projection,
-    StringInference,
-)
+from penstock.protocol.specs import CollectionSpec, MaterializationSpec, Projection
 from penstock.sdk import (
     Applying,
     Asked,
@@ -36,6 +27,8 @@ from penstock.sdk.config import parse
 from penstock.sdk.sql import fence
 from penstock.sdk.sql.connector import SqlConnector
 from penstock.sdk.sql.session import Session
+from penstock.testing import specs
+from penstock.testing.specs import projection
 
 __all__ = [
     "Driven",
@@ -50,26 +43,13 @@ __all__ = [
 ]
 
 
-def projection(
-    name: str, *types: str, ptr: str | None = None, must: bool = False, **string: Any
-) -> Projection:
-    """A field at the pointer that its name is."""
-    ptr = f"/{name}" if ptr is None else ptr
-    exists = Exists.MUST if must else Exists.MAY
-    known = StringInference(**string) if string else None
-    return Projection(ptr, name, inference=Inference(types, known, exists=exists))
-
-
 def collection(
     *projections: Projection,
     key: Sequence[str] = ("/id",),
     schema: Mapping[str, Any] | None = None,
 ) -> CollectionSpec:
     """A collection with these fields and the whole document."""
-    whole = Projection("", "flow_document", inference=Inference(("object",), exists=Exists.MUST))
-    return CollectionSpec(
-        "acme/things", tuple(key), (whole, *projections), read_schema_json=json.dumps(schema or {})
-    )
+    return specs.collection("acme/things", *projections, key=key, schema=schema)
 
 
 @dataclass(frozen=True)
@@ -88,15 +68,6 @@ class Wanted:
     @property
     def resource(self) -> dict[str, Any]:
         return {"table": self.table, "document": self.document, **self.options}
-
-    @property
-    def selection(self) -> FieldSelection:
-        spec = self.collection
-        by_ptr = {each.ptr: each.field for each in reversed(spec.projections)}
-        keys = [by_ptr[ptr] for ptr in spec.key_ptrs]
-        others = [each.field for each in spec.projections if each.ptr and each.field not in keys]
-        chosen = others if self.fields is None else self.fields
-        return FieldSelection(tuple(keys), tuple(chosen), "flow_document" if self.document else "")
 
 
 @dataclass(frozen=True)
@@ -155,20 +126,21 @@ class Driven:
         return Applying(self.name, version, self._endpoint(), bindings, dry_run, spec)
 
     def _built(self, wanted: Sequence[Wanted]) -> tuple[MaterializationSpec, list[Binding[Any]]]:
-        specs = [
-            MaterializationBinding(
-                json.dumps(each.resource),
-                self.connector.path(self._endpoint(), self._resource(each)),  # type: ignore[attr-defined]
+        bound = [
+            specs.bound(
                 each.collection,
-                each.selection,
-                bool(each.options.get("delta_updates")),
+                each.resource,
+                self.connector.path(self._endpoint(), self._resource(each)),  # type: ignore[attr-defined]
+                fields=each.fields,
+                document=each.document,
+                delta=bool(each.options.get("delta_updates")),
             )
             for each in wanted
         ]
-        spec = MaterializationSpec(self.name, json.dumps(dict(self.endpoint)), tuple(specs))
+        spec = specs.materialization(self.name, self.endpoint, *bound)
         bindings = [
             bind(index, built, self._resource(each))
-            for index, (built, each) in enumerate(zip(specs, wanted, strict=True))
+            for index, (built, each) in enumerate(zip(bound, wanted, strict=True))
         ]
         return spec, bindings
 

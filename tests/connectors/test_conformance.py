@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 NOT_REMOTE = {
     "open-returns-the-last-checkpoint",
     "fence-join",
+    "fence-join-of-four",
     "zombie-cannot-commit",
     "checkpoint-survives-restart",
 }
@@ -53,6 +54,7 @@ LOADS = {
     "deletes-remove",
     "delete-of-a-missing-key",
     "exists-is-a-hint",
+    "duplicate-key-refused",
     "odd-numbers",
     "nul-is-kept-or-refused",
     "cancelled-load-is-forgotten",

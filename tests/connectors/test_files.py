@@ -43,36 +43,17 @@ from penstock.protocol.messages import (
     ValidateBinding,
 )
 from penstock.protocol.ranges import WHOLE, KeyRange
-from penstock.protocol.specs import (
-    CollectionSpec,
-    ConstraintType,
-    Exists,
-    FieldSelection,
-    Inference,
-    MaterializationBinding,
-    MaterializationSpec,
-    Projection,
-)
+from penstock.protocol.specs import ConstraintType, MaterializationSpec
 from penstock.protocol.state import EMPTY, add_up
 from penstock.sdk import Applying, Binding, Documents, Opening, serve
 from penstock.sdk.bindings import bind
+from penstock.testing.specs import bound, collection, materialization, projection
 
 LEFT, RIGHT = WHOLE.split()
 NAMES = ("staged-files", "plain-files", "push-files")
 
-COLLECTION = CollectionSpec(
-    "acme/things",
-    ("/id",),
-    (
-        Projection("", "flow_document", inference=Inference(("object",), exists=Exists.MUST)),
-        Projection(
-            "/id",
-            "id",
-            is_primary_key=True,
-            inference=Inference(("string",), exists=Exists.MUST),
-        ),
-        Projection("/n", "n", inference=Inference(("integer", "null"), exists=Exists.MAY)),
-    ),
+COLLECTION = collection(
+    "acme/things", projection("id", "string", must=True), projection("n", "integer", "null")
 )
 
 
@@ -85,16 +66,15 @@ class Task:
         self.state = EMPTY
         self.materialization = "acme/task"
         delta_key = {"delta_updates": True} if delta and name == "staged-files" else {}
-        self.spec = MaterializationSpec(
+        self.spec = materialization(
             self.materialization,
-            self.endpoint,
-            tuple(
-                MaterializationBinding(
-                    json.dumps({"name": f"t{index}", **delta_key}),
-                    (f"t{index}",),
+            {"folder": str(folder)},
+            *(
+                bound(
                     COLLECTION,
-                    FieldSelection(("id",), ("n",), "flow_document"),
-                    delta_updates=delta or name == "push-files",
+                    {"name": f"t{index}", **delta_key},
+                    (f"t{index}",),
+                    delta=delta or name == "push-files",
                 )
                 for index in range(tables)
             ),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.connectors.sqlite import SqliteConnector, transactor
 from penstock.connectors.sqlite.session import SqliteSession
 from penstock.data.packed import pack_row
-from penstock.errors import Fenced
+from penstock.errors import Fenced, UsageError
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.protocol.messages import START_FROM_ZERO
 from penstock.protocol.ranges import WHOLE
@@ -32,6 +32,7 @@ from penstock.protocol.specs import (
 )
 from penstock.sdk import Applying, Asked, Documents, Keys, Opening, Refused, Validating
 from penstock.sdk.bindings import bind, projected
+from penstock.sdk.config import parse
 from penstock.sdk.sql.connector import SqlResource
 
 KINDS: dict[str, Inference] = {
@@ -283,19 +284,44 @@ def test_nobody_waits_while_documents_are_loaded_or_kept(path):
     assert [row[0] for row in target.rows("id")] == [1, 2]
 
 
-def test_a_large_transaction_is_written_before_it_is_committed(path, monkeypatch):
-    monkeypatch.setattr(transactor, "WAITING_BYTES", 100)
+def test_a_large_transaction_waits_in_a_file_and_locks_nobody(path, monkeypatch):
+    monkeypatch.setattr(transactor, "WAITING_BYTES", 300)
     target = Target(path, a_string=KINDS["a_string"])
     target.apply()
     stream = target.open()
-    stream.store(iter([target.documents({"id": each, "a_string": "x" * 90}) for each in range(9)]))
-    assert stream._session.connection.in_transaction
+    many = [target.documents({"id": each, "a_string": "x" * 90}) for each in range(9)]
+    stream.store(iter(many))
+    other = sqlite3.connect(path, timeout=0, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("COMMIT")
+    other.close()
     assert target.rows() == []
     stream.close()
+    assert [each.name for each in path.parent.iterdir()] == ["target.db"]
     assert target.rows() == []
     again = target.open()
-    target.commit(again, target.documents({"id": 1, "a_string": "x" * 200}))
-    assert len(target.rows()) == 1
+    target.commit(again, *many)
+    target.commit(
+        again,
+        *(target.documents({"id": each}, gone=(each,)) for each in (0, 2, 4)),
+        *(target.documents({"id": each, "a_string": "y" * 200}) for each in (1, 3)),
+        target.documents({"id": 9}),
+    )
+    again.close()
+    expected = {1: "y" * 200, 3: "y" * 200, **dict.fromkeys(range(5, 9), "x" * 90), 9: None}
+    assert dict(target.rows("id, a_string")) == expected
+
+
+def test_a_commit_that_is_broken_off_changes_nothing(path):
+    target = Target(path)
+    target.apply()
+    stream = target.open()
+    stream.store(iter([target.documents({"id": 1})]))
+    stream.cancel()
+    with pytest.raises(Exception, match="was broken off"):
+        stream.start_commit(b"cp")
+    stream.close()
+    assert target.rows() == []
 
 
 def test_a_stream_that_was_overtaken_commits_nothing(path):
@@ -365,20 +391,43 @@ def test_fields_come_and_go(path):
 
 
 def test_a_type_that_can_be_changed_is(path):
+    """What was loaded as a number before is the text of that number afterwards."""
+    numbers = [0.1, 1 / 3, 5.0, -1e22, 2**53 + 1, 2**70, math.nan, math.inf, -math.inf]
     target = Target(path, {"document": False}, x=Inference(("number",), exists=Exists.MAY))
     target.apply()
     stream = target.open()
-    target.commit(stream, target.documents({"id": 1, "x": 0.1}, {"id": 2, "x": 1 / 3}))
+    target.commit(stream, *(target.documents({"id": at, "x": it}) for at, it in enumerate(numbers)))
+    before = [row["x"] for row in target.load(stream, *range(len(numbers)))]
     stream.close()
     target.fields["x"] = Inference(("string",), exists=Exists.MAY)
     assert target.validate().constraints["x"].type is ConstraintType.FIELD_REQUIRED
     target.version = "v2"
     target.apply()
     stream = target.open()
-    target.commit(stream, target.documents({"id": 3, "x": "007"}))
-    texts = [row[0] for row in target.rows("x")]
-    assert texts[2] == "007"
-    assert [float(each) for each in texts[:2]] == [0.1, 1 / 3]
+    target.commit(stream, target.documents({"id": 99, "x": "007"}))
+    after = [row["x"] for row in target.load(stream, *range(len(numbers)), 99)]
+    stream.close()
+    assert after.pop() == "007"
+    assert after == [it if isinstance(it, str) else json.dumps(it) for it in before]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a_boolean", "a_string"),
+        ("a_boolean", "an_integer"),
+        ("a_number", "an_object"),
+        ("a_string", "an_object"),
+        ("an_object", "a_string"),
+    ],
+)
+def test_a_type_whose_values_would_become_others_is_refused(path, before, after):
+    target = Target(path, {"document": False}, x=KINDS[before])
+    target.apply()
+    target.fields["x"], target.version = KINDS[after], "v2"
+    assert target.validate().constraints["x"].type is ConstraintType.UNSATISFIABLE
+    with pytest.raises(Refused, match='column "x" of table "t" is'):
+        target.apply()
 
 
 def test_a_type_that_cannot_is_refused(path):
@@ -432,10 +481,52 @@ def test_a_table_of_somebody_else_is_not_taken(path):
     assert target.rows("id") == [(1,)]
 
 
-def test_columns_that_differ_in_case_alone_are_refused(path):
-    target = Target(path, x=KINDS["a_string"], X=KINDS["a_string"])
+def test_columns_that_differ_in_case_alone_are_one(path):
+    target = Target(path, x=KINDS["a_string"], X=KINDS["a_string"], Ä=KINDS["a_string"])
+    target.fields["ä"] = KINDS["a_string"]
+    said = target.validate().constraints
+    assert said["X"].type is ConstraintType.FIELD_FORBIDDEN
+    assert said["X"].reason == 'its column "X" would be that of field "x"'
+    assert {said[each].type for each in "xÄä"} == {ConstraintType.LOCATION_RECOMMENDED}
     with pytest.raises(Refused, match="would be the same column"):
         target.apply()
+    del target.fields["X"]
+    target.apply()
+    # The one that has the column keeps it.
+    target.fields = {"id": KINDS["id"], "X": KINDS["a_string"], "x": KINDS["a_string"]}
+    said = target.validate().constraints
+    assert said["x"].type is ConstraintType.FIELD_REQUIRED
+    assert said["X"].type is ConstraintType.FIELD_FORBIDDEN
+
+
+def test_columns_that_are_there_are_found_without_case(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE T (ID INTEGER PRIMARY KEY, Name TEXT NOT NULL) STRICT")
+    connection.close()
+    target = Target(path, {"adopt": True, "document": False}, name=KINDS["a_string"])
+    said = target.validate().constraints
+    assert said["id"].type is ConstraintType.FIELD_REQUIRED
+    target.apply()
+    assert target.apply() == ""
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1}))
+    assert target.load(stream, 1) == [{"id": 1}]
+    stream.close()
+
+
+def test_tables_that_differ_in_case_alone_are_one(path):
+    target = Target(path)
+    fields = projected(target.collection, {})
+    tables = [SqlResource(table=name) for name in ("Orders", "orders")]
+    asked = [Asked(each, target.collection, fields) for each in tables]
+    with pytest.raises(Refused, match='duplicate binding: table "Orders"'):
+        target.connector.validate(Validating("m", target.endpoint, asked))
+
+
+@pytest.mark.parametrize("name", ["", ":memory:"])
+def test_what_is_no_file(name):
+    with pytest.raises(UsageError, match=r"path: .*must name a file"):
+        parse(SqliteConnector.endpoint, json.dumps({"path": name}), "endpoint")
 
 
 def test_what_is_no_sqlite_file(tmp_path):

@@ -37,27 +37,13 @@ from penstock.protocol.messages import (
     Store,
 )
 from penstock.protocol.ranges import WHOLE
-from penstock.protocol.specs import (
-    CollectionSpec,
-    Exists,
-    FieldSelection,
-    Inference,
-    MaterializationBinding,
-    MaterializationSpec,
-    Projection,
-)
+from penstock.protocol.specs import MaterializationSpec
 from penstock.testing.postgres import Database
+from penstock.testing.specs import bound, collection, materialization, projection
 
 STEPS = ["opened", "acknowledged", "loaded", "flushed", "stored", "committing", "committed"]
-INTEGER = Inference(("integer",), exists=Exists.MUST)
-LOG = CollectionSpec(
-    "a/log",
-    ("/id",),
-    (
-        Projection("", "flow_document", inference=Inference(("object",), exists=Exists.MUST)),
-        Projection("/id", "id", inference=INTEGER),
-        Projection("/n", "n", inference=INTEGER),
-    ),
+LOG = collection(
+    "a/log", projection("id", "integer", must=True), projection("n", "integer", must=True)
 )
 
 
@@ -149,24 +135,12 @@ class Target:
         self._processes: list[Process] = []
         self._writers: list[Writer] = []
         path = () if name == "sqlite" else ("public",)
-        self.spec = MaterializationSpec(
+        delta = {"table": "log", "delta_updates": True}
+        self.spec = materialization(
             "m",
-            json.dumps(endpoint),
-            (
-                MaterializationBinding(
-                    '{"table":"state"}',
-                    (*path, "state"),
-                    LOG,
-                    FieldSelection(("id",), ("n",), "flow_document"),
-                ),
-                MaterializationBinding(
-                    '{"table":"log","delta_updates":true}',
-                    (*path, "log"),
-                    LOG,
-                    FieldSelection(("id",), ("n",)),
-                    delta_updates=True,
-                ),
-            ),
+            endpoint,
+            bound(LOG, {"table": "state"}, (*path, "state")),
+            bound(LOG, delta, (*path, "log"), document=False, delta=True),
         )
 
     def process(self) -> Process:

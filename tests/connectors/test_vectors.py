@@ -4,22 +4,27 @@ Some tell of a time when a table was never altered, and tables are altered now;
 `TREATED` says how.
 """
 
+import base64
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.protocol.ranges import KeyRange
 from penstock.protocol.specs import Projection
 from penstock.sdk import Refused
-from tests.connectors.driving import Row, Sql, Wanted, collection, commit, projection
+from penstock.sdk.sql.fence import create_checkpoints
+from tests.connectors.driving import Row, Sql, Wanted, collection, commit, loaded, projection
 
 CASES = {
     case["id"]: case
     for case in json.loads((Path(__file__).parents[1] / "vectors" / "flow.json").read_text())[
         "cases"
     ]
-    if case["kind"] in ("sql_constraints_new", "sql_constraints_existing", "apply_behaviour")
+    if case["kind"]
+    in ("sql_constraints_new", "sql_constraints_existing", "apply_behaviour", "driver_scenario")
 }
 TREATED = {
     "constr-01": "as is",
@@ -37,6 +42,8 @@ TREATED = {
     "apply-n11": "as is",
     "apply-n14": "as is",
     "apply-n15": "not here: nothing is staged where the endpoint is authoritative",
+    "driver-01": "decided: a field that is not applied is a new column, and values are of the "
+    "types of their fields",
 }
 NEW = {name: case for name, case in CASES.items() if case["kind"] == "sql_constraints_new"}
 
@@ -171,3 +178,63 @@ def test_apply_n14_a_binding_that_goes_leaves_its_table(sql: Sql) -> None:
     sql.driven.apply("v1", APPLIED, other)
     sql.driven.apply("v2", other)
     assert sql.sql(f"SELECT * FROM {sql.table('things')}") == []
+
+
+def test_driver_01_a_walk_from_validate_to_the_third_commit(sql: Sql) -> None:
+    given, expected = CASES["driver-01"]["input"], CASES["driver-01"]["expect"]
+    name, *range_and_fence, checkpoint = given["seed_checkpoint_row"]
+    driven = dataclasses.replace(sql.driven, name=name)
+    kinds = {**given["collection"]["properties"]}
+    key = kinds.pop("theKey")
+    things = collection(
+        projection("theKey", key, must=True),
+        *(projection(field, kind) for field, kind in kinds.items()),
+        key=given["collection"]["key"],
+    )
+    wanted = Wanted(things, fields=given["field_selection"]["values"])
+
+    def constraints() -> dict[str, str]:
+        [found] = driven.validate(Wanted(things))
+        return {field: each.type.name for field, each in found.constraints.items()}
+
+    assert constraints() == expected["validate_new"]
+    assert "CREATE TABLE" in driven.apply("v1", wanted, dry_run=True)
+    assert constraints() == expected["validate_new"]
+    driven.apply("v1", wanted)
+    then = constraints()
+    same = [field for field in expected["validate_after_apply"] if field != "number"]
+    assert {field: then[field] for field in same} == {
+        field: expected["validate_after_apply"][field] for field in same
+    }
+    assert then["number"] == "LOCATION_RECOMMENDED"
+
+    table = sql.connector.dialect.quoted_path(sql.checkpoints)
+    with sql.session() as session:
+        session.run(create_checkpoints(sql.connector.dialect, sql.checkpoints))
+        session.run(
+            f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", (name, *range_and_fence, checkpoint)
+        )
+
+    counts = []
+    opened = driven.open("v1", wanted, key_range=KeyRange(*given["open_range"]))
+    with opened as (writer, [binding]):
+        assert writer.checkpoint.decode() == expected["opened_checkpoint"]
+        for transaction in (given["txn1"], given["txn2"], given["txn3"]):
+            counts.append(len(loaded(writer, binding, [(k,) for k in transaction["load_keys"]])))
+            rows = [
+                Row((k,), (flag, number, word), {"theKey": k}, exists)
+                for k, (word, flag, number), exists in transaction.get("stores", [])
+            ]
+            commit(writer, binding, rows, transaction["checkpoint"].encode())
+    assert counts == [0, expected["txn2_loaded"], expected["txn3_loaded"]]
+
+    columns = ", ".join(f'"{each}"' for each in expected["final_table_columns"][:-1])
+    found = sql.sql(f'SELECT {columns} FROM {sql.table("things")} ORDER BY "theKey"')
+    first, second = given["txn1"]["stores"], given["txn2"]["stores"]
+    assert [tuple(row) for row in found] == [
+        (k, flag, number, word) for k, (word, flag, number), _ in (second[0], *first[1:], second[1])
+    ]
+    kept = sql.sql(f"SELECT * FROM {table} ORDER BY key_begin")
+    assert [[*row[:-1], base64.b64decode(row[-1]).decode()] for row in kept] == expected[
+        "final_checkpoints"
+    ]

@@ -5,12 +5,13 @@ from tests.protocol.vectors import CASES
 TESTED = {
     "apply_behaviour": "tests/connectors/test_vectors.py",
     "driver_checkpoint_reduce": "tests/protocol/test_state.py",
+    "driver_scenario": "tests/connectors/test_vectors.py",
     "fence_commit": "tests/connectors/test_fences.py",
     "fence_install": "tests/connectors/test_fences.py",
     "fence_join_hazard": "tests/connectors/test_fences.py",
     "field_selection": "tests/protocol/test_selection.py",
     "initial_splits": "tests/protocol/test_ranges.py",
-    "lifecycle": "tests/protocol/test_transaction.py, tests/sdk/test_serve.py",
+    "lifecycle": "tests/conformance/test_lifecycle.py, tests/protocol/test_transaction.py",
     "message_validation": "tests/protocol/test_wire.py",
     "postgres_type_mapping": "tests/connectors/postgres/test_dialect.py",
     "shard_routing": "tests/protocol/test_ranges.py",
@@ -36,7 +37,6 @@ LATER = {
     "standard_updates": "of reductions",
 }
 OTHERS = {
-    "driver_scenario": "in parts: constraints of an applied table are those of today",
     "key_hash": "another hash; ours is XXH64",
     "partition_label": "there are no partitions of journals",
     "r_clock": "materializations are not split by clock",

@@ -67,6 +67,7 @@ def test_what_is_no_range(begin, end):
         ("localhost:1", True),
         ("[::1]:5", True),
         ("127.1.2.3:5", True),
+        ("unix-abstract:x", False),
         ("0.0.0.0:5", False),
         ("[::]:5", False),
         ("example.com:5", False),

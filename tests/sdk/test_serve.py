@@ -1,8 +1,9 @@
 """The SDK owns order, threads and ends; a connector that breaks its contract is told which rule."""
 
+import json
 import socket
 import threading
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Fenced, UsageError
-from penstock.materialize import Connection, Stream, connect
+from penstock.materialize import connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused, ConnectorUnreachable
 from penstock.protocol.errors import LocalProtocolError
 from penstock.protocol.messages import (
@@ -24,65 +25,27 @@ from penstock.protocol.messages import (
     Open,
     Opened,
     StartCommit,
-    StartedCommit,
     StateUpdate,
     Store,
+    Validate,
+    ValidateBinding,
 )
 from penstock.protocol.privacy import Security
 from penstock.protocol.ranges import WHOLE
+from penstock.protocol.specs import CollectionSpec
 from penstock.protocol.wire import encode_request
-from penstock.sdk import Found, Refused, serve
+from penstock.sdk import Found, Refused, ValidatedBinding, serve
 from tests.certificates import authority, certificate
+from tests.sdk.driving import (
+    PATIENCE_S,
+    committed,
+    drained,
+    opened,
+    ready,
+    store,
+    until,
+)
 from tests.sdk.toy import ENDPOINT, LOWER, UPPER, Toy, ToyTransactor, docs, keys, question, spec
-
-PATIENCE_S = 30
-
-
-@pytest.fixture
-def toy() -> Toy:
-    return Toy()
-
-
-@pytest.fixture
-def connection(toy: Toy, tmp_path: Path) -> Iterator[Connection]:
-    with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as connection:
-        yield connection
-
-
-def opened(connection: Connection, key_range=WHOLE, version="v", **options) -> Stream:
-    stream = connection.transactions()
-    stream.send(Open(spec(**options), version, key_range))
-    assert isinstance(stream.receive(), Opened)
-    return stream
-
-
-def ready(connection: Connection, **options) -> Stream:
-    stream = opened(connection, **options)
-    stream.send(Acknowledge())
-    assert stream.receive() == Acknowledged()
-    return stream
-
-
-def store(*ids: int, binding: int = 0) -> Store:
-    none = pa.array([b""] * len(ids), pa.binary())
-    found = docs(*({"id": each} for each in ids))
-    return Store(binding, keys(*ids), none, found, pa.array([False] * len(ids)))
-
-
-def committed(stream: Stream, *stores: Store, checkpoint: bytes = b"cp") -> StartedCommit:
-    stream.send(Flush())
-    assert stream.receive() == Flushed()
-    for each in stores:
-        stream.send(each)
-    stream.send(StartCommit(checkpoint))
-    found = stream.receive()
-    assert isinstance(found, StartedCommit)
-    return found
-
-
-def drained(stream: Stream) -> None:
-    while stream.receive() is not None:
-        pass
 
 
 def test_transactions_one_after_the_other(toy, connection):
@@ -185,6 +148,23 @@ class StateIsAList(ToyTransactor):
         return StateUpdate(b"[1]")
 
 
+class StateIsADict(ToyTransactor):
+    def start_commit(self, checkpoint):
+        return {"commits": 1}
+
+
+class LoadsText(ToyTransactor):
+    def load(self, keys):
+        for batch in keys:
+            yield Found(batch.binding, pa.array(["{}"]))
+
+
+class LoadsNulls(ToyTransactor):
+    def load(self, keys):
+        for batch in keys:
+            yield Found(batch.binding, pa.array([None], pa.binary()))
+
+
 class HasNoLoad(ToyTransactor):
     def load(self, keys):
         return super(ToyTransactor, self).load(keys)
@@ -204,6 +184,9 @@ class Breaks(ToyTransactor):
         (LoadsTooMuch, "load found more documents of things than asked for"),
         (EndsStore, "store ended before it had taken all documents"),
         (StateIsAList, "connector state that is no JSON object"),
+        (StateIsADict, "start_commit returned a dict"),
+        (LoadsText, "load found documents of things that are no column of bytes"),
+        (LoadsNulls, "load found documents of things that are no column of bytes"),
         (HasNoLoad, "was asked to load from things, and has no load"),
         (Breaks, r'connector "toy" failed: ValueError: the disk \*\*\* is full'),
     ],
@@ -229,6 +212,33 @@ def test_a_broken_contract_is_named(toy, connection, kind, says):
     assert toy.events[-1] == "close 1"
     toy.transactor = ToyTransactor
     ready(connection).cancel()
+
+
+def test_a_checkpoint_that_is_none_is_told(toy, connection):
+    toy.checkpoint = "text"
+    with pytest.raises(ConnectorError, match="the transactor's checkpoint is a str"):
+        opened(connection)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (ValidatedBinding({}, ()), "what validate answered has a binding .0. without a resource"),
+        ({}, "validate answered a dict"),
+    ],
+    ids=["no path", "a dict"],
+)
+def test_an_answer_of_validate_that_says_nothing_is_told(tmp_path, answer, says):
+    class Broken(Toy):
+        def validate(self, asked):
+            return [answer]
+
+    with (
+        serve(Broken(), f"unix:{tmp_path}/broken.sock") as server,
+        connect(server.address) as connection,
+        pytest.raises(ConnectorError, match=says),
+    ):
+        connection.validate(question())
 
 
 # A runtime that breaks the protocol: told so, rolled back, and others are served on.
@@ -287,15 +297,6 @@ def test_what_may_not_be_sent_is_not(connection):
 
 
 # Ends.
-
-
-def until(condition) -> None:
-    waited = threading.Event()
-    for _ in range(PATIENCE_S * 100):
-        if condition():
-            return
-        waited.wait(0.01)
-    raise AssertionError("it did not come")
 
 
 def test_a_cancelled_stream_is_rolled_back_at_once(toy, connection):
@@ -410,7 +411,7 @@ def test_spec_and_apply(connection):
     answer = connection.spec()
     assert '"place"' in answer.endpoint_spec_schema_json
     assert '"name"' in answer.resource_spec_schema_json
-    assert answer.documentation_url == "docs/toy"
+    assert answer.documentation_url == f"{Path.cwd().as_uri()}/docs/toy"
     assert connection.apply(Apply(spec(), "v")).action_description == "applied"
     with pytest.raises(ConnectorRefused, match="cannot remove what it has made"):
         connection.delete(Apply(spec(), "v"))
@@ -449,6 +450,35 @@ def test_an_error_is_told_without_secrets(toy, connection, error, kind, says):
     told = "\n".join([str(caught.value), *caught.value.__notes__])
     assert says in told
     assert "hunter2" not in told
+
+
+@pytest.mark.parametrize("name", ["key", "pin"])
+def test_secrets_of_a_resource_are_not_told_either(toy, connection, name):
+    resource = json.dumps({"name": "things", name: "swordfish"})
+    toy.fails = RuntimeError("no table for swordfish, nor for hunter2")
+    with pytest.raises(ConnectorError, match=r"no table for \*\*\*, nor for \*\*\*"):
+        connection.validate(question(resource=resource))
+
+    class Breaks(ToyTransactor):
+        def acknowledge(self):
+            raise RuntimeError("swordfish")
+
+    toy.transactor = Breaks
+    [binding] = spec().bindings
+    bound = replace(spec(), bindings=(replace(binding, resource_spec_json=resource),))
+    stream = connection.transactions()
+    stream.send(Open(bound, "v", WHOLE))
+    assert isinstance(stream.receive(), Opened)
+    stream.send(Acknowledge())
+    with pytest.raises(ConnectorError, match=r"RuntimeError: \*\*\*"):
+        stream.receive()
+
+
+def test_a_collection_that_is_none_is_refused_before_the_connector_sees_it(toy, connection):
+    toy.fails = AssertionError("it was asked")
+    asked = Validate("m", ENDPOINT, (ValidateBinding('{"name":"x"}', CollectionSpec("c")),))
+    with pytest.raises(ConnectorRefused, match=r"binding 0 \(c\): the collection has no key"):
+        connection.validate(asked)
 
 
 def test_nobody_there(tmp_path):
@@ -518,6 +548,15 @@ def test_plaintext_beyond_this_machine_must_be_asked_for(toy):
         serve(toy, "0.0.0.0:0")
     with pytest.raises(UsageError, match="in plaintext"):
         connect("connector.example:80")
+
+
+def test_an_abstract_socket_is_anybodys(toy, tmp_path):
+    address = f"unix-abstract:{tmp_path}"
+    with pytest.raises(UsageError, match="in plaintext"):
+        serve(toy, address)
+    asked = Security(plaintext=True)
+    with serve(toy, address, asked) as server, connect(server.address, asked) as connection:
+        connection.spec()
 
 
 def test_an_address_that_is_taken(toy, tmp_path):

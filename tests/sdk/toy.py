@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic import Field as Setting
 
 from penstock.data.packed import pack_row
 from penstock.protocol.messages import Validate, ValidateBinding
@@ -46,6 +47,8 @@ class Resource(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str
     delta_updates: bool = False
+    key: SecretStr = SecretStr("")
+    pin: str = Setting(default="", json_schema_extra={"secret": True})
 
 
 class Toy(Connector[Endpoint, Resource]):

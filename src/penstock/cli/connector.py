@@ -5,6 +5,7 @@ no other verb should wait for.
 """
 
 import json
+import signal
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,10 +144,17 @@ def check(
     """
     from penstock.testing import conformance
 
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, _break_off)
     report = conformance.run(conformance.load(config), address, only=only or ())
     print(report.as_json() if as_json else report.as_table())
     if report.failed:
         raise typer.Exit(1)
+
+
+def _break_off(number: int, _frame: object) -> None:
+    """End as by an error, so that what was started is ended, too."""
+    raise SystemExit(128 + number)
 
 
 def _security(

@@ -7,7 +7,7 @@
 A stream is sent to and received from by two threads, or by one that takes turns.
 `send` waits while much is under way, so a slow connector slows the sender and not
 the memory. What the table of `protocol.transaction` forbids is refused before it
-is sent, and named when it comes.
+is sent, and named when it comes. An answer is not waited for without end (`patience_s`).
 
 A connector of the older generation has no Acknowledge, and hears of the checkpoint
 in Prepare, which is our Flush. To it an Acknowledge is not sent; that its answer
@@ -40,7 +40,7 @@ from penstock.protocol.messages import (
     Validated,
 )
 from penstock.protocol.privacy import Security, is_private, read_pem
-from penstock.protocol.transaction import Role, Transaction
+from penstock.protocol.transaction import NOTHING, Role, Transaction
 from penstock.protocol.wire import METHODS, decode, decode_response, encode, encode_request
 
 __all__ = ["Connection", "Generation", "Stream", "connect"]
@@ -52,6 +52,10 @@ UNDER_WAY_BYTES: Final = 16 << 20
 ANSWER_S: Final = 60.0
 APPLY_S: Final = 3_600.0
 """A table that is written anew takes a while, and goes on though nobody waits for it."""
+
+OPENED_S: Final = 120.0
+PATIENCE_S: Final = 3_600.0
+"""As long as a large transaction may take to be loaded, committed or applied."""
 
 _T = TypeVar("_T")
 
@@ -68,20 +72,31 @@ def connect(
     security: Security | None = None,
     *,
     generation: Generation = Generation.START_COMMIT,
+    patience_s: float | None = PATIENCE_S,
 ) -> "Connection":
     """A line to the connector at `address`: `host:port`, or `unix:PATH`.
+
+    A stream is given up if an answer is awaited and nothing at all is said for `patience_s`,
+    or for two minutes while it is being opened. It may take twice as long to be noticed.
 
     Raises:
         UsageError: the line would not be private.
     """
-    return Connection(address, security or Security(), generation)
+    return Connection(address, security or Security(), generation, patience_s)
 
 
 class Connection:
     """A connector, as its runtime sees it."""
 
-    def __init__(self, address: str, security: Security, generation: Generation) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: Security,
+        generation: Generation,
+        patience_s: float | None = PATIENCE_S,
+    ) -> None:
         security.check(address)
+        self._patience_s = patience_s
         self.address = address
         self.generation = generation
         self._metadata = security.metadata
@@ -127,7 +142,14 @@ class Connection:
     def transactions(self, *, checked: bool = True) -> "Stream":
         """A stream of transactions; `checked` is whether both ends are held to the table."""
         method = self._channel.stream_stream(METHODS + "Transactions")
-        return Stream(self.address, method, self._metadata, self.generation, checked=checked)
+        return Stream(
+            self.address,
+            method,
+            self._metadata,
+            self.generation,
+            checked=checked,
+            patience_s=self._patience_s,
+        )
 
     def _ask(self, method: str, request: Any, answer: type[_T], patience_s: float = ANSWER_S) -> _T:
         ask = self._channel.unary_unary(METHODS + method)
@@ -149,8 +171,10 @@ class Stream:
         generation: Generation,
         *,
         checked: bool,
+        patience_s: float | None,
     ) -> None:
         self._address = address
+        self._patience_s = patience_s
         self._older = generation is Generation.PREPARE
         self._checked = checked
         self._where = Transaction(Role.RUNTIME)
@@ -159,6 +183,12 @@ class Stream:
         self._waiting_bytes = 0
         self._said_all = False
         self._over = False
+        self._ended = threading.Event()
+        self._said = 0
+        """So many messages were sent, or waited for."""
+
+        self._receiving = False
+        self._overdue: ConnectorUnreachable | None = None
         self._heard: SimpleQueue[Response | Exception | None] | None = None
         self._call = method(self._sent(), metadata=metadata)
         if self._older:
@@ -166,6 +196,8 @@ class Stream:
             threading.Thread(target=self._hear, name="older connector", daemon=True).start()
         if not self._call.add_callback(self._is_over):
             self._is_over()
+        if patience_s is not None and checked:
+            threading.Thread(target=self._watch, args=(patience_s,), daemon=True).start()
 
     def send(self, request: Request) -> None:
         """Send, as soon as there is room.
@@ -175,6 +207,7 @@ class Stream:
             ConnectorError: the stream is over; this is why.
         """
         with self._changed:
+            self._said += 1
             if self._checked:
                 self._where = self._where.sends(request.kind)
         if self._older and isinstance(request, Acknowledge):
@@ -190,14 +223,17 @@ class Stream:
         with self._changed:
             if self._said_all:
                 raise LocalProtocolError("nothing may be sent after the end of the stream")
-            self._changed.wait_for(
-                lambda: self._over or self._waiting_bytes < UNDER_WAY_BYTES or not self._waiting
+            room = self._changed.wait_for(
+                lambda: self._over or self._waiting_bytes < UNDER_WAY_BYTES or not self._waiting,
+                self._patience_s,
             )
-            if not self._over:
+            if room and not self._over:
                 self._waiting.append(data)
                 self._waiting_bytes += len(data)
                 self._changed.notify_all()
                 return
+        if not room:
+            self._give_up("it takes nothing of what is sent", self._patience_s)
         raise self._cause()
 
     def receive(self) -> Response | None:
@@ -205,9 +241,15 @@ class Stream:
 
         Raises:
             RemoteProtocolError: it may not come now, or is no message.
+            ConnectorUnreachable: it did not come in time.
             ConnectorError: the connector, or the line to it, failed.
         """
-        response = self._heard.get() if self._heard is not None else self._next()
+        with self._changed:
+            self._said, self._receiving = self._said + 1, True
+        try:
+            response = self._heard.get() if self._heard is not None else self._next()
+        finally:
+            self._receiving = False
         if response is None:
             return None
         if isinstance(response, Exception):
@@ -223,6 +265,8 @@ class Stream:
         except StopIteration:
             return None
         except grpc.RpcError as error:
+            if self._overdue is not None:
+                raise self._overdue from None
             raise _translated(error, self._address, "Transactions") from error
         return decode_response(data)
 
@@ -237,6 +281,30 @@ class Stream:
             self._heard.put(response)
             if response is None or isinstance(response, Exception):
                 return
+
+    def _watch(self, patience_s: float) -> None:
+        """Give up if an answer is awaited, and nothing was said from one look to the next."""
+        said, why, pause_s = 0, "", patience_s
+        while not why:
+            pause_s = min(patience_s, OPENED_S) if self._where.response is NOTHING else patience_s
+            if self._ended.wait(pause_s):
+                return
+            with self._changed:
+                if said == self._said and self._receiving:
+                    if self._said_all:
+                        why = "it does not end the stream, though we did"
+                    elif self._where.awaited is not None:
+                        why = f"{self._where.awaited} did not come after {self._where.request}"
+                said = self._said
+        self._give_up(why, pause_s)
+
+    def _give_up(self, why: str, after_s: float | None) -> None:
+        self._overdue = ConnectorUnreachable(
+            f"the connector at {self._address} does not go on: {why}",
+            detail=f"That was so for {after_s:g} seconds.",
+            hint="See what it is doing; if that may take longer, give `connect` more patience_s.",
+        )
+        self._call.cancel()
 
     def end(self) -> None:
         """Say that no more requests will come."""
@@ -274,9 +342,12 @@ class Stream:
         with self._changed:
             self._over = True
             self._changed.notify_all()
+        self._ended.set()
 
     def _cause(self) -> Exception:
         """Why the stream is over."""
+        if self._overdue is not None:
+            return self._overdue
         if isinstance(self._call, grpc.RpcError) and self._call.code() is not grpc.StatusCode.OK:
             return _translated(self._call, self._address, "Transactions")
         return ConnectorError(f"the connector at {self._address} ended the stream by itself")

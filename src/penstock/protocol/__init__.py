@@ -5,3 +5,9 @@ message must be (`rules`), which may follow which (`transaction`), who has which
 keys (`ranges`), and how connector state adds up (`state`). Pure: nothing here
 opens a socket.
 """
+
+import os
+
+# SUBTLE: gRPC reads it once, when it is imported, and whoever imports gRPC comes by here first.
+# What it would print of a failed handshake or a taken port is told by our own errors.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

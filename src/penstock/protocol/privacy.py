@@ -1,8 +1,9 @@
 """How private a line to a connector is.
 
 An address is `host:port` or `unix:PATH`. Plaintext goes only where nobody else can
-listen: over a unix socket and over loopback. Anywhere else it must be asked for by
-name. A bearer token without TLS could be read by whoever listens, so it goes
+listen: over a unix socket that is a file, and over loopback. Anywhere else it must be
+asked for by name; an abstract socket has no owner, so whoever is on the machine could
+speak there. A bearer token without TLS could be read by whoever listens, so it goes
 nowhere that plaintext does not.
 """
 
@@ -64,8 +65,8 @@ class Security:
 
 
 def is_private(address: str) -> bool:
-    """Whether nobody beyond this machine can listen."""
-    if address.startswith(("unix:", "unix-abstract:")):
+    """Whether nobody else can listen."""
+    if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":

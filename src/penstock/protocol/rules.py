@@ -5,7 +5,7 @@ Each rule is a sentence that follows the name of the message. Message order is
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -32,10 +32,12 @@ def broken_rule(message: Any) -> str:
 
 def _broken(message: Any) -> Iterator[str]:
     match message:
-        case Load(_, keys):
+        case Load(binding, keys):
+            yield from _broken_columns(binding, packed_keys=keys)
             if not len(keys):
                 yield "has no packed_keys"
-        case Loaded(_, docs):
+        case Loaded(binding, docs):
+            yield from _broken_columns(binding, docs_json=docs)
             if not len(docs):
                 yield "has no docs_json"
         case Store():
@@ -52,18 +54,33 @@ def _broken(message: Any) -> Iterator[str]:
                 yield "names no materialization"
             if not version:
                 yield "has no version"
-        case Validate(name):
+        case Validate(name, _, bindings):
             if not name:
                 yield "names no materialization"
+            for index, asked in enumerate(bindings):
+                where = f"asks for binding {index} ({asked.collection.collection})"
+                for rule in _broken_collection(asked.collection):
+                    yield f"{where}: {rule}"
+                for rule in _broken_configs(asked.field_config_json):
+                    yield f"{where}: {rule}"
         case StartedCommit(state) if state is not None:
             if not is_json_object(state.json) and (state.json or state.patch):
                 yield "has a driver_checkpoint_json that is not a JSON object"
         case Validated(bindings):
-            for index, binding in enumerate(bindings):
-                if not binding.resource_path or not all(binding.resource_path):
+            for index, answered in enumerate(bindings):
+                if not answered.resource_path or not all(answered.resource_path):
                     yield f"has a binding ({index}) without a resource_path"
         case _:
             pass
+
+
+def _broken_columns(number: int, **columns: pa.Array) -> Iterator[str]:
+    if not 0 <= number < 1 << 32:
+        yield f"is of binding {number}"
+    for name, column in columns.items():
+        kind = pa.BooleanArray if name in ("exists", "deletes") else pa.BinaryArray
+        if not isinstance(column, kind) or column.null_count:
+            yield f"has {name} that are no {kind.__name__} without nulls"
 
 
 def _broken_store(store: Store) -> Iterator[str]:
@@ -77,6 +94,7 @@ def _broken_store(store: Store) -> Iterator[str]:
     }
     if store.deletes is not None:
         columns["deletes"] = store.deletes
+    yield from _broken_columns(store.binding, packed_keys=store.packed_keys, **columns)
     for name, column in columns.items():
         if len(column) != count:
             yield f"has {count} packed_keys, but {len(column)} {name}"
@@ -107,6 +125,7 @@ def _broken_binding(binding: MaterializationBinding) -> Iterator[str]:
         yield "there is no resource_path"
     yield from _broken_collection(binding.collection)
     selection = binding.field_selection
+    yield from _broken_configs(selection.field_config_json)
     if len(selection.keys) != len(binding.collection.key_ptrs):
         yield (
             f"{len(selection.keys)} fields are selected as keys of a collection "
@@ -130,17 +149,39 @@ def _broken_collection(collection: CollectionSpec) -> Iterator[str]:
         yield "the collection has no name"
     if not collection.key_ptrs:
         yield "the collection has no key"
+    if len(set(collection.key_ptrs)) != len(collection.key_ptrs):
+        yield "a location is in the key twice"
     names = [each.field for each in collection.projections]
+    if not all(names):
+        yield "a projection has no field"
     if len(set(names)) != len(names):
         yield "two projections have the same field"
     for ptr in (*collection.key_ptrs, *(each.ptr for each in collection.projections)):
         if ptr and not ptr.startswith("/"):
             yield f"{ptr!r} is no JSON pointer"
+    located = {each.ptr for each in collection.projections}
+    for ptr in collection.key_ptrs:
+        if ptr not in located:
+            yield f"no projection is at {ptr!r}, which is of the key"
+    for name in ("read_schema_json", "write_schema_json"):
+        text = getattr(collection, name)
+        if text and not isinstance(_parsed(text), dict | bool):
+            yield f"{name} is not a JSON schema"
+
+
+def _broken_configs(configs: Mapping[str, str]) -> Iterator[str]:
+    for name, text in configs.items():
+        if text and not is_json_object(text):
+            yield f'the configuration of field "{name}" is not a JSON object'
 
 
 def is_json_object(text: str | bytes) -> bool:
     """Whether it is one."""
+    return isinstance(_parsed(text), dict)
+
+
+def _parsed(text: str | bytes) -> Any:
     try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

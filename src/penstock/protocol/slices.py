@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.data.compiled import Bytes, Int32s, compiled
+from penstock.data.compiled import Bytes, Int32s, compiled_when_large
 from penstock.protocol.errors import MalformedMessage
 
-__all__ = ["Walked", "walk", "write"]
+__all__ = ["Walked", "varint_bytes", "walk", "write"]
 
 OVERLAPPING_BYTES: Final = 16 << 20
 SLICES: Final = (3, 4, 5)
@@ -124,12 +124,12 @@ def write(
     )
     empty = np.zeros(1, dtype=np.int64)
     columns = (*offsets, empty, empty)[:3]
-    head = _varint_bytes(8) + _varint_bytes(binding) if binding else b""
+    head = varint_bytes(8) + varint_bytes(binding) if binding else b""
     if at:
-        head += _varint_bytes(18) + _varint_bytes(at)
+        head += varint_bytes(18) + varint_bytes(at)
     tail_size = _size(columns, flags)
     body = len(head) + at + tail_size
-    outer = _varint_bytes(number << 3 | 2) + _varint_bytes(body)
+    outer = varint_bytes(number << 3 | 2) + varint_bytes(body)
     out = np.empty(len(outer) + body, dtype=np.uint8)
     place = 0
     for part in (outer + head, *contents):
@@ -152,7 +152,8 @@ def _contents(column: pa.BinaryArray) -> tuple[Any, pa.Buffer]:
     return own.astype(np.int64) - first, held
 
 
-def _varint_bytes(value: int) -> bytes:
+def varint_bytes(value: int) -> bytes:
+    """A number as the wire has it."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -164,7 +165,7 @@ def _varint_bytes(value: int) -> bytes:
 # Compiled. None of it reads outside `octets[begin:end]`.
 
 
-@compiled
+@compiled_when_large
 def _varint(octets: Bytes, at: int, end: int) -> tuple[int, int]:
     """The number at `at`, and where it ends; -1 if it does not end in time."""
     value = 0
@@ -180,7 +181,7 @@ def _varint(octets: Bytes, at: int, end: int) -> tuple[int, int]:
     return 0, -1
 
 
-@compiled
+@compiled_when_large
 def _skip(octets: Bytes, wire: int, at: int, end: int) -> int:
     """Where a field of this wire type ends; -1 if it is damaged."""
     if wire == 0:
@@ -196,7 +197,7 @@ def _skip(octets: Bytes, wire: int, at: int, end: int) -> int:
     return -1
 
 
-@compiled
+@compiled_when_large
 def _slice(octets: Bytes, at: int, end: int) -> tuple[int, int, int]:
     """Begin and end of a slice, and -1 if it is damaged."""
     first = last = 0
@@ -221,7 +222,7 @@ def _slice(octets: Bytes, at: int, end: int) -> tuple[int, int, int]:
     return first, last, at
 
 
-@compiled
+@compiled_when_large
 def _walk(octets, begin, end, found, fill, bounds, flags):  # type: ignore[no-untyped-def]
     """Count the parts, or fill columns of the sizes counted; whether it is a message."""
     found[:] = 0
@@ -285,7 +286,7 @@ def _walk(octets, begin, end, found, fill, bounds, flags):  # type: ignore[no-un
     return True
 
 
-@compiled
+@compiled_when_large
 def _gather(arena: Bytes, begins: Int32s, ends: Int32s, out: Bytes) -> None:
     place = 0
     for row in range(len(begins)):
@@ -294,7 +295,7 @@ def _gather(arena: Bytes, begins: Int32s, ends: Int32s, out: Bytes) -> None:
         place += size
 
 
-@compiled
+@compiled_when_large
 def _width(value: int) -> int:
     """How many bytes a number takes."""
     width = 1
@@ -304,7 +305,7 @@ def _width(value: int) -> int:
     return width
 
 
-@compiled
+@compiled_when_large
 def _put(out: Bytes, at: int, value: int) -> int:
     while value > 127:
         out[at] = value & 127 | 128
@@ -314,7 +315,7 @@ def _put(out: Bytes, at: int, value: int) -> int:
     return at + 1
 
 
-@compiled
+@compiled_when_large
 def _slice_size(first: int, last: int) -> int:
     """Zero is not written."""
     size = 0
@@ -325,7 +326,7 @@ def _slice_size(first: int, last: int) -> int:
     return size
 
 
-@compiled
+@compiled_when_large
 def _size(columns, flags):  # type: ignore[no-untyped-def]
     """How many bytes slices and booleans take."""
     size = 0
@@ -340,7 +341,7 @@ def _size(columns, flags):  # type: ignore[no-untyped-def]
     return size
 
 
-@compiled
+@compiled_when_large
 def _fill(columns, flags, out, at):  # type: ignore[no-untyped-def]
     for each in range(3):
         bounds = columns[each]

@@ -1,9 +1,11 @@
 """Connector state, and how updates of it add up.
 
-An update replaces what is there, or patches it (RFC 7396). Adding up is
-associative: of three updates it does not matter which two are added first, so a
-patch onto a patch stays one, and keeps its nulls until there is something that
-they can be taken from.
+An update replaces what is there, or patches it (RFC 7396). Of three updates it does
+not matter which two are added first, so a patch onto a patch stays one, and keeps its
+nulls until there is something that they can be taken from. There is one exception: no
+patch says "remove this, and then put an object there", so what the second patch puts
+where the first removes is merged with what was there. Add updates to the state as they
+come, and it does not arise.
 """
 
 import json

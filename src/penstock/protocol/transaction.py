@@ -37,7 +37,7 @@ from typing import Final, Self
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
 from penstock.protocol.messages import Kind
 
-__all__ = ["RULES", "Role", "Rule", "Transaction"]
+__all__ = ["NOTHING", "RULES", "Role", "Rule", "Transaction"]
 
 
 class Role(enum.Enum):
@@ -93,6 +93,14 @@ RULES: Final[Mapping[Kind, Rule]] = {
     Kind.STARTED_COMMIT: Rule(frozenset({Kind.FLUSHED}), frozenset({Kind.START_COMMIT})),
 }
 
+_ANSWERS: Final[Mapping[_Last, Kind]] = {
+    Kind.OPEN: Kind.OPENED,
+    Kind.ACKNOWLEDGE: Kind.ACKNOWLEDGED,
+    Kind.LOAD: Kind.ACKNOWLEDGED,
+    Kind.FLUSH: Kind.FLUSHED,
+    Kind.START_COMMIT: Kind.STARTED_COMMIT,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
@@ -141,6 +149,12 @@ class Transaction:
     def idle(self) -> bool:
         """Whether no transaction is under way."""
         return self.request is Kind.ACKNOWLEDGE and self.response is Kind.ACKNOWLEDGED
+
+    @property
+    def awaited(self) -> Kind | None:
+        """The answer that is to come, if the last request has one that has not come."""
+        answer = _ANSWERS.get(self.request)
+        return answer if answer is not None and self.response in RULES[answer].after else None
 
     def _broken(self, kind: Kind, *, sent: bool) -> str:
         """Why this may not be said now; empty if it may."""

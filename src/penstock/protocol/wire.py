@@ -42,7 +42,7 @@ from penstock.protocol.messages import (
 )
 from penstock.protocol.ranges import KeyRange
 from penstock.protocol.rules import broken_rule
-from penstock.protocol.slices import walk, write
+from penstock.protocol.slices import varint_bytes, walk, write
 from penstock.protocol.specs import MaterializationSpec
 
 __all__ = [
@@ -281,14 +281,7 @@ def _varint(data: bytes, at: int, what: str) -> tuple[int, int]:
 
 def _field_of_bytes(number: int, content: bytes) -> bytes:
     """A field of bytes, alone."""
-    out = bytearray()
-    for each in (number << 3 | 2, len(content)):
-        value = each
-        while value > 127:
-            out.append(value & 127 | 128)
-            value >>= 7
-        out.append(value)
-    return bytes(out) + content
+    return varint_bytes(number << 3 | 2) + varint_bytes(len(content)) + content
 
 
 _M = TypeVar("_M", bound=Message)

@@ -11,9 +11,11 @@
 One connector serves many streams; it keeps nothing between calls.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field as part
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -74,17 +76,22 @@ class Opening(Generic[EndpointT, ResourceT]):
     state: dict[str, Any]
     """Connector state, as the recovery log has it."""
 
+    broken_off: threading.Event = part(default_factory=threading.Event)
+    """Set when the stream is over, though `open` has not returned: what waits is to give up."""
+
 
 class Connector(ABC, Generic[EndpointT, ResourceT]):
     """Brings documents to one kind of endpoint."""
 
     name: ClassVar[str]
     documentation_url: ClassVar[str]
+    """A relative one is of the folder that the connector is served in."""
+
     endpoint: type[EndpointT]
     """How users configure the endpoint; secrets are `pydantic.SecretStr`."""
 
     resource: type[ResourceT]
-    """How users configure where in the endpoint a collection goes."""
+    """How users configure where in the endpoint a collection goes; secrets likewise."""
 
     @abstractmethod
     def validate(self, asked: Validating[EndpointT, ResourceT]) -> Sequence[ValidatedBinding]:
@@ -111,4 +118,8 @@ class Connector(ABC, Generic[EndpointT, ResourceT]):
 
     @abstractmethod
     def open(self, opening: Opening[EndpointT, ResourceT]) -> Transactor:
-        """The writer of a range of keys; whoever wrote any of them before is fenced off."""
+        """The writer of a range of keys; whoever wrote any of them before is fenced off.
+
+        `Transactor.cancel` can break off nothing before there is a transactor. Until then
+        `opening.broken_off` is what to look at, or to wait for, where this waits.
+        """

@@ -7,7 +7,7 @@ the connector.
 
 from penstock.errors import InternalError, PenstockError
 
-__all__ = ["BrokenOff", "ContractBroken", "Refused"]
+__all__ = ["BrokenOff", "ContractBroken", "Overdue", "Refused"]
 
 
 class Refused(PenstockError):
@@ -18,6 +18,12 @@ class Refused(PenstockError):
 
 class BrokenOff(PenstockError):
     """The stream is over, and what was under way is rolled back."""
+
+    sqlstate = "08006"
+
+
+class Overdue(PenstockError):
+    """What the other end had to say did not come in time."""
 
     sqlstate = "08006"
 

@@ -14,10 +14,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import urljoin
 
 import grpc
+from pydantic import BaseModel
 
 from penstock.errors import PenstockError, UsageError
 from penstock.protocol.errors import RemoteProtocolError
@@ -29,9 +32,10 @@ from penstock.protocol.messages import (
     SpecAnswer,
     Validate,
     Validated,
+    ValidatedBinding,
 )
 from penstock.protocol.privacy import Security, read_pem
-from penstock.protocol.rules import broken_spec_rule
+from penstock.protocol.rules import broken_rule, broken_spec_rule
 from penstock.protocol.specs import MaterializationSpec
 from penstock.protocol.wire import decode, encode
 from penstock.sdk.bindings import Binding, bind, projected
@@ -134,7 +138,7 @@ class Server:
             ) from error
         finally:
             os.umask(before)
-        if address.startswith("unix:"):
+        if address.startswith(("unix:", "unix-abstract:")):
             return address
         return f"{address.rpartition(':')[0]}:{port}"
 
@@ -163,10 +167,11 @@ class Server:
 
     def _spec(self, _request: Spec) -> SpecAnswer:
         connector = self._connector
+        url = connector.documentation_url
         return SpecAnswer(
             json_schema(connector.endpoint),
             json_schema(connector.resource),
-            connector.documentation_url,
+            url and urljoin(f"{Path.cwd().as_uri()}/", url),
         )
 
     def _validate(self, request: Validate) -> Validated:
@@ -188,7 +193,13 @@ class Server:
             raise ContractBroken(
                 f"validate answered {len(found)} bindings of {len(request.bindings)}"
             )
-        return Validated(tuple(found))
+        validated = Validated(tuple(found))
+        for each in validated.bindings:
+            if not isinstance(each, ValidatedBinding):
+                raise ContractBroken(f"validate answered a {type(each).__name__}")
+        if rule := broken_rule(validated):
+            raise ContractBroken(f"what validate answered {rule}")
+        return validated
 
     def _apply(self, request: Apply) -> Applied:
         return Applied(self._connector.apply(self._applying(request)))
@@ -234,6 +245,7 @@ class Server:
                     bindings,
                     opening.key_range,
                     _state(opening),
+                    stream.broken_off,
                 )
             )
             if not isinstance(transactor, Transactor):
@@ -248,7 +260,6 @@ class Server:
             self._streams.remove(stream)
             return
         yield from stream.run(requests)
-        stream.finished.wait()
         if stream.error is not None:
             with told:
                 raise stream.error
@@ -272,10 +283,15 @@ class Server:
         spec = spec or getattr(request, "materialization", None)
         if spec is None:
             return ()
-        try:
-            return secrets(parse(self._connector.endpoint, spec.endpoint_spec_json, "endpoint"))
-        except PenstockError:
-            return ()
+        configured = [(self._connector.endpoint, spec.endpoint_spec_json)]
+        configured += [
+            (self._connector.resource, each.resource_spec_json) for each in spec.bindings
+        ]
+        understood: list[BaseModel] = []
+        for model, text in configured:
+            with suppress(PenstockError):
+                understood.append(parse(model, text, "anything"))
+        return secrets(understood)
 
 
 def _check_free(path: str) -> None:

@@ -7,10 +7,10 @@ The reader decodes, holds the runtime to the table of messages, and stops readin
 when much is waiting, so that Loads can come while a commit is under way and memory
 stays bounded. The driver calls the transactor, one method after the other. When
 the stream is broken off, by the runtime, the line or a newer stream, the transactor
-is told at once (`cancel`), and closed by the driver, which rolls back.
+is told at once (`cancel`; while it is being opened, by the event `broken_off`), and closed
+by the driver, which rolls back.
 """
 
-import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,11 +38,13 @@ from penstock.protocol.messages import (
     Store,
 )
 from penstock.protocol.ranges import KeyRange
+from penstock.protocol.rules import is_json_object
 from penstock.protocol.transaction import Role, Transaction
 from penstock.protocol.wire import decode_request, encode_response
 from penstock.sdk.batches import Documents, Found, Keys
 from penstock.sdk.bindings import Binding
-from penstock.sdk.errors import BrokenOff, ContractBroken
+from penstock.sdk.errors import BrokenOff, ContractBroken, Overdue
+from penstock.sdk.once import EachOnce
 from penstock.sdk.transactor import Transactor
 from penstock.telemetry import fields, logger
 
@@ -55,6 +57,9 @@ WAITING_BYTES: Final = 32 << 20
 
 MESSAGE_BYTES: Final = 1 << 20
 """Loaded documents are sent in messages of about this size."""
+
+OPEN_S: Final = 60.0
+"""So long a runtime may take to say Open; a stream that does not costs a thread."""
 
 Opener = Callable[[Open, "Stream"], tuple[Transactor, list[Binding[Any]]]]
 """Opens the transactor that a stream asks for, with its bindings."""
@@ -80,6 +85,7 @@ class Stream:
         """The driver has ended; `error` is why, if it is not well."""
 
         self._broken: Exception | None = None
+        self.broken_off = threading.Event()
         self._transactor: Transactor | None = None
         self.error: BaseException | None = None
         self.key_range: KeyRange | None = None
@@ -89,13 +95,16 @@ class Stream:
     # What gRPC calls.
 
     def run(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """The responses to `requests`; ends when the stream does."""
+        """The responses to `requests`; ends when the stream does, or when nobody listens."""
         threading.Thread(target=self._read, args=(requests,), daemon=True).start()
         threading.Thread(target=self._drive, daemon=True).start()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._responses or self._over)
+                self._changed.wait_for(
+                    lambda: self._responses or self._over or isinstance(self._broken, BrokenOff)
+                )
                 if not self._responses:
+                    self.error = self.error or self._broken
                     return
                 data = self._responses.popleft()
                 self._waiting["out"] -= len(data)
@@ -108,6 +117,7 @@ class Stream:
             if self._broken is None:
                 self._broken = why
             self._changed.notify_all()
+        self.broken_off.set()
         # In a thread of its own: who breaks us off may be the one thread that serves everybody.
         if self._transactor is not None:
             threading.Thread(target=self._cancel, args=(self._transactor,), daemon=True).start()
@@ -150,12 +160,16 @@ class Stream:
         except Exception as error:  # noqa: BLE001 - gRPC raises many things when a line is cut
             self.break_off(BrokenOff(f"the line was cut: {error}"))
 
-    def _next(self) -> Request | None:
+    def _next(self, patience_s: float | None = None) -> Request | None:
         """The next request; none if the runtime says no more."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._requests or self._said_all or self._broken is not None
-            )
+            if not self._changed.wait_for(
+                lambda: self._requests or self._said_all or self._broken is not None, patience_s
+            ):
+                raise Overdue(
+                    f"no Open came within {patience_s:g} seconds",
+                    hint="Send it as soon as the stream is there.",
+                )
             if self._broken is not None:
                 raise self._broken
             if not self._requests:
@@ -195,7 +209,7 @@ class Stream:
             self.error = self.error or error
 
     def _transact(self) -> None:
-        opening = self._next()
+        opening = self._next(OPEN_S)
         if opening is None:
             return
         assert isinstance(opening, Open)  # By the table.
@@ -203,7 +217,10 @@ class Stream:
         self._transactor = transactor
         # SUBTLE: who broke us off meanwhile found no transactor to cancel.
         self.must_go_on()
-        self._answer(Opened(transactor.checkpoint))
+        last: Any = transactor.checkpoint
+        if not isinstance(last, bytes):
+            raise ContractBroken(f"the transactor's checkpoint is a {type(last).__name__}")
+        self._answer(Opened(last))
         while (request := self._next()) is not None:
             assert request.kind is Kind.ACKNOWLEDGE
             transactor.acknowledge()
@@ -248,14 +265,12 @@ class Stream:
             )
         return documents.checkpoint
 
-    def _state(self, update: StateUpdate | None) -> StateUpdate | None:
+    def _state(self, update: Any) -> StateUpdate | None:
         if update is None:
             return None
-        try:
-            well = isinstance(json.loads(update.json), dict)
-        except ValueError:
-            well = False
-        if not well:
+        if not isinstance(update, StateUpdate):
+            raise ContractBroken(f"start_commit returned a {type(update).__name__}")
+        if not is_json_object(update.json):
             raise ContractBroken("start_commit returned connector state that is no JSON object")
         return update
 
@@ -280,6 +295,7 @@ class _Loads:
         self._stream = stream
         self._bindings = bindings
         self._asked: dict[int, int] = {}
+        self._once = EachOnce("asked for", "A runtime asks for a key once, and keeps the answer.")
         self.flushed = False
 
     def __iter__(self) -> Iterator[Keys]:
@@ -288,6 +304,7 @@ class _Loads:
             if request is None:
                 raise RemoteProtocolError("unexpected EOF when there are loaded keys")
             if isinstance(request, Flush):
+                self._once.check()
                 self.flushed = True
                 return
             assert isinstance(request, Load)
@@ -300,11 +317,19 @@ class _Loads:
             self._asked[binding.index] = self._asked.get(binding.index, 0) + len(
                 request.packed_keys
             )
+            self._once.add(binding, request.packed_keys)
             yield Keys(binding, request.packed_keys)
 
     def answered(self, found: Found) -> None:
         """Hold the connector to what was asked for."""
-        left = self._asked.get(found.binding.index, 0) - len(found.docs_json)
+        docs = found.docs_json
+        if not isinstance(docs, pa.BinaryArray) or docs.null_count:
+            raise ContractBroken(
+                f"load found documents of {found.binding} that are no column of bytes",
+                detail=f"They are a {type(docs).__name__}.",
+                hint="Give a pyarrow BinaryArray, without nulls: leave out what is not there.",
+            )
+        left = self._asked.get(found.binding.index, 0) - len(docs)
         if left < 0:
             raise ContractBroken(f"load found more documents of {found.binding} than asked for")
         self._asked[found.binding.index] = left
@@ -316,6 +341,9 @@ class _Stores:
     def __init__(self, stream: Stream, bindings: list[Binding[Any]]) -> None:
         self._stream = stream
         self._bindings = bindings
+        self._once = EachOnce(
+            "stored", "A runtime combines the documents of a key before it stores them."
+        )
         self.checkpoint: bytes | None = None
 
     def __iter__(self) -> Iterator[Documents]:
@@ -324,10 +352,13 @@ class _Stores:
             if request is None:
                 raise RemoteProtocolError("unexpected EOF before StartCommit")
             if isinstance(request, StartCommit):
+                self._once.check()
                 self.checkpoint = request.checkpoint
                 return
             assert isinstance(request, Store)
             binding = _bound(self._bindings, request.binding, "Store")
+            if not binding.delta_updates:
+                self._once.add(binding, request.packed_keys)
             yield Documents(
                 binding,
                 request.packed_keys,

@@ -1,11 +1,11 @@
 """What went wrong, told by the status of a call.
 
 The first line is the message, the lines after it are detail and hint. Secrets of the
-endpoint's configuration are taken out of it, wherever they came from.
+configuration are taken out of it, wherever they came from.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
 from penstock.errors import Fenced, PenstockError, UsageError
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
-from penstock.sdk.errors import BrokenOff, ContractBroken, Refused
+from penstock.sdk.errors import BrokenOff, ContractBroken, Overdue, Refused
 from penstock.telemetry import fields, logger
 
 __all__ = ["Told", "secrets"]
@@ -62,6 +62,8 @@ def status_of(error: BaseException) -> grpc.StatusCode:
             return grpc.StatusCode.INTERNAL
         case RemoteProtocolError() | UsageError() | ValidationError():
             return grpc.StatusCode.INVALID_ARGUMENT
+        case Overdue():
+            return grpc.StatusCode.DEADLINE_EXCEEDED
         case BrokenOff():
             return grpc.StatusCode.UNAVAILABLE
         case Refused():
@@ -78,8 +80,8 @@ def text_of(error: BaseException, name: str) -> str:
     return f'connector "{name}" failed: {type(error).__name__}: {error}'
 
 
-def secrets(endpoint: BaseModel) -> list[str]:
-    """What must not be seen of a configuration, the longest first."""
+def secrets(configurations: Iterable[BaseModel]) -> list[str]:
+    """What must not be seen of configurations, the longest first."""
     found: set[str] = set()
 
     def look(value: Any) -> None:
@@ -89,8 +91,10 @@ def secrets(endpoint: BaseModel) -> list[str]:
             case SecretBytes():
                 found.add(value.get_secret_value().decode(errors="replace"))
             case BaseModel():
-                for name in type(value).model_fields:
-                    look(getattr(value, name))
+                for name, field in type(value).model_fields.items():
+                    extra, held = field.json_schema_extra, getattr(value, name)
+                    hidden = isinstance(extra, dict) and extra.get("secret")
+                    look(SecretStr(held) if hidden and isinstance(held, str) else held)
             case dict():
                 for each in value.values():
                     look(each)
@@ -100,5 +104,6 @@ def secrets(endpoint: BaseModel) -> list[str]:
             case _:
                 pass
 
-    look(endpoint)
+    for each in configurations:
+        look(each)
     return sorted(found - {""}, key=len, reverse=True)

@@ -57,17 +57,17 @@ class PlainFiles(FilesConnector[FilesResource]):
 
     def open(self, opening: Opening[FilesEndpoint, FilesResource]) -> "PlainTransactor":
         """The writer of a range of keys, from now on the only one."""
-        return PlainTransactor(self.folders(opening), opening.key_range)
+        return PlainTransactor(self.folders(opening), opening.key_range, opening.broken_off)
 
 
 class PlainTransactor(Transactor):
     """One stream's writer. There is no checkpoint: the recovery log has it."""
 
-    def __init__(self, folders: list[Path], key_range: KeyRange) -> None:
+    def __init__(self, folders: list[Path], key_range: KeyRange, gave_up: threading.Event) -> None:
         self._folders = folders
         self._key_range = key_range
         self._own = secrets.token_hex(4)
-        self._gave_up = threading.Event()
+        self._gave_up = gave_up
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="plain-files")
         for folder in folders:
             self._take_over(folder)

@@ -16,7 +16,6 @@ That goes for delta updates, too, which are appended.
 import json
 import os
 import secrets
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -79,7 +78,7 @@ class StagedTransactor(Transactor):
         self._number = max(numbers, default=0)
         self._own = secrets.token_hex(4)  # A stream that was taken over may use the same number.
         self._staging: dict[Path, BinaryIO] = {}
-        self._gave_up = threading.Event()
+        self._gave_up = opening.broken_off
         self._clean({name for each in state.values() for name in each["staged"]})
 
     def _clean(self, named: set[str]) -> None:

@@ -139,7 +139,12 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
         """The writer of a range of keys; whoever wrote any of them before is fenced off."""
         endpoint, key_range = opening.endpoint, opening.key_range
         names = SessionNames(endpoint.in_schema, opening.materialization)
-        session = PostgresSession(endpoint.where(), name=names.of(key_range), turn=names.prefix)
+        session = PostgresSession(
+            endpoint.where(),
+            name=names.of(key_range),
+            turn=names.prefix,
+            gave_up=opening.broken_off,
+        )
         try:
             last = self.last_applied(session, endpoint, opening.materialization)
             must_be_applied(last, opening.materialization, opening.version)

@@ -122,7 +122,7 @@ class PostgresDialect(Dialect):
             return "NUMERIC"
         return _TYPES[field.kind]
 
-    def fit(self, column: Column, field: Field) -> Fit:
+    def fit(self, column: Column, field: Field, was: FieldKind | None = None) -> Fit:
         """Whether a column that is there can take the values of a field."""
         wanted = self.column_type(field)
         wanted = _CANONICAL.get(wanted, wanted if self.kept_type(field) else wanted.lower())

@@ -9,11 +9,11 @@ prints it. That is what `concat` gives; a cast to text may be somebody's own.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.connectors.postgres.dialect import PostgresDialect, literal, moment
 from penstock.sdk.bindings import Binding, Field, FieldKind
+from penstock.sdk.sql.documents import Node, outline
 
 __all__ = ["document_expression"]
 
@@ -21,46 +21,28 @@ ARGUMENTS: Final = 90
 """So many a function of Postgres surely takes."""
 
 
-@dataclass(slots=True)
-class _Node:
-    """An object within a document."""
-
-    children: "dict[str, _Node | Field]" = field(default_factory=dict)
-
-
 def document_expression(dialect: PostgresDialect, binding: Binding[Any]) -> str:
     """SQL of the document of a row of `t`, as JSON text."""
     if binding.document is not None:
         return f"t.{dialect.quoted(dialect.column_name(binding.document.name))}::text"
-    root = _Node()
-    for each in (*binding.keys, *binding.values):
-        node = root
-        *parents, last = [
-            token.replace("~1", "/").replace("~0", "~") for token in each.ptr.split("/")[1:]
-        ]
-        for name in parents:
-            child = node.children.setdefault(name, _Node())
-            if not isinstance(child, _Node):
-                break  # Its parent is a column too, which holds all of it.
-            node = child
-        else:
-            node.children.setdefault(last, each)
+    root = outline((*binding.keys, *binding.values))
     return f"'{{' || {_members(dialect, root)} || '}}'"
 
 
-def _members(dialect: PostgresDialect, node: _Node) -> str:
+def _members(dialect: PostgresDialect, node: Node) -> str:
     """SQL of what is between the braces."""
     parts = []
     for name, child in node.children.items():
-        label = json.dumps(name, ensure_ascii=False) + ":"
-        if isinstance(child, _Node):
-            inner = f"NULLIF({_members(dialect, child)}, '')"
-            parts.append(f"{literal(label + '{')} || {inner} || '}}'")
-            continue
-        value = _value(dialect, child, f"t.{dialect.quoted(dialect.column_name(child.name))}")
-        if "null" in child.inference.types:
-            value = f"COALESCE({value}, 'null')"
-        parts.append(f"{literal(label)} || {value}")
+        values = []
+        if (found := child.field) is not None:
+            column = f"t.{dialect.quoted(dialect.column_name(found.name))}"
+            values.append(_value(dialect, found, column))
+        if child.children:
+            values.append(f"'{{' || NULLIF({_members(dialect, child)}, '') || '}}'")
+        if found is not None and "null" in found.inference.types:
+            values.append("'null'")
+        value = values[0] if len(values) == 1 else f"COALESCE({', '.join(values)})"
+        parts.append(f"{literal(json.dumps(name, ensure_ascii=False) + ':')} || {value}")
     return _joined(parts)
 
 

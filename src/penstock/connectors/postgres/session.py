@@ -116,16 +116,23 @@ class PostgresSession:
     """Runs statements in a Postgres database; one thread at a time, but for `interrupt`."""
 
     def __init__(
-        self, where: Where, *, name: str = "penstock", touch: bool = True, turn: str = ""
+        self,
+        where: Where,
+        *,
+        name: str = "penstock",
+        touch: bool = True,
+        turn: str = "",
+        gave_up: threading.Event | None = None,
     ) -> None:
         """Connect, as an application called `name`; unless it may `touch`, only to read.
 
-        Transactions of one `turn` are had one at a time.
+        Transactions of one `turn` are had one at a time. Once `gave_up` is set, nothing is
+        waited for.
         """
         self.where = where
         self._touch = touch
         self._turn = turn
-        self._gave_up = threading.Event()
+        self._gave_up = gave_up or threading.Event()
         self._closed = threading.Event()
         self.connection = self._connected(name)
         try:

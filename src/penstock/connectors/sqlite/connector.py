@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 from pydantic import Field as Setting
 
 from penstock.connectors.sqlite.dialect import SqliteDialect
@@ -24,6 +24,13 @@ class SqliteEndpoint(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     path: Path = Setting(description="the SQLite file; it is made if it is not there")
+
+    @field_validator("path")
+    @classmethod
+    def _a_file(cls, path: Path) -> Path:
+        if str(path) in (".", ":memory:"):
+            raise ValueError("it must name a file, such as /var/lib/target.db")
+        return path
 
 
 class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
@@ -50,7 +57,7 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
 
     def open(self, opening: Opening[SqliteEndpoint, SqlResource]) -> SqliteTransactor:
         """The writer of a range of keys; whoever wrote any of them before is fenced off."""
-        session = SqliteSession(opening.endpoint.path)
+        session = SqliteSession(opening.endpoint.path, gave_up=opening.broken_off)
         try:
             with session.transaction():
                 last = self.last_applied(session, opening.endpoint, opening.materialization)

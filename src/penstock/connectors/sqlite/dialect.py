@@ -26,31 +26,34 @@ _TYPES = {
     FieldKind.JSON: "TEXT",
 }
 
+_ALIKE = {FieldKind.BOOLEAN, FieldKind.JSON}
+"""Kinds whose values cannot be told from integers or from text by their column."""
+
 
 class SqliteDialect(Dialect):
     """How SQLite is spoken to."""
 
     boolean_type = "INTEGER"
     true = "1"
+    # Tables that take the place of others, temporary ones, which hide others, and SQLite's own.
+    reserved = ("flow_migrating_", "flow_load_", "sqlite_")
 
     def folded(self, name: str) -> str:
-        """Names of columns are compared without case."""
-        return name.lower()
+        """Names are compared without the case of ASCII's letters."""
+        return name.encode().lower().decode()
 
     def column_type(self, field: Field) -> str:
         """What the column of a field is declared as."""
         return _TYPES[field.kind]
 
-    def fit(self, column: Column, field: Field) -> Fit:
+    def fit(self, column: Column, field: Field, was: FieldKind | None = None) -> Fit:
         """Whether a column that is there can take the values of a field."""
         wanted = self.column_type(field)
+        if was not in (None, field.kind) and {was, field.kind} & _ALIKE:
+            return Fit.INCOMPATIBLE
         if column.type == wanted or (column.type, field.kind) == ("INTEGER", FieldKind.INTEGER):
             return Fit.COMPATIBLE
-        if not column.in_key and (column.type, wanted) in {
-            ("INTEGER", "ANY"),
-            ("INTEGER", "TEXT"),
-            ("ANY", "TEXT"),
-        }:
+        if not column.in_key and (column.type, field.kind) == ("ANY", FieldKind.STRING):
             return Fit.MIGRATABLE
         return Fit.INCOMPATIBLE
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from penstock.errors import PenstockError
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Column, Table
+from penstock.sdk.sql.documents import double_text
 
 __all__ = ["SqliteSession"]
 
@@ -28,15 +29,20 @@ GLANCE_S: Final = 5.0
 class SqliteSession:
     """Runs statements on a SQLite file; one thread at a time, but for `interrupt`."""
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
-        """Open the file at `path`; if it is not there, make it, or look at an empty one."""
+    def __init__(
+        self, path: Path, *, create: bool = True, gave_up: threading.Event | None = None
+    ) -> None:
+        """Open the file at `path`; if it is not there, make it, or look at an empty one.
+
+        Once `gave_up` is set, nothing is waited for.
+        """
         if sqlite3.sqlite_version_info < NEEDED:
             raise Refused(
                 f"SQLite is {sqlite3.sqlite_version}, and must be 3.37 or newer",
                 hint="Use a Python with a newer one.",
             )
-        self._path = path
-        self._gave_up = threading.Event()
+        self.path = path
+        self._gave_up = gave_up or threading.Event()
         self._closing = threading.Lock()
         self._closed = False
         there = create or path.exists()
@@ -53,7 +59,7 @@ class SqliteSession:
             # A table that is replaced may be seen by views, which need not be looked at.
             self.connection.execute("PRAGMA legacy_alter_table = ON")
             # SQLite's own way to write a double is not exact.
-            self.connection.create_function("flow_text", 1, repr, deterministic=True)
+            self.connection.create_function("flow_text", 1, double_text, deterministic=True)
         except sqlite3.Error as error:
             raise Refused(
                 f'"{path}" cannot be opened as a SQLite file: {error}',
@@ -77,7 +83,7 @@ class SqliteSession:
             yield
         except sqlite3.Error as error:
             kind = PenstockError if self._gave_up.is_set() else Refused
-            raise kind(f'"{self._path}" does not do as asked: {error}') from error
+            raise kind(f'"{self.path}" does not do as asked: {error}') from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -115,12 +121,21 @@ class SqliteSession:
             else:
                 return
             if self._gave_up.wait(PAUSE_S):
-                raise PenstockError(f'waiting for "{self._path}" was broken off')
+                raise PenstockError(f'waiting for "{self.path}" was broken off')
         raise PenstockError(
-            f'"{self._path}" is being written by somebody else',
+            f'"{self.path}" is being written by somebody else',
             detail=f"That was so for {BUSY_S:.0f} seconds.",
             hint="End whoever holds a transaction open in it.",
         )
+
+    def must_go_on(self) -> None:
+        """Notice between two statements that we were told to stop.
+
+        Raises:
+            PenstockError: we were.
+        """
+        if self._gave_up.is_set():
+            raise PenstockError(f'work on "{self.path}" was broken off')
 
     def roll_back(self) -> None:
         """Undo what is not committed."""

@@ -1,11 +1,12 @@
 """Loads, stores and commits in a SQLite file.
 
 The file is locked only while a transaction is committed, so that nobody waits for a
-stream that stands still; a transaction that is too large to be kept in memory is
-written, and locks the file, from there on. Keys to load are staged in a temporary
+stream that stands still: until then its documents wait in a spool. Keys to load are
+handed over as one text of JSON, or, where JSON cannot hold them, staged in a temporary
 table, which is not in the file. The last statement of a commit is the fence's.
 """
 
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.connectors.sqlite.session import SqliteSession
+from penstock.connectors.sqlite.spool import Spool
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.protocol.messages import StateUpdate
 from penstock.sdk.batches import Documents, Found, Keys
@@ -30,7 +32,7 @@ __all__ = ["SqliteTransactor"]
 
 FETCHED_ROWS: Final = 4096
 WAITING_BYTES: Final = 64 << 20
-"""So much of a transaction is kept in memory before it is written."""
+"""So much of a transaction is kept in memory; the rest of it in a file."""
 
 
 class SqliteTransactor(Transactor):
@@ -47,41 +49,33 @@ class SqliteTransactor(Transactor):
         self._session = session
         self._dialect = dialect
         self._fence = fence
-        self._waiting: list[Documents] = []
-        self._waiting_bytes = 0
+        self._waiting = Spool(session.path.parent, bindings, WAITING_BYTES)
         self._statements = [_Statements(dialect, each) for each in bindings]
         for each in self._statements:
             session.run(each.create_keys)
 
     def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
-        """By way of a temporary table of keys."""
+        """By way of JSON, or of a temporary table of keys."""
+        connection = self._session.connection
         for batch in keys:
             statements = self._statements[batch.binding.index]
-            connection = self._session.connection
-            connection.execute("BEGIN")
-            connection.executemany(
-                statements.insert_key, _rows(batch.columns(), batch.binding.keys)
-            )
-            connection.execute("COMMIT")
-            cursor = connection.execute(statements.load)
+            columns = batch.columns()
+            if (text := _json_of(columns, batch.binding.keys)) is not None:
+                cursor = connection.execute(statements.load_json, [text])
+            else:
+                connection.execute("BEGIN")
+                connection.executemany(statements.insert_key, _rows(columns, batch.binding.keys))
+                connection.execute("COMMIT")
+                cursor = connection.execute(statements.load_staged)
             while rows := cursor.fetchmany(FETCHED_ROWS):
                 yield Found(batch.binding, statements.documents([*zip(*rows, strict=True)]))
-            connection.execute(statements.forget_keys)
+            if text is None:
+                connection.execute(statements.forget_keys)
 
     def store(self, documents: Iterator[Documents]) -> None:
-        """Keep them until they are committed, or become too many."""
+        """Keep them until they are committed."""
         for batch in documents:
-            self._waiting.append(batch)
-            self._waiting_bytes += batch.nbytes
-            if self._waiting_bytes > WAITING_BYTES:
-                self._write()
-
-    def _write(self) -> None:
-        if not self._session.connection.in_transaction:
-            self._session.begin()
-        for batch in self._waiting:
-            self._write_batch(batch)
-        self._waiting, self._waiting_bytes = [], 0
+            self._waiting.add(batch)
 
     def _write_batch(self, batch: Documents) -> None:
         statements = self._statements[batch.binding.index]
@@ -108,13 +102,17 @@ class SqliteTransactor(Transactor):
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
         """Commit what was stored with its checkpoint, if we are still the one who may."""
-        self._write()
+        self._session.begin()
         try:
+            for batch in self._waiting:
+                self._session.must_go_on()
+                self._write_batch(batch)
             commit_fence(self._session, self._dialect, self._fence, checkpoint)
         except BaseException:
             self._session.roll_back()
             raise
         self._session.connection.execute("COMMIT")
+        self._waiting.clear()
         return None
 
     def cancel(self) -> None:
@@ -124,6 +122,7 @@ class SqliteTransactor(Transactor):
     def close(self) -> None:
         """Roll back what is not committed."""
         self._session.close()
+        self._waiting.clear()
 
 
 class _Statements:
@@ -161,17 +160,38 @@ class _Statements:
         if binding.document is not None:
             wanted = [quoted(dialect.column_name(binding.document.name))]
         found = ", ".join(f"t.{each}" for each in wanted)
+        self._table = f'table "{binding}"'
         self._assembly = None if binding.document is not None else Assembly(binding)
         self.create_keys = f"CREATE TABLE {staged} ({', '.join(numbered)})"
         self.insert_key = f"INSERT INTO {staged} VALUES ({', '.join('?' * len(keys))})"
-        self.load = f"SELECT {found} FROM {staged} l CROSS JOIN {table} t ON {joined}{visible}"
+        rest = f"l CROSS JOIN {table} t ON"
+        self.load_staged = f"SELECT {found} FROM {staged} {rest} {joined}{visible}"
+        one = f"t.{keys[0]} = l.value"
+        self.load_json = f"SELECT {found} FROM json_each(?) {rest} {one}{visible}"
         self.forget_keys = f"DELETE FROM {staged}"
 
     def documents(self, columns: Sequence[Sequence[Any]]) -> pa.BinaryArray:
         """What was loaded, as documents."""
         if self._assembly is not None:
             return self._assembly.documents(columns)
-        return pa.array(columns[0], pa.string()).cast(pa.binary())
+        found = pa.array(columns[0], pa.string()).cast(pa.binary())
+        if found.null_count:
+            raise Refused(
+                f"{self._table} has a row without a document",
+                hint="Delete such rows, or say document: false.",
+            )
+        return found
+
+
+def _json_of(columns: list[pa.Array], fields: Sequence[Field]) -> str | None:
+    """Keys as JSON; none, if they are of several columns or JSON would not be exact."""
+    [column, *others], kind = columns, fields[0].kind
+    exact = column.type == pa.string() if kind is FieldKind.STRING else column.type == pa.int64()
+    if others or column.null_count or not exact:
+        return None
+    text = json.dumps(_values(column, fields[0]), ensure_ascii=False)
+    # SQLite takes a NUL for the end of a string.
+    return None if "\\u0000" in text else text
 
 
 def _rows(columns: list[pa.Array], fields: Sequence[Field]) -> Iterator[tuple[Any, ...]]:

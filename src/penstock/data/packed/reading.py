@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.data.compiled import compiled
+from penstock.data.compiled import compiled, compiled_when_large
 from penstock.data.packed.elements import DOUBLE, FALSE, NEGATIVE, NULL, POSITIVE, TRUE, ZERO
 
 __all__ = ["read_bools", "read_doubles", "read_fixed", "read_integers", "read_strings"]
@@ -24,7 +24,7 @@ _EXACT: Final = np.uint64(1 << 53)
 """From here on a float does not hold every integer."""
 
 
-@compiled
+@compiled_when_large
 def read_fixed(data, cursor, ends, present, code, held):  # type: ignore[no-untyped-def]
     width = held.shape[1]
     for i in range(len(present)):
@@ -44,7 +44,7 @@ def read_fixed(data, cursor, ends, present, code, held):  # type: ignore[no-unty
     return -1
 
 
-@compiled
+@compiled_when_large
 def read_bools(data, cursor, ends, present, held):  # type: ignore[no-untyped-def]
     for i in range(len(present)):
         at = cursor[i]
@@ -59,7 +59,7 @@ def read_bools(data, cursor, ends, present, held):  # type: ignore[no-untyped-de
     return -1
 
 
-@compiled
+@compiled_when_large
 def read_strings(data, cursor, ends, present, code, held, offsets):  # type: ignore[no-untyped-def]
     to = 0
     for i in range(len(present)):
@@ -89,7 +89,7 @@ def read_strings(data, cursor, ends, present, code, held, offsets):  # type: ign
     return -1
 
 
-@compiled
+@compiled_when_large
 def _integer_at(data, at, end):  # type: ignore[no-untyped-def]
     """Where the bytes of an integer start and end, and what they are inverted with.
 
@@ -115,7 +115,7 @@ def _integer_at(data, at, end):  # type: ignore[no-untyped-def]
     return start, end, flip
 
 
-@compiled
+@compiled_when_large
 def read_integers(  # type: ignore[no-untyped-def]
     data, cursor, ends, present, least_high, least_low, most_high, most_low, words
 ):

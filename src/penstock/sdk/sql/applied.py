@@ -8,10 +8,13 @@ opened with.
 """
 
 import base64
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from penstock.protocol.specs import MaterializationSpec
+from penstock.protocol.specs import MaterializationBinding, MaterializationSpec
 from penstock.protocol.wire import decode, encode
+from penstock.sdk.bindings import FieldKind, kind_of
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Dialect
 from penstock.sdk.sql.session import Session
@@ -37,20 +40,28 @@ class LastApplied:
     version: str
     spec: MaterializationSpec
 
-    def fields(self, path: tuple[str, ...]) -> frozenset[str]:
-        """The fields that were selected for a resource."""
-        return frozenset(
-            name
-            for each in self.spec.bindings
-            if each.resource_path == path
-            for name in each.field_selection.fields
-        )
+    def binding(self, path: tuple[str, ...]) -> MaterializationBinding | None:
+        """What was bound to a resource, if anything."""
+        return next((each for each in self.spec.bindings if each.resource_path == path), None)
+
+    def kinds(self, path: tuple[str, ...]) -> Mapping[str, FieldKind]:
+        """By field that was selected for a resource: what its values were."""
+        if (bound := self.binding(path)) is None:
+            return {}
+        found = {name: bound.collection.projection(name) for name in bound.field_selection.fields}
+        return {name: kind_of(each.inference) for name, each in found.items() if each is not None}
 
     def delta_updates(self, path: tuple[str, ...]) -> bool | None:
         """Whether a resource took delta updates; none, if it was not bound."""
-        return next(
-            (each.delta_updates for each in self.spec.bindings if each.resource_path == path), None
-        )
+        bound = self.binding(path)
+        return None if bound is None else bound.delta_updates
+
+    def marks_deleted(self, path: tuple[str, ...]) -> bool:
+        """Whether rows of a resource were only marked when they were deleted."""
+        bound = self.binding(path)
+        if bound is None or bound.delta_updates:
+            return False
+        return bool(json.loads(bound.resource_spec_json).get("delete") == "soft")
 
 
 def create_applied(dialect: Dialect, path: tuple[str, ...]) -> str:

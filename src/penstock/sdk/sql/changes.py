@@ -6,7 +6,8 @@ from typing import Any
 
 from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.errors import Refused
-from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit, Table
+from penstock.sdk.sql.conflicts import Standing, other_key, without_documents
+from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit
 
 __all__ = ["changes"]
 
@@ -14,7 +15,7 @@ __all__ = ["changes"]
 def changes(
     dialect: Dialect,
     binding: Binding[Any],
-    existing: Table | None,
+    standing: Standing | None,
     extra: Sequence[Column] = (),
 ) -> Sequence[str]:
     """What makes the table fit, with columns that no field has; nothing, if it does.
@@ -25,15 +26,15 @@ def changes(
     Raises:
         Refused: it cannot be made to fit.
     """
-    wanted = dialect.table(binding)
-    if existing is None:
-        return [dialect.create_table(Table(wanted.path, (*wanted.columns, *extra)))]
-    if not binding.delta_updates and existing.key != wanted.key:
-        raise Refused(
-            f'table "{binding}" has the key ({", ".join(existing.key) or "none"}), '
-            f"not ({', '.join(wanted.key)})",
-            hint="Drop it, or name another one.",
-        )
+    wanted = dialect.table(binding, extra)
+    if standing is None:
+        return [dialect.create_table(wanted)]
+    existing = dialect.spelled(standing.table, (each.name for each in wanted.columns))
+    if not binding.delta_updates:
+        if why := other_key(existing, [[each] for each in wanted.key]):
+            raise Refused(why, hint="Drop it, or name another one.")
+        if why := without_documents(dialect, standing, binding.document):
+            raise Refused(why, hint="Say document: false, empty the table, or name another one.")
     by_column = {dialect.column_name(each.name): each for each in binding.fields}
     after: list[Column] = []
     migrated: dict[str, Field] = {}
@@ -43,11 +44,12 @@ def changes(
         if column is None or field is None:
             after.append(kept if found.in_key else replace(kept, nullable=True))
             continue
-        match dialect.fit(found, field):
+        match dialect.fit(found, field, standing.applied.get(field.name)):
             case Fit.INCOMPATIBLE:
                 raise Refused(
                     f'column "{column.name}" of table "{binding}" is {found.type}, '
-                    f"not {column.type}",
+                    f"not {column.type}"
+                    + (" of another kind" if found.type == column.type else ""),
                     hint="Drop the table, or name another one.",
                 )
             case Fit.MIGRATABLE:
@@ -57,8 +59,6 @@ def changes(
                 pass
         after.append(replace(kept, nullable=found.nullable or column.nullable))
     there = {each.name for each in after}
-    after += [
-        replace(each, nullable=True) for each in (*wanted.columns, *extra) if each.name not in there
-    ]
+    after += [replace(each, nullable=True) for each in wanted.columns if each.name not in there]
     changed = replace(existing, columns=tuple(after))
     return dialect.alter(Alteration(existing, changed, migrated)) if changed != existing else []

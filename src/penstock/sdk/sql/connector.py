@@ -23,6 +23,7 @@ from penstock.sdk.sql import applied as applied_before
 from penstock.sdk.sql import fence
 from penstock.sdk.sql.applied import LastApplied
 from penstock.sdk.sql.changes import changes
+from penstock.sdk.sql.conflicts import Standing
 from penstock.sdk.sql.constraints import constraints
 from penstock.sdk.sql.dialect import Column, Dialect
 from penstock.sdk.sql.session import Session
@@ -99,42 +100,71 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
     def validate(self, asked: Validating[EndpointT, ResourceT]) -> Sequence[ValidatedBinding]:
         """Look at the endpoint's tables, and say what they ask of fields."""
         paths = [self.path(asked.endpoint, each.resource) for each in asked.bindings]
-        for path in paths:
-            if paths.count(path) > 1:
-                raise Refused(
-                    f'duplicate binding: table "{".".join(path)}" is named by more than one',
-                    hint="Give each binding a table of its own.",
-                )
+        self._check_paths(asked.endpoint, paths)
         with self.session(asked.endpoint, touch=False) as session:
             last = self.last_applied(session, asked.endpoint, asked.materialization)
             return [
-                self._validated(session, asked.endpoint, each, path, last)
+                self._validated(session, each, path, last)
                 for each, path in zip(asked.bindings, paths, strict=True)
             ]
 
     def _validated(
         self,
         session: Session,
-        endpoint: EndpointT,
         asked: Asked[ResourceT],
         path: tuple[str, ...],
         last: LastApplied | None,
     ) -> ValidatedBinding:
-        existing = session.table(path)
-        delta = asked.resource.delta_updates
-        was_delta = last.delta_updates(path) if last is not None else None
-        if existing is not None:
-            self._check_takeover(path, was_delta, adopt=asked.resource.adopt)
-            _check_delta(path, was_delta, now=delta)
+        resource, delta = asked.resource, asked.resource.delta_updates
         found = constraints(
             self.dialect_for(session, asked.fields),
-            asked.fields,
-            existing,
+            asked,
+            self._standing(session, path, last, adopt=resource.adopt, delta_updates=delta),
             delta_updates=delta,
-            document=asked.resource.document,
-            applied=last.fields(path) if last is not None else frozenset(),
+            document=resource.document,
+            extra=self.extra_columns(resource, delta_updates=delta),
         )
         return ValidatedBinding(found, path, delta, accepts_delete=not delta)
+
+    def _check_paths(self, endpoint: EndpointT, paths: Sequence[tuple[str, ...]]) -> None:
+        """Refuse tables that are bound twice, and those that are not for users."""
+        places = self._places(endpoint)
+        folded = [tuple(map(self.dialect.folded, path)) for path in paths]
+        for path, each in zip(paths, folded, strict=True):
+            if folded.count(each) > 1:
+                raise Refused(
+                    f'duplicate binding: table "{".".join(path)}" is named by more than one',
+                    hint="Give each binding a table of its own.",
+                )
+            if each in (places.checkpoints, places.applied) or each[-1].startswith(
+                self.dialect.reserved
+            ):
+                raise Refused(
+                    f'table "{".".join(path)}" has a name that is kept for our own use',
+                    hint="Name another one.",
+                )
+
+    def _standing(
+        self,
+        session: Session,
+        path: tuple[str, ...],
+        last: LastApplied | None,
+        *,
+        adopt: bool,
+        delta_updates: bool,
+    ) -> Standing | None:
+        """The table that is there, if this materialization may have it."""
+        table = session.table(path)
+        if table is None:
+            return None
+        was_delta = last.delta_updates(path) if last is not None else None
+        self._check_takeover(path, was_delta, adopt=adopt)
+        _check_delta(path, was_delta, now=delta_updates)
+        name = self.dialect.quoted_path(path)
+        filled = not delta_updates and bool(
+            session.query(f"SELECT EXISTS (SELECT 1 FROM {name})")[0][0]
+        )
+        return Standing(table, filled, last.kinds(path) if last is not None else {})
 
     def _check_takeover(
         self, path: tuple[str, ...], was_delta: bool | None, *, adopt: bool
@@ -150,6 +180,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
     def apply(self, applying: Applying[EndpointT, ResourceT]) -> str:
         """Make the tables fit; a dry run says the statements and touches nothing."""
         endpoint = applying.endpoint
+        self._check_paths(endpoint, [each.path for each in applying.bindings])
         with self.session(endpoint, touch=not applying.dry_run) as session, session.transaction():
             last = self.last_applied(session, endpoint, applying.materialization)
             statements = [*self._own_tables(session, endpoint, applying.bindings)]
@@ -187,26 +218,23 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
     def _changes(
         self, session: Session, binding: Binding[ResourceT], last: LastApplied | None
     ) -> Sequence[str]:
-        existing = session.table(binding.path)
-        extra = self.extra_columns(binding)
+        path, resource, delta = binding.path, binding.resource, binding.delta_updates
+        standing = self._standing(session, path, last, adopt=resource.adopt, delta_updates=delta)
         dialect = self.dialect_for(session, binding.fields)
-        if existing is None:
-            return changes(dialect, binding, None, extra)
-        was_delta = last.delta_updates(binding.path) if last is not None else None
-        self._check_takeover(binding.path, was_delta, adopt=binding.resource.adopt)
-        _check_delta(binding.path, was_delta, now=binding.delta_updates)
-        statements = [*changes(dialect, binding, existing, extra)]
-        if not extra and existing.column(DELETED) is not None:
+        extra = self.extra_columns(resource, delta_updates=delta)
+        statements = [*changes(dialect, binding, standing, extra)]
+        marked = last is not None and last.marks_deleted(path) and not extra
+        if marked and standing is not None and standing.table.column(DELETED) is not None:
             # Rows that were marked are gone for whoever loads; now they go.
-            marked = f"{dialect.quoted(DELETED)} = {dialect.true}"
-            table = dialect.quoted_path(existing.path)
-            if session.query(f"SELECT count(*) FROM {table} WHERE {marked}")[0][0]:
-                statements.append(f"DELETE FROM {table} WHERE {marked}")
+            mark = f"{dialect.quoted(DELETED)} = {dialect.true}"
+            gone = f"FROM {dialect.quoted_path(path)} WHERE {mark}"
+            if session.query(f"SELECT count(*) {gone}")[0][0]:
+                statements.append(f"DELETE {gone}")
         return statements
 
-    def extra_columns(self, binding: Binding[ResourceT]) -> Sequence[Column]:
+    def extra_columns(self, resource: ResourceT, *, delta_updates: bool) -> Sequence[Column]:
         """Columns that no field has."""
-        if binding.delta_updates or binding.resource.delete == "hard":
+        if delta_updates or resource.delete == "hard":
             return ()
         return [Column(DELETED, self.dialect.boolean_type, nullable=True)]
 

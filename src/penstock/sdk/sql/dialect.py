@@ -6,11 +6,11 @@ once, in the files beside this one, by way of these.
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.sdk.bindings import Binding, Field
+from penstock.sdk.bindings import Binding, Field, FieldKind
 from penstock.sdk.errors import Refused
 
 __all__ = ["Alteration", "Column", "Dialect", "Fit", "Table"]
@@ -87,6 +87,8 @@ class Dialect(ABC):
 
     boolean_type: str = "BOOLEAN"
     true: str = "TRUE"
+    reserved: tuple[str, ...] = ()
+    """What names of tables cannot begin with, as `folded`."""
 
     def quoted(self, name: str) -> str:
         """A name, whatever is in it."""
@@ -101,27 +103,43 @@ class Dialect(ABC):
         return field
 
     def folded(self, name: str) -> str:
-        """What two column names have in common if they cannot be told apart."""
+        """What two names have in common if the endpoint cannot tell them apart."""
         return name
+
+    def spelled(self, table: Table, names: Iterable[str]) -> Table:
+        """A table whose columns are called as in `names`, where nobody can tell them apart."""
+        by_folded = {self.folded(each): each for each in names}
+        columns = (
+            replace(each, name=by_folded.get(self.folded(each.name), each.name))
+            for each in table.columns
+        )
+        return replace(table, columns=tuple(columns))
 
     @abstractmethod
     def column_type(self, field: Field) -> str:
         """What the column of a field is declared as."""
 
     @abstractmethod
-    def fit(self, column: Column, field: Field) -> Fit:
-        """Whether a column that is there can take the values of a field."""
+    def fit(self, column: Column, field: Field, was: FieldKind | None = None) -> Fit:
+        """Whether a column that is there can take the values of a field.
 
-    def table(self, binding: Binding[Any]) -> Table:
-        """The table that a binding wants.
+        `was` is what values of the field are there, if that is known.
+        """
+
+    def table(self, binding: Binding[Any], extra: Sequence[Column] = ()) -> Table:
+        """The table that a binding wants, with columns that no field has.
 
         Raises:
-            Refused: two fields would have one column.
+            Refused: two would be one column.
         """
-        fields_by_column: dict[str, str] = {}
+        taken = {self.folded(each.name): "" for each in extra}
         for each in binding.fields:
-            folded = self.folded(self.column_name(each.name))
-            other = fields_by_column.setdefault(folded, each.name)
+            other = taken.setdefault(self.folded(self.column_name(each.name)), each.name)
+            if not other:
+                raise Refused(
+                    f'field "{each.name}" of table "{binding}" has the name of a column of our own',
+                    hint="Exclude it.",
+                )
             if other != each.name:
                 raise Refused(
                     f'fields "{other}" and "{each.name}" of table "{binding}" '
@@ -130,14 +148,17 @@ class Dialect(ABC):
                 )
         return Table(
             binding.path,
-            tuple(
-                Column(
-                    self.column_name(each.name),
-                    self.column_type(each),
-                    nullable=each.nullable and not each.is_key,
-                    in_key=each.is_key and not binding.delta_updates,
-                )
-                for each in binding.fields
+            (
+                *(
+                    Column(
+                        self.column_name(each.name),
+                        self.column_type(each),
+                        nullable=each.nullable and not each.is_key,
+                        in_key=each.is_key and not binding.delta_updates,
+                    )
+                    for each in binding.fields
+                ),
+                *extra,
             ),
         )
 

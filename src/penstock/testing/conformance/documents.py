@@ -13,12 +13,9 @@ from penstock.protocol.specs import (
     DOCUMENT,
     CollectionSpec,
     ConstraintType,
-    Exists,
     FieldSelection,
-    Inference,
-    Projection,
-    StringInference,
 )
+from penstock.testing import specs
 
 __all__ = ["PLAIN", "Document", "Layout", "document", "same_json", "shown"]
 
@@ -44,17 +41,16 @@ class Layout:
 
     def collection(self, name: str) -> CollectionSpec:
         """A collection of such documents."""
-        root = Projection("", DOCUMENT, True, inference=_inferred("object", must=True))
-        projections = [root, *(self._projection(field) for field in self.fields)]
-        return CollectionSpec(
-            collection=f"conformance/{name}",
-            key_ptrs=tuple(f"/{key}" for key in self.keys),
-            projections=tuple(sorted(projections, key=lambda each: each.field)),
-            uuid_ptr="/_meta/uuid",
-            write_schema_json=json.dumps(self.schema),
-            write_schema_uri=f"conformance://{name}/write",
-            read_schema_json=json.dumps(self.schema),
-            read_schema_uri=f"conformance://{name}/read",
+        return specs.collection(
+            f"conformance/{name}",
+            *(
+                specs.projection(field, kind, must=True)
+                if field in self.keys
+                else specs.projection(field, "null", kind)
+                for field, kind in sorted(self.fields.items())
+            ),
+            key=[f"/{key}" for key in self.keys],
+            schema=self.schema,
         )
 
     @property
@@ -96,24 +92,6 @@ class Layout:
     def packed_values(self, docs: Sequence[Document], fields: Sequence[str]) -> pa.BinaryArray:
         """These fields of all of them."""
         return pa.array([pack_row([doc.get(name) for name in fields]) for doc in docs], pa.binary())
-
-    def _projection(self, name: str) -> Projection:
-        key = name in self.keys
-        return Projection(
-            f"/{name}",
-            name,
-            explicit=False,
-            is_primary_key=key,
-            inference=_inferred(self.fields[name], must=key),
-        )
-
-
-def _inferred(kind: str, *, must: bool) -> Inference:
-    return Inference(
-        types=(kind,) if must else ("null", kind),
-        string=StringInference() if kind == "string" else None,
-        exists=Exists.MUST if must else Exists.MAY,
-    )
 
 
 PLAIN: Final = Layout(("id",), {"id": "string", "n": "integer", "word": "string"})

@@ -72,7 +72,12 @@ class Peer:
     def exchange(self, *, checked: bool = True, connection: Connection | None = None) -> Exchange:
         """A new stream, over which nothing was said yet."""
         stream = (connection or self.connection).transactions(checked=checked)
-        found = Exchange(stream, self.config.patience_s, self.messages.append)
+        number = len(self._exchanges) + 1
+        found = Exchange(
+            stream,
+            self.config.patience_s,
+            lambda said: self.messages.append(f"stream {number} {said}"),
+        )
         self._exchanges.append(found)
         return found
 
@@ -98,6 +103,16 @@ class Peer:
             Validate(name, endpoint_json or self.endpoint_json, tuple(bindings))
         )
 
+    def another(self) -> Connection:
+        """A line to a second process over the same endpoint."""
+        self.messages.append("▸ over to another process")
+        return self.connectors.another()
+
+    def kill(self) -> None:
+        """End the connector at once; it is started again when it is next spoken to."""
+        self.messages.append("▸ kill -9")
+        self.connectors.kill()
+
     def pause(self) -> None:
         """Let the connector get at what was sent, where no answer says that it has."""
         SYSTEM_CLOCK.wait(threading.Event(), round(self.config.settle_s * 1_000))
@@ -108,10 +123,9 @@ class Peer:
             self.notes.append(text)
 
     def close(self) -> None:
-        """End streams and processes, and take away what was applied, as far as can be."""
+        """End streams, and take away what was applied, as far as can be."""
         for each in self._exchanges:
             each.close()
-        self.connectors.end_others()
         for task in self._tasks:
             try:
                 task.delete()

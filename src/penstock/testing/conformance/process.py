@@ -1,7 +1,7 @@
 """Connectors as processes: started, killed, and what their endpoint holds.
 
 Killing is SIGKILL to the whole process group, so that a wrapper does not shield
-what it wraps.
+what it wraps. What they print is kept, since it may tell why a check fails.
 """
 
 import json
@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +20,13 @@ from penstock.materialize.client import Connection, connect
 from penstock.materialize.errors import ConnectorError
 from penstock.testing.conformance.check import Failed, Need, Skipped
 from penstock.testing.conformance.config import Config, filled
+from penstock.testing.conformance.hiding import hider
 
 __all__ = ["Connectors", "NotStarted"]
 
 _POLL_MS: Final = 20
 _TAIL: Final = 2_000
+_LINES: Final = 20
 
 
 class NotStarted(UsageError):
@@ -48,7 +51,8 @@ class Connectors:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._main: subprocess.Popen[bytes] | None = None
         self._line: Connection | None = None
-        self._others: list[Connection] = []
+        self._other: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._logs: list[Path] = []
 
     def connection(self) -> Connection:
         """A line to the connector, which is started if it is not running."""
@@ -62,18 +66,19 @@ class Connectors:
         return self._line
 
     def another(self) -> Connection:
-        """A line to a second process over the same endpoint."""
+        """A line to a second process over the same endpoint, which runs until the end."""
         if not self.config.command:
             raise Skipped(Need.COMMAND.value)
-        _, line = self._started(_free_address())
-        self._others.append(line)
-        return line
+        if self._other is None or self._other[0].poll() is not None:
+            self._other = self._started(_free_address())
+        return self._other[1]
 
     def kill(self) -> None:
         """End the connector at once; the next `connection` starts it again."""
         if self._main is None:
             raise Skipped(Need.COMMAND.value)
         self._kill(self._main)
+        self._processes.remove(self._main)
         self._main = None
         self._hang_up()
 
@@ -90,22 +95,27 @@ class Connectors:
         except ConnectorError as error:
             raise Failed(f"the connector answers no more: {error}", detail=error.detail) from error
 
-    def end_others(self) -> None:
-        """End what `another` has started."""
-        for line in self._others:
-            line.close()
-        self._others.clear()
-        for process in self._processes:
-            if process is not self._main:
-                self._kill(process)
-        self._processes = [each for each in self._processes if each is self._main]
+    def printed(self) -> Mapping[Path, int]:
+        """How much each process has printed so far."""
+        return {each: each.stat().st_size for each in self._logs}
+
+    def last_lines(self, before: Mapping[Path, int]) -> Sequence[str]:
+        """The last that was printed since there was as much as `before`."""
+        lines = []
+        for each in self._logs:
+            with each.open("rb") as said:
+                said.seek(max(before.get(each, 0), each.stat().st_size - 10 * _TAIL))
+                text = said.read().decode(errors="replace")
+            lines += [line for line in text.splitlines() if line.strip()]
+        return lines[-_LINES:]
 
     def close(self) -> None:
         """End everything that was started."""
+        for each in self._processes:
+            self._kill(each)
         self._hang_up()
-        self.end_others()
-        if self._main is not None:
-            self._kill(self._main)
+        if self._other is not None:
+            self._other[1].close()
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """What `read` prints of a resource."""
@@ -133,7 +143,8 @@ class Connectors:
 
     def _started(self, address: str) -> tuple[subprocess.Popen[bytes], Connection]:
         port = address.rpartition(":")[2]
-        said = self._folder / f"connector-{len(list(self._folder.iterdir()))}.log"
+        said = self._folder / f"connector-{len(self._logs)}.log"
+        self._logs.append(said)
         try:
             with said.open("wb") as output:
                 process = subprocess.Popen(
@@ -158,7 +169,7 @@ class Connectors:
                 raise NotStarted(
                     f"the connector did not listen on {address}"
                     + (f": `command` ended with {ended}" if ended is not None else ""),
-                    detail=said.read_text(errors="replace")[-_TAIL:],
+                    detail=hider(self.config)(said.read_text(errors="replace"))[-_TAIL:],
                     hint="It must listen on {address}, which is also in $ADDRESS.",
                 )
             self._clock.wait(threading.Event(), _POLL_MS)

@@ -33,6 +33,9 @@ class Result:
     messages: tuple[str, ...] = ()
     """The last that were exchanged, if it failed."""
 
+    printed: tuple[str, ...] = ()
+    """The last lines the connector printed meanwhile, if it failed and `command` started it."""
+
     notes: tuple[str, ...] = ()
     """What a check that passed could not look at."""
 
@@ -90,6 +93,8 @@ def _in_full(result: Result) -> list[str]:
     ]
     if result.messages:
         lines += ["  last messages:", *(f"    {each}" for each in result.messages)]
+    if result.printed:
+        lines += ["  last lines of the connector:", *(f"    {each}" for each in result.printed)]
     return lines
 
 
@@ -101,6 +106,7 @@ def _as_object(result: Result) -> dict[str, Any]:
         "source": result.check.source,
         "reason": result.reason,
         "messages": list(result.messages),
+        "printed": list(result.printed),
         "notes": list(result.notes),
         "elapsed_ms": result.elapsed_ms,
     }

@@ -1,11 +1,10 @@
 """Makes the checks, one after another, each over resources of its own."""
 
-import re
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import penstock.testing.conformance.checks  # noqa: F401  (puts them on the list)
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -14,6 +13,7 @@ from penstock.protocol.messages import ValidateBinding
 from penstock.testing.conformance.check import CHECKS, Check, Failed, Skipped, why_skipped
 from penstock.testing.conformance.config import Config, Pattern
 from penstock.testing.conformance.documents import PLAIN
+from penstock.testing.conformance.hiding import hider
 from penstock.testing.conformance.peer import Peer
 from penstock.testing.conformance.process import Connectors
 from penstock.testing.conformance.report import Outcome, Report, Result
@@ -22,9 +22,6 @@ __all__ = ["run"]
 
 _LAST: Final = 12
 """How many messages a failure shows."""
-
-_SECRET: Final = re.compile(r"passw|secret|token|credential|api_?key|private_?key", re.IGNORECASE)
-_IN_URL: Final = re.compile(r"://[^/@\s]*:([^/@\s]+)@")
 
 
 def run(
@@ -86,6 +83,7 @@ def _made(
     if why := why_skipped(check, connectors.config, loads=loads):
         return Result(check, Outcome.SKIPPED, why)
     began = clock.boot_ms()
+    before = connectors.printed()
     peer = Peer(connectors, prefix)
     outcome, reason = Outcome.PASSED, ""
     try:
@@ -95,14 +93,16 @@ def _made(
     except (PenstockError, ValueError, OSError) as error:
         outcome, reason = Outcome.FAILED, _told(error)
     failed = outcome is Outcome.FAILED
-    messages = tuple(peer.messages[-_LAST:]) if failed else ()
+    messages = peer.messages[-_LAST:] if failed else []
+    printed = connectors.last_lines(before) if failed else []
     peer.close()
-    hide = _hider(connectors.config)
+    hide = hider(connectors.config)
     return Result(
         check,
         outcome,
         hide(reason),
         tuple(hide(each) for each in messages),
+        tuple(hide(each) for each in printed),
         tuple(hide(each) for each in peer.notes),
         clock.boot_ms() - began,
     )
@@ -115,31 +115,3 @@ def _told(error: Exception) -> str:
     if isinstance(error, PenstockError):
         lines += [each for each in (error.detail, error.hint) if each]
     return "\n".join(lines)
-
-
-def _hider(config: Config) -> Callable[[str], str]:
-    """What takes the secrets of the configuration out of a text, whoever wrote it."""
-    secret = sorted({*_secrets(config.endpoint), config.token} - {""}, key=len, reverse=True)
-
-    def hide(text: str) -> str:
-        for each in secret:
-            text = text.replace(each, "***")
-        return text
-
-    return hide
-
-
-def _secrets(value: Any, name: str = "") -> Iterator[str]:
-    match value:
-        case str():
-            if _SECRET.search(name):
-                yield value
-            yield from _IN_URL.findall(value)
-        case Mapping():
-            for key, inner in value.items():
-                yield from _secrets(inner, str(key))
-        case list():
-            for inner in value:
-                yield from _secrets(inner, name)
-        case _:
-            return

@@ -1,7 +1,10 @@
 """Shards: overlapping, beside each other, split and joined."""
 
+import dataclasses
+from collections.abc import Sequence
+
 from penstock.materialize.errors import ConnectorError
-from penstock.protocol.messages import START_FROM_ZERO, Acknowledge, Open, Opened
+from penstock.protocol.messages import Acknowledge, Open, Opened
 from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.testing.conformance.check import Failed, Skipped, check
 from penstock.testing.conformance.config import Pattern
@@ -138,12 +141,17 @@ def _(peer: Peer) -> None:
     parent = task.shard()
     parent.transact(document("a", "of the parent"))
     parent.transact(document("b", "of the parent"))
-    # What Opened says is held against the parent's checkpoint, in both.
-    children = [task.part(each) for each in WHOLE.split()]
-    cannot_commit(parent, "of the parent, late")
-    for n, child in enumerate(children):
-        child.transact(document(f"child {n}", "stored"))
-    children[0].verify()
+    _split(task, [parent])[0].verify()
+
+
+@check(
+    "fence-split-twice",
+    rule="shards that split what was split before go on from the checkpoint of the narrowest "
+    "that has their keys",
+    source="protocol, Fencing",
+)
+def _(peer: Peer) -> None:
+    _split_twice(peer.task())[0].verify()
 
 
 @check(
@@ -157,24 +165,61 @@ def _(peer: Peer) -> None:
     task = peer.task()
     parent = task.shard()
     parent.transact(document("a", "of the parent"))
-    parent.cancel()
-    old = task.log(WHOLE).stored
-    children = [task.part(each) for each in WHOLE.split()]
+    _join(peer, task, [task.part(each) for each in WHOLE.split()])
+
+
+@check(
+    "fence-join-of-four",
+    rule="a shard that joins what was split twice goes back to no checkpoint of either time, "
+    "and then commits its own",
+    source="protocol, Fencing",
+    patterns=_REMOTE,
+    otherwise=_LOG,
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    _join(peer, task, _split_twice(task))
+
+
+def _split(task: Task, parents: Sequence[Shard]) -> list[Shard]:
+    """Two shards for each, which have committed; what Opened says is held against the parent's."""
+    found = []
+    for parent in parents:
+        children = [task.part(each) for each in parent.key_range.split()]
+        cannot_commit(parent, "of the parent, late")
+        for child in children:
+            child.transact(document(f"of {child.key_range}", "stored"))
+        found += children
+    return found
+
+
+def _split_twice(task: Task) -> list[Shard]:
+    whole = task.shard()
+    whole.transact(document("a", "of the whole"))
+    return _split(task, _split(task, [whole]))
+
+
+def _join(peer: Peer, task: Task, parts: Sequence[Shard]) -> None:
+    """Join shards that have come to a common checkpoint, and see where that leads."""
+    old = sorted({each.stored.hex() for each in task.logs.values()})
     common = task.next_checkpoint()
-    for n, child in enumerate(children):
-        child.flush()
-        child.store(0, [document(f"child {n}", "stored")])
-        child.begin_commit(common)
-        child.started_commit()
-        child.acknowledge()
-        child.cancel()
-    task.logs = {WHOLE: task.logs[WHOLE.split()[0]]}
-    said = _open_as_new(peer, task, WHOLE).checkpoint
-    if said in (old, START_FROM_ZERO) or said not in (b"", common):
+    for part in parts:
+        part.flush()
+        part.store(0, [document(f"last of {part.key_range}", "stored")])
+        part.begin_commit(common)
+        part.started_commit()
+        part.acknowledge()
+        part.cancel()
+    first, said = (_open_as_new(peer, task, WHOLE).checkpoint for _ in range(2))
+    if {first, said} - {b"", common}:
         raise Failed(
-            f"Opened has checkpoint {said.hex()}, and must have {common.hex()} or none",
-            detail=f"That of before the split was {old.hex()}.",
+            f"Opened has checkpoint {first.hex()}, the second time {said.hex()}, "
+            f"and must have {common.hex()} or none",
+            detail=f"Those of before were {', '.join(old)}.",
         )
-    if not said:
-        return
+    known = task.log(parts[0].key_range)
+    task.logs = {WHOLE: dataclasses.replace(known, checkpoint=said, stored=said)}
+    joined = task.shard()
+    joined.transact(document("joined", "stored"))
+    joined.cancel()
     task.shard().verify()

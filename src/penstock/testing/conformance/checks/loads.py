@@ -103,6 +103,7 @@ def _(peer: Peer) -> None:
     writer, reader = task.part(left), task.part(right)
     writer.flush()
     writer.store(0, [document("a", "not committed"), document("b", "not committed")])
+    peer.pause()
     reader.load(0, [document("a", ""), document("b", "")])
     found = reader.flush().get(0, {})
     if PLAIN.key(document("b", "")) in found:

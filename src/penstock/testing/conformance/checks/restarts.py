@@ -106,7 +106,7 @@ def _killed(peer: Peer, point: Callable[[Shard], None]) -> None:
     _whole(shard, OLDER)
     before = len(task.committed)
     point(shard)
-    peer.connectors.kill()
+    peer.kill()
     shard = task.shard()
     if peer.exact:
         shard.verify()
@@ -146,7 +146,7 @@ def _(peer: Peer) -> None:
         shard.transact(document("a", f"of start {n}"))
         # The log of a runtime may be lost; what the endpoint says must be enough.
         task.log(shard.key_range).checkpoint = b""
-        peer.connectors.kill()
+        peer.kill()
     task.shard().verify()
 
 

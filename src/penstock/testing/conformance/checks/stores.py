@@ -1,6 +1,7 @@
 """What Stores do."""
 
-from penstock.testing.conformance.check import Need, check
+from penstock.materialize.errors import ConnectorError
+from penstock.testing.conformance.check import Failed, Need, check
 from penstock.testing.conformance.documents import document
 from penstock.testing.conformance.peer import Peer
 
@@ -69,3 +70,37 @@ def _(peer: Peer) -> None:
     shard.store(0, [document("b", "is new")], exists=True)
     shard.commit()
     shard.verify(rows=True)
+
+
+@check(
+    "duplicate-key-refused",
+    rule="a key that is stored twice in a transaction is refused, in one Store or in two, "
+    "at the latest by StartCommit; delta bindings take it",
+    source="protocol, Store",
+    needs=(Need.LOADS,),
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    task.shard().transact(document("a", "committed"))
+    one, two = document("twice", "once"), document("twice", "again")
+    ways = {
+        "one Store": [[one, two]],
+        "two Stores": [[one], [document("b", "between")], [two]],
+    }
+    for way, stores in ways.items():
+        shard = task.shard()
+        shard.flush()
+        try:
+            for docs in stores:
+                shard.store(0, docs)
+            shard.begin_commit()
+            shard.started_commit(logged=False)
+        except ConnectorError:
+            shard.log.in_doubt = None
+            peer.connectors.serves()
+        else:
+            raise Failed(f"a key that was stored twice, in {way}, was not refused")
+    shard = task.shard()
+    shard.verify()
+    if peer.exact:
+        shard.absent(0, one)

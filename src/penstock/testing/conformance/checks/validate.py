@@ -130,7 +130,7 @@ def _(peer: Peer) -> None:
 @check(
     "duplicate-resource-refused",
     rule="two bindings of one resource are refused, by Validate, by Apply, or at the latest "
-    "by Open; two keys in one transaction are the runtime's affair",
+    "by Open",
     source="protocol, Apply",
 )
 def _(peer: Peer) -> None:

@@ -14,7 +14,7 @@ from penstock.testing.conformance.task import Resource
 
 __all__: list[str] = []
 
-MANY: Final = 10_000
+MANY: Final = 3_000
 LARGE: Final = (16 << 20) - 1_024
 """As large as a document may be, with a little room for its other fields."""
 

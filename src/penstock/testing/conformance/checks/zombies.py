@@ -1,13 +1,30 @@
 """Two processes, of which the older does not know that it is one."""
 
+from collections.abc import Callable
+
 from penstock.materialize.errors import ConnectorError
 from penstock.testing.conformance.check import Need, check
 from penstock.testing.conformance.checks.fences import cannot_commit
 from penstock.testing.conformance.config import Pattern
 from penstock.testing.conformance.documents import document
 from penstock.testing.conformance.peer import Peer
+from penstock.testing.conformance.shard import Shard
 
 __all__: list[str] = []
+
+
+def _overtaken(peer: Peer, amid: Callable[[Shard], object] = lambda _: None) -> tuple[Shard, Shard]:
+    """A shard that has committed once, and one of another process that took over and committed.
+
+    The older is `amid` its next transaction by then.
+    """
+    task = peer.task()
+    older = task.shard()
+    older.transact(document("a", "committed"))
+    amid(older)
+    newer = task.shard(connection=peer.another())
+    newer.transact(document("a", "of the newer"), document("b", "of the newer"))
+    return older, newer
 
 
 @check(
@@ -19,11 +36,7 @@ __all__: list[str] = []
     otherwise="the fence is the recovery log's",
 )
 def _(peer: Peer) -> None:
-    task = peer.task()
-    zombie = task.shard()
-    zombie.transact(document("a", "committed"))
-    newer = task.shard(connection=peer.connectors.another())
-    newer.transact(document("b", "of the newer"))
+    zombie, newer = _overtaken(peer)
     cannot_commit(zombie, "of the zombie")
     newer.verify(rows=True)
     newer.absent(0, document("z", ""))
@@ -38,14 +51,12 @@ def _(peer: Peer) -> None:
     otherwise="what is pushed is not held",
 )
 def _(peer: Peer) -> None:
-    task = peer.task()
-    zombie = task.shard()
-    zombie.transact(document("a", "committed"))
-    zombie.flush()
-    zombie.store(0, [document("a", "of the zombie")])
-    peer.pause()
-    newer = task.shard(connection=peer.connectors.another())
-    newer.transact(document("a", "of the newer"))
+    def stores(zombie: Shard) -> None:
+        zombie.flush()
+        zombie.store(0, [document("a", "of the zombie")])
+        peer.pause()
+
+    _, newer = _overtaken(peer, stores)
     newer.verify(rows=True)
 
 
@@ -58,11 +69,7 @@ def _(peer: Peer) -> None:
     otherwise="nothing is staged",
 )
 def _(peer: Peer) -> None:
-    task = peer.task()
-    zombie = task.shard()
-    zombie.transact(document("a", "committed"))
-    newer = task.shard(connection=peer.connectors.another())
-    newer.transact(document("b", "of the newer"))
+    zombie, newer = _overtaken(peer)
     zombie.flush()
     zombie.store(0, [document("a", "of the zombie"), document("z", "of the zombie")])
     zombie.begin_commit()
@@ -71,7 +78,7 @@ def _(peer: Peer) -> None:
     newer.verify()
     newer.absent(0, document("z", ""))
     newer.cancel()
-    task.shard().verify(rows=True)
+    newer.task.shard().verify(rows=True)
 
 
 @check(
@@ -83,19 +90,13 @@ def _(peer: Peer) -> None:
     otherwise="an older shard cannot commit, or there is nothing to overwrite",
 )
 def _(peer: Peer) -> None:
-    task = peer.task()
-    older = task.shard()
-    older.transact(document("a", "committed"))
-    older.flush()
-    newer = task.shard(connection=peer.connectors.another())
-    newer.transact(document("a", "of the newer"), document("b", "of the newer"))
-    late = [document("a", "of the older"), document("b", "of the older")]
+    older, newer = _overtaken(peer, Shard.flush)
     try:
-        older.store(0, late)
+        older.store(0, [document("a", "of the older"), document("b", "of the older")])
         older.begin_commit()
         older.started_commit(logged=False)
     except ConnectorError:
         peer.connectors.serves()
     newer.verify()
     newer.cancel()
-    task.shard().verify(rows=True)
+    newer.task.shard().verify(rows=True)

@@ -1,0 +1,100 @@
+"""Materializations to try a connector with, said in few words.
+
+    orders = collection(
+        "shop/orders", projection("id", "integer", must=True), projection("total", "number")
+    )
+    spec = materialization(
+        "shop/to-sqlite", {"path": "x.db"}, bound(orders, {"table": "orders"}, ("orders",))
+    )
+
+A runtime builds these from the schema of a collection and from what Validate answers. A
+test knows both beforehand.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.protocol.specs import (
+    DOCUMENT,
+    CollectionSpec,
+    Exists,
+    FieldSelection,
+    Inference,
+    MaterializationBinding,
+    MaterializationSpec,
+    Projection,
+    StringInference,
+)
+
+__all__ = ["bound", "collection", "materialization", "projection"]
+
+
+def projection(
+    name: str, *types: str, ptr: str | None = None, must: bool = False, **string: Any
+) -> Projection:
+    """A field of these JSON types, at the pointer that its name is.
+
+    `must` says that every document has it, and `string` what is known of its text: the
+    fields of `StringInference`.
+    """
+    known = StringInference(**string) if string or "string" in types else None
+    exists = Exists.MUST if must else Exists.MAY
+    return Projection(
+        f"/{name}" if ptr is None else ptr, name, inference=Inference(types, known, exists=exists)
+    )
+
+
+def collection(
+    name: str,
+    *projections: Projection,
+    key: Sequence[str] = ("/id",),
+    document: bool = True,
+    schema: Mapping[str, Any] | None = None,
+) -> CollectionSpec:
+    """A collection with these fields and, if `document`, the whole document as one more."""
+    root = [projection(DOCUMENT, "object", ptr="", must=True)] if document else []
+    described = json.dumps(schema or {})
+    return CollectionSpec(
+        name,
+        tuple(key),
+        tuple(
+            dataclasses.replace(each, is_primary_key=each.ptr in key)
+            for each in (*root, *projections)
+        ),
+        uuid_ptr="/_meta/uuid",
+        write_schema_json=described,
+        write_schema_uri=f"test://{name}/write",
+        read_schema_json=described,
+        read_schema_uri=f"test://{name}/read",
+    )
+
+
+def bound(
+    of: CollectionSpec,
+    resource: Mapping[str, Any],
+    path: Sequence[str],
+    *,
+    fields: Sequence[str] | None = None,
+    document: bool = True,
+    delta: bool = False,
+) -> MaterializationBinding:
+    """A collection bound to a resource.
+
+    `fields` are those beside the key, all unless told; `document` is whether the whole
+    document is one of them, if the collection has it.
+    """
+    by_ptr = {each.ptr: each.field for each in reversed(of.projections)}
+    keys = tuple(by_ptr[ptr] for ptr in of.key_ptrs)
+    if fields is None:
+        fields = [each.field for each in of.projections if each.ptr and each.field not in keys]
+    selection = FieldSelection(keys, tuple(fields), by_ptr.get("", "") if document else "")
+    return MaterializationBinding(json.dumps(dict(resource)), tuple(path), of, selection, delta)
+
+
+def materialization(
+    name: str, endpoint: Mapping[str, Any], *bindings: MaterializationBinding
+) -> MaterializationSpec:
+    """A materialization with these bindings."""
+    return MaterializationSpec(name, json.dumps(dict(endpoint)), bindings)

@@ -1,0 +1,160 @@
+"""The cases of tests/vectors/flow.json about the life of a stream, over the wire."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.materialize import Connection, Stream, connect
+from penstock.materialize.errors import ConnectorError, ConnectorRefused
+from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
+from penstock.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    Flush,
+    Flushed,
+    Kind,
+    Load,
+    Open,
+    Opened,
+    StartCommit,
+    StartedCommit,
+    Store,
+)
+from penstock.protocol.ranges import WHOLE
+from penstock.protocol.transaction import Role, Transaction
+from penstock.sdk import serve
+from tests.protocol.vectors import cases
+from tests.sdk.toy import Toy, ToyTransactor, docs, keys, spec
+
+CASES = {case["id"]: case for case in cases("lifecycle")}
+TESTED = {"life-02", "life-06", "life-07", "life-08", "life-09", "life-11"}
+ELSEWHERE = {
+    "life-10": "in tests/protocol/test_transaction.py, walked from both ends",
+    "life-12": "of the runtime, which reduces, and knows what it has loaded",
+    "life-13": "of the runtime; the suite, which plays it, refuses so: see the defect keeps-loads",
+}
+
+
+def test_every_vector_of_the_life_of_a_stream_is_treated() -> None:
+    assert CASES.keys() == TESTED | ELSEWHERE.keys()
+
+
+def outcome(name: str) -> str:
+    return str(CASES[name]["expect"]["outcome"])
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+@pytest.fixture
+def connection(toy: Toy, tmp_path: Path) -> Iterator[Connection]:
+    with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as line:
+        yield line
+
+
+def opened(connection: Connection, *, delta: bool = False) -> Stream:
+    stream = connection.transactions()
+    stream.send(Open(spec(delta=delta), "v", WHOLE))
+    assert isinstance(stream.receive(), Opened)
+    stream.send(Acknowledge())
+    return stream
+
+
+def ready(connection: Connection, *, delta: bool = False) -> Stream:
+    stream = opened(connection, delta=delta)
+    assert stream.receive() == Acknowledged()
+    return stream
+
+
+def store(*ids: int) -> Store:
+    none = pa.array([b""] * len(ids), pa.binary())
+    found = docs(*({"id": each} for each in ids))
+    return Store(0, keys(*ids), none, found, pa.array([False] * len(ids)))
+
+
+class FullDisk(ToyTransactor):
+    def store(self, documents: Iterator[Any]) -> None:
+        next(documents)
+        raise OSError("the disk is full")
+
+
+def test_life_02_a_store_that_fails_is_told_instead_of_started_commit(
+    toy: Toy, connection: Connection
+) -> None:
+    assert outcome("life-02").endswith("transactor.Store: <err>")
+    toy.transactor = FullDisk
+    stream = ready(connection)
+    stream.send(Flush())
+    assert stream.receive() == Flushed()
+
+    def commit() -> None:
+        stream.send(store(1))
+        stream.send(StartCommit(b"cp"))
+        stream.receive()
+
+    with pytest.raises(ConnectorError, match="the disk is full"):
+        commit()
+    assert toy.checkpoint == b""
+
+
+def test_life_06_a_runtime_may_go_between_transactions(toy: Toy, connection: Connection) -> None:
+    assert outcome("life-06") == "driver sees EOF and exits cleanly"
+    stream = ready(connection)
+    stream.end()
+    assert stream.receive() is None
+    assert toy.events[-1] == "close 1"
+
+
+def test_life_07_a_runtime_may_not_go_while_loads_are_under_way(connection: Connection) -> None:
+    said = outcome("life-07").removeprefix("driver error: ")
+    assert said.startswith("unexpected EOF")
+    stream = ready(connection)
+    stream.send(Load(0, keys(1)))
+    stream.end()
+    with pytest.raises(ConnectorRefused, match="unexpected EOF"):
+        stream.receive()
+
+
+def test_life_08_loaded_before_acknowledged_is_refused() -> None:
+    assert outcome("life-08") == "protocol error"
+    where = Transaction(Role.RUNTIME).sends(Kind.OPEN).receives(Kind.OPENED)
+    where = where.sends(Kind.ACKNOWLEDGE).sends(Kind.LOAD)
+    with pytest.raises(RemoteProtocolError, match="Loaded came after Opened"):
+        where.receives(Kind.LOADED)
+
+
+def test_life_09_flush_waits_for_acknowledged(connection: Connection) -> None:
+    assert outcome("life-09").startswith("protocol violation")
+    stream = opened(connection)
+    with pytest.raises(LocalProtocolError, match="Flush may not be sent before Acknowledged"):
+        stream.send(Flush())
+    assert stream.receive() == Acknowledged()
+    stream.send(Flush())
+    assert stream.receive() == Flushed()
+
+
+def test_life_11_a_delta_binding_is_flushed_and_not_loaded(
+    toy: Toy, connection: Connection
+) -> None:
+    expected = CASES["life-11"]["expect"]
+    stream = ready(connection, delta=True)
+    stream.send(Flush())
+    assert expected["flush_sent"]
+    assert stream.receive() == Flushed()
+    for each in range(expected["stores_sent"]):
+        stream.send(store(each))
+    stream.send(StartCommit(b"cp"))
+    assert isinstance(stream.receive(), StartedCommit)
+    assert len(toy.rows["things"]) == expected["stores_sent"]
+
+    assert expected["loads_sent"] == 0
+    stream.send(Acknowledge())
+    assert stream.receive() == Acknowledged()
+    stream.send(Load(0, keys(1)))
+    with pytest.raises(ConnectorRefused, match="delta updates"):
+        stream.receive()

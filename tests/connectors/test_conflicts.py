@@ -1,0 +1,177 @@
+"""What stands in the way of a binding is told by Validate, and refused by Apply."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from penstock.protocol.specs import ConstraintType
+from penstock.sdk import Refused
+from penstock.sdk.sql import applied, fence
+from tests.connectors.driving import Row, Sql, Wanted, collection, commit, loaded, projection
+
+ID = projection("id", "integer", must=True)
+NAME = projection("name", "string", must=True)
+MARK = projection("flow_deleted", "boolean")
+
+
+def things(*fields, key=("/id",), document=False, **options) -> Wanted:
+    return Wanted(collection(ID, *fields, key=key), document=document, options=options)
+
+
+def filled(sql: Sql, wanted: Wanted, *rows: Row) -> None:
+    """Apply `wanted` as v1, and store rows."""
+    sql.driven.apply("v1", wanted)
+    with sql.driven.open("v1", wanted) as (writer, [binding]):
+        commit(writer, binding, rows)
+
+
+@pytest.mark.parametrize("name", [fence.TABLE, applied.TABLE])
+def test_our_own_tables_are_not_for_users(sql: Sql, name: str) -> None:
+    sql.driven.apply("v1", things())
+    wanted = replace(things(adopt=True), table=name)
+    for deed in (sql.driven.validate, lambda it: sql.driven.apply("v2", it)):
+        with pytest.raises(Refused, match=f"{name}.* is kept for our own use"):
+            deed(wanted)
+
+
+@pytest.mark.parametrize("sql", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("name", ["flow_migrating_x", "FLOW_CHECKPOINTS_V1", "flow_load_0"])
+def test_other_names_that_sqlite_connectors_use(sql: Sql, name: str) -> None:
+    for deed in (sql.driven.validate, lambda it: sql.driven.apply("v1", it)):
+        with pytest.raises(Refused, match=f"{name}.* is kept for our own use"):
+            deed(replace(things(), table=name))
+
+
+def test_two_bindings_of_one_table_are_refused_by_apply_too(sql: Sql) -> None:
+    for deed in (sql.driven.validate, lambda *its: sql.driven.apply("v1", *its)):
+        with pytest.raises(Refused, match="duplicate binding"):
+            deed(things(), things())
+
+
+# The mark of deleted rows.
+
+
+def test_a_field_called_like_the_mark_of_deleted_rows(sql: Sql) -> None:
+    wanted = things(MARK, delete="soft")
+    said = sql.driven.validate(wanted)[0].constraints["flow_deleted"]
+    assert said.type is ConstraintType.FIELD_FORBIDDEN
+    assert said.reason == 'its column "flow_deleted" would be one of our own'
+    with pytest.raises(Refused, match=r'field "flow_deleted" .* of a column of our own'):
+        sql.driven.apply("v1", wanted)
+
+
+def test_a_key_called_like_the_mark_of_deleted_rows(sql: Sql) -> None:
+    key = projection("flow_deleted", "boolean", must=True)
+    said = sql.driven.validate(things(key, key=("/id", "/flow_deleted"), delete="soft"))
+    assert said[0].constraints["flow_deleted"].type is ConstraintType.UNSATISFIABLE
+
+
+def test_a_field_called_so_is_no_mark_where_rows_are_really_deleted(sql: Sql) -> None:
+    wanted = things(MARK)
+    filled(sql, wanted, Row((1,), (True,)), Row((2,), (False,)))
+    assert sql.driven.apply("v2", wanted) == ""
+    with sql.driven.open("v2", wanted) as (writer, [binding]):
+        assert loaded(writer, binding, [(1,), (2,)]) == [
+            {"id": 1, "flow_deleted": True},
+            {"id": 2, "flow_deleted": False},
+        ]
+
+
+# Another key.
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        (("/id", "/name"), r"has the key \(id\), not \(id, name\)"),
+        (("/name",), r"has the key \(id\), not \(name\)"),
+    ],
+    ids=["more", "another"],
+)
+def test_another_key_is_told_by_both(sql: Sql, key: tuple[str, ...], told: str) -> None:
+    sql.driven.apply("v1", things(NAME))
+    other = things(NAME, key=key)
+    said = sql.driven.validate(other)[0].constraints
+    for ptr in key:
+        assert said[ptr[1:]].type is ConstraintType.UNSATISFIABLE
+        assert re.search(told, said[ptr[1:]].reason)
+    with pytest.raises(Refused, match=told):
+        sql.driven.apply("v2", other)
+
+
+def test_the_order_of_a_key_is_told_by_both(sql: Sql) -> None:
+    sql.driven.apply("v1", things(NAME, key=("/id", "/name")))
+    other = things(NAME, key=("/name", "/id"))
+    said = sql.driven.validate(other)[0].constraints
+    assert "has the key (id, name), not (name, id)" in said["id"].reason
+    with pytest.raises(Refused, match=r"has the key \(id, name\), not \(name, id\)"):
+        sql.driven.apply("v2", other)
+
+
+def test_a_key_with_another_name_beside_it_is_the_same_key(sql: Sql) -> None:
+    sql.driven.apply("v1", things())
+    wanted = things(projection("alias", "integer", ptr="/id", must=True))
+    said = sql.driven.validate(wanted)[0].constraints
+    assert said["id"].type is ConstraintType.FIELD_REQUIRED
+    assert said["alias"].type is ConstraintType.FIELD_OPTIONAL
+
+
+def test_delta_updates_may_have_another_key(sql: Sql) -> None:
+    sql.driven.apply("v1", things())
+    other = things(NAME, key=("/id", "/name"), delta_updates=True)
+    said = sql.driven.validate(other)[0].constraints
+    assert ConstraintType.UNSATISFIABLE not in {each.type for each in said.values()}
+    filled_again = [Row((1, "a")), Row((1, "a"))]
+    sql.driven.apply("v2", other)
+    with sql.driven.open("v2", other) as (writer, [binding]):
+        commit(writer, binding, filled_again)
+
+
+# Rows without documents.
+
+
+@pytest.mark.parametrize("adopt", [False, True], ids=["ours", "adopted"])
+def test_rows_without_documents_cannot_be_loaded_as_such(sql: Sql, adopt: bool) -> None:
+    filled(sql, things(), Row((1,)))
+    if adopt:
+        sql.sql(f"DELETE FROM {sql.table(applied.TABLE)} RETURNING 1")
+    whole = things(document=True, adopt=adopt)
+    said = sql.driven.validate(whole)[0].constraints["flow_document"]
+    assert said.type is ConstraintType.UNSATISFIABLE
+    assert "has rows without a document" in said.reason
+    with pytest.raises(Refused, match="has rows without a document"):
+        sql.driven.apply("v2", whole)
+    said = sql.driven.validate(things(adopt=adopt))[0].constraints["flow_document"]
+    assert said.type is ConstraintType.FIELD_FORBIDDEN
+
+
+def test_an_empty_table_gets_its_documents(sql: Sql) -> None:
+    sql.driven.apply("v1", things())
+    whole = things(document=True)
+    assert (
+        sql.driven.validate(whole)[0].constraints["flow_document"].type
+        is ConstraintType.LOCATION_REQUIRED
+    )
+    sql.driven.apply("v2", whole)
+    with sql.driven.open("v2", whole) as (writer, [binding]):
+        commit(writer, binding, [Row((1,), (), {"id": 1, "x": 2})])
+        assert loaded(writer, binding, [(1,)]) == [{"id": 1, "x": 2}]
+    assert sql.driven.apply("v2", whole) == ""
+
+
+# Documents.
+
+
+def test_a_key_within_an_object_that_has_a_column(sql: Sql) -> None:
+    inner, outer = projection("k", "integer", ptr="/o/k", must=True), projection("o", "object")
+    alone = Wanted(collection(inner, key=("/o/k",)), document=False)
+    filled(sql, alone, Row((2,)))
+    wanted = Wanted(collection(inner, outer, key=("/o/k",)), document=False)
+    sql.driven.apply("v2", wanted)
+    with sql.driven.open("v2", wanted) as (writer, [binding]):
+        commit(writer, binding, [Row((1,), (b'{"k":1,"more":[2]}',))])
+        assert loaded(writer, binding, [(1,), (2,)]) == [
+            {"o": {"k": 1, "more": [2]}},
+            {"o": {"k": 2}},
+        ]

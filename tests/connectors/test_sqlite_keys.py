@@ -1,0 +1,50 @@
+"""Keys of whatever kind find their documents in SQLite, and no others."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.connectors.sqlite import connector
+from tests.connectors.driving import Driven, Row, Wanted, collection, commit, loaded, projection
+
+TEXTS = st.text(max_size=4) | st.sampled_from(["", "\0", "a\0b", "\\u0000", '"', "1", "01", "💧"])
+KINDS = {
+    "integer": (("integer",), st.integers(-(2**63), 2**63 - 1)),
+    "string": (("string",), TEXTS),
+    "boolean": (("boolean",), st.booleans()),
+}
+"""By name, types and values of a part of a key; all of them can be given alone."""
+
+keys = st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3).flatmap(
+    lambda kinds: st.tuples(
+        st.just(kinds),
+        st.lists(st.tuples(*(KINDS[each][1] for each in kinds)), unique=True, min_size=1),
+    )
+)
+
+
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(keys, st.data())
+def test_a_key_finds_its_document(tmp_path_factory, drawn, data):
+    kinds, found = drawn
+    parts = [projection(f"k{at}", *KINDS[kind][0], must=True) for at, kind in enumerate(kinds)]
+    wanted = Wanted(collection(*parts, key=[each.ptr for each in parts]))
+    stored = [key for key in found if data.draw(st.booleans())]
+    driven = Driven(connector(), {"path": str(tmp_path_factory.mktemp("keys") / "x.db")})
+    driven.apply("v", wanted)
+    with driven.open("v", wanted) as (writer, [binding]):
+        commit(writer, binding, [Row(key, (), [*key]) for key in stored])
+        assert loaded(writer, binding, found) == loaded(writer, binding, stored)
+        assert len(loaded(writer, binding, found)) == len(stored)
+
+
+def test_a_large_integer_among_others(tmp_path):
+    parts = [projection("i", "integer", must=True), projection("j", "integer", must=True)]
+    wanted = Wanted(collection(*parts, key=["/i", "/j"]))
+    keys = [(2**64, 1), (1, 2**64), (1, 1), (2**63, -(2**63))]
+    driven = Driven(connector(), {"path": str(tmp_path / "x.db")})
+    driven.apply("v", wanted)
+    with driven.open("v", wanted) as (writer, [binding]):
+        commit(writer, binding, [Row(key, (), [*key]) for key in keys])
+        assert sorted(loaded(writer, binding, keys)) == sorted(map(list, keys))

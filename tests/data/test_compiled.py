@@ -1,0 +1,154 @@
+"""Loops that are left to Python while there is little to walk over come to the same there."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.data.packed import pack_row, reading
+from penstock.data.packed.cells import packed_cells
+from penstock.protocol import slices
+from penstock.protocol.messages import Store
+from penstock.protocol.wire import encode_request
+from penstock.sdk import once
+
+WORD = 2**64 - 1
+elements = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**130), 2**130)
+    | st.floats()
+    | st.text()
+    | st.binary()
+)
+rows = st.lists(st.lists(elements, min_size=1, max_size=3).map(pack_row), min_size=1, max_size=8)
+broken = st.lists(st.binary(max_size=40), min_size=1, max_size=8)
+
+
+def same(kernel: Any, *arguments: Any) -> Any:
+    """What both answer, having filled arrays alike; the arrays are then as they left them."""
+    ours, theirs = fresh(arguments), fresh(arguments)
+    with np.errstate(over="ignore"):
+        answer = kernel.plain(*ours)
+    assert answer == kernel.made(*theirs)
+    assert alike(ours, theirs)
+    return answer, ours
+
+
+def fresh(arguments: Any) -> Any:
+    """Arrays of which nobody else knows; what cannot be written is shared."""
+    if isinstance(arguments, tuple):
+        return tuple(fresh(each) for each in arguments)
+    if isinstance(arguments, np.ndarray) and arguments.flags.writeable:
+        return arguments.copy()
+    return arguments
+
+
+def alike(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, tuple):
+        return all(map(alike, ours, theirs))
+    return np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else True
+
+
+def walked(data: bytes, begin: int) -> None:
+    octets = np.frombuffer(data, np.uint8)
+    none, flags = np.empty(0, np.int32), np.empty(0, np.uint8)
+    found = np.zeros(8, np.int64)
+    fine, (_, _, _, found, *_) = same(
+        slices._walk, octets, begin, len(data), found, False, (none,) * 6, (flags,) * 2
+    )
+    if not fine:
+        return
+    counts = found[3:].tolist()
+    bounds = tuple(np.zeros(counts[each // 2], np.int32) for each in range(6))
+    flags = tuple(np.zeros(counts[3 + each], np.uint8) for each in range(2))
+    same(slices._walk, octets, begin, len(data), found, True, bounds, flags)
+
+
+@given(st.binary(max_size=80))
+def test_bytes_that_are_no_message_are_walked_alike(data: bytes) -> None:
+    walked(data, 0)
+
+
+@given(rows, st.data())
+def test_a_message_is_walked_alike_whole_and_cut(keys: list[bytes], data: st.DataObject) -> None:
+    column = pa.array(keys, pa.binary())
+    flags = pa.array([bool(len(each) % 2) for each in keys])
+    message = encode_request(Store(300, column, column, column, flags, flags))
+    begin = next(at for at in (2, 3, 4) if message[at - 1] < 128)
+    walked(message, begin)
+    walked(message[: data.draw(st.integers(begin, len(message)))], begin)
+
+
+offsets = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6).map(sorted)
+
+
+@given(st.tuples(offsets, offsets, offsets), st.lists(st.booleans()), st.lists(st.booleans()))
+def test_slices_are_written_alike(columns: Any, exists: list[bool], deletes: list[bool]) -> None:
+    columns = tuple(np.array(each, np.int64) for each in columns)
+    flags = (np.array(exists, np.uint8), np.array(deletes, np.uint8))
+    size, _ = same(slices._size, columns, flags)
+    same(slices._fill, columns, flags, np.zeros(size + 2, np.uint8), 2)
+
+
+@given(st.binary(max_size=40), st.data())
+def test_slices_are_gathered_alike(arena: bytes, data: st.DataObject) -> None:
+    bound = st.integers(0, len(arena))
+    pairs = data.draw(st.lists(st.tuples(bound, bound).map(sorted), max_size=6))
+    begins, ends = (np.array([pair[at] for pair in pairs], np.int32) for at in (0, 1))
+    out = np.zeros(int((ends - begins).sum()), np.uint8)
+    same(slices._gather, np.frombuffer(arena, np.uint8), begins, ends, out)
+
+
+@given(rows | broken)
+def test_keys_are_hashed_alike(keys: list[bytes]) -> None:
+    cells = packed_cells(pa.array(keys, pa.binary()))
+    high, low = np.zeros(len(cells), np.uint64), np.zeros(len(cells), np.uint32)
+    same(once._hash, cells.data, cells.offsets, high, low)
+
+
+@given(rows | broken, st.integers(0, 2**64 - 1), st.integers(0, 255), st.sampled_from([4, 16]))
+def test_elements_are_read_alike(keys: list[bytes], bound: int, code: int, width: int) -> None:
+    cells = packed_cells(pa.array(keys, pa.binary()))
+    count, octets = len(cells), sum(map(len, keys))
+    cursor, present = cells.offsets[:-1].copy(), np.zeros(count, np.bool_)
+    at = (cells.data, cursor, cells.offsets[1:], present)
+    halves = [np.uint64(each) for each in (bound, WORD, bound, bound)]
+    for each in (code, 1, 2):
+        held, bounds = np.zeros(octets, np.uint8), np.zeros(count + 1, np.int64)
+        same(reading.read_strings, *at, each, held, bounds)
+    for each in (code, 0x20, 0x21, 0x30):
+        same(reading.read_fixed, *at, each, np.zeros((count, width), np.uint8))
+    same(reading.read_bools, *at, np.zeros(count, np.bool_))
+    same(reading.read_integers, *at, *halves, np.zeros((count, 2), np.uint64))
+
+
+LITTLE = """
+import sys
+import numpy as np
+from penstock.data import compiled
+
+@compiled.compiled_when_large
+def total(numbers):
+    found = 0
+    for each in numbers:
+        found += each
+    return found
+
+assert total(np.ones(compiled.PLAIN_ELEMENTS, np.int64)) == compiled.PLAIN_ELEMENTS
+assert "numba" not in sys.modules
+assert total(np.ones(1, np.int64)) == 1
+assert "numba" in sys.modules
+"""
+
+
+def test_numba_is_left_alone_until_there_is_much(tmp_path: Path) -> None:
+    script = tmp_path / "little.py"
+    script.write_text(LITTLE)
+    subprocess.run([sys.executable, script], check=True)

@@ -1,0 +1,124 @@
+"""A connector that says nothing is given up, and the step is named at which it does."""
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.materialize import connect
+from penstock.materialize.errors import ConnectorError, ConnectorUnreachable
+from penstock.protocol.messages import Acknowledge, Acknowledged, Flush, Flushed, Load, StartCommit
+from penstock.sdk import serve
+from tests.sdk.driving import PATIENCE_S, drained, opened, ready
+from tests.sdk.toy import Toy, ToyTransactor
+
+
+@pytest.fixture
+def gate():
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+@pytest.fixture
+def hurried(toy: Toy, gate: threading.Event, tmp_path: Path):
+    """A line to a connector that does not come back from one of its methods."""
+    with serve(toy, f"unix:{tmp_path}/toy.sock") as server:
+        with connect(server.address, patience_s=0.3) as connection:
+            yield connection
+        gate.set()
+
+
+def deaf(method: str, gate: threading.Event) -> type[ToyTransactor]:
+    def wait(self, *_):
+        assert gate.wait(PATIENCE_S)
+
+    return type("Deaf", (ToyTransactor,), {method: wait})
+
+
+def acknowledge(stream):
+    stream.send(Acknowledge())
+    assert stream.receive() == Acknowledged()
+
+
+def flush(stream):
+    acknowledge(stream)
+    stream.send(Flush())
+    assert stream.receive() == Flushed()
+
+
+def commit(stream):
+    flush(stream)
+    stream.send(StartCommit(b"cp"))
+    stream.receive()
+
+
+def end(stream):
+    acknowledge(stream)
+    stream.end()
+    stream.receive()
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "says"),
+    [
+        ("__init__", None, "Opened did not come after Open"),
+        ("acknowledge", acknowledge, "Acknowledged did not come after Acknowledge"),
+        ("load", flush, "Flushed did not come after Flush"),
+        ("start_commit", commit, "StartedCommit did not come after StartCommit"),
+        ("close", end, "it does not end the stream, though we did"),
+    ],
+    ids=["open", "acknowledge", "load", "commit", "end"],
+)
+def test_silence_is_told_with_its_step(toy, hurried, gate, method, steps, says):
+    toy.transactor = deaf(method, gate)
+
+    def go_on():
+        stream = opened(hurried)
+        steps(stream)
+
+    with pytest.raises(ConnectorUnreachable, match=says) as caught:
+        go_on()
+    assert hurried.address in str(caught.value)
+    assert caught.value.detail == "That was so for 0.3 seconds."
+
+
+def test_a_connector_that_takes_nothing_is_told(toy, hurried, gate, monkeypatch):
+    monkeypatch.setattr("penstock.sdk.stream.WAITING_BYTES", 1)
+    monkeypatch.setattr("penstock.materialize.client.UNDER_WAY_BYTES", 1)
+    toy.transactor = deaf("acknowledge", gate)
+    stream = opened(hurried)
+    stream.send(Acknowledge())
+    large = pa.array([bytes(1 << 20)], pa.binary())
+
+    def send_on():
+        for _ in range(100):
+            stream.send(Load(0, large))
+
+    with pytest.raises(ConnectorUnreachable, match="it takes nothing of what is sent"):
+        send_on()
+
+
+def test_a_stream_on_which_nothing_is_awaited_is_left_alone(hurried):
+    stream = ready(hurried)
+    heard: list[Exception] = []
+
+    def listen():
+        try:
+            drained(stream)
+        except ConnectorError as error:
+            heard.append(error)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    threading.Event().wait(1.0)
+    assert not heard
+    stream.cancel()
+    listener.join(PATIENCE_S)
+    assert "CANCELLED" in str(heard[0].__notes__)

@@ -1,0 +1,21 @@
+"""A toy connector that is served."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.materialize import Connection, connect
+from penstock.sdk import serve
+from tests.sdk.toy import Toy
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+@pytest.fixture
+def connection(toy: Toy, tmp_path: Path) -> Iterator[Connection]:
+    with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as connection:
+        yield connection

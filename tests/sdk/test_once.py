@@ -1,0 +1,84 @@
+"""A key is asked for once in a transaction, and stored once."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.materialize.errors import ConnectorRefused
+from penstock.protocol.messages import Acknowledge, Acknowledged, Flush, Load
+from penstock.sdk.once import Once
+from tests.sdk.driving import committed, drained, ready, store
+from tests.sdk.toy import keys
+
+KEYS = st.sampled_from([b"", b"a", b"b", b"a\0", b"12345678", b"123456789"]) | st.binary(
+    max_size=20
+)
+
+
+@given(st.lists(st.lists(KEYS, max_size=6), min_size=1, max_size=4))
+def test_what_is_there_twice_is_found_and_nothing_else(batches):
+    once = Once()
+    for batch in batches:
+        once.add(pa.array(batch, pa.binary()))
+    flat = [key for batch in batches for key in batch]
+    found = once.twice()
+    if found is None:
+        assert len(set(flat)) == len(flat)
+    else:
+        first, second = found
+        assert first < second
+        assert flat[first] == flat[second]
+
+
+def test_many_different_keys_are_different():
+    once = Once()
+    numbers = pa.array(range(200_000)).cast(pa.string())
+    for text in (numbers, joined("a rather long beginning of a key ", numbers)):
+        once.add(text.cast(pa.binary()))
+    assert once.twice() is None
+    once.add(pa.array([b"a rather long beginning of a key 77"], pa.binary()))
+    assert once.twice() == (200_077, 400_000)
+
+
+def joined(before: str, texts: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(before, texts, "")
+
+
+@pytest.mark.parametrize(
+    "stores", [[store(7, 8, 7)], [store(7), store(8), store(7)]], ids=["in one", "in several"]
+)
+def test_a_key_that_is_stored_twice_is_refused(toy, connection, stores):
+    stream = ready(connection)
+    with pytest.raises(ConnectorRefused, match="a key of things was stored twice") as caught:
+        committed(stream, *stores)
+    assert "rows 0 and 2" in caught.value.detail
+    assert toy.checkpoint == b""
+    assert toy.rows == {}
+
+
+def test_a_key_that_is_asked_for_twice_is_refused(connection):
+    stream = ready(connection)
+    for each in (1, 2, 1):
+        stream.send(Load(0, keys(each)))
+    stream.send(Flush())
+    with pytest.raises(ConnectorRefused, match="a key of things was asked for twice"):
+        drained(stream)
+
+
+def test_bindings_and_transactions_are_apart(toy, connection):
+    stream = ready(connection, names=("one", "two"))
+    committed(stream, store(1), store(1, binding=1))
+    stream.send(Acknowledge())
+    assert stream.receive() == Acknowledged()
+    committed(stream, store(1))
+    assert {name: len(rows) for name, rows in toy.rows.items()} == {"one": 1, "two": 1}
+    stream.cancel()
+
+
+def test_delta_updates_of_one_key_may_be_many(toy, connection):
+    stream = ready(connection, delta=True)
+    committed(stream, store(1, 1), store(1))
+    assert toy.checkpoint == b"cp"
+    stream.cancel()
