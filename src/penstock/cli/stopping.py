@@ -10,9 +10,10 @@ __all__ = ["stop_on_signals"]
 def stop_on_signals(stop: threading.Event) -> None:
     """Set `stop` at SIGINT or SIGTERM, however many of them come.
 
-    SUBTLE: not by the handler itself. It runs amid whatever the main thread does, be that
-    the handler or a look at `stop`, and would wait for a lock that is held there. A byte
-    in a pipe needs no lock, and another thread waits for it.
+    SUBTLE: not by the handlers. They run in the main thread alone, amid whatever it does, and
+    would wait for a lock that is held there; and if it waits for a lock itself, and the system
+    gave the signal to another thread, they do not run at all. Below them the interpreter
+    writes a byte into a pipe at once, and a thread waits for that.
     """
     told, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -22,5 +23,6 @@ def stop_on_signals(stop: threading.Event) -> None:
         stop.set()
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: os.write(tell, b"!"))
+        signal.signal(each, lambda *_: None)
