@@ -8,7 +8,7 @@ import pytest
 from penstock.testing.postgres import Database
 from tests.fix_postgres import major
 from tests.ingest.checker import check, differing
-from tests.ingest.pump import Pump
+from tests.ingest.pump import SOURCE, Pump
 from tests.sources.postgres.types.torture import SETUP, create_table, insert_rows, known_to
 
 # NaN in a numeric with digits is refused by name, and has tests of its own.
@@ -89,6 +89,45 @@ def test_a_table_that_joins_with_another_type_makes_the_stream_one_of_text(
         pump.settle()
         assert not differing(pump, database, ["public.plain", "public.odd"])
         assert "binary" not in stream_command(database)
+
+
+@pytest.mark.postgres(14)
+def test_a_column_that_is_added_with_another_type_makes_the_stream_one_of_text(
+    database: Database, tmp_path: Path
+) -> None:
+    database.sql("CREATE TABLE plain (id integer PRIMARY KEY, at timestamptz)")
+    database.sql("CREATE PUBLICATION penstock FOR TABLE plain")
+    database.sql("INSERT INTO plain VALUES (1, 'epoch')")
+    with Pump(database, tmp_path) as pump:
+        pump.settle()
+        assert "binary 'true'" in stream_command(database)
+        database.sql("ALTER TABLE plain ADD span interval; UPDATE plain SET span = '1 day'")
+        database.sql("INSERT INTO plain VALUES (2, 'epoch', '1 month')")
+        time = pump.settle()
+        with pump.reader() as client:
+            found = client.collection(f"{SOURCE}.public.plain").snapshot(time)
+            assert {each.data["id"]: each.data["span"] for each in found} == {
+                1: "1 day",
+                2: "1 mon",
+            }
+        assert "binary" not in stream_command(database)
+
+
+@pytest.mark.postgres(14)
+def test_a_column_that_is_kept_as_text_may_change_its_type(
+    database: Database, tmp_path: Path
+) -> None:
+    database.sql("CREATE TABLE odd (id integer PRIMARY KEY, which uuid)")
+    database.sql("CREATE PUBLICATION penstock FOR TABLE odd")
+    database.sql("INSERT INTO odd VALUES (1, '00000000-0000-0000-0000-000000000001')")
+    tables = [{"name": "public.odd", "text": ["which"]}]
+    with Pump(database, tmp_path, tables=tables) as pump:
+        pump.settle()
+        assert "binary" not in stream_command(database)
+        database.sql("ALTER TABLE odd ALTER which TYPE text")
+        database.sql("INSERT INTO odd VALUES (2, 'not a uuid'); DELETE FROM odd WHERE id = 1")
+        pump.settle()
+        assert not differing(pump, database, ["public.odd"])
 
 
 def stream_command(database: Database) -> str:

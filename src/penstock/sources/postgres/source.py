@@ -85,6 +85,7 @@ class PostgresSource:
             reached=lambda: self.probe().everything[WHOLE],
         )
         self._tail: Tail | None = None
+        self._binary = False
         self._text_wanted = False
         """Whether a column came in a binary form that we do not read."""
 
@@ -154,6 +155,11 @@ class PostgresSource:
     def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
         """Bring all that committed below `upto` into `tick`, and cure what drifted."""
         followed = self._followed
+        if self._binary and not self._reads_binary():
+            # Between two ticks the stream alone is changed, and copies go on.
+            last = None if self._tail is None else self._tail.last
+            self._end_stream()
+            self._begin_stream(last)
         reading = Reading(
             tick,
             followed.tables,
@@ -273,13 +279,16 @@ class PostgresSource:
 
     def close(self) -> None:
         """Let go of the server; nothing durable changes."""
+        self._end_stream()
+        self._followed.copies.close()
+        self._upstream.close()
+
+    def _end_stream(self) -> None:
         if self._feedback is not None:
             self._feedback.stop()
         if self._stream is not None:
             self._stream.close()
         self._feedback = self._tail = self._stream = None
-        self._followed.copies.close()
-        self._upstream.close()
 
     # The first start, and every other.
 
@@ -400,7 +409,8 @@ class PostgresSource:
             start = last.commit_lsn
         else:
             last = None
-        self._stream = self._upstream.stream(Lsn(start), binary=self._reads_binary())
+        self._binary = self._reads_binary()
+        self._stream = self._upstream.stream(Lsn(start), binary=self._binary)
         self._tail = Tail(self._stream, durable=self._durable, last=last)
         self._transactions = 0
         self._relations, self._deaf = {}, False
@@ -408,11 +418,15 @@ class PostgresSource:
         self._feedback.start()
 
     def _reads_binary(self) -> bool:
-        """Whether every column is of a type whose binary form we read, as far as we know."""
+        """Whether every column is of a type whose binary form we read, as far as we know.
+
+        One that is kept as text may change its type without a word of ours.
+        """
+        tables = [following.table for following in self._followed.tables.values()]
         return not self._text_wanted and all(
-            column.type.as_sent or column.position is None
-            for following in self._followed.tables.values()
-            for column in following.table.columns
+            not table.spec.text
+            and all(each.type.as_sent or each.position is None for each in table.columns)
+            for table in tables
         )
 
     # One tick.

@@ -51,8 +51,10 @@ from penstock.sources.postgres.stream import ReplicationStream
 __all__ = ["Export", "SetBack", "Upstream"]
 
 COPY_PROGRESS_SINCE: Final = 14_00_00
-BINARY_SINCE: Final = 14_00_00
 """The first version that tells how far a COPY has come."""
+
+BINARY_SINCE: Final = 14_00_00
+"""The first version that streams values in binary."""
 
 GIVE_UP_S: Final = 5.0
 """So long we wait for a server to hear that a slot is not wanted any more."""

@@ -1,12 +1,13 @@
 """What becomes of a Postgres column: its Arrow type, and the ways of its values there and back.
 
-Two ways lead in. The stream brings every value as the server prints it; the
-snapshot brings fields of binary COPY of an expression. For every value
+Two ways lead in. A stream of text brings every value as the server prints it; the
+snapshot, and a stream of binary, bring the form in which the type itself is sent, the
+snapshot perhaps of an expression instead of the column. For every value
 
     from_copy(field) = from_text(text)    and    to_text(label, from_text(text)) = text
 
-or the value is refused by name: a row that the snapshot brought is retracted
-by the stream, which has only its text.
+or the value is refused by name: a row that one of them brought is retracted by
+another.
 
     boolean                      bool
     smallint, integer, bigint    int16, int32, int64
