@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.durable import normal
 from penstock.engine.spark import connect, local
-from penstock.errors import UsageError
+from penstock.errors import TransientError, UsageError
 from penstock.telemetry import fields, logger
 
 __all__ = ["reach"]
@@ -148,6 +148,12 @@ def _looks(spark: SparkSession, path: str, nonce: str) -> list[tuple[str, bool]]
             looked = _probes(spark, slots).mapInArrow(look, LOOKED, barrier=True).collect()
     if looked is None:
         looked = _probes(spark, slots).mapInArrow(look, LOOKED).collect()
+    if len(looked) != slots:
+        raise TransientError(
+            "Spark broke off while its executors looked for a location",
+            detail=f"Of {slots}, {len(looked)} told whether they see it.",
+            hint="Try again. Spark's log tells more.",
+        )
     return [(row["host"], row["seen"]) for row in looked]
 
 

@@ -28,6 +28,8 @@ from penstock.persist.writing.task import Share, Written, gathered
 
 __all__ = ["arrow_schema", "collected", "share_of", "stage", "written_by"]
 
+_END: Final = "end of all rows"
+
 
 def stage(
     frame: DataFrame, collection: Collection, staging: str, *, time: int | None = None
@@ -77,9 +79,6 @@ def collected(frame: DataFrame) -> list[Row]:
             hint="Try again: nothing was changed. Spark's log tells more.",
         )
     return rows[:-1]
-
-
-_END: Final = "end of all rows"
 
 
 def share_of(
