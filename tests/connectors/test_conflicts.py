@@ -1,5 +1,6 @@
 """What stands in the way of a binding is told by Validate, and refused by Apply."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -128,6 +129,30 @@ def test_delta_updates_may_have_another_key(sql: Sql) -> None:
         commit(writer, binding, filled_again)
 
 
+# Tables of somebody else.
+
+
+def test_a_table_that_was_taken_over_is_never_dropped(sql: Sql) -> None:
+    filled(sql, things(), Row((1,)))
+    # Now it is nobody's.
+    sql.sql(f"DELETE FROM {sql.table(applied.TABLE)} RETURNING 1")
+    sql.driven.apply("v1", things(adopt=True))
+    # It is known without being said again, however often.
+    sql.driven.apply("v2", things())
+    sql.driven.apply("v3", things(NAME))
+    assert sql.driven.delete("v3", things(NAME)) == ""
+    assert sql.sql(f"SELECT id FROM {sql.table('things')}") == [(1,)]
+    with pytest.raises(Refused, match="did not make it"):
+        sql.driven.validate(things())
+
+
+def test_a_table_that_was_made_is_dropped_even_if_it_might_have_been_taken_over(sql: Sql) -> None:
+    sql.driven.apply("v1", things(adopt=True))
+    sql.driven.apply("v2", things(adopt=True))
+    assert "DROP TABLE" in sql.driven.delete("v2", things(adopt=True))
+    sql.driven.validate(things())
+
+
 # Rows without documents.
 
 
@@ -175,3 +200,52 @@ def test_a_key_within_an_object_that_has_a_column(sql: Sql) -> None:
             {"o": {"k": 1, "more": [2]}},
             {"o": {"k": 2}},
         ]
+
+
+def test_the_document_itself_under_another_name_than_that_of_its_column(sql: Sql) -> None:
+    filled(sql, things(NAME), Row((2,), ("b",)))
+    wanted = replace(things(NAME, projection("whole", "object", ptr="")), fields=("name", "whole"))
+    sql.driven.apply("v2", wanted)
+    with sql.driven.open("v2", wanted) as (writer, [binding]):
+        whole = {"id": 1, "name": "a", "more": [2]}
+        values = {"name": "a", "whole": json.dumps(whole).encode()}
+        commit(writer, binding, [Row((1,), tuple(values[each.name] for each in binding.values))])
+        assert loaded(writer, binding, [(1,), (2,)]) == [whole, {"id": 2, "name": "b"}]
+
+
+TAGS = projection("tags", "array")
+YEARS = projection("years", "object")
+FIRST = projection("first", "string", ptr="/tags/0")
+DEEP = projection("deep", "string", ptr="/unknown/10/name")
+YEAR = projection("year", "string", ptr="/years/2024")
+TOP = projection("top", "string", ptr="/0")
+
+
+def test_documents_are_not_put_together_of_items_of_arrays(sql: Sql) -> None:
+    fields = (TAGS, YEARS, FIRST, DEEP, YEAR, TOP)
+    said = sql.driven.validate(things(*fields))[0].constraints
+    for name in ("first", "deep"):
+        assert said[name].type is ConstraintType.FIELD_FORBIDDEN
+        assert "may be an item of an array" in said[name].reason
+    for name in ("year", "top"):
+        assert said[name].type is ConstraintType.LOCATION_RECOMMENDED
+    with pytest.raises(Refused, match=r'field "first" of .*"/tags/0" may be an item of an array'):
+        sql.driven.apply("v1", things(TAGS, FIRST))
+    for fine in ({"document": True}, {"delta_updates": True}):
+        wanted = things(*fields, **fine)
+        assert (
+            sql.driven.validate(wanted)[0].constraints["first"].type
+            is ConstraintType.LOCATION_RECOMMENDED
+        )
+        sql.driven.apply("v1", replace(wanted, table="with_" + next(iter(fine))))
+    kept = things(YEARS, YEAR, TOP)
+    filled(sql, kept, Row((1,), (None, None, None)))
+
+
+def test_a_key_that_is_an_item_of_an_array(sql: Sql) -> None:
+    key = projection("first", "string", ptr="/tags/0", must=True)
+    wanted = Wanted(collection(TAGS, key, key=("/tags/0",)), document=False)
+    said = sql.driven.validate(wanted)[0].constraints["first"]
+    assert said.type is ConstraintType.UNSATISFIABLE
+    with pytest.raises(Refused, match="may be an item of an array"):
+        sql.driven.apply("v1", wanted)

@@ -92,3 +92,9 @@ def test_null_where_it_is_a_value_of_its_own():
         {"id": 1, "s": None, "a": 5},
         {"id": 2, "s": "x", "a": None},
     ]
+
+
+def test_the_document_itself_under_another_name():
+    binding = bound(projection("whole", "object", ptr=""), projection("s", "string"))
+    rows = [(1, '{"id":1,"s":"a","more":[2]}', "a"), (2, None, "b")]
+    assert assembled(binding, *rows) == [{"id": 1, "s": "a", "more": [2]}, {"id": 2, "s": "b"}]

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import Fenced
 from penstock.protocol.ranges import WHOLE, KeyRange
@@ -116,6 +118,74 @@ def test_fence_08_a_join_takes_no_checkpoint_of_before_the_split(sql: Sql) -> No
         assert len(table.rows()) == 1
         table.commit(joined, b"joined")
         assert table.install(WHOLE).checkpoint == b"joined"
+
+
+def test_parts_that_are_joined_in_part_take_no_checkpoint_of_before_the_split(sql: Sql) -> None:
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        table.commit(table.install(WHOLE), b"before")
+        quarters = [*LOWER.split(), *UPPER.split()]
+        for held in [table.install(part) for part in quarters]:
+            table.commit(held, b"after")
+        held = {part: table.install(part) for part in (LOWER, UPPER)}
+        assert [each.checkpoint for each in held.values()] == [b"", b""]
+        # Nobody has committed since, and it is still so.
+        again = table.install(LOWER)
+        assert again.checkpoint == b""
+        assert len(table.rows()) == 3
+        table.commit(again, b"lower")
+        assert table.install(quarters[0]).checkpoint == b"lower"
+        table.commit(held[UPPER], b"upper")
+        assert table.install(UPPER).checkpoint == b"upper"
+
+
+def test_a_part_that_is_opened_with_a_gap_takes_the_checkpoint_of_what_covers(sql: Sql) -> None:
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        table.commit(table.install(WHOLE), b"before")
+        first, second = LOWER.split()
+        gap = KeyRange(second.begin + 1, second.end)
+        for held in [table.install(part) for part in (first, gap)]:
+            table.commit(held, b"after")
+        assert table.install(LOWER).checkpoint == b"before"
+        assert len(table.rows()) == 4
+
+
+def test_one_who_hung_over_a_join_and_a_split_cannot_commit(sql: Sql) -> None:
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        for part in (LOWER, UPPER):
+            table.install(part)
+        zombie = table.install(LOWER)
+        table.install(LOWER)
+        table.commit(table.install(WHOLE), b"whole")
+        for _ in range(4):
+            table.install(LOWER)
+            with pytest.raises(Fenced):
+                table.commit(zombie, b"zombie")
+
+
+RANGES = [KeyRange(begin, end) for begin in range(4) for end in range(begin, 4)]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[*HealthCheck])
+@given(st.lists(st.sampled_from(RANGES), max_size=24), st.randoms(use_true_random=False))
+def test_whoever_was_fenced_off_never_commits(sql: Sql, opened: Any, random: Any) -> None:
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        session.run(f"DELETE FROM {table.dialect.quoted_path(table.path)}")
+        alive: list[Fence] = []
+        dead: list[Fence] = []
+        for key_range in opened:
+            held = table.install(key_range)
+            dead += [each for each in alive if each.key_range.overlaps(key_range)]
+            alive = [each for each in alive if not each.key_range.overlaps(key_range)]
+            alive.append(held)
+            assert not {(each.key_range, each.fence) for each in dead} & {
+                (KeyRange(row[1], row[2]), row[3]) for row in table.rows()
+            }
+            if random.random() < 0.5:
+                table.commit(random.choice(alive), b"some")
 
 
 def test_every_vector_of_fences_is_here() -> None:

@@ -481,6 +481,54 @@ def test_a_table_of_somebody_else_is_not_taken(path):
     assert target.rows("id") == [(1,)]
 
 
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("(id TEXT PRIMARY KEY)", 'table "t" is not STRICT'),
+        ("(id TEXT COLLATE NOCASE PRIMARY KEY) STRICT", 'key column "id" .* by NOCASE'),
+        (
+            "(id TEXT, PRIMARY KEY (id COLLATE RTRIM)) STRICT, WITHOUT ROWID",
+            'key column "id" .* by RTRIM',
+        ),
+    ],
+    ids=["not strict", "without case", "without rowid"],
+)
+def test_a_table_that_would_not_keep_what_it_is_given_is_not_adopted(path, table, told):
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"CREATE TABLE T {table}")
+    connection.close()
+    target = Target(path, {"adopt": True, "document": False})
+    target.fields["id"] = Inference(("string",), exists=Exists.MUST)
+    for deed in (target.validate, target.apply):
+        with pytest.raises(Refused, match=told) as caught:
+            deed()
+        assert "name another one" in caught.value.hint
+
+
+@pytest.mark.parametrize("other", ["x ANY", "other TEXT NOT NULL DEFAULT 'o'"])
+def test_a_table_that_was_adopted_is_not_replaced(path, other):
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, {other} UNIQUE) STRICT")
+    connection.close()
+    target = Target(path, {"adopt": True, "document": False}, x=KINDS["a_string"])
+    with pytest.raises(Refused, match=r'table "t" would have to be replaced to change (x|other),'):
+        target.apply()
+
+
+def test_a_table_that_was_adopted_is_not_replaced_later(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, x ANY UNIQUE) STRICT")
+    connection.close()
+    target = Target(path, {"adopt": True, "document": False}, x=KINDS["an_integer"])
+    target.apply()
+    target.resource, target.version = SqlResource(table="t", document=False), "v2"
+    target.fields["y"] = KINDS["a_string"]
+    target.apply()
+    target.fields["x"], target.version = KINDS["a_string"], "v3"
+    with pytest.raises(Refused, match="would have to be replaced to change x,"):
+        target.apply()
+
+
 def test_columns_that_differ_in_case_alone_are_one(path):
     target = Target(path, x=KINDS["a_string"], X=KINDS["a_string"], Ä=KINDS["a_string"])
     target.fields["ä"] = KINDS["a_string"]
@@ -501,7 +549,7 @@ def test_columns_that_differ_in_case_alone_are_one(path):
 
 def test_columns_that_are_there_are_found_without_case(path):
     with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE T (ID INTEGER PRIMARY KEY, Name TEXT NOT NULL) STRICT")
+        connection.execute("CREATE TABLE T (ID INTEGER PRIMARY KEY, Name TEXT) STRICT")
     connection.close()
     target = Target(path, {"adopt": True, "document": False}, name=KINDS["a_string"])
     said = target.validate().constraints

@@ -26,7 +26,11 @@ def document_expression(dialect: PostgresDialect, binding: Binding[Any]) -> str:
     if binding.document is not None:
         return f"t.{dialect.quoted(dialect.column_name(binding.document.name))}::text"
     root = outline((*binding.keys, *binding.values))
-    return f"'{{' || {_members(dialect, root)} || '}}'"
+    whole = f"'{{' || {_members(dialect, root)} || '}}'"
+    if root.field is None or root.field.kind is not FieldKind.JSON:
+        return whole
+    column = f"t.{dialect.quoted(dialect.column_name(root.field.name))}"
+    return f"COALESCE({_value(dialect, root.field, column)}, {whole})"
 
 
 def _members(dialect: PostgresDialect, node: Node) -> str:

@@ -11,9 +11,11 @@ from penstock.connectors.sqlite.dialect import SqliteDialect
 from penstock.connectors.sqlite.session import SqliteSession
 from penstock.connectors.sqlite.transactor import SqliteTransactor
 from penstock.sdk.connector import Opening
+from penstock.sdk.errors import Refused
 from penstock.sdk.sql.applied import must_be_applied
 from penstock.sdk.sql.connector import SqlConnector, SqlResource
 from penstock.sdk.sql.fence import install_fence
+from penstock.sdk.sql.session import Session
 
 __all__ = ["SqliteConnector", "SqliteEndpoint"]
 
@@ -54,6 +56,32 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
     def path(self, endpoint: SqliteEndpoint, resource: SqlResource) -> tuple[str, ...]:
         """What the table of a resource is called."""
         return (resource.table,)
+
+    def check_adoption(self, session: Session, path: tuple[str, ...]) -> None:
+        """Refuse a table that makes values into others, or takes two keys for one."""
+        [name] = path
+        strict = session.query(
+            "SELECT strict FROM pragma_table_list WHERE schema = 'main' AND lower(name) = lower(?)",
+            [name],
+        )
+        if strict != [(1,)]:
+            raise Refused(
+                f'table "{name}" is not STRICT, and cannot be taken over',
+                detail="SQLite would make values into others for the sake of their columns.",
+                hint="Make it again as a STRICT table, or name another one.",
+            )
+        collated = session.query(
+            "SELECT k.name, k.coll FROM pragma_index_list(?) AS i, pragma_index_xinfo(i.name) AS k "
+            "WHERE i.origin = 'pk' AND k.key AND k.coll <> 'BINARY'",
+            [name],
+        )
+        for column, collation in collated:
+            raise Refused(
+                f'key column "{column}" of table "{name}" is compared by {collation}, '
+                "and cannot be taken over",
+                detail="Keys that are different would be the same row.",
+                hint="Make it again without COLLATE, or name another one.",
+            )
 
     def open(self, opening: Opening[SqliteEndpoint, SqlResource]) -> SqliteTransactor:
         """The writer of a range of keys; whoever wrote any of them before is fenced off."""

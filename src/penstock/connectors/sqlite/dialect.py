@@ -70,16 +70,19 @@ class SqliteDialect(Dialect):
             table = Table(table.path, tuple(columns))
         return super().create_table(table) + " STRICT"
 
+    def replaces(self, alteration: Alteration) -> bool:
+        """Unless columns are only added: SQLite can alter none."""
+        before, after = alteration.before, alteration.after
+        return any(each != after.column(each.name) for each in before.columns)
+
     def alter(self, alteration: Alteration) -> Sequence[str]:
         """In place, if columns are only added; else by way of another table.
 
-        SQLite can alter no column. What is attached to the table, such as an index, is made
+        What is attached to the table, such as an index, is made
         again as it was.
         """
         before, after = alteration.before, alteration.after
-        if len(alteration.added()) + len(before.columns) == len(after.columns) and all(
-            each == after.column(each.name) for each in before.columns
-        ):
+        if not self.replaces(alteration):
             return [self.add_column(before, each) for each in alteration.added()]
         path, other = self.quoted_path(before.path), (f"flow_migrating_{before.path[-1]}",)
         names = [self.quoted(each.name) for each in before.columns]

@@ -3,13 +3,13 @@
     materialization │ version  spec
 
 The endpoint's tables say which columns there are; this says which of them were
-selected, whether a binding took delta updates, and which version a stream must be
-opened with.
+selected, whether a binding took delta updates, whether its table was made or taken
+over, and which version a stream must be opened with.
 """
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.protocol.specs import MaterializationBinding, MaterializationSpec
@@ -27,6 +27,7 @@ __all__ = [
     "last_applied",
     "must_be_applied",
     "remember",
+    "with_takeovers",
     "without_secrets",
 ]
 
@@ -62,6 +63,11 @@ class LastApplied:
         if bound is None or bound.delta_updates:
             return False
         return bool(json.loads(bound.resource_spec_json).get("delete") == "soft")
+
+    def taken_over(self, path: tuple[str, ...]) -> bool:
+        """Whether the table of a resource was somebody else's."""
+        bound = self.binding(path)
+        return bound is not None and bool(json.loads(bound.resource_spec_json).get("adopt"))
 
 
 def create_applied(dialect: Dialect, path: tuple[str, ...]) -> str:
@@ -112,6 +118,20 @@ def remember(
 def without_secrets(spec: MaterializationSpec) -> MaterializationSpec:
     """What is kept of it: not how to connect, which may hold secrets."""
     return replace(spec, endpoint_spec_json="{}")
+
+
+def with_takeovers(
+    spec: MaterializationSpec, taken: Collection[tuple[str, ...]]
+) -> MaterializationSpec:
+    """What is kept of it: by `adopt`, which tables were taken over, whatever is said of it now."""
+    bindings = []
+    for each in spec.bindings:
+        resource = json.loads(each.resource_spec_json)
+        if bool(resource.get("adopt")) != (each.resource_path in taken):
+            resource["adopt"] = each.resource_path in taken
+            each = replace(each, resource_spec_json=json.dumps(resource))
+        bindings.append(each)
+    return replace(spec, bindings=tuple(bindings))
 
 
 def forget(session: Session, dialect: Dialect, path: tuple[str, ...], materialization: str) -> None:

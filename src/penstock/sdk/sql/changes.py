@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.errors import Refused
-from penstock.sdk.sql.conflicts import Standing, other_key, without_documents
+from penstock.sdk.sql.conflicts import Standing, other_key, within_array, without_documents
 from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit
 
 __all__ = ["changes"]
@@ -27,6 +27,13 @@ def changes(
         Refused: it cannot be made to fit.
     """
     wanted = dialect.table(binding, extra)
+    if binding.document is None and not binding.delta_updates:
+        for each in binding.fields:
+            if why := within_array(binding.collection, each.ptr):
+                raise Refused(
+                    f'field "{each.name}" of table "{binding}": {why}',
+                    hint="Select the whole document, or what is around the field instead of it.",
+                )
     if standing is None:
         return [dialect.create_table(wanted)]
     existing = dialect.spelled(standing.table, (each.name for each in wanted.columns))
@@ -61,4 +68,17 @@ def changes(
     there = {each.name for each in after}
     after += [replace(each, nullable=True) for each in wanted.columns if each.name not in there]
     changed = replace(existing, columns=tuple(after))
-    return dialect.alter(Alteration(existing, changed, migrated)) if changed != existing else []
+    if changed == existing:
+        return []
+    alteration = Alteration(existing, changed, migrated)
+    if standing.taken_over and dialect.replaces(alteration):
+        differing = [each.name for each in existing.columns if each != changed.column(each.name)]
+        raise Refused(
+            f'table "{binding}" would have to be replaced to change {", ".join(differing)}, '
+            "and this materialization did not make it",
+            detail="What it has beside its columns, such as CHECK, UNIQUE and DEFAULT, would be "
+            "lost.",
+            hint="Change it yourself, so that columns may be null whose fields may be left out or "
+            "are not selected; or name another table.",
+        )
+    return dialect.alter(alteration)

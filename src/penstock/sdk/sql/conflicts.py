@@ -3,13 +3,15 @@
 Validate tells it of fields, and Apply refuses it; both ask here, so that they agree.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.protocol.specs import CollectionSpec
 from penstock.sdk.bindings import Field, FieldKind
 from penstock.sdk.sql.dialect import Dialect, Table
 
-__all__ = ["Standing", "other_key", "without_documents"]
+__all__ = ["Standing", "other_key", "within_array", "without_documents"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,9 @@ class Standing:
 
     applied: Mapping[str, FieldKind] = field(default_factory=dict[str, FieldKind])
     """By field that was selected last, what its values were; none, if it was not bound."""
+
+    taken_over: bool = False
+    """Whether somebody else made it."""
 
 
 def other_key(table: Table, key: Sequence[Collection[str]]) -> str:
@@ -44,3 +49,18 @@ def without_documents(dialect: Dialect, standing: Standing, document: Field | No
     if there and (not standing.applied or document.name in standing.applied):
         return ""
     return f'table "{".".join(standing.table.path)}" has rows without a document in "{name}"'
+
+
+def within_array(collection: CollectionSpec, ptr: str) -> str:
+    """Why documents cannot be put together of a location: it may be an item of an array."""
+    tokens = ptr.split("/")
+    for at, token in enumerate(tokens[2:], 2):
+        outer = "/".join(tokens[:at])
+        found = [each.inference.types for each in collection.projections if each.ptr == outer]
+        only_objects = found and all(types and "array" not in types for types in found)
+        if re.fullmatch(r"0|[1-9][0-9]*", token) and not only_objects:
+            return (
+                f'location "{ptr}" may be an item of an array, of which documents cannot be put '
+                "together again"
+            )
+    return ""

@@ -5,7 +5,6 @@ each time; beside them stand the fences (`fence.py`) and what was applied last
 (`applied.py`). Everything of one Apply is one transaction.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -158,22 +157,30 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         if table is None:
             return None
         was_delta = last.delta_updates(path) if last is not None else None
-        self._check_takeover(path, was_delta, adopt=adopt)
+        if was_delta is None:
+            self._check_takeover(session, path, adopt=adopt)
         _check_delta(path, was_delta, now=delta_updates)
         name = self.dialect.quoted_path(path)
         filled = not delta_updates and bool(
             session.query(f"SELECT EXISTS (SELECT 1 FROM {name})")[0][0]
         )
-        return Standing(table, filled, last.kinds(path) if last is not None else {})
+        return Standing(
+            table,
+            filled,
+            last.kinds(path) if last is not None else {},
+            taken_over=last is None or was_delta is None or last.taken_over(path),
+        )
 
-    def _check_takeover(
-        self, path: tuple[str, ...], was_delta: bool | None, *, adopt: bool
-    ) -> None:
-        if was_delta is None and not adopt:
+    def _check_takeover(self, session: Session, path: tuple[str, ...], *, adopt: bool) -> None:
+        if not adopt:
             raise Refused(
                 f'table "{".".join(path)}" is there, and this materialization did not make it',
                 hint="Name another table, drop it, or say adopt: true to take it over.",
             )
+        self.check_adoption(session, path)
+
+    def check_adoption(self, session: Session, path: tuple[str, ...]) -> None:
+        """Refuse to take over a table that would not keep values or keys as ours do."""
 
     # Apply.
 
@@ -184,13 +191,24 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         with self.session(endpoint, touch=not applying.dry_run) as session, session.transaction():
             last = self.last_applied(session, endpoint, applying.materialization)
             statements = [*self._own_tables(session, endpoint, applying.bindings)]
+            taken = set()
             for binding in applying.bindings:
-                statements += self._changes(session, binding, last)
+                standing = self._standing(
+                    session,
+                    binding.path,
+                    last,
+                    adopt=binding.resource.adopt,
+                    delta_updates=binding.delta_updates,
+                )
+                statements += self._changes(session, binding, standing, last)
+                if standing is not None and standing.taken_over:
+                    taken.add(binding.path)
             if applying.dry_run:
                 return _described(statements)
             for statement in statements:
                 session.run(statement)
             kept = applied_before.without_secrets(applying.spec)
+            kept = applied_before.with_takeovers(kept, taken)
             if last is None or (last.version, last.spec) != (applying.version, kept):
                 applied_before.remember(
                     session,
@@ -216,10 +234,13 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         ]
 
     def _changes(
-        self, session: Session, binding: Binding[ResourceT], last: LastApplied | None
+        self,
+        session: Session,
+        binding: Binding[ResourceT],
+        standing: Standing | None,
+        last: LastApplied | None,
     ) -> Sequence[str]:
         path, resource, delta = binding.path, binding.resource, binding.delta_updates
-        standing = self._standing(session, path, last, adopt=resource.adopt, delta_updates=delta)
         dialect = self.dialect_for(session, binding.fields)
         extra = self.extra_columns(resource, delta_updates=delta)
         statements = [*changes(dialect, binding, standing, extra)]
@@ -241,7 +262,10 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
     # Delete.
 
     def delete(self, applying: Applying[EndpointT, ResourceT]) -> str:
-        """Drop the tables that were made, not those that were taken over, and begin anew."""
+        """Drop the tables that were made, and begin anew.
+
+        Not those that were taken over, whatever the resource says of `adopt` by now.
+        """
         endpoint, name = applying.endpoint, applying.materialization
         with self.session(endpoint, touch=not applying.dry_run) as session, session.transaction():
             last = self.last_applied(session, endpoint, name)
@@ -256,7 +280,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             statements = [
                 self.dialect.drop_table(each.resource_path)
                 for each in last.spec.bindings
-                if not json.loads(each.resource_spec_json).get("adopt")
+                if not last.taken_over(each.resource_path)
             ]
             if applying.dry_run:
                 return _described(statements)

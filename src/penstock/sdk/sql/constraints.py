@@ -7,6 +7,9 @@ new table        key                       location required
                  one other type            optional
                  several types, only null  forbidden
                  column of another field   forbidden; of the key, unsatisfiable
+                 item of an array, if the  the same
+                 resource says document:
+                 false
 
 a table that     field with a column       required, if the column can take it or be
 is there                                   migrated to; else unsatisfiable, and why
@@ -23,7 +26,7 @@ from typing import Any
 from penstock.protocol.specs import Constraint, ConstraintType
 from penstock.sdk.bindings import Field
 from penstock.sdk.connector import Asked
-from penstock.sdk.sql.conflicts import Standing, other_key, without_documents
+from penstock.sdk.sql.conflicts import Standing, other_key, within_array, without_documents
 from penstock.sdk.sql.dialect import Column, Dialect, Fit, Table
 
 __all__ = ["constraints"]
@@ -50,6 +53,8 @@ def constraints(
         if not delta_updates:
             found |= _of_key(dialect, asked, table, standing)
             found |= _of_documents(dialect, fields, standing, required=document)
+    if not delta_updates and not document:
+        found |= _of_arrays(asked)
     return found | _of_same_columns(dialect, fields, extra)
 
 
@@ -131,6 +136,17 @@ def _of_documents(
         name: Constraint(kind, f"{why}; say document: false, empty it, or name another one")
         for name, why in found.items()
         if why
+    }
+
+
+def _of_arrays(asked: Asked[Any]) -> dict[str, Constraint]:
+    return {
+        each.name: Constraint(
+            ConstraintType.UNSATISFIABLE if each.is_key else ConstraintType.FIELD_FORBIDDEN,
+            f"{why}; say document: true, or select what is around it",
+        )
+        for each in asked.fields
+        if (why := within_array(asked.collection, each.ptr))
     }
 
 

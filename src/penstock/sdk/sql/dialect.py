@@ -182,6 +182,10 @@ class Dialect(ABC):
             f"ADD COLUMN {self.quoted(column.name)} {column.type}"
         )
 
+    def replaces(self, alteration: "Alteration") -> bool:
+        """Whether it takes another table in its place, which loses what we do not know of."""
+        return False
+
     @abstractmethod
     def alter(self, alteration: "Alteration") -> Sequence[str]:
         """Make a table what it is to be, and keep what is in it."""

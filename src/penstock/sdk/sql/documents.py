@@ -6,7 +6,8 @@ left out, unless null is a value of the field's own.
 
 A location may have a column and lie within another that has one, too: then the outer
 one, which holds all of it, is told; the inner ones, where it is null, as it is in rows
-that were stored before it was selected.
+that were stored before it was selected. The outermost is the document itself, which may
+be selected under another name than that of the document column.
 """
 
 import base64
@@ -61,7 +62,10 @@ class Assembly:
 
     def documents(self, columns: Sequence[Sequence[Any]]) -> pa.BinaryArray:
         """A document for each row of `columns`, which are in the order of keys and values."""
-        return _object(self._root, columns).cast(pa.binary())
+        text, root = _object(self._root, columns), self._root
+        if root.field is not None and root.field.kind is FieldKind.JSON:
+            text = pc.coalesce(_text(root.field, columns[root.index])[0], text)
+        return text.cast(pa.binary())
 
 
 def _object(node: Node, columns: Sequence[Sequence[Any]]) -> pa.StringArray:

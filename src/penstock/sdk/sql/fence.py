@@ -7,14 +7,20 @@ transaction, and takes its checkpoint from the narrowest row that covers its ran
 A commit writes its checkpoint where the fence is still the one it holds; if no row
 is, somebody has opened since, and everything of that transaction is rolled back.
 
-SUBTLE: after ranges were split and are joined again, the row of the whole range, if
-there is one, has the checkpoint of before the split, and what the parts did since
-would be done again; if there is none, everything would be. Parts are known by rows
-inside the range: then no checkpoint is taken, the recovery log decides, and the rows
-inside go. Nor is anything begun from zero where somebody has written some of the keys.
+SUBTLE: after ranges were split and are joined again, a row that covers the joined one
+has the checkpoint of before the split, and what the parts did since would be done
+again; if there is none, everything would be. A range is known to be joined by the rows
+inside, if together they have all of its keys, or it has a row of its own, or no row
+covers it. Then no checkpoint is taken, the recovery log decides, and the rows inside
+go. Nor is anything begun from zero where somebody has written some of the keys.
+
+SUBTLE: a row that goes leaves its fence, or a higher one, to the row that takes its
+place, and whoever opens inherits the highest of those that cover it. Else a range that
+is split off again would one day have the fence that somebody holds who hung since.
 """
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import Fenced
@@ -63,43 +69,73 @@ def install_fence(
     """Fence off whoever wrote any of these keys before. Call it within a transaction."""
     table, name = dialect.quoted_path(path), materialization
     begin, end = key_range.begin, key_range.end
-    overlapping = session.run(
-        f"UPDATE {table} SET fence = fence + 1 "
-        "WHERE materialization = ? AND key_end >= ? AND key_begin <= ?",
-        [name, begin, end],
-    )
-    covering = session.query(
-        f"SELECT key_begin, key_end, fence, checkpoint FROM {table} "
-        "WHERE materialization = ? AND key_begin <= ? AND key_end >= ? "
-        "ORDER BY key_end - key_begin LIMIT 1",
-        [name, begin, end],
-    )
-    exact = bool(covering) and (covering[0][0], covering[0][1]) == (begin, end)
-    joined = 0
-    if exact or not covering:
-        joined = session.run(
-            f"DELETE FROM {table} WHERE materialization = ? "
-            "AND key_begin >= ? AND key_end <= ? AND NOT (key_begin = ? AND key_end = ?)",
-            [name, begin, end, begin, end],
+    where = "WHERE materialization = ? AND key_end >= ? AND key_begin <= ?"
+    session.run(f"UPDATE {table} SET fence = fence + 1 {where}", [name, begin, end])
+    rows = [
+        _Row(KeyRange(first, last), fence, checkpoint)
+        for first, last, fence, checkpoint in session.query(
+            f"SELECT key_begin, key_end, fence, checkpoint FROM {table} {where}", [name, begin, end]
         )
-    if covering:
-        fence, written = covering[0][2], "" if joined else covering[0][3]
-    else:
-        fence, written = 1, "" if overlapping else _text(START_FROM_ZERO)
-    if not exact:
+    ]
+    taken = _taken(rows, key_range)
+    if taken.joined:
+        session.run(
+            f"DELETE FROM {table} WHERE materialization = ? AND key_begin >= ? AND key_end <= ?",
+            [name, begin, end],
+        )
+    if taken.joined or key_range not in (each.key_range for each in rows):
         session.run(
             f"INSERT INTO {table} (materialization, key_begin, key_end, fence, checkpoint) "
             "VALUES (?, ?, ?, ?, ?)",
-            [name, begin, end, fence, written],
+            [name, begin, end, taken.fence, taken.checkpoint],
         )
-    elif joined:
-        # Until this stream commits, nobody may take the stale one for the truth.
-        session.run(
-            f"UPDATE {table} SET checkpoint = ? "
-            "WHERE materialization = ? AND key_begin = ? AND key_end = ?",
-            [written, name, begin, end],
-        )
-    return Fence(name, key_range, int(fence), base64.b64decode(written))
+    return Fence(name, key_range, taken.fence, base64.b64decode(taken.checkpoint))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    key_range: KeyRange
+    fence: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    fence: int
+    checkpoint: str
+    joined: bool = False
+
+
+def _taken(rows: Sequence[_Row], key_range: KeyRange) -> _Taken:
+    """What a range takes from the rows that it overlaps."""
+    if not rows:
+        return _Taken(1, _text(START_FROM_ZERO))
+    highest = max(each.fence for each in rows)
+    covering = [each for each in rows if each.key_range.covers(key_range)]
+    inside = [
+        each.key_range
+        for each in rows
+        if key_range.covers(each.key_range) and each.key_range != key_range
+    ]
+    if not covering:
+        return _Taken(highest, "", joined=bool(inside))
+    narrowest = min(covering, key=lambda row: row.key_range.width)
+    exact = narrowest.key_range == key_range
+    if inside and (exact or _have_all(inside, key_range)):
+        # The checkpoint is wiped: until this stream commits, nobody may take the stale one.
+        return _Taken(highest, "", joined=True)
+    fence = narrowest.fence if exact else max(each.fence for each in covering)
+    return _Taken(fence, narrowest.checkpoint)
+
+
+def _have_all(parts: Sequence[KeyRange], key_range: KeyRange) -> bool:
+    """Whether each key of a range is in one of the parts."""
+    reached = key_range.begin
+    for each in sorted(parts):
+        if each.begin > reached:
+            return False
+        reached = max(reached, each.end + 1)
+    return reached > key_range.end
 
 
 def commit_fence(

@@ -156,7 +156,8 @@ def _(peer: Peer) -> None:
 
 @check(
     "fence-join",
-    rule="a shard that joins others does not go back to a checkpoint older than theirs",
+    rule="a shard that joins others, all or some of them, does not go back to a checkpoint older "
+    "than theirs",
     source="protocol, Fencing",
     patterns=_REMOTE,
     otherwise=_LOG,
@@ -166,6 +167,11 @@ def _(peer: Peer) -> None:
     parent = task.shard()
     parent.transact(document("a", "of the parent"))
     _join(peer, task, [task.part(each) for each in WHOLE.split()])
+    # The row of the whole is still there when four become two.
+    task = peer.task()
+    task.shard().transact(document("a", "of the parent"))
+    quarters = [each for half in WHOLE.split() for each in half.split()]
+    _join(peer, task, [task.part(each) for each in quarters], WHOLE.split())
 
 
 @check(
@@ -199,7 +205,9 @@ def _split_twice(task: Task) -> list[Shard]:
     return _split(task, _split(task, [whole]))
 
 
-def _join(peer: Peer, task: Task, parts: Sequence[Shard]) -> None:
+def _join(
+    peer: Peer, task: Task, parts: Sequence[Shard], ranges: Sequence[KeyRange] = (WHOLE,)
+) -> None:
     """Join shards that have come to a common checkpoint, and see where that leads."""
     old = sorted({each.stored.hex() for each in task.logs.values()})
     common = task.next_checkpoint()
@@ -210,16 +218,19 @@ def _join(peer: Peer, task: Task, parts: Sequence[Shard]) -> None:
         part.started_commit()
         part.acknowledge()
         part.cancel()
-    first, said = (_open_as_new(peer, task, WHOLE).checkpoint for _ in range(2))
-    if {first, said} - {b"", common}:
-        raise Failed(
-            f"Opened has checkpoint {first.hex()}, the second time {said.hex()}, "
-            f"and must have {common.hex()} or none",
-            detail=f"Those of before were {', '.join(old)}.",
-        )
     known = task.log(parts[0].key_range)
-    task.logs = {WHOLE: dataclasses.replace(known, checkpoint=said, stored=said)}
-    joined = task.shard()
-    joined.transact(document("joined", "stored"))
-    joined.cancel()
-    task.shard().verify()
+    task.logs = {}
+    for each in ranges:
+        first, said = (_open_as_new(peer, task, each).checkpoint for _ in range(2))
+        if {first, said} - {b"", common}:
+            raise Failed(
+                f"Opened has checkpoint {first.hex()}, the second time {said.hex()}, "
+                f"and must have {common.hex()} or none",
+                detail=f"Those of before were {', '.join(old)}.",
+            )
+        task.logs[each] = dataclasses.replace(known, checkpoint=said, stored=said)
+    for each in ranges:
+        joined = task.part(each)
+        joined.transact(document(f"joined {each}", "stored"))
+        joined.cancel()
+    task.part(ranges[0]).verify()
