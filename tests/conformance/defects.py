@@ -141,4 +141,12 @@ DEFECTS = (
             "end-after-store",
         )
     ),
+    *(
+        Defect("answers-about-none", check, "Validated has 0 bindings")
+        for check in (
+            "validate-answers-every-binding",
+            "validate-announces-deletes",
+            "apply-refuses-nothing-it-validated",
+        )
+    ),
 )

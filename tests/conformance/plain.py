@@ -69,6 +69,8 @@ class Driver:
             answers.append(answer)
         if endpoint.bad("validates-backwards"):
             answers.reverse()
+        if endpoint.bad("answers-about-none"):
+            answers.clear()
         return pb.ValidateResponse(bindings=answers)
 
     def apply(self, request: Any) -> Any:

@@ -1,23 +1,29 @@
 """A check that is told to end leaves no process behind, however far it has come."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from penstock.cli import connector
 from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import UsageError
+from penstock.testing.conformance import parse
+from penstock.testing.conformance.process import Connectors, NotStarted
 
 HERE = Path(__file__).parent
 NEVER_LISTENS = "sleep 600 & echo $! $$ > {pids}; wait"
 HANGS = "{python} {plain} --listen $ADDRESS & echo $! $$ > {pids}; wait"
 
 
-def started(folder: Path, script: str) -> "subprocess.Popen[bytes]":
+def started(folder: Path, script: str, *before: str) -> "subprocess.Popen[bytes]":
     """`check` of a connector within a shell, of which the first acknowledge never comes."""
     endpoint = {"path": str(folder / "plain.db"), "defect": "no-first-acknowledge"}
     names = {"python": sys.executable, "plain": HERE / "plain.py", "pids": folder / "pids"}
@@ -32,7 +38,7 @@ def started(folder: Path, script: str) -> "subprocess.Popen[bytes]":
     path.write_text(json.dumps(config))
     verb = ["connector", "check", "--config", str(path), "--only", "first-acknowledge"]
     return subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli.main", *verb], stderr=subprocess.DEVNULL
+        [*before, sys.executable, "-m", "penstock.cli.main", *verb], stderr=subprocess.DEVNULL
     )
 
 
@@ -54,6 +60,59 @@ def test_a_check_that_is_told_to_end_ends_the_connector(
         assert check.wait(60) == 128 + number
     for pid in (tmp_path / "pids").read_text().split():
         wait_for(lambda pid=pid: not alive(int(pid)))
+
+
+def test_a_signal_that_is_ignored_does_not_end_a_check(tmp_path: Path) -> None:
+    ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    with started(tmp_path, NEVER_LISTENS, *ignoring) as check:
+        wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().strip())
+        check.send_signal(signal.SIGHUP)
+        check.send_signal(signal.SIGTERM)
+        assert check.wait(60) == 128 + signal.SIGTERM
+
+
+def test_signals_are_afterwards_what_they_were(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(each) for each in numbers]
+    with pytest.raises(UsageError, match="cannot be read"):
+        connector.check(config=tmp_path / "nothing.yaml")
+    assert [signal.getsignal(each) for each in numbers] == before
+
+
+def test_what_a_wrapper_leaves_behind_is_ended(tmp_path: Path) -> None:
+    listen = (
+        "import signal, socket, sys; "
+        "kept = socket.create_server(('127.0.0.1', int(sys.argv[1]))); signal.pause()"
+    )
+    script = (
+        f"[ -e {tmp_path}/end ] && exit 3; "
+        f'{sys.executable} -S -E -c "{listen}" {{port}} & echo $! $$ > {tmp_path}/pids; '
+        f"until [ -e {tmp_path}/end ]; do sleep 0.02; done"
+    )
+    config = parse(
+        {
+            "endpoint": {},
+            "resource": {"table": "{name}"},
+            "pattern": "remote-authoritative",
+            "accepts_delete": True,
+            "command": ["sh", "-c", script],
+        }
+    )
+    connectors = Connectors(config, None, tmp_path)
+    connectors.connection()
+    left, wrapper = (int(each) for each in (tmp_path / "pids").read_text().split())
+    (tmp_path / "end").touch()
+    wait_for(lambda: not alive(wrapper))
+    assert alive(left)
+    try:
+        for _ in range(2):
+            with pytest.raises(NotStarted, match="ended with 3"):
+                connectors.connection()
+        wait_for(lambda: not alive(left))
+        connectors.close()
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.testing.conformance import CHECKS, Config, Need, Outcome, Pattern, Report, parse, run
+from penstock.testing.conformance import (
+    CHECKS,
+    Config,
+    Need,
+    Outcome,
+    Pattern,
+    Report,
+    check,
+    parse,
+    run,
+)
 from penstock.testing.conformance.hiding import hider
 from penstock.testing.conformance.process import Connectors
 from tests.conformance.defects import DEFECTS, PUSHED, REMOTE, STAGED, WRITTEN, Defect
@@ -166,6 +176,21 @@ def test_a_secret_is_not_told(tmp_path: Path, serving: str) -> None:
     assert "***" in report.as_table()
     assert "not applied" not in report.as_table()
     assert "not applied" not in report.as_json()
+
+
+def test_whatever_a_check_comes_upon_is_told(
+    tmp_path: Path, serving: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(_: Any) -> None:
+        raise KeyError("hush/hush")
+
+    monkeypatch.setitem(check._CHECKS, "stumbles", check.Check("stumbles", "none", "none", body))
+    config = described(tmp_path, REMOTE, command=False)
+    config.endpoint["password"] = "hush/hush"
+    report = run(config, serving, only=["stumbles", "first-acknowledge"])
+    (failed,) = report.failed
+    assert failed.reason == "the connector failed: KeyError: '***'"
+    assert names(report, Outcome.PASSED) == {"first-acknowledge"}
 
 
 def test_what_the_connector_printed_is_shown_without_secrets(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from penstock.materialize import connect
 from penstock.materialize.errors import ConnectorError, ConnectorUnreachable
 from penstock.protocol.messages import Acknowledge, Acknowledged, Flush, Flushed, Load, StartCommit
 from penstock.sdk import serve
-from tests.sdk.driving import PATIENCE_S, drained, opened, ready
+from tests.sdk.driving import PATIENCE_S, drained, opened, ready, until
 from tests.sdk.toy import Toy, ToyTransactor
 
 
@@ -122,3 +122,28 @@ def test_a_stream_on_which_nothing_is_awaited_is_left_alone(hurried):
     stream.cancel()
     listener.join(PATIENCE_S)
     assert "CANCELLED" in str(heard[0].__notes__)
+
+
+def test_the_end_of_a_stream_is_waited_for_as_long_as_an_answer(toy, gate, tmp_path):
+    toy.transactor = deaf("close", gate)
+    with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as connection:
+        stream = ready(connection)
+        heard: list[object] = []
+        listener = threading.Thread(target=lambda: heard.append(stream.receive()))
+        listener.start()
+        until(lambda: stream._receiving)
+
+        looks = iter(range(4))
+
+        def look(_patience_s):
+            """That the stream is idle, twice; then right after our end of it; then no more."""
+            count = next(looks)
+            if count == 2:
+                stream.end()
+            return count == 3
+
+        stream._ended.wait = look
+        stream._watch(1.0)
+        gate.set()
+        listener.join(PATIENCE_S)
+        assert heard == [None]

@@ -85,6 +85,21 @@ def test_an_integer_is_exact_wherever_it_stands(values):
     assert [None if each is None else int(each) for each in found] == values
 
 
+@given(
+    st.lists(
+        st.none() | integers | st.floats(-1e30, 1e30).map(lambda each: float(round(each))),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_a_double_that_is_whole_is_an_integer(values):
+    batch = documents(*((each,) for each in values), values=["integer"])
+    found = batch.columns()[1]
+    assert [None if each is None else int(each) for each in found.to_pylist()] == values
+    fit = all(each is None or -(2**63) <= each < 2**63 for each in values)
+    assert found.type == (pa.int64() if fit else pa.string())
+
+
 def test_only_the_rows_around_one_that_does_not_fit_go_the_slow_way(monkeypatch):
     slow: list[int] = []
 
@@ -114,6 +129,9 @@ def test_only_the_rows_around_one_that_does_not_fit_go_the_slow_way(monkeypatch)
         ("number", True, '"number" is a bool'),
         ("number", "1", '"number" is text'),
         ("integer", b"1", '"integer" is bytes'),
+        ("integer", 1.5, '"integer" is a float of 64 bits'),
+        ("integer", math.inf, '"integer" is a float of 64 bits'),
+        ("integer", math.nan, '"integer" is a float of 64 bits'),
         ("integer", (1, 2), '"integer" is a nested tuple'),
         ("json", Float32(1.5), '"json" is a float of 32 bits'),
         ("json", b"\xff", '"json" is not text in UTF-8'),

@@ -1,5 +1,8 @@
 """A key is asked for once in a transaction, and stored once."""
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -82,3 +85,21 @@ def test_delta_updates_of_one_key_may_be_many(toy, connection):
     committed(stream, store(1, 1), store(1))
     assert toy.checkpoint == b"cp"
     stream.cancel()
+
+
+def test_another_process_hashes_otherwise():
+    script = (
+        "import pyarrow as pa; from penstock.sdk.once import Once; once = Once(); "
+        "once.add(pa.array([b'key'], pa.binary())); print(once._high[0][0], once._low[0][0])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    once = Once()
+    once.add(pa.array([b"key", b"key"], pa.binary()))
+    assert once.twice() == (0, 1)
+    assert done.stdout.decode().split() != [str(once._high[0][0]), str(once._low[0][0])]
+
+
+def test_keys_that_differ_in_length_are_different():
+    once = Once()
+    once.add(pa.array([b"\2", b"\1\0"], pa.binary()))
+    assert once._high[0][0] != once._high[0][1]

@@ -7,6 +7,8 @@ no other verb should wait for.
 import json
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,12 +146,27 @@ def check(
     """
     from penstock.testing import conformance
 
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, _break_off)
-    report = conformance.run(conformance.load(config), address, only=only or ())
+    with _breaking_off():
+        report = conformance.run(conformance.load(config), address, only=only or ())
     print(report.as_json() if as_json else report.as_table())
     if report.failed:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _breaking_off() -> Iterator[None]:
+    """Meanwhile, signals that would end the process break off; those that it ignores do not."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    deadly = (signal.SIG_DFL, signal.default_int_handler)
+    before = {each: signal.getsignal(each) for each in signals}
+    ours = [each for each in signals if before[each] in deadly]
+    for each in ours:
+        signal.signal(each, _break_off)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, before[each])
 
 
 def _break_off(number: int, _frame: object) -> None:

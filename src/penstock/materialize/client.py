@@ -309,6 +309,7 @@ class Stream:
     def end(self) -> None:
         """Say that no more requests will come."""
         with self._changed:
+            self._said += 1
             self._said_all = True
             self._changed.notify_all()
 

@@ -210,7 +210,7 @@ def _slow_columns(
     for index, field in enumerate(fields):
         values = [row[index] for row in rows]
         for row, value in enumerate(values, first):
-            if value is not None and type(value) not in _TAKEN[field.kind]:
+            if value is not None and not _taken(value, field.kind):
                 raise RemoteProtocolError(
                     f'{what}, row {row}: "{field.name}" is {kind_of(value)}',
                     detail=f"The collection's schema says that it is of kind {field.kind.value}.",
@@ -221,12 +221,18 @@ def _slow_columns(
 
 _TAKEN: Final[Mapping[FieldKind, frozenset[type]]] = {
     FieldKind.BOOLEAN: frozenset({bool}),
-    FieldKind.INTEGER: frozenset({int, float}),
+    FieldKind.INTEGER: frozenset({int}),
     FieldKind.NUMBER: frozenset({int, float}),
     FieldKind.STRING: frozenset({str}),
     FieldKind.BYTES: frozenset({str}),
     FieldKind.JSON: frozenset({bool, int, float, str, bytes}),
 }
+
+
+def _taken(value: Any, kind: FieldKind) -> bool:
+    if kind is FieldKind.INTEGER and isinstance(value, float):
+        return value.is_integer()  # In JSON, 1.0 is an integer.
+    return type(value) in _TAKEN[kind]
 
 
 def _exact(values: list[Any], field: Field, what: str, first: int) -> pa.Array:
@@ -244,6 +250,8 @@ def _exact(values: list[Any], field: Field, what: str, first: int) -> pa.Array:
             return _decoded(values, field, what, first)
         case FieldKind.INTEGER | FieldKind.NUMBER:
             number = int if field.kind is FieldKind.INTEGER else float
+            if number is int:
+                values = [None if each is None else int(each) for each in values]
             if all(each is None or _fits(each, number) for each in values):
                 return pa.array(
                     [None if each is None else number(each) for each in values], ARROW[field.kind]
@@ -256,7 +264,7 @@ def _exact(values: list[Any], field: Field, what: str, first: int) -> pa.Array:
 def _fits(value: Any, number: type) -> bool:
     """Whether a column of such numbers has the value exactly."""
     if number is int:
-        return isinstance(value, int) and -(2**63) <= value < 2**63
+        return bool(-(2**63) <= value < 2**63)
     try:
         return isinstance(value, float) or int(float(value)) == value
     except OverflowError:

@@ -5,6 +5,7 @@ a transaction of a hundred million keys the chance that two of them are taken fo
 below one in ten million million.
 """
 
+import secrets
 from typing import Any, Final
 
 import numpy as np
@@ -18,9 +19,10 @@ from penstock.sdk.bindings import Binding
 
 __all__ = ["EachOnce", "Once"]
 
-_1: Final = np.uint64(0x9E3779B97F4A7C15)
-_2: Final = np.uint64(0xD6E8FEB86659FD93)
 _8: Final = np.uint64(8)
+
+_SEEDS: Final = tuple(np.uint64(secrets.randbits(64) | 1) for _ in range(4))
+"""Odd, and of this process: who knew them could make keys that are taken for one."""
 
 
 class EachOnce:
@@ -62,7 +64,7 @@ class Once:
         cells = packed_cells(packed)
         self._high.append(np.empty(len(cells), np.uint64))
         self._low.append(np.empty(len(cells), np.uint32))
-        _hash(cells.data, cells.offsets, self._high[-1], self._low[-1])
+        _hash(cells.data, cells.offsets, self._high[-1], self._low[-1], *_SEEDS)
 
     def twice(self) -> tuple[int, int] | None:
         """Two that are the same, counted from zero as they came; none, if all are different."""
@@ -82,17 +84,17 @@ class Once:
 
 
 @compiled_when_large
-def _mixed(word):  # type: ignore[no-untyped-def]
-    word = (word ^ (word >> np.uint64(32))) * _2
+def _mixed(word, by):  # type: ignore[no-untyped-def]
+    word = (word ^ (word >> np.uint64(32))) * by
     return word ^ (word >> np.uint64(29))
 
 
 @compiled_when_large
-def _hash(data, offsets, high, low):  # type: ignore[no-untyped-def]
+def _hash(data, offsets, high, low, one, two, three, four):  # type: ignore[no-untyped-def]
     for i in range(len(high)):
         # Unsigned, for what could be negative would be looked at as counted from the end.
         at, end = np.uint64(offsets[i]), np.uint64(offsets[i + 1])
-        a, b = (end - at) * _1, _2
+        a, b = _mixed((end - at) ^ three, two), four
         while at < end:
             word, left = np.uint64(0), min(end - at, _8)
             if left == _8:
@@ -101,6 +103,6 @@ def _hash(data, offsets, high, low):  # type: ignore[no-untyped-def]
             else:
                 for k in range(left):
                     word |= np.uint64(data[at + np.uint64(k)]) << np.uint64(8 * k)
-            a, b = _mixed(a ^ (word * _1)), _mixed(b + word) * _1
+            a, b = _mixed(a ^ (word * one), two), _mixed(b + word, two) * one
             at += left
         high[i], low[i] = a, b >> np.uint64(32)

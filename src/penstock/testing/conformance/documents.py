@@ -1,7 +1,7 @@
 """The collections that checks materialize, and how their documents are packed."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -126,7 +126,7 @@ def same_json(left: Any, right: Any) -> bool:
             return bool(left == right)
 
 
-def shown(value: Any) -> str:
-    """A value in a message, not longer than a line."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+def shown(value: Any, hide: Callable[[str], str]) -> str:
+    """A value in a message, without secrets, and not longer than a line."""
+    text = hide(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 160 else f"{text[:120]}… ({len(text)} characters)"

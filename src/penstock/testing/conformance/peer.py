@@ -8,13 +8,15 @@ import dataclasses
 import json
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
 from penstock.materialize.client import Connection
 from penstock.protocol.messages import Validate, ValidateBinding, Validated
-from penstock.testing.conformance.check import Need, Skipped
+from penstock.testing.conformance.check import Failed, Need, Skipped
 from penstock.testing.conformance.config import EXACTLY_ONCE, Config, Pattern, filled
+from penstock.testing.conformance.documents import shown
 from penstock.testing.conformance.exchange import Exchange
 from penstock.testing.conformance.process import Connectors
 from penstock.testing.conformance.task import Resource, Task
@@ -59,6 +61,10 @@ class Peer:
         """The endpoint configuration."""
         return json.dumps(self.config.endpoint)
 
+    def shown(self, value: Any) -> str:
+        """A value in a message, without secrets, and not longer than a line."""
+        return shown(value, self.connectors.hide)
+
     def fresh(self) -> str:
         """A name that nothing has yet."""
         self._named += 1
@@ -96,12 +102,19 @@ class Peer:
     def ask(
         self, bindings: Sequence[ValidateBinding], endpoint_json: str = "", name: str = ""
     ) -> Validated:
-        """Ask Validate about these bindings of the materialization called `name`."""
+        """Ask Validate about these bindings of the materialization called `name`.
+
+        Raises:
+            Failed: it does not answer about each of them.
+        """
         self.messages.append(f"▸ Validate of {len(bindings)} bindings")
         name = name or f"conformance/{self._prefix}"
-        return self.connection.validate(
+        answer = self.connection.validate(
             Validate(name, endpoint_json or self.endpoint_json, tuple(bindings))
         )
+        if len(answer.bindings) != len(bindings):
+            raise Failed(f"Validated has {len(answer.bindings)} bindings for {len(bindings)}")
+        return answer
 
     def another(self) -> Connection:
         """A line to a second process over the same endpoint."""

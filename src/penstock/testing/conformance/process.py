@@ -10,7 +10,8 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,11 +54,14 @@ class Connectors:
         self._line: Connection | None = None
         self._other: tuple[subprocess.Popen[bytes], Connection] | None = None
         self._logs: list[Path] = []
+        self.hide: Callable[[str], str] = hider(config)
+        """Takes secrets out of what is shown."""
 
     def connection(self) -> Connection:
         """A line to the connector, which is started if it is not running."""
         if self.config.command and (self._main is None or self._main.poll() is not None):
-            self._hang_up()
+            if self._main is not None:
+                self.kill()
             self._main, self._line = self._started(self._address or _free_address())
         if self._line is None:
             if self._address is None:
@@ -69,7 +73,10 @@ class Connectors:
         """A line to a second process over the same endpoint, which runs until the end."""
         if not self.config.command:
             raise Skipped(Need.COMMAND.value)
-        if self._other is None or self._other[0].poll() is not None:
+        if self._other is not None and self._other[0].poll() is not None:
+            self._kill(self._other[0])
+            self._other = None
+        if self._other is None:
             self._other = self._started(_free_address())
         return self._other[1]
 
@@ -78,7 +85,6 @@ class Connectors:
         if self._main is None:
             raise Skipped(Need.COMMAND.value)
         self._kill(self._main)
-        self._processes.remove(self._main)
         self._main = None
         self._hang_up()
 
@@ -100,18 +106,21 @@ class Connectors:
         return {each: each.stat().st_size for each in self._logs}
 
     def last_lines(self, before: Mapping[Path, int]) -> Sequence[str]:
-        """The last that was printed since there was as much as `before`."""
+        """The last whole lines since there was as much as `before`, without secrets."""
         lines = []
         for each in self._logs:
+            begin = max(before.get(each, 0), each.stat().st_size - 10 * _TAIL)
             with each.open("rb") as said:
-                said.seek(max(before.get(each, 0), each.stat().st_size - 10 * _TAIL))
+                said.seek(max(begin - 1, 0))
                 text = said.read().decode(errors="replace")
-            lines += [line for line in text.splitlines() if line.strip()]
+            if begin:
+                text = text.partition("\n")[2]
+            lines += [line for line in self.hide(text).splitlines() if line.strip()]
         return lines[-_LINES:]
 
     def close(self) -> None:
         """End everything that was started."""
-        for each in self._processes:
+        for each in [*self._processes]:
             self._kill(each)
         self._hang_up()
         if self._other is not None:
@@ -137,9 +146,10 @@ class Connectors:
         if done.returncode:
             raise Failed(
                 f"`read` of {name} ended with {done.returncode}",
-                detail=done.stderr.decode(errors="replace")[-_TAIL:],
+                detail=self.hide(done.stderr.decode(errors="replace"))[-_TAIL:],
             )
-        return [_row(line) for line in done.stdout.decode().splitlines() if line.strip()]
+        lines = done.stdout.decode().splitlines()
+        return [_row(line, self.hide) for line in lines if line.strip()]
 
     def _started(self, address: str) -> tuple[subprocess.Popen[bytes], Connection]:
         port = address.rpartition(":")[2]
@@ -169,7 +179,7 @@ class Connectors:
                 raise NotStarted(
                     f"the connector did not listen on {address}"
                     + (f": `command` ended with {ended}" if ended is not None else ""),
-                    detail=hider(self.config)(said.read_text(errors="replace"))[-_TAIL:],
+                    detail=self.hide(said.read_text(errors="replace"))[-_TAIL:],
                     hint="It must listen on {address}, which is also in $ADDRESS.",
                 )
             self._clock.wait(threading.Event(), _POLL_MS)
@@ -181,12 +191,14 @@ class Connectors:
             self._line = None
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        if process.poll() is None:
+        # Also if it has ended: what it started may be left, and is still of its group.
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        self._processes.remove(process)
 
 
-def _row(line: str) -> dict[str, Any]:
+def _row(line: str, hide: Callable[[str], str]) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError:
@@ -194,7 +206,7 @@ def _row(line: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Failed(
             "`read` printed a line that is not a JSON object",
-            detail=f"{line[:200]!r}",
+            detail=f"{hide(line)[:200]!r}",
             hint="It must print a row, or a document, as one JSON object a line.",
         )
     return found

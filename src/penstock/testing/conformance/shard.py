@@ -27,7 +27,7 @@ from penstock.protocol.ranges import KeyRange
 from penstock.protocol.specs import DOCUMENT
 from penstock.protocol.state import add_up
 from penstock.testing.conformance.check import Failed, Skipped
-from penstock.testing.conformance.documents import Document, encoded, same_json, shown
+from penstock.testing.conformance.documents import Document, encoded, same_json
 
 if TYPE_CHECKING:
     from penstock.testing.conformance.task import Task
@@ -188,12 +188,12 @@ class Shard:
         """
         if self.task.delta(binding):
             rows = self.peer.connectors.rows(self.task.resources[binding].name)
-            if doc["id"] in {_seen(row)[0] for row in rows}:
+            if doc["id"] in {self._seen(row)[0] for row in rows}:
                 raise Failed(f"key {doc['id']} is there, and must not be")
             return
         self.load(binding, [doc])
         if found := self.flush():
-            raise Failed(f"{shown(found[binding])} is there, and must not be")
+            raise Failed(f"{self.peer.shown(found[binding])} is there, and must not be")
         self.commit()
 
     def verify(self, *, rows: bool = False) -> None:
@@ -228,20 +228,22 @@ class Shard:
         for key, expected in self.task.held(binding).items():
             came = found.get(key)
             if expected is None and came is not None:
-                raise Failed(f"key {key} was removed, and is there: {shown(came)}")
+                raise Failed(f"key {key} was removed, and is there: {self.peer.shown(came)}")
             if expected is not None and came is None:
-                raise Failed(f"key {key} is missing; it must be {shown(expected)}")
+                raise Failed(f"key {key} is missing; it must be {self.peer.shown(expected)}")
             if expected is not None and not same_json(expected, came):
-                raise Failed(f"key {key} is {shown(came)}, and must be {shown(expected)}")
+                raise Failed(
+                    f"key {key} is {self.peer.shown(came)}, and must be {self.peer.shown(expected)}"
+                )
 
     def _compare_rows(self, binding: int) -> None:
         """Each key is in one row, and no other key in any."""
-        expected = Counter(_seen(doc) for doc in self.task.held(binding).values() if doc)
+        expected = Counter(self._seen(doc) for doc in self.task.held(binding).values() if doc)
         self._same_rows(binding, expected, exact=True)
 
     def _compare_pushed(self, binding: int) -> None:
         expected = Counter(
-            _seen(doc)
+            self._seen(doc)
             for stored in self.task.committed
             if stored.binding == binding
             for doc in stored.docs
@@ -250,13 +252,13 @@ class Shard:
 
     def _same_rows(self, binding: int, expected: Counter[Any], *, exact: bool) -> None:
         name = self.task.resources[binding].name
-        found = Counter(_seen(row) for row in self.peer.connectors.rows(name))
+        found = Counter(self._seen(row) for row in self.peer.connectors.rows(name))
         if missing := expected - found:
-            raise Failed(f"`read` of {name} is without {shown(next(iter(missing)))}")
+            raise Failed(f"`read` of {name} is without {self.peer.shown(next(iter(missing)))}")
         if exact and (more := found - expected):
             what = next(iter(more))
             raise Failed(
-                f"`read` of {name} has {shown(what)} {found[what]} times, "
+                f"`read` of {name} has {self.peer.shown(what)} {found[what]} times, "
                 f"and must have it {expected[what]} times"
             )
 
@@ -272,7 +274,8 @@ class Shard:
             except ValueError:
                 doc = None
             if not isinstance(doc, dict):
-                raise Failed(f"Loaded has a document that is no JSON object: {text[:100]!r}")
+                said = self.peer.shown(text.decode(errors="replace"))
+                raise Failed(f"Loaded has a document that is no JSON object: {said}")
             key = layout.key(doc)
             if key not in self._asked.get(binding, ()):
                 raise Failed(f"Loaded has key {key} of binding {binding}, which no Load asked for")
@@ -308,17 +311,16 @@ class Shard:
             self.log.in_doubt = None
             self.task.commit(stored)
 
-
-def _seen(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What is compared of a row, or of a document."""
-    if "id" in row:
-        return row["id"], row.get("word")
-    doc = row.get(DOCUMENT)
-    if isinstance(doc, str):
-        doc = json.loads(doc)
-    if not isinstance(doc, dict) or "id" not in doc:
-        raise Failed(
-            f"`read` printed neither a column id nor {DOCUMENT}: {shown(dict(row))}",
-            hint="It must print the columns by the names of the fields, or documents.",
-        )
-    return doc["id"], doc.get("word")
+    def _seen(self, row: Mapping[str, Any]) -> tuple[Any, Any]:
+        """What is compared of a row, or of a document."""
+        if "id" in row:
+            return row["id"], row.get("word")
+        doc = row.get(DOCUMENT)
+        if isinstance(doc, str):
+            doc = json.loads(doc)
+        if not isinstance(doc, dict) or "id" not in doc:
+            raise Failed(
+                f"`read` printed neither a column id nor {DOCUMENT}: {self.peer.shown(dict(row))}",
+                hint="It must print the columns by the names of the fields, or documents.",
+            )
+        return doc["id"], doc.get("word")

@@ -46,7 +46,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         connectors = Connectors(config, address, Path(folder), clock)
         try:
-            connectors.connection().spec()
+            connectors.hide = hider(config, connectors.connection().spec())
             loads = _loads(Peer(connectors, prefix))
             for number, each in enumerate(chosen):
                 result = _made(each, connectors, f"{prefix}_{number}", clock, loads=loads)
@@ -90,28 +90,26 @@ def _made(
         check.body(peer)
     except Skipped as skipped:
         outcome, reason = Outcome.SKIPPED, str(skipped)
-    except (PenstockError, ValueError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are made
         outcome, reason = Outcome.FAILED, _told(error)
     failed = outcome is Outcome.FAILED
     messages = peer.messages[-_LAST:] if failed else []
     printed = connectors.last_lines(before) if failed else []
     peer.close()
-    hide = hider(connectors.config)
+    hide = connectors.hide
     return Result(
         check,
         outcome,
         hide(reason),
         tuple(hide(each) for each in messages),
-        tuple(hide(each) for each in printed),
+        tuple(printed),
         tuple(hide(each) for each in peer.notes),
         clock.boot_ms() - began,
     )
 
 
 def _told(error: Exception) -> str:
-    lines = [str(error)]
-    if not isinstance(error, Failed):
-        lines = [f"the connector failed: {error}"]
-    if isinstance(error, PenstockError):
-        lines += [each for each in (error.detail, error.hint) if each]
-    return "\n".join(lines)
+    if not isinstance(error, PenstockError):
+        return f"the connector failed: {type(error).__name__}: {error}"
+    told = str(error) if isinstance(error, Failed) else f"the connector failed: {error}"
+    return "\n".join(each for each in (told, error.detail, error.hint) if each)

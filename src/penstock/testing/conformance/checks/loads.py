@@ -4,7 +4,7 @@ from penstock.protocol.messages import Acknowledge
 from penstock.protocol.ranges import WHOLE
 from penstock.testing.conformance.check import Failed, Need, Skipped, check
 from penstock.testing.conformance.config import EXACTLY_ONCE
-from penstock.testing.conformance.documents import PLAIN, Layout, document, shown
+from penstock.testing.conformance.documents import PLAIN, Layout, document
 from penstock.testing.conformance.peer import Peer
 from penstock.testing.conformance.task import Resource
 
@@ -36,16 +36,16 @@ def _(peer: Peer) -> None:
     there, missing = document("there", "stored"), document("missing", "")
     shard = task.shard()
     shard.load(0, [missing])
-    _only(shard.flush().get(0, {}), set())
+    _only(peer, shard.flush().get(0, {}), set())
     shard.store(0, [there])
     shard.commit()
     shard.load(0, [missing, there, document("missing, too", "")])
-    _only(shard.flush().get(0, {}), {PLAIN.key(there)})
+    _only(peer, shard.flush().get(0, {}), {PLAIN.key(there)})
 
 
-def _only(found: object, expected: set[str]) -> None:
+def _only(peer: Peer, found: object, expected: set[str]) -> None:
     if not isinstance(found, dict) or found.keys() != expected:
-        raise Failed(f"{shown(found)} came, and only {sorted(expected)} is there")
+        raise Failed(f"{peer.shown(found)} came, and only {sorted(expected)} is there")
 
 
 @check(

@@ -7,7 +7,7 @@ from penstock.protocol.messages import Acknowledge, Acknowledged, Flush, Open, O
 from penstock.protocol.ranges import WHOLE
 from penstock.testing.conformance.check import Failed, Need, check
 from penstock.testing.conformance.config import Pattern
-from penstock.testing.conformance.documents import PLAIN, document, shown
+from penstock.testing.conformance.documents import PLAIN, document
 from penstock.testing.conformance.peer import Peer
 from penstock.testing.conformance.shard import Shard
 from penstock.testing.conformance.task import Resource
@@ -133,8 +133,8 @@ def _(peer: Peer) -> None:
             expected = {key: held[key] for key in keys if held.get(key) is not None}
             if found.get(binding, {}) != expected:
                 raise Failed(
-                    f"binding {binding} is {shown(found.get(binding))}, "
-                    f"and must be {shown(expected)}"
+                    f"binding {binding} is {peer.shown(found.get(binding))}, "
+                    f"and must be {peer.shown(expected)}"
                 )
         for name in dice.sample(names, dice.randrange(4)):
             shard.store(dice.randrange(2), [document(name, f"of {n}", n)])

@@ -75,7 +75,7 @@ def _(peer: Peer) -> None:
 @check(
     "duplicate-key-refused",
     rule="a key that is stored twice in a transaction is refused, in one Store or in two, "
-    "at the latest by StartCommit; delta bindings take it",
+    "at the latest by StartCommit",
     source="protocol, Store",
     needs=(Need.LOADS,),
 )
