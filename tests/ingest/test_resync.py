@@ -358,3 +358,33 @@ def test_what_the_file_says_of_a_table_that_is_followed(
     else:
         pump.settle()
         pump.stop()
+
+
+def test_a_table_that_may_not_be_read_is_in_error_alone(database: Database, tmp_path: Path) -> None:
+    database.sql(TWO)
+    role = f"reader_{database.name}"
+    database.sql(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'secret'")
+    database.sql(f"GRANT SELECT ON keyed, whole TO {role}")
+    url = database.url(user=role, password="secret", host="tcp")
+    try:
+        with Pump(database, tmp_path, url=url) as pump:
+            pump.settle()
+            database.sql(f"REVOKE SELECT ON keyed FROM {role}")
+            told = CliRunner().invoke(app, ["resync", pump.location, "shop"])
+            assert told.exit_code != 0
+            assert isinstance(told.exception, UsageError)
+            assert 'table "public.keyed" cannot be read' in told.exception.detail
+            with pump.reader() as client:
+                [failed] = client.collection("shop.public.keyed").state.errors
+                assert f"GRANT SELECT ON public.keyed TO {role}" in failed.error.hint
+            database.sql("INSERT INTO whole VALUES (7, 'the other one goes on')")
+            pump.settle()
+            check(pump, database, ["public.whole"])
+            database.sql(f"GRANT SELECT ON keyed TO {role}; DELETE FROM keyed WHERE id < 100")
+            resync(pump, "public.keyed")
+            after = pump.settle()
+            with pump.reader() as client:
+                found = client.collection("shop.public.keyed").snapshot(after)
+                assert sorted(each.data["id"] for each in found) == list(range(100, 501))
+    finally:
+        database.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -23,6 +23,8 @@ from penstock.sources.postgres.types import ColumnType
 
 __all__ = ["SnapshotPiece", "copies_of", "page_ranges", "pieces", "take_up"]
 
+NOT_PERMITTED: Final = "42501"
+
 PAGES_WORTH_A_TASK: Final = 1_024
 """Fewer pages than these, 8 MiB, are not worth a connection of their own."""
 
@@ -61,15 +63,28 @@ class SnapshotPiece:
 
         Raises:
             TransientError: the snapshot or the server is gone.
+            DefiniteError: the role may not read the table.
         """
         with connect(self.parameters, application_name=copies_of(self.oid)) as connection:
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
             take_up(connection, self.snapshot, f'for the copy of table "{self.table}"')
             decoder = CopyDecoder(len(self.types))
-            for data in CopyStream(connection, self.sql):
-                columns = decoder.decode(data)
-                if columns is not None:
-                    yield self._typed(columns)
+            try:
+                for data in CopyStream(connection, self.sql):
+                    columns = decoder.decode(data)
+                    if columns is not None:
+                        yield self._typed(columns)
+            except TransientError as error:
+                if error.sqlstate != NOT_PERMITTED:
+                    raise
+                # About this table alone; the others of its source go on.
+                role = identifier(connection.pgconn.user.decode())
+                raise DefiniteError(
+                    f'table "{self.table}" cannot be read: {error}',
+                    detail=error.detail,
+                    hint=f"Run: GRANT SELECT ON {self.table} TO {role}; or grant it the columns "
+                    "that are new. Then resync the table.",
+                ) from error
 
     def _typed(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         arrays = [kind.from_copy(values) for kind, values in zip(self.types, columns, strict=True)]
