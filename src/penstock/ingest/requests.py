@@ -76,20 +76,24 @@ def ask(
     until = clock.boot_ms() + patience_ms
     never = threading.Event()
     withdrawn = False
-    while True:
-        found = blob.get(ANSWERS + id)
-        if found is not None:
-            blob.delete(ANSWERS + id)
-            told: Mapping[str, Any] = msgspec.json.decode(found)
-            return told
-        if withdrawn:
-            break
-        if clock.boot_ms() < until:
-            clock.wait(never, LOOK_MS)
-        else:
-            # Then one more look: it may have been answered just before.
-            blob.delete(ASKS + id)
-            withdrawn = True
+    try:
+        while True:
+            found = blob.get(ANSWERS + id)
+            if found is not None:
+                blob.delete(ANSWERS + id)
+                told: Mapping[str, Any] = msgspec.json.decode(found)
+                return told
+            if withdrawn:
+                break
+            if clock.boot_ms() < until:
+                clock.wait(never, LOOK_MS)
+            else:
+                # Then one more look: it may have been answered just before.
+                blob.delete(ASKS + id)
+                withdrawn = True
+    except KeyboardInterrupt:
+        blob.delete(ASKS + id)
+        raise
     raise UsageError(
         f"nobody answered a request to {verb} within {patience_ms // 1_000} s",
         detail="The request was withdrawn. If it was being carried out already, that goes on.",
