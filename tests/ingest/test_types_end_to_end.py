@@ -8,7 +8,7 @@ import pytest
 from penstock.testing.postgres import Database
 from tests.fix_postgres import major
 from tests.ingest.checker import check, differing
-from tests.ingest.pump import SOURCE, Pump
+from tests.ingest.pump import SOURCE, Pump, until
 from tests.sources.postgres.types.torture import SETUP, create_table, insert_rows, known_to
 
 # NaN in a numeric with digits is refused by name, and has tests of its own.
@@ -86,6 +86,7 @@ def test_a_table_that_joins_with_another_type_makes_the_stream_one_of_text(
         pump.settle()
         database.sql("UPDATE plain SET at = 'epoch'; DELETE FROM plain WHERE id = 1")
         database.sql("INSERT INTO odd VALUES (2, '-3 seconds'); DELETE FROM odd WHERE id = 1")
+        until(lambda: f"{SOURCE}.public.odd" in pump.collections(), "odd to be seen")
         pump.settle()
         assert not differing(pump, database, ["public.plain", "public.odd"])
         assert "binary" not in stream_command(database)
