@@ -49,10 +49,14 @@ test-matrix: setup debian ## the tests on every Python, and a clean install; slo
 	scripts/test-matrix
 
 .PHONY: soak
-soak: setup debian ## the nemesis for FOR seconds; SEED=n replays a run
+soak: setup debian ## the long tests, the nemeses, each for FOR seconds, and a cluster; SEED=n replays
 	@echo "seed $(SEED); to replay: make soak FOR=$(FOR) SEED=$(SEED)"
+	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m pytest -m long --hypothesis-seed=$(SEED)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.faults.nemesis --for $(FOR)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.ingest.nemesis --for $(FOR)
+	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.chaos.soak --for $(FOR)
+	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.e2e.outside --for $(FOR)
+	$(PY) -m tests.e2e.cluster
 
 .PHONY: bench-persist
 bench-persist: setup ## persist measured beside bare files and beside Delta Lake
@@ -74,6 +78,14 @@ bench-postgres: setup debian $(DEBEZIUM)/.ready ## a Postgres followed beside it
 bench-connectors: setup debian ## connectors beside their endpoints' own bulk ways
 	$(PY) benchmarks/connectors.py
 
+.PHONY: bench-materialize
+bench-materialize: setup debian ## materializations on Spark beside their endpoints' own bulk ways
+	$(PY) benchmarks/materialize.py
+
+.PHONY: bench-e2e
+bench-e2e: setup debian ## from commit to commit: freshness, and the highest rate beside a subscription
+	$(PY) benchmarks/e2e.py
+
 .PHONY: postgres-scoreboard
 postgres-scoreboard: setup debian $(DEBEZIUM)/.ready ## every value of every type, through Debezium and through Penstock
 	$(PY) benchmarks/postgres_scoreboard.py
@@ -83,11 +95,16 @@ $(DEBEZIUM)/.ready: requirements-debezium.txt pyproject.toml scripts/setup | $(R
 	@touch $@
 
 .PHONY: demo
-demo: setup ## collections that survive kill -9; the same on Spark; a Postgres, followed; a connector
+demo: setup ## a live shop, followed from Postgres to SQLite, with the page; Ctrl-C or FOR=30 ends it
+	$(RUN)/penstock demo $(if $(filter-out file,$(origin FOR)),--for $(FOR))
+
+.PHONY: examples
+examples: setup ## one part after the other: collections, Spark, Postgres, a connector, kill -9
 	$(PY) examples/persist_demo.py
 	$(PY) examples/spark_demo.py
 	$(PY) examples/postgres_demo.py
 	$(PY) examples/connector_demo.py
+	$(PY) examples/materialize_demo.py
 
 .PHONY: protocol
 protocol: setup ## Python from proto/*.proto, again

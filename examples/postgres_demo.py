@@ -7,22 +7,19 @@ again, and follows. At every tick that can be read the sum is what it must be, a
 the end each table is equal to its collection, row by row.
 """
 
-import random
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
+
+from bank import ACCOUNTS, OPENING, Traffic, open_bank, pause, rows_of, started
 
 import penstock.persist as persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UsageError
 from penstock.persist.find import find_collection
-from penstock.testing.postgres import Database, PostgresServer
-
-ACCOUNTS = 2_000
-OPENING = 1_000
+from penstock.testing.postgres import PostgresServer
 
 FILE = """\
 location: file:{folder}/lake
@@ -33,41 +30,6 @@ sources:
       url: {url}
       tables: [public.accounts, public.journal]
 """
-
-
-class Traffic(threading.Thread):
-    """Transfers between accounts, accounts opened and closed, until it is stopped."""
-
-    def __init__(self, bank: Database) -> None:
-        super().__init__()
-        self.bank = bank
-        self.stopped = threading.Event()
-        self.transfers = 0
-
-    def run(self) -> None:
-        chance = random.Random(5)
-        while not self.stopped.is_set():
-            payer, payee = chance.sample(range(1, ACCOUNTS + 1), 2)
-            moved = chance.randrange(1, 50)
-            note = "x" * chance.choice((10, 5_000))
-            self.bank.sql(
-                "BEGIN;"
-                f"UPDATE accounts SET balance = balance - {moved} WHERE id = {payer};"
-                f"UPDATE accounts SET balance = balance + {moved} WHERE id = {payee};"
-                f"INSERT INTO journal (payer, payee, moved, note)"
-                f" VALUES ({payer}, {payee}, {moved}, '{note}');"
-                f"DELETE FROM journal WHERE id = {chance.randrange(1, self.transfers + 2)};"
-                "COMMIT"
-            )
-            self.transfers += 1
-
-
-def pause(ms: int) -> None:
-    SYSTEM_CLOCK.wait(threading.Event(), ms)
-
-
-def ingest(file: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "penstock.cli.main", "ingest", str(file)])
 
 
 def wait_until_seen(running: subprocess.Popen[bytes], url: str, *, past: int = 0) -> int:
@@ -87,18 +49,6 @@ def wait_until_seen(running: subprocess.Popen[bytes], url: str, *, past: int = 0
                     return accounts.upper - 1
         pause(250)
     raise SystemExit("the accounts were not copied within two minutes")
-
-
-def rows_of(url: str, name: str) -> tuple[int, list[tuple[object, ...]]]:
-    client, found = find_collection(url, name, hold=False, settings=persist.Settings())
-    with client:
-        as_of = found.upper - 1
-        rows = [
-            tuple(update.data.values())
-            for update in found.snapshot(as_of)
-            for _ in range(update.diff)
-        ]
-    return as_of, sorted(rows)
 
 
 def check_every_tick(url: str) -> tuple[int, int]:
@@ -128,19 +78,13 @@ def main() -> None:
         PostgresServer(binaries="wheel") as server,
         tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder,
     ):
-        bank = server.create_database("bank")
-        bank.sql("CREATE TABLE accounts (id int PRIMARY KEY, balance bigint NOT NULL)")
-        bank.sql(
-            "CREATE TABLE journal (id serial PRIMARY KEY, payer int, payee int, moved int,"
-            " note text, at timestamptz DEFAULT now())"
-        )
-        bank.sql(f"INSERT INTO accounts SELECT g, {OPENING} FROM generate_series(1, {ACCOUNTS}) g")
+        bank = open_bank(server)
         file, lake = Path(folder) / "bank.yaml", f"file:{folder}/lake"
         file.write_text(FILE.format(folder=folder, url=bank.url()))
         print(f"1. a Postgres with {ACCOUNTS} accounts; transfers begin")
         traffic = Traffic(bank)
         traffic.start()
-        running = ingest(file)
+        running = started("ingest", file)
         try:
             first = wait_until_seen(running, lake)
             print(f"2. copied while {traffic.transfers} transfers went on; readable from {first}")
@@ -150,12 +94,11 @@ def main() -> None:
             before = wait_until_seen(running, lake)
             print(f"3. killed with kill -9; complete up to {before}")
             pause(1_000)
-            running = ingest(file)
+            running = started("ingest", file)
             wait_until_seen(running, lake, past=before)
             print("4. started again; it goes on from there")
             pause(2_000)
-            traffic.stopped.set()
-            traffic.join()
+            traffic.stop()
             wait_until_seen(running, lake, past=SYSTEM_CLOCK.now_ms() + 500)
         finally:
             traffic.stopped.set()

@@ -52,6 +52,14 @@ class Failpoint(StrEnum):
     TICK_BEGIN = "tick.begin"
     TICK_DONE = "tick.done"
     CONFIRM_DONE = "confirm.done"
+    PLAN_DONE = "plan.done"
+    STORE_DONE = "store.done"
+    RECOVERY_DONE = "recovery.done"
+    ACKNOWLEDGE_DONE = "acknowledge.done"
+    SLOT_DROPPED = "slot.dropped"
+    TARGET_DELETED = "target.deleted"
+    HOLD_DROPPED = "hold.dropped"
+    DROP_DONE = "drop.done"
 
 
 class Action(StrEnum):

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from plain_endpoint import Endpoint, Refused, table_of
+from plain_endpoint import PUSH, Endpoint, Refused, table_of
 from plain_stream import Stream
 
 from penstock.protocol._generated import materialize_pb2 as pb
@@ -60,6 +60,7 @@ class Driver:
                 resource_path=[table_of(binding.resource_spec_json, endpoint)],
                 delta_updates=endpoint.delta_only,
                 accepts_delete=endpoint.deletes and not endpoint.bad("hides-deletes"),
+                accepts_empty=endpoint.mode != PUSH,
             )
             for each in binding.collection.projections:
                 needed = each.ptr in ("", *binding.collection.key_ptrs)

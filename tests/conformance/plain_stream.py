@@ -35,8 +35,9 @@ class Stream:
         self.bad = driver.bad
         self.db: sqlite3.Connection | None = None
         self.loads: list[tuple[int, bytes]] = []
-        self.stores: list[tuple[int, bytes, bytes, bool]] = []
+        self.stores: list[tuple[int, bytes, bytes, Any]] = []
         self.keys: dict[int, set[bytes]] = defaultdict(set)
+        self.begun: set[int] = set()
         self.commits = 0
         self.late: Any = None
         threading.Thread(target=self._read, args=[requests], daemon=True).start()
@@ -341,6 +342,9 @@ class Stream:
     # Store.
 
     def _store(self, message: Any) -> Iterator[Any]:
+        if message.empties and message.binding < len(self.tables):
+            self._empty(message.binding)
+            return
         keys = self._slices(message.arena, message.packed_keys, "store")
         self._slices(message.arena, message.packed_values, "store")
         docs = self._slices(message.arena, message.docs_json, "store")
@@ -361,6 +365,7 @@ class Stream:
             raise Refused("a document is too large")
         if self.bad("drops-deletes"):
             deletes = [False] * len(keys)
+        self.begun.add(message.binding)
         new = [
             (message.binding, self._key(key), doc, delete)
             for key, doc, delete in zip(keys, docs, deletes, strict=False)
@@ -388,6 +393,19 @@ class Stream:
         yield
 
     stored = 0
+
+    def _empty(self, binding: int) -> None:
+        first = binding not in self.begun and (self.low, self.high) == (0, 0xFFFFFFFF)
+        if not first and not self.bad("empties-anytime"):
+            raise Refused("it is not the first, or not for all keys")
+        self.begun.add(binding)
+        if self.bad("empties-nothing") or (self.bad("delta-keeps-all") and self.delta[binding]):
+            return
+        new = [(binding, b"", b"", "all")]
+        if self.endpoint.mode == PLAIN or self.bad("empties-at-once"):
+            self._write(new)
+        else:
+            self.stores += new
 
     def _refuse_twice(self, binding: int, keys: list[bytes]) -> None:
         before = set() if self.bad("looks-within-a-store") else self.keys[binding]
@@ -420,6 +438,8 @@ class Stream:
         delete = "delete from rows where resource = ? and key = ? and epoch <= ?"
         delta = [is_delta and not self.bad("ignores-delta") for is_delta in self.delta]
         tables = self.tables
+        self.driver.empty(self.db, [tables[at] for at, _, _, gone in stores if gone == "all"])
+        stores = [each for each in stores if each[3] != "all"]
         self.db.executemany(
             "insert into pushed values (?, ?)",
             [(tables[at], doc) for at, _, doc, _ in stores if delta[at]],
@@ -448,6 +468,7 @@ class Stream:
             self.db.execute("rollback")
         stores, self.stores, self.stored = self.stores, [], 0
         self.keys.clear()
+        self.begun.clear()
         checkpoint = message.runtime_checkpoint
         self.commits += 1
         if self.bad("commits-only-once") and self.commits > 1:

@@ -33,8 +33,8 @@ CASES = {case["id"]: case for case in cases("lifecycle")}
 TESTED = {"life-02", "life-06", "life-07", "life-08", "life-09", "life-11"}
 ELSEWHERE = {
     "life-10": "in tests/protocol/test_transaction.py, walked from both ends",
-    "life-12": "of the runtime, which reduces, and knows what it has loaded",
-    "life-13": "of the runtime; the suite, which plays it, refuses so: see the defect keeps-loads",
+    "life-12": "in tests/materialize/test_exists.py, by the runtime and a connector that watches",
+    "life-13": "in tests/materialize/test_spill.py, what_nobody_asked_for; so does the suite",
 }
 
 

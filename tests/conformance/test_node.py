@@ -29,8 +29,11 @@ SKIPPED = {
     "staged-work-applied-on-first-acknowledge",
     "staged-work-applied-once",
     "zombie-stages-in-vain",
+    "empties-remove-all",
+    "empties-first-and-all",
+    "delta-binding-is-emptied",
 }
-"""What is about stores that are not authoritative."""
+"""What is about stores that are not authoritative, or can be emptied."""
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,8 @@ SKIPPED = {
     | ISOLATED
     | COMPARED
     | {name for name, each in CHECKS.items() if {Need.LOADS, Need.DELETES} & {*each.needs}}
-    | {"validate-announces-deletes", "second-open-ends-a-store", "zombie-in-store-holds-nothing"},
+    | {"validate-announces-deletes", "second-open-ends-a-store", "zombie-in-store-holds-nothing"}
+    | {"delta-binding-is-emptied"},
 }
 
 
@@ -108,7 +109,13 @@ def names(report: Report, outcome: Outcome) -> set[str]:
     return {each.check.name for each in report.results if each.outcome is outcome}
 
 
-@pytest.mark.parametrize("pattern", [each.value for each in Pattern])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param(each.value, marks=() if each.value == REMOTE else pytest.mark.long)
+        for each in Pattern
+    ],
+)
 def test_a_connector_that_keeps_the_protocol_passes(pattern: str, tmp_path: Path) -> None:
     seen = []
     report = run(described(tmp_path, pattern), on_result=seen.append)

@@ -53,6 +53,8 @@ LOADS = {
     "update-overwrites",
     "deletes-remove",
     "delete-of-a-missing-key",
+    "empties-remove-all",
+    "empties-first-and-all",
     "exists-is-a-hint",
     "duplicate-key-refused",
     "odd-numbers",
@@ -74,13 +76,13 @@ SKIPPED: Mapping[str, set[str]] = {
     "plain-files": NOT_REMOTE
     | NOT_STAGED
     | WRITTEN_THROUGH
-    | {"delta-binding-appends", "delta-binding-flushes"},
+    | {"delta-binding-appends", "delta-binding-is-emptied", "delta-binding-flushes"},
     "push-files": NOT_REMOTE
     | NOT_STAGED
     | NOT_PLAIN
     | WRITTEN_THROUGH
     | LOADS
-    | {"second-open-ends-a-store", "zombie-in-store-holds-nothing"},
+    | {"second-open-ends-a-store", "zombie-in-store-holds-nothing", "delta-binding-is-emptied"},
 }
 
 
@@ -111,7 +113,13 @@ def keeps_every_rule(name: str, replaced: Mapping[str, str]) -> None:
     assert [each.check.name for each in report.results] == list(CHECKS)
 
 
-@pytest.mark.parametrize("name", ["sqlite", "staged-files", "plain-files", "push-files"])
+FILES_LONG = [
+    pytest.param(name, marks=pytest.mark.long)
+    for name in ("staged-files", "plain-files", "push-files")
+]
+
+
+@pytest.mark.parametrize("name", ["sqlite", *FILES_LONG])
 def test_a_connector_of_files_keeps_every_rule(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -119,6 +127,7 @@ def test_a_connector_of_files_keeps_every_rule(
     keeps_every_rule(name, {"/tmp/penstock-conformance": str(tmp_path)})
 
 
+@pytest.mark.long
 def test_the_connector_of_postgres_keeps_every_rule(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,5 +1,6 @@
 """The three connectors of files keep what each promises, over the wire and over crashes."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -391,15 +392,18 @@ def test_a_staged_file_that_is_gone_stops_the_stream(tmp_path: Path):
 changes = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 99) | st.none(), max_size=3)
 """What a transaction stores by key; none removes."""
 
-steps = st.tuples(st.sampled_from(["acknowledged", "committed", "staged"]), changes, st.booleans())
-"""How far a transaction comes before the crash, and whether an older one wakes up after it."""
+steps = st.tuples(
+    st.sampled_from(["acknowledged", "committed", "staged"]), st.booleans(), changes, st.booleans()
+)
+"""How far a transaction comes before the crash, whether it empties the table first, and whether
+an older one wakes up after it."""
 
 
 @pytest.mark.parametrize("delta", [False, True])
 @settings(max_examples=20)
 @given(history=st.lists(steps, max_size=6))
 def test_whatever_crashes_each_committed_transaction_is_applied_once(
-    delta: bool, history: list[tuple[str, dict[str, int | None], bool]]
+    delta: bool, history: list[tuple[str, bool, dict[str, int | None], bool]]
 ):
     with tempfile.TemporaryDirectory() as folder:
         task = Task(Path(folder), "staged-files", delta=delta)
@@ -410,19 +414,22 @@ def test_whatever_crashes_each_committed_transaction_is_applied_once(
         connector.apply(Applying("acme/task", "v1", endpoint, bindings, False, task.spec))
         expected: list[dict[str, Any]] = []
         suspended = []
-        for comes_to, stored, wakes in history:
+        for comes_to, empties, stored, wakes in history:
             state = json.loads(task.state.json or b"{}")
             opening = Opening("acme/task", "v1", endpoint, bindings, WHOLE, state)
             transactor = connector.open(opening)
             transactor.acknowledge()
             assert (task.rows() if delta else sorted(task.rows(), key=by_id)) == expected
-            batch = documents(bindings[0], stored)
-            transactor.store(iter([batch] if stored else []))
+            emptying = dataclasses.replace(documents(bindings[0], {}), empties=True)
+            batches = [emptying] if empties else []
+            batches += [documents(bindings[0], stored)] if stored else []
+            transactor.store(iter(batches))
             update = transactor.start_commit(b"checkpoint")
             if comes_to != "staged":
                 task.state = add_up(task.state, update)
                 added = [doc(key, n) for key, n in stored.items() if n is not None]
                 kept = [each for each in expected if delta or each["id"] not in stored]
+                kept = [] if empties else kept
                 expected = kept + added if delta else sorted(kept + added, key=by_id)
             if comes_to == "acknowledged":
                 transactor.acknowledge()

@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,23 @@ def test_soft_deletes_mark_rows_and_are_not_loaded(path):
     assert target.load(stream, 1, 2) == [{"id": 2}]
     target.commit(stream, target.documents({"id": 1, "a_string": "b"}))
     assert target.rows("id, a_string, flow_deleted")[0] == (1, "b", 0)
+
+
+def test_a_table_is_emptied_in_the_transaction_that_fills_it(path, monkeypatch):
+    monkeypatch.setattr(transactor, "WAITING_BYTES", 0)  # All of it goes by way of a file.
+    target = Target(path, {"delete": "soft"}, a_string=KINDS["a_string"])
+    assert target.validate().accepts_empty
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1, "a_string": "a"}, {"id": 2}))
+    emptying = replace(target.documents(), empties=True)
+    stream.store(iter([emptying, target.documents({"id": 2, "a_string": "b"}, {"id": 3})]))
+    assert target.rows("id, flow_deleted") == [(1, 0), (2, 0)]
+    stream.start_commit(b"cp")
+    marked = [(1, "a", 1), (2, "b", 0), (3, None, 0)]
+    assert target.rows("id, a_string, flow_deleted") == marked
+    target.commit(stream, target.documents({"id": 4}))
+    assert target.rows("id, a_string, flow_deleted") == [*marked, (4, None, 0)]
 
 
 def test_delta_updates_are_inserted(path):

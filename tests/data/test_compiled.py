@@ -59,7 +59,7 @@ def alike(ours: Any, theirs: Any) -> bool:
 def walked(data: bytes, begin: int) -> None:
     octets = np.frombuffer(data, np.uint8)
     none, flags = np.empty(0, np.int32), np.empty(0, np.uint8)
-    found = np.zeros(8, np.int64)
+    found = np.zeros(slices._WORDS, np.int64)
     fine, (_, _, _, found, *_) = same(
         slices._walk, octets, begin, len(data), found, False, (none,) * 6, (flags,) * 2
     )
@@ -84,6 +84,7 @@ def test_a_message_is_walked_alike_whole_and_cut(keys: list[bytes], data: st.Dat
     begin = next(at for at in (2, 3, 4) if message[at - 1] < 128)
     walked(message, begin)
     walked(message[: data.draw(st.integers(begin, len(message)))], begin)
+    walked(encode_request(Store.emptying(300)), 2)
 
 
 offsets = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6).map(sorted)

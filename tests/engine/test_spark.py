@@ -71,6 +71,7 @@ def no_java(tmp_path: Path) -> str:
     return str(programs)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.skipif(
     pyspark.__version__.startswith("4.1."), reason="PySpark 4.1 needs an older Java than PyPI has"

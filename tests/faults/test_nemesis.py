@@ -17,7 +17,7 @@ def test_no_promise_is_broken_by_turns_in_one_process(seed: int, power: bool) ->
     assert not found, "\n".join(map(str, found))
 
 
-@pytest.mark.parametrize("seed", [SEED, SEED + 1])
+@pytest.mark.parametrize("seed", [SEED, pytest.param(SEED + 1, marks=pytest.mark.long)])
 def test_no_promise_is_broken_by_processes_that_are_killed_and_stopped(
     seed: int, tmp_path: Path
 ) -> None:

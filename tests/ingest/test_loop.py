@@ -13,8 +13,8 @@ from penstock.errors import DefiniteError, Fenced, InternalError, TransientError
 from penstock.failpoints import Action, Failpoint, tripped
 from penstock.ingest.pipeline import Ingest
 from penstock.ingest.relations import bindings_in, find_bindings
-from penstock.ingest.requests import Request, answer, ask
 from penstock.persist.lake import open_store
+from penstock.persist.requests import Request, answer, ask
 from penstock.reclock import SHAPES
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
@@ -426,20 +426,6 @@ def test_a_request_that_nobody_answers_is_withdrawn(tmp_path):
     blob.close()
 
 
-def test_answers_that_nobody_came_for_are_removed_once_they_are_old(turn, tmp_path):
-    source = ScriptedSource("kafka")
-    source.append(0, "one")
-    run = turn(source)
-    blob = open_store(f"file:{tmp_path}/lake/src", persist.Settings())
-    now = run.clock.now_ms()
-    fresh, old = (f"answers/{ms:013d}-0000002a" for ms in (now - 60_000, now - 3_660_000))
-    for key in (fresh, old, "answers/whose"):
-        blob.put(key, b"{}")
-    run.ticks(1)
-    assert [each.key for each in blob.list("answers/")] == [fresh]
-    blob.close()
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -448,7 +434,6 @@ def test_answers_that_nobody_came_for_are_removed_once_they_are_old(turn, tmp_pa
         b"[]",
         b"\xff",
         b"{}",
-        b'{"verb": "resync"}',
         b'{"verb": 1, "tables": []}',
         b'{"verb": "resync", "tables": "public.orders"}',
         b'{"verb": "resync", "tables": [1]}',

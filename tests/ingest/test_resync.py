@@ -17,9 +17,9 @@ from penstock.cli.main import app
 from penstock.clock import SYSTEM_CLOCK
 from penstock.data import DIFF, TIME
 from penstock.errors import UsageError
-from penstock.ingest.requests import ask
 from penstock.persist import CollectionErrored
 from penstock.persist.lake import open_store
+from penstock.persist.requests import ask
 from penstock.sources.postgres.snapshot import SnapshotPiece
 from penstock.testing.postgres import Database
 from tests.ingest.checker import broken, check, differing, histories
@@ -146,7 +146,7 @@ def test_the_command(pump: Pump, database: Database) -> None:
     assert 'source "shop" does not follow a table "public.other"' in str(told.exception)
     told = run(app, ["resync", pump.location, "market"])
     assert told.exit_code != 0
-    assert 'has no source "market"' in str(told.exception)
+    assert 'has no source or materialization "market"' in str(told.exception)
 
 
 def test_under_load_on_touched_keys(database: Database, tmp_path: Path) -> None:

@@ -917,8 +917,8 @@ def says_more_in_another_entry(patch):
 
 
 BUGS = [
-    forgets_errors,
-    listens_across_errors,
+    pytest.param(forgets_errors, marks=pytest.mark.long),
+    pytest.param(listens_across_errors, marks=pytest.mark.long),
     says_more_in_another_entry,
     forgets_seals,
     forgets_discards,

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.pipeline import load
-from penstock.pipeline.durations import milliseconds
+from penstock.pipeline import load, load_written
+from penstock.pipeline.measures import bytes_of, milliseconds
+from penstock.pipeline.written import Missing, escaped, interpolated
 from penstock.sources.postgres.names import TableName
 
 GOOD = """\
@@ -55,15 +59,38 @@ def test_what_is_left_out_has_a_default(tmp_path):
 @pytest.mark.parametrize(
     ("was", "now", "told"),
     [
-        ("tick: 250ms", "tick: fast", "line 3, tick: 'fast' is not a length of time"),
-        ("retain: 24h", "retention: 24h", "line 4, retention: there is no such key here"),
-        ("      publication: penstock", "      slot: mine", 'has no option "slot"'),
+        ("tick: 250ms", "tick: fast", "line 3, tick: this is not a length of time; write a whole"),
+        ("tick: 250ms", "tick: 0s", "line 3, tick: give more than 0"),
+        (
+            "retain: 24h",
+            "retian: 24h",
+            "there is no such key here; did you mean `retain`? valid are:",
+        ),
+        ("publication: penstock", "slot: mine", "line 9, sources.shop.postgres.slot: there is no"),
+        ("publication: penstock", "slot: mine", "valid are: url, connection, publication, tables,"),
+        ("publication: penstock", "slot_warning: [1]", "slot_warning: give a whole number"),
         ("  shop:", "  1shop!:", "line 6, sources.1shop!"),
-        ("location: file:./penstock-data\n", "", "location: Field required"),
-        ("exclude: [photo]", "exclude: photo", '"exclude" of table public.customers is not a list'),
-        ("public.orders,", "a.b.c,", 'table name "a.b.c" cannot be understood'),
+        ("location: file:./penstock-data\n", "", "line 1, location: this key is missing"),
+        ("exclude: [photo]", "exclude: photo", "postgres.tables.1.exclude: give a list"),
+        ("text: [odd]", "text: [photo]", 'line 10, sources.shop.postgres.tables.1: column "photo"'),
+        ("public.orders,", "a.b.c,", 'postgres.tables.0: table name "a.b.c" cannot be understood'),
+        ("public.orders,", "7,", "postgres.tables.0: give a name like public.orders, or a mapping"),
         ("    postgres:", "    kafka:", "there is no such key here"),
-        ("location: file:./penstock-data", "location: [", "is not YAML"),
+        ("location: file:./penstock-data", "location: [", "is not YAML Line"),
+        ("tick: 250ms", "location: x", "line 3, location: this key is there already, at line 1"),
+        ("tick: 250ms", "collections: {c: {key: 5}}", "collections.c.key: give a list or 'row'"),
+        ("tick: 250ms", "collections: {c: {key: [5]}}", "collections.c.key.0: give text"),
+        ("tick: 250ms", "collections: &c [*c]", "an anchor holds itself"),
+        (
+            "tick: 250ms",
+            "materializations: {m: {connector: {grpc: {adress: x}}, bindings: []}}",
+            "materializations.m.connector.grpc.adress: there is no such key here; did you mean `a",
+        ),
+        (
+            "tick: 250ms",
+            "materializations: {m: {connector: sqlite, bindings: [\n{delete: s3cr3t}]}}",
+            "line 4, materializations.m.bindings.0.delete: give 'hard', 'soft' or 'ignore'",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_at_its_line(tmp_path, was, now, told):
@@ -76,9 +103,80 @@ def test_what_is_wrong_is_told_at_its_line(tmp_path, was, now, told):
 
 
 def test_a_variable_that_is_not_set_is_named_with_its_key(tmp_path):
-    with pytest.raises(UsageError, match=r"SHOP_PASSWORD.* at sources.shop.postgres.url") as caught:
-        load(written(tmp_path, GOOD), {})
-    assert "export SHOP_PASSWORD" in caught.value.hint
+    with pytest.raises(
+        UsageError, match=r"SHOP_PASSWORD. at line 8, sources\.shop\.post"
+    ) as caught:
+        load(written(tmp_path, GOOD.replace("laptop-1", "${HOST}-1")), {})
+    assert caught.value.detail.splitlines() == [
+        "${HOST} at line 2, writer",
+        "${SHOP_PASSWORD} at line 8, sources.shop.postgres.url",
+    ]
+    assert "export HOST=… SHOP_PASSWORD=…" in caught.value.hint
+
+
+def test_all_that_is_wrong_is_told_each_on_its_line(tmp_path):
+    text = GOOD.replace("tick: 250ms", "tick: 5").replace("tables:", "table:")
+    with pytest.raises(UsageError, match=r"wrong at line 3, tick: .*, and 1 more") as caught:
+        load(written(tmp_path, text), {"SHOP_PASSWORD": "s3cr3t"})
+    assert [line.partition(":")[0] for line in caught.value.detail.splitlines()] == [
+        "line 3, tick",
+        "line 10, sources.shop.postgres.table",
+    ]
+
+
+def test_an_anchor_is_what_it_stands_for(tmp_path):
+    text = """\
+location: memory:x
+sources:
+  a: {postgres: &server {url: "postgresql://h/a", publication: p}}
+  b: {postgres: {<<: *server, url: "postgresql://h/b"}}
+"""
+    sources = load(written(tmp_path, text), {}).sources
+    assert [each.postgres.parameters["dbname"] for each in sources.values()] == ["a", "b"]
+    assert sources["b"].postgres.publication == "p"
+    with pytest.raises(UsageError, match=r"line 4, sources\.b\.postgres\.url: give text"):
+        load(written(tmp_path, text.replace('"postgresql://h/b"', "5")), {})
+
+
+def test_two_dollars_are_one(tmp_path):
+    text = 'location: memory:x\nwriter: "$${A}-${A}-$$${A}-$A"\n'
+    assert load(written(tmp_path, text), {"A": "1"}).writer == "${A}-1-$${A}-$A"
+
+
+@given(st.text(alphabet="$${}{}AB_1 "))
+def test_what_is_escaped_comes_back(text):
+    missing: list[Missing] = []
+    assert interpolated(escaped({"k": [text]}), {}, missing) == {"k": [text]}
+    assert missing == []
+
+
+def test_what_was_written_holds_no_values_and_means_the_same(tmp_path):
+    (tmp_path / "c.yaml").write_text("{type: object, title: '${SHOP_PASSWORD}'}")
+    text = GOOD + "collections: {c: {key: [/id], schema: '${NAME}.yaml'}}\n"
+    environment = {"SHOP_PASSWORD": "s3cr3t", "NAME": "c"}
+    said = load_written(written(tmp_path, text), environment)
+    assert "s3cr3t" not in repr(said)
+    assert "${SHOP_PASSWORD}" in said["sources"]["shop"]["postgres"]["url"]
+    assert said["collections"]["c"]["schema"]["type"] == "object"
+    pipeline = load(written(tmp_path, text), environment)
+    assert pipeline.collections["c"].documents == {"type": "object", "title": "${SHOP_PASSWORD}"}
+    (tmp_path / "c.yaml").unlink()
+    again = written(tmp_path, yaml.safe_dump(said))
+    assert load(again, environment) == pipeline
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("'${N}'", 3), ("3", 3), ("'3'", 3), ("3.0", None), ("true", None), ("'${WORD}'", None)],
+)
+def test_a_variable_may_be_a_number(tmp_path, text, expected):
+    section = f"{{connector: sqlite, bindings: [], consistency: per-shard, shards: {text}}}"
+    path = written(tmp_path, f"location: memory:x\nmaterializations: {{m: {section}}}\n")
+    if expected is None:
+        with pytest.raises(UsageError, match=r"m\.shards: give a whole number"):
+            load(path, {"WORD": "s3cr3t"})
+    else:
+        assert load(path, {"N": "3"}).materializations["m"].shards == expected
 
 
 def test_a_secret_cannot_change_what_the_file_means(tmp_path):
@@ -105,3 +203,14 @@ def test_lengths_of_time(text, expected):
 def test_what_is_no_length_of_time(text):
     with pytest.raises(UsageError, match="not a length of time"):
         milliseconds(text)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("64KiB", 1 << 16), (" 1 TiB ", 1 << 40)])
+def test_sizes(text, expected):
+    assert bytes_of(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1", "1GB", "1gib", "-1GiB", "1.5GiB", None, 5])
+def test_what_is_no_size(text):
+    with pytest.raises(UsageError, match="not a size"):
+        bytes_of(text)

@@ -1,5 +1,6 @@
 """The bytes of the wire: those of Flow's own tests, and those that a protobuf library reads."""
 
+import dataclasses
 import filecmp
 import subprocess
 import sys
@@ -149,6 +150,7 @@ REQUESTS = [
         pa.array([True, False]),
         pa.array([False, True]),
     ),
+    Store.emptying(3),
     StartCommit(b""),
     StartCommit(b"checkpoint"),
     Acknowledge(),
@@ -194,6 +196,7 @@ def test_a_response_comes_back_and_is_a_message_of_the_proto(response):
                     ("a", "b"),
                     delta_updates=True,
                     accepts_delete=True,
+                    accepts_empty=True,
                 ),
             )
         ),
@@ -208,11 +211,21 @@ def test_a_question_comes_back(value):
 
 
 def test_our_own_fields_are_numbers_that_others_pass_over():
-    validated = Validated((ValidatedBinding({}, ("t",), accepts_delete=True),))
-    parsed = materialize_pb2.ValidateResponse.FromString(encode(validated))
-    assert parsed.bindings[0].DESCRIPTOR.fields_by_name["accepts_delete"].number == 100
-    store = materialize_pb2.TransactionRequest.Store.DESCRIPTOR
-    assert store.fields_by_name["deletes"].number == 100
+    binding = materialize_pb2.ValidateResponse.Binding.DESCRIPTOR.fields_by_name
+    store = materialize_pb2.TransactionRequest.Store.DESCRIPTOR.fields_by_name
+    assert [binding["accepts_delete"].number, binding["accepts_empty"].number] == [100, 101]
+    assert [store["deletes"].number, store["empties"].number] == [100, 101]
+
+
+def test_a_store_that_empties_has_no_documents():
+    one = column(b"k")
+    store = encode_request(Store(0, one, one, one, pa.array([True])))
+    message = materialize_pb2.TransactionRequest.FromString(store)
+    message.store.empties = True
+    with pytest.raises(RemoteProtocolError, match="Store empties, and has packed_keys"):
+        decode_request(message.SerializeToString())
+    with pytest.raises(LocalProtocolError, match="0 packed_keys, but 1 deletes"):
+        encode_request(dataclasses.replace(Store.emptying(0), deletes=pa.array([True])))
 
 
 # Arenas: whatever a protobuf library writes is read, and the other way round.

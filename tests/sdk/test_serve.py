@@ -280,6 +280,43 @@ def test_a_load_of_what_cannot_be_loaded_is_told(connection, load, delta, says):
         drained(stream)
 
 
+class Emptied(ToyTransactor):
+    accepts_empty = True
+
+    def store(self, documents):
+        for batch in documents:
+            if batch.empties:
+                assert len(batch) == 0
+                self.toy.rows.pop(str(batch.binding), None)
+
+
+def test_a_resource_is_emptied(toy, connection):
+    toy.rows = {"things": {b"key": b"{}"}, "others": {b"key": b"{}"}}
+    toy.transactor = Emptied
+    stream = ready(connection, names=("things", "others"))
+    committed(stream, store(1, binding=1), Store.emptying(0), store(1))
+    assert toy.rows == {"others": {b"key": b"{}"}}
+
+
+@pytest.mark.parametrize(
+    ("transactor", "key_range", "stores", "says"),
+    [
+        (ToyTransactor, WHOLE, [], "Store empties things, which does not accept it"),
+        (Emptied, LOWER, [], "Store empties things for a shard of 00000000-7fffffff"),
+        (Emptied, WHOLE, [store(1)], "Store empties things, and is not the first of it"),
+        (Emptied, WHOLE, [Store.emptying(0)], "Store empties things, and is not the first of it"),
+    ],
+    ids=["not accepted", "of a part", "after a document", "twice"],
+)
+def test_a_resource_that_cannot_be_emptied_is_told(
+    toy, connection, transactor, key_range, stores, says
+):
+    toy.transactor = transactor
+    stream = ready(connection, key_range=key_range)
+    with pytest.raises(ConnectorRefused, match=says):
+        committed(stream, *stores, Store.emptying(0))
+
+
 def test_an_end_amid_loads_is_told(connection):
     stream = ready(connection)
     stream.send(Load(0, keys(1)))

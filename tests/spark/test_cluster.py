@@ -21,7 +21,14 @@ def url(tmp_path: Path) -> str:
     return f"file:{tmp_path / 'data'}"
 
 
-@pytest.mark.parametrize("trouble", ["fail", "lost", "kill"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        pytest.param("fail", marks=pytest.mark.long),
+        pytest.param("lost", marks=pytest.mark.long),
+        "kill",
+    ],
+)
 def test_rows_that_tasks_in_trouble_write_are_there_once(cluster, url, tmp_path, trouble):
     found = cluster.run("troubled", url=url, folder=f"{tmp_path}/marks", trouble=trouble)
     assert found["rows"] == ALL

@@ -116,8 +116,15 @@ def contents(table: persist.Collection) -> dict[int, Counter[str]]:
     }
 
 
-@pytest.mark.parametrize(("schema", "row"), [(PLAIN, plain_row), (NESTED, nested_row)])
-@pytest.mark.parametrize("part_bytes", [1_000, 1 << 30])
+@pytest.mark.parametrize(
+    ("schema", "row", "part_bytes"),
+    [
+        (PLAIN, plain_row, 1 << 30),
+        (NESTED, nested_row, 20_000),
+        pytest.param(PLAIN, plain_row, 1_000, marks=pytest.mark.long),
+        pytest.param(NESTED, nested_row, 1_000, marks=pytest.mark.long),
+    ],
+)
 def test_a_difference_by_spark_is_the_one_in_process(spark, url, schema, row, part_bytes):
     key = ["k"]
     with opened(url) as client:

@@ -1,15 +1,14 @@
 """`penstock compact`: do all upkeep now."""
 
-import os
-import socket
 import sys
 from typing import Annotated
 
 import typer
 
 from penstock import persist
+from penstock.catalog.rows import encode_line
+from penstock.cli.asking import Wait, asked, hears, here
 from penstock.cli.options import SETTINGS, AsJson, Location
-from penstock.cli.rows import encode_line
 from penstock.persist.compact import BigMerges, WhenNeeded
 from penstock.persist.lake import storage_locations
 
@@ -33,18 +32,23 @@ def compact(
             "sc://host:port.",
         ),
     ] = None,
+    wait: Wait = 600,
     as_json: AsJson = False,
 ) -> None:
     """Merge batches, write a rollup, delete what nobody needs.
 
-    Takes the writer's lock for the while, so it is refused while a writer
-    holds it; a running writer does all this by itself in the background.
+    A running owner is asked to do it. Else the writer's lock is taken for the while;
     Spark is started only for a merge that is too big for this process.
     """
-    # SUBTLE: two runs under one id would take the lock from each other.
-    writer = writer or f"penstock-compact-{socket.gethostname()}-{os.getpid()}"
     for url in storage_locations(location):
-        with persist.open(url, writer=writer, settings=SETTINGS) as client:
+        if writer is None and hears(url):
+            asked(url, "compact", wait=wait)
+            if as_json:
+                print(encode_line({"location": url, "by": "its owner"}))
+            else:
+                print(f"{url}: its owner has compacted it")
+            continue
+        with persist.open(url, writer=writer or here("compact"), settings=SETTINGS) as client:
             client.delegate_big_merges(_spark(client, master))
             before = _size(client)
             client.compact()

@@ -5,17 +5,18 @@ no other verb should wait for.
 """
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from penstock.catalog.rows import encode_line
 from penstock.cli.options import AsJson
-from penstock.cli.rows import encode_line
 from penstock.cli.stopping import stop_on_signals
 from penstock.errors import UsageError
 from penstock.protocol.privacy import Security
@@ -109,6 +110,16 @@ def serve(
     key: Key = None,
     token: Token = None,
     plaintext: Plaintext = False,
+    until_stdin_ends: Annotated[
+        bool,
+        typer.Option(
+            "--until-stdin-ends", help="End with standard input, as when whoever writes it dies."
+        ),
+    ] = False,
+    warm: Annotated[
+        bool,
+        typer.Option("--warm", help="Load compiled code at once, not with the first documents."),
+    ] = False,
 ) -> None:
     """Serve a built-in connector, until it is told to end.
 
@@ -117,12 +128,17 @@ def serve(
     """
     from penstock.connectors import built_in
     from penstock.sdk import serve as serve_connector
+    from penstock.sdk.warming import warm as load_compiled
 
     stop = threading.Event()
     stop_on_signals(stop)
+    if until_stdin_ends:
+        threading.Thread(target=_wait_for_the_end, args=(stop,), daemon=True).start()
     security = _security(ca, certificate, key, token, plaintext)
     with serve_connector(built_in(name), listen, security) as server:
         print(f"connector {name} listens on {server.address}", flush=True)
+        if warm:
+            threading.Thread(target=load_compiled, name="warm", daemon=True).start()
         server.wait(stop)
 
 
@@ -151,6 +167,14 @@ def check(
     print(report.as_json() if as_json else report.as_table())
     if report.failed:
         raise typer.Exit(1)
+
+
+def _wait_for_the_end(stop: threading.Event) -> None:
+    """Set `stop` when standard input ends, or was never there."""
+    with suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    stop.set()
 
 
 @contextmanager

@@ -1,9 +1,17 @@
-"""Log lines for a terminal: the phrase, and its fields after it."""
+"""Log lines: the phrase, and its fields after it; or one JSON object a line, for machines."""
 
 import json
 import logging
+import os
+from typing import Final
 
-__all__ = ["FieldsFormatter", "log_to_stderr"]
+from penstock.errors import UsageError
+
+__all__ = ["FieldsFormatter", "JsonFormatter", "log_to_stderr"]
+
+FORMAT: Final = "PENSTOCK_LOG_FORMAT"
+LEVEL: Final = "PENSTOCK_LOG_LEVEL"
+LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 class FieldsFormatter(logging.Formatter):
@@ -16,11 +24,55 @@ class FieldsFormatter(logging.Formatter):
         return " ".join([super().formatMessage(record), *told])
 
 
+class JsonFormatter(logging.Formatter):
+    """A line as one object: time, level, room, message, and the fields beside them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields: dict[str, object] = getattr(record, "fields", {})
+        said = {
+            **{name: _json(value) for name, value in fields.items()},
+            "time_ms": int(record.created * 1_000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said, ensure_ascii=False)
+
+
 def log_to_stderr() -> None:
-    """Show warnings and worse on standard error."""
+    """Show warnings and worse on standard error, unless the environment says otherwise.
+
+    Raises:
+        UsageError: it says what does not exist.
+    """
+    style = _chosen(FORMAT, ("text", "json"), "text")
+    level = _chosen(LEVEL, LEVELS, "warning")
     handler = logging.StreamHandler()
-    handler.setFormatter(FieldsFormatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(
+        JsonFormatter()
+        if style == "json"
+        else FieldsFormatter("%(levelname)s %(name)s: %(message)s")
+    )
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("penstock").setLevel(level.upper())
+    # A JVM that is gone is told as an error of ours; this tells each call that did not reach it.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+def _chosen(variable: str, choices: tuple[str, ...], default: str) -> str:
+    said = os.environ.get(variable, default).lower()
+    if said not in choices:
+        raise UsageError(
+            f'variable {variable} is "{said}"', hint=f"Set it to one of {', '.join(choices)}."
+        )
+    return said
+
+
+def _json(value: object) -> object:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def _plain(value: str) -> str:

@@ -2,30 +2,42 @@
 
 Exit status 0 only on success. An error is told as a person needs it (what
 happened, what is known, what to do) on standard error, without a traceback;
-exit status 1. A call that cannot be understood exits with 2. Whoever reads the
+exit status 1, or 3 if another process has taken its place. A call that cannot
+be understood exits with 2. Whoever reads the
 output may go away, as in `penstock tail … | head`: that is success.
 """
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from penstock import __version__
 from penstock.cli.compact import compact
 from penstock.cli.connector import connector
+from penstock.cli.demo import demo
+from penstock.cli.drop import drop
 from penstock.cli.ingest import ingest
+from penstock.cli.init import init
 from penstock.cli.logs import log_to_stderr
+from penstock.cli.materialize import materialize
 from penstock.cli.output import OutputFailed, give_up_output, watch_output
+from penstock.cli.pause import pause, resume
+from penstock.cli.plan import plan
 from penstock.cli.read import read
 from penstock.cli.release import release
 from penstock.cli.resync import resync
+from penstock.cli.schema import schema
 from penstock.cli.status import status
 from penstock.cli.tail import tail
+from penstock.cli.up import up
 from penstock.cli.verify import verify
-from penstock.errors import PenstockError
+from penstock.errors import Fenced, PenstockError
 
 __all__ = ["app", "main"]
+
+FENCED: Final = 3
+"""Whoever starts processes again must not start one whose place another has taken."""
 
 app = typer.Typer(
     name="penstock",
@@ -34,7 +46,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Moves changing data from where it is made to where it is used, exactly once.",
 )
-for verb in (ingest, status, read, tail, resync, compact, verify, release):
+for verb in (
+    *(demo, init, schema, plan),
+    *(up, ingest, materialize),
+    *(status, read, tail),
+    *(pause, resume, resync, drop),
+    *(compact, verify, release),
+):
     app.command()(verb)
 app.add_typer(connector)
 
@@ -59,7 +77,6 @@ def _options(
 
 def main() -> None:
     """Run the command line."""
-    log_to_stderr()
     watch_output()
     try:
         status = _run()
@@ -78,12 +95,13 @@ def main() -> None:
 def _run() -> str | int | None:
     """The exit status of the verb."""
     try:
+        log_to_stderr()
         app()
     except PenstockError as error:
         print(f"error: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
-        return 1
+        return FENCED if isinstance(error, Fenced) else 1
     except SystemExit as end:
         return end.code
     return 0

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.catalog.rows import encode_line, rows_of
 from penstock.cli.options import SETTINGS, AsJson, Hold, Location, Name
-from penstock.cli.rows import encode_line, rows_of
 from penstock.errors import InternalError
 from penstock.ingest.relations import BindingsOf, find_bindings
 from penstock.persist import Client

@@ -1,8 +1,8 @@
 """`penstock release`: give up a dead writer's lock."""
 
 from penstock import persist
+from penstock.catalog.rows import encode_line
 from penstock.cli.options import SETTINGS, AsJson, Location
-from penstock.cli.rows import encode_line
 from penstock.durable import normal
 from penstock.errors import UsageError
 from penstock.persist.lake import open_store, storage_locations

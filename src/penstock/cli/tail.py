@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import pyarrow.compute as pc
 import typer
 
+from penstock.catalog.rows import encode_line, rows_of
 from penstock.cli.options import SETTINGS, AsJson, Hold, Location, Name
-from penstock.cli.rows import encode_line, rows_of
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
 from penstock.ingest.relations import Followed, find_bindings

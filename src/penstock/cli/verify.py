@@ -2,8 +2,8 @@
 
 import typer
 
+from penstock.catalog.rows import encode_line
 from penstock.cli.options import SETTINGS, AsJson, Location
-from penstock.cli.rows import encode_line
 from penstock.persist.lake import open_store, storage_locations
 from penstock.persist.verify import verify as walk
 

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bytes", "Int32s", "Int64s", "compiled", "compiled_when_large"]
+__all__ = ["Bytes", "Int32s", "Int64s", "compile_always", "compiled", "compiled_when_large"]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int32s: TypeAlias = npt.NDArray[np.int32]
@@ -41,6 +41,15 @@ def compiled_when_large(function: Callable[..., Any]) -> Any:
     it is an integer. A test must show that both come to the same.
     """
     return _CompiledWhenLarge(function)
+
+
+_spent = 0
+
+
+def compile_always() -> None:
+    """Leave nothing to Python from now on: much will come."""
+    global _spent
+    _spent = PLAIN_ELEMENTS
 
 
 class _Compiled:
@@ -79,9 +88,6 @@ class _CompiledWhenLarge(_Compiled):
             with np.errstate(over="ignore"):
                 return self.plain(*arguments)
         return self.made(*arguments)
-
-
-_spent = 0
 
 
 def _spend(elements: int) -> bool:

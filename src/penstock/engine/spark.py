@@ -34,7 +34,7 @@ from penstock.engine.java import find_java, launcher_home
 from penstock.errors import UsageError
 from penstock.telemetry import fields, logger
 
-__all__ = ["connect", "local", "session"]
+__all__ = ["connect", "forget_dead_session", "local", "session"]
 
 log = logger("engine")
 
@@ -77,6 +77,27 @@ def session(
             _tell_unused(running, config or {})
             return running
         return _start(master, app_name, dict(config or {}), clock)
+
+
+def forget_dead_session() -> bool:
+    """Forget a session whose JVM has ended, so that another can be started; whether it had.
+
+    Whatever still holds the session gets errors from it.
+    """
+    with _starting:
+        gateway: Any = SparkContext._gateway
+        launched = None if gateway is None else getattr(gateway, "proc", None)
+        if launched is None or launched.poll() is None:
+            return False
+        context: Any = SparkContext._active_spark_context
+        if context is not None:
+            context._jsc = None  # There is nobody to be told; what is on this side ends.
+            context.stop()
+        with SparkContext._lock:
+            SparkContext._gateway = SparkContext._jvm = None
+        SparkSession._instantiatedSession = None
+        log.warning("the JVM of Spark has ended", extra=fields(status=launched.returncode))
+        return True
 
 
 def local(spark: SparkSession) -> bool:
@@ -225,6 +246,8 @@ def _ours(master: str) -> dict[str, str]:
         "spark.api.mode": "classic",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.scheduler.mode": "FAIR",
+        # Shards that wait for an executor that is coming back need not wait longer.
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }

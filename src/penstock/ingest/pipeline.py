@@ -27,12 +27,12 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.ingest.loading import SPARK_BYTES, Loader, ManyTasks
-from penstock.ingest.memory import Memory
 from penstock.ingest.relations import NOTE
-from penstock.ingest.requests import Request, answer, forget_old_answers, requests
 from penstock.ingest.tick import Tick
 from penstock.persist import AppendTo
 from penstock.persist.lake import open_store
+from penstock.persist.memory import Memory
+from penstock.persist.requests import Request, answer, requests
 from penstock.persist.state import END
 from penstock.reclock import (
     Minted,
@@ -64,7 +64,6 @@ REST_MS: Final = 15_000
 COMPACT_EVERY_MS: Final = 10_000
 STATUS_EVERY_MS: Final = 1_000
 HEAR_EVERY_MS: Final = 1_000
-FORGET_EVERY_MS: Final = 60_000
 
 OPENING: Final = "opening"
 RETRYING: Final = "retrying"
@@ -112,7 +111,6 @@ class Ingest:
         self._catching_up = False
         self._ticker = Ticker(clock, interval_ms=tick_ms, upstream_now=self._ask_upstream)
         self._heard_ms = 0
-        self._forgot_ms = 0
         self._compacted_ms = 0
         self._noted_ms = 0
         self._rows = 0
@@ -314,14 +312,11 @@ class Ingest:
         if now - self._heard_ms < HEAR_EVERY_MS:
             return []
         self._heard_ms = now
-        if now - self._forgot_ms >= FORGET_EVERY_MS:
-            self._forgot_ms = now
-            forget_old_answers(self._beside, now_ms=self._clock.now_ms())
         taken = []
-        for request in requests(self._beside):
+        for request in requests(self._beside, now_ms=self._clock.now_ms()):
+            if request.verb != "resync":
+                continue  # Whoever runs this loop is asked.
             try:
-                if request.verb != "resync":
-                    raise UsageError(f'a source cannot "{request.verb}"', hint="Ask for a resync.")
                 self._source.resync(request.tables)
             except (UsageError, DefiniteError) as error:
                 answer(self._beside, request, error=error)

@@ -1,35 +1,28 @@
-"""All sources of a pipeline's file, each in a thread and a storage location of its own.
-
-A source that fails leaves the others running; its error is told when all have
-stopped. A writer that was fenced ends everything, and takes nothing back.
-"""
+"""The sources of a pipeline's file as tasks, each in a storage location of its own."""
 
 import random
-import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
-
-import xxhash
+from typing import Final
 
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.durable import join, normal
-from penstock.errors import Fenced, PenstockError, UsageError
+from penstock.durable import join
+from penstock.errors import UsageError
+from penstock.failpoints import Failpoint, pass_by
 from penstock.ingest.loading import SPARK_BYTES, ManyTasks
 from penstock.ingest.pipeline import Ingest
 from penstock.ingest.relations import bindings_in
 from penstock.persist.lake import storage_locations_below
+from penstock.persist.memory import Memory
 from penstock.pipeline import Pipeline, load
+from penstock.pipeline.file import SourceSection
+from penstock.pipeline.running import Running, Task, writer_of
 from penstock.sources.postgres.source import PostgresSource
-from penstock.telemetry import fields, logger
+from penstock.sources.source import Source
 
-__all__ = ["Running", "run", "writer_of"]
-
-log = logger("ingest")
+__all__ = ["Running", "drop", "run", "source_of", "tasks_of"]
 
 TASKS: Final = 2
 
@@ -41,7 +34,7 @@ def run(
     stop: threading.Event | None = None,
     many: ManyTasks | None = None,
     spark_bytes: int = SPARK_BYTES,
-    told: Callable[["Running"], None] | None = None,
+    told: Callable[[Running], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Follow every source of `file` until `stop` is set.
@@ -54,28 +47,36 @@ def run(
         PenstockError: what ended a source, of the first that was.
     """
     pipeline = file if isinstance(file, Pipeline) else load(file)
+    tasks = tasks_of(pipeline, many=many, spark_bytes=spark_bytes, clock=clock)
+    running = Running(tasks, stop, clock=clock)
+    if told is not None:
+        told(running)
+    running.run(once=once)
+
+
+def tasks_of(
+    pipeline: Pipeline,
+    *,
+    many: ManyTasks | None,
+    spark_bytes: int = SPARK_BYTES,
+    clock: Clock = SYSTEM_CLOCK,
+) -> list[Task]:
+    """What follows each source.
+
+    Raises:
+        UsageError: there is none.
+    """
     if not pipeline.sources:
         raise UsageError(
             "pipeline has no sources", hint="Give it one under sources:, as in the README."
         )
     taken = _names_in(pipeline.location)
-    running = Running(stop or threading.Event())
-    with ExitStack() as stack:
-        for name, section in pipeline.sources.items():
-            client = stack.enter_context(
-                persist.open(join(pipeline.location, name), writer=writer_of(pipeline))
-            )
-            source = PostgresSource(
+
+    def task(name: str, section: SourceSection) -> Task:
+        def build(client: persist.Client) -> Ingest:
+            return Ingest(
                 name,
-                section.postgres,
-                location=pipeline.location,
-                clock=clock,
-                chance=random.Random(),
-                tasks=TASKS,
-            )
-            running.sources[name] = Ingest(
-                name,
-                source,
+                source_of(name, section, pipeline.location, clock),
                 client,
                 tick_ms=pipeline.tick,
                 retain_ms=pipeline.retain,
@@ -86,46 +87,37 @@ def run(
                 progress=section.progress,
                 taken=taken,
             )
-        if told is not None:
-            told(running)
-        running.run(once=once)
+
+        def let_go(client: persist.Client, _keep_target: bool) -> None:
+            drop(client, name, source_of(name, section, pipeline.location, clock))
+
+        url = join(pipeline.location, name)
+        return Task(name, "source", url, writer_of(pipeline), build, let_go)
+
+    return [task(name, section) for name, section in pipeline.sources.items()]
 
 
-@dataclass(slots=True)
-class Running:
-    """What runs."""
+def source_of(name: str, section: SourceSection, location: str, clock: Clock) -> Source:
+    """What reads the upstream of a section."""
+    return PostgresSource(
+        name,
+        section.postgres,
+        location=location,
+        clock=clock,
+        chance=random.Random(),
+        tasks=TASKS,
+    )
 
-    stop: threading.Event
-    sources: dict[str, Ingest] = field(default_factory=dict)
-    errors: dict[str, BaseException] = field(default_factory=dict)
 
-    def status(self) -> Mapping[str, Any]:
-        """For people, by source."""
-        return {name: ingest.status() for name, ingest in self.sources.items()}
+def drop(client: persist.Client, name: str, source: Source) -> None:
+    """Let upstream forget a source, then destroy all it has in its storage location.
 
-    def run(self, *, once: bool) -> None:
-        """Run all sources to their end."""
-        threads = [
-            threading.Thread(target=self._follow, args=(name, once), name=f"ingest {name}")
-            for name in self.sources
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for error in self.errors.values():
-            raise error
-
-    def _follow(self, name: str, once: bool) -> None:
-        ingest = self.sources[name]
-        try:
-            ingest.run(self.stop, once=once)
-        except BaseException as error:  # noqa: BLE001 - the thread's door: told at the end
-            self.errors[name] = error
-            if isinstance(error, Fenced) or not isinstance(error, PenstockError):
-                self.stop.set()
-            else:
-                log.error("source has stopped", extra=fields(source=name, error=str(error)))
+    In that order: while notes are there, a drop that was cut short can be done again.
+    """
+    source.drop(Memory(client, name))
+    pass_by(Failpoint.SLOT_DROPPED)
+    client.destroy(*client.collections(hidden=True))
+    pass_by(Failpoint.DROP_DONE)
 
 
 def _names_in(location: str) -> set[str]:
@@ -136,11 +128,3 @@ def _names_in(location: str) -> set[str]:
             taken.update(client.collections())
             taken.update(each.name for each in bindings_in(client))
     return taken
-
-
-def writer_of(pipeline: Pipeline) -> str:
-    """The reentrance id: what the file says, else one of this lake and host."""
-    if pipeline.writer is not None:
-        return pipeline.writer
-    lake = xxhash.xxh64_hexdigest(normal(pipeline.location).encode())[:8]
-    return f"{lake}-{socket.gethostname()}"

@@ -22,9 +22,9 @@ from penstock.data.schema import default_row
 from penstock.errors import DefiniteError, InternalError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.ingest.loading import Copy, Loader
-from penstock.ingest.memory import Memory
 from penstock.persist import AppendTo, Collection, StoredError
 from penstock.persist.also import Also, Begin, Fail, Grow, Recover, WriteTo
+from penstock.persist.memory import Memory
 from penstock.sources.source import Piece
 
 __all__ = ["Tick"]

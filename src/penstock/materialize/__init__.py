@@ -1,6 +1,36 @@
-"""The runtime's side of the protocol: speaking to a connector, whoever wrote it."""
+"""Collections into endpoints, exactly once: the side of the protocol that drives connectors.
+
+run(FILE, jobs=…)      all materializations of a pipeline's file
+connect(ADDRESS)       one connector, whoever wrote it
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 import penstock.protocol  # noqa: F401 - before gRPC, of which it says how loud it is
 from penstock.materialize.client import Connection, Generation, Stream, connect
 
-__all__ = ["Connection", "Generation", "Stream", "connect"]
+if TYPE_CHECKING:
+    from penstock.materialize.driver import Jobs
+    from penstock.materialize.here import TasksHere
+    from penstock.materialize.running import Running, run
+
+__all__ = [
+    "Connection",
+    "Generation",
+    "Jobs",
+    "Running",
+    "Stream",
+    "TasksHere",
+    "connect",
+    "run",
+]
+
+_LATER: Final = {"Jobs": "driver", "TasksHere": "here", "Running": "running", "run": "running"}
+
+
+def __getattr__(name: str) -> Any:
+    # Compiled code comes along, for which no one should wait who only speaks to a connector.
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -318,6 +318,11 @@ class Stream:
         self._call.cancel()
 
     @property
+    def over(self) -> bool:
+        """Whether nothing more can be said, by whoever's doing."""
+        return self._over
+
+    @property
     def idle(self) -> bool:
         """Whether no transaction is under way."""
         return self._where.idle

@@ -34,7 +34,14 @@ from penstock.persist.collection import AppendTo, Collection, piece_of
 from penstock.persist.compact import BigMerges, Merger
 from penstock.persist.errors import Closed, CollectionMissing, LockHeld
 from penstock.persist.gc import Collector
-from penstock.persist.holds import Claims, DurableHold, LeasedClaims, LocalClaims, NoClaims
+from penstock.persist.holds import (
+    Claims,
+    DurableHold,
+    LeasedClaims,
+    LocalClaims,
+    NoClaims,
+    list_holds,
+)
 from penstock.persist.intake import Staged, apart, check_frontier, table_of
 from penstock.persist.lake import check_not_a_lake, open_store
 from penstock.persist.machine import Machine
@@ -357,15 +364,15 @@ class Client:
             self._must_be_ours(collection)
         return self.committer.submit(Append(pieces))
 
-    def destroy(self, name: str) -> bool:
-        """Remove a collection and everything in it; whether it was there.
+    def destroy(self, *names: str) -> bool:
+        """Remove collections and everything in them, all at once; whether one was there.
 
-        The name may be used again, for a new and empty collection.
+        A name may be used again, for a new and empty collection.
         """
 
         def plan(state: State) -> list[Operation]:
-            found = state.named(name)
-            return [] if found is None else [Destroy(found.id)]
+            found = (state.named(name) for name in names)
+            return [Destroy(each.id) for each in found if each is not None]
 
         there = self.committer.run(plan, lambda before, after: before is not after)
         return bool(there)
@@ -489,6 +496,11 @@ class Client:
         """The durable hold of `owner`, taken over if another process has it."""
         self.reader.look()
         return DurableHold(self._machine, self._settings, owner)
+
+    def drop_hold(self, owner: str) -> None:
+        """Let go of the durable hold of `owner`, if there is one."""
+        if f"d-{owner}" in list_holds(self._machine.blob):
+            self.hold(owner).drop()
 
     def compact(self) -> None:
         """Do all upkeep now: merge, roll up, let go of what nobody needs."""

@@ -5,6 +5,6 @@ key it is wrong and what would be right, and puts in what `${NAME}` stands for.
 It starts nothing.
 """
 
-from penstock.pipeline.file import Pipeline, SourceSection, load
+from penstock.pipeline.file import Pipeline, SourceSection, load, load_written
 
-__all__ = ["Pipeline", "SourceSection", "load"]
+__all__ = ["Pipeline", "SourceSection", "load", "load_written"]

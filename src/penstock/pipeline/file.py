@@ -1,70 +1,348 @@
 """A pipeline's file, parsed and checked.
 
-Every error names the line and the key. `${NAME}` in a value stands for an
-environment variable and is put in after parsing, so a secret cannot change
-what the file means, and never shows up in an error about it.
+Every error names the line and the key and says what would be valid; all of them
+are told at once. None shows a value, which may have come from a variable and be a
+secret.
 """
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import core_schema
 
 from penstock.errors import UsageError
-from penstock.pipeline.durations import milliseconds
-from penstock.sources.postgres.config import PostgresConfig
+from penstock.pipeline.measures import Duration, Flag, FromOne, FromZero, Size
+from penstock.pipeline.problems import problems, told
+from penstock.pipeline.written import Missing, Written, escaped, interpolated, read, wrong
+from penstock.sources.postgres.config import PUBLICATION, PostgresConfig, TableSpec
 
-__all__ = ["Pipeline", "SourceSection", "load"]
+__all__ = [
+    "CATALOG",
+    "BindingSection",
+    "CollectionSection",
+    "MaterializationSection",
+    "Pipeline",
+    "SourceSection",
+    "load",
+    "load_written",
+]
 
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+CATALOG: Final = "catalog"
+"""The storage location in which the catalog is."""
+
 _NAME: Final = r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$"
 
 
-def _duration(value: object) -> int:
-    try:
-        return milliseconds(value)
-    except UsageError as error:
-        raise ValueError(f"{error}; {error.hint}") from None
-
-
-Duration = Annotated[int, BeforeValidator(_duration)]
 Name = Annotated[str, Field(pattern=_NAME)]
 
 
-def _postgres(value: object) -> PostgresConfig:
-    if not isinstance(value, Mapping):
-        raise ValueError("give url, publication and tables, as a mapping")
-    try:
-        return PostgresConfig.parse(value)
-    except UsageError as error:
-        raise ValueError(f"{error}; {error.hint}") from None
-
-
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class TableSection(_Section):
+    """A table to follow, and what to do with some of its columns."""
+
+    name: str
+    """Schema and table: public.orders."""
+
+    exclude: tuple[str, ...] = ()
+    """Columns that are left out."""
+
+    text: tuple[str, ...] = ()
+    """Columns that are kept as the server's text, whatever their type."""
+
+    @model_validator(mode="after")
+    def _can_be_meant(self) -> Self:
+        try:
+            TableSpec.parse(self.model_dump())
+        except UsageError as error:
+            raise told(error) from None
+        return self
+
+
+def _table(value: object) -> object:
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping):
+        return value
+    raise ValueError("give a name like public.orders, or a mapping with name, exclude and text")
+
+
+class PostgresSection(_Section):
+    """A Postgres to follow."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["url"], "properties": {"url": {"type": "string"}}},
+                {"required": ["connection"], "properties": {"connection": {"type": "object"}}},
+            ]
+        }
+    )
+
+    url: str | None = Field(None, repr=False)
+    """postgresql://user:password@host:5432/database; the password best as ${NAME}."""
+
+    connection: dict[str, Any] | None = Field(
+        None,
+        repr=False,
+        json_schema_extra={
+            "properties": {
+                name: {}
+                for name in ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcert")
+            }
+        },
+    )
+    """Instead of a url, libpq's parameters by their names."""
+
+    publication: str = PUBLICATION
+    """The publication to follow; it is created if it does not exist and the role may."""
+
+    tables: (
+        tuple[
+            Annotated[
+                TableSection, BeforeValidator(_table, json_schema_input_type=str | TableSection)
+            ],
+            ...,
+        ]
+        | None
+    ) = None
+    """Which tables; without it, all that are published."""
+
+    snapshot_tasks: FromOne | None = None
+    """Into how many pieces the first copy of a large table is split."""
+
+    slot_warning: FromOne = 1 << 30
+    """How many bytes of log the slot may hold back on the server before a warning."""
+
+
+def _postgres(section: PostgresSection) -> PostgresConfig:
+    try:
+        return PostgresConfig.parse(section.model_dump(exclude_unset=True))
+    except UsageError as error:
+        raise told(error) from None
 
 
 class SourceSection(_Section):
     """One source: what it is, and how its progress is called."""
 
-    postgres: Annotated[PostgresConfig, BeforeValidator(_postgres)]
+    postgres: Annotated[
+        PostgresConfig,
+        GetPydanticSchema(
+            lambda _, handler: core_schema.no_info_after_validator_function(
+                _postgres, handler.generate_schema(PostgresSection)
+            )
+        ),
+    ]
     progress: Name | None = None
+    """What its progress relation is called; else after the source, with _progress."""
+
+
+class CollectionSection(_Section):
+    """What a collection's rows are as documents, where its source does not say."""
+
+    key: tuple[str, ...] | Literal["row"] | None = None
+    """Pointers into the document, or `row`: whole rows, with their number."""
+
+    documents: Annotated[dict[str, Any], WithJsonSchema({"type": ["object", "string"]})] | None = (
+        Field(None, alias="schema")
+    )
+    """A JSON schema, with its `reduce` annotations: rows are reduced into those before."""
+
+    document: str | None = None
+    """The column that has the document; without, each row is one."""
+
+    order: tuple[str, ...] = ()
+    """Columns that say in which order documents of a key are reduced."""
+
+    projections: dict[str, str] = {}
+    """Names for pointers into the document."""
+
+    @model_validator(mode="after")
+    def _says_what_is_reduced(self) -> Self:
+        if self.documents is None and (self.document or self.order or self.projections):
+            raise ValueError("document, order and projections need a schema")
+        if self.documents is not None and not isinstance(self.key, tuple):
+            raise ValueError("a schema needs a key: pointers, such as [/id]")
+        return self
+
+
+class FieldsSection(_Section):
+    """Which fields of a collection a binding takes."""
+
+    recommended: Flag = True
+    """Whether to take what the connector recommends."""
+
+    include: tuple[str, ...] = ()
+    """Fields to take besides."""
+
+    exclude: tuple[str, ...] = ()
+    """Fields to leave out."""
+
+
+class BindingSection(_Section):
+    """A collection bound to a resource of the endpoint."""
+
+    collection: str
+    """Its name: SOURCE.SCHEMA.TABLE for a table."""
+
+    resource: dict[str, Any]
+    """Where it goes, as the connector has it."""
+
+    fields: FieldsSection = FieldsSection()
+    """Which fields; without it, those that the connector recommends."""
+
+    delete: Literal["hard", "soft", "ignore"] = "hard"
+    """What becomes of a deleted row."""
+
+    backfill: FromZero = 0
+    """Raise it to have the resource written anew."""
+
+    delta_updates: Flag = False
+    """Store each change, load nothing."""
+
+
+class TlsSection(_Section):
+    """Certificates for the line to a connector."""
+
+    ca: Path | None = None
+    """A file: who must have signed."""
+
+    certificate: Path | None = None
+    """A file: our own certificate."""
+
+    key: Path | None = None
+    """A file: its key."""
+
+
+class GrpcSection(_Section):
+    """A connector that somebody else runs."""
+
+    address: str
+    """host:port or unix:PATH, as every task sees it."""
+
+    tls: TlsSection | None = None
+    """Certificates; without it, and beyond this machine, there is no line."""
+
+    token: str = Field("", repr=False)
+    """The bearer token that it asks for."""
+
+    plaintext: Flag = False
+    """Go without TLS beyond loopback and unix sockets."""
+
+
+class ConnectorSection(_Section):
+    """Where a connector is, if it is not one of ours."""
+
+    grpc: GrpcSection
+
+
+class MaterializationSection(_Section):
+    """Collections into resources of one endpoint."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {
+                "properties": {"shards": {"type": "integer", "minimum": 2}},
+                "required": ["shards"],
+            },
+            "then": {
+                "required": ["consistency"],
+                "properties": {"consistency": {"type": "string"}},
+            },
+        }
+    )
+
+    connector: str | ConnectorSection
+    """The name of a built-in one, or where another one is."""
+
+    endpoint: dict[str, Any] = {}
+    """How the connector is configured."""
+
+    bindings: tuple[BindingSection, ...]
+    """Collections, and where they go."""
+
+    on_error: Literal["stop", "leave_behind"] = "stop"
+    """What to do about a collection in error: stop there, or go on with the others."""
+
+    pace: Duration | None = None
+    """How long to wait between transactions; without it, the file's tick."""
+
+    size: Size = 1 << 30
+    """About how much of a backlog goes into one transaction: 64MiB; 1GiB is the default."""
+
+    shards: FromOne = 1
+    """Over how many streams, each with a range of keys."""
+
+    consistency: Literal["per-shard"] | None = None
+    """That changes of several keys may be seen half done, as more than one shard has it."""
+
+    @model_validator(mode="after")
+    def _says_what_shards_cost(self) -> Self:
+        if self.shards > 1 and self.consistency is None:
+            raise ValueError(
+                "more than one shard tears changes of several rows apart; to have it so, say "
+                "consistency: per-shard"
+            )
+        return self
 
 
 class Pipeline(_Section):
     """A whole file."""
 
     location: str
+    """The lake: file:./penstock-data, s3://bucket/prefix."""
+
     writer: str | None = None
-    tick: Duration = 1_000
+    """Under which id its lock is taken; without it, one of the lake and the host."""
+
+    tick: Annotated[Duration, Field(gt=0)] = 1_000
+    """How often times are sealed: 250ms, 1s, which is the default."""
+
     retain: Duration = 86_400_000
+    """How far back collections can be read: 7d; 24h is the default."""
+
     sources: dict[Name, SourceSection] = {}
-    collections: dict[str, Any] = {}
-    materializations: dict[str, Any] = {}
+    """Where data comes from, by name."""
+
+    collections: dict[str, CollectionSection] = {}
+    """What rows are as documents, by the name of the collection, where that must be said."""
+
+    materializations: dict[Name, MaterializationSection] = {}
+    """Where data goes, by name."""
+
+    @model_validator(mode="after")
+    def _names_each_once(self) -> Self:
+        if CATALOG in self.sources or CATALOG in self.materializations:
+            raise ValueError(
+                f'"{CATALOG}" is where a lake keeps its catalog, so nothing else can be called so'
+            )
+        for name in self.materializations:
+            if name in self.sources:
+                raise ValueError(
+                    f'"{name}" is the name of a source and of a materialization; each has a '
+                    "storage location of its own, so name one of them otherwise"
+                )
+        return self
 
 
 def load(path: str | Path, environment: Mapping[str, str] | None = None) -> Pipeline:
@@ -73,89 +351,62 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> Pipe
     Raises:
         UsageError: it cannot be read, or says something it cannot mean.
     """
-    path = Path(path)
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f'pipeline file "{path}" cannot be read', detail=f"{error}.", hint="Check the path."
-        ) from error
-    try:
-        document = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(
-            f'pipeline file "{path}" is not YAML', detail=f"{error}.", hint="Mend its syntax."
-        ) from None
-    if not isinstance(content, dict):
-        raise UsageError(
-            f'pipeline file "{path}" holds no mapping',
-            hint="Begin with location: and sources:, as in the README.",
-        )
-    content = _interpolated(content, os.environ if environment is None else environment, path, ())
+    environment = os.environ if environment is None else environment
+    written = _with_schemas(read(Path(path)), environment)
+    missing: list[Missing] = []
+    content = interpolated(written.content, environment, missing)
+    if missing:
+        raise _unset(written, missing)
     try:
         return Pipeline.model_validate(content)
     except ValidationError as error:
-        raise _misread(path, document, error) from None
+        found = problems(written, error, Pipeline.model_json_schema())
+        raise wrong(written.path, list(found)) from None
 
 
-def _interpolated(
-    value: Any, environment: Mapping[str, str], path: Path, at: tuple[str, ...]
-) -> Any:
-    match value:
-        case dict():
-            return {
-                key: _interpolated(inner, environment, path, (*at, str(key)))
-                for key, inner in value.items()
-            }
-        case list():
-            return [
-                _interpolated(inner, environment, path, (*at, str(n)))
-                for n, inner in enumerate(value)
-            ]
-        case str():
-            for name in _VARIABLE.findall(value):
-                if name not in environment:
-                    raise UsageError(
-                        f'pipeline file "{path}" uses ${{{name}}} at {".".join(at)}, '
-                        "which is not set",
-                        hint=f"Set it in the environment: export {name}=…",
-                    )
-            return _VARIABLE.sub(lambda found: environment[found[1]], value)
-        case _:
-            return value
+def load_written(path: str | Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What a file says before variables are put in, with the schemas that it names.
+
+    Within those, whose variables are none, `${NAME}` is written `$${NAME}`.
+
+    Raises:
+        UsageError: it, or a schema, cannot be read.
+    """
+    environment = os.environ if environment is None else environment
+    return _with_schemas(read(Path(path)), environment).content
 
 
-def _misread(path: Path, document: Any, error: ValidationError) -> UsageError:
-    """The first thing that is wrong, at its line; pydantic's words, never the value."""
-    problems = []
-    for each in error.errors(include_input=False, include_url=False):
-        keys = [str(key) for key in each["loc"]]
-        line = _line_of(document, keys)
-        what = each["msg"].removeprefix("Value error, ")
-        if each["type"] == "extra_forbidden":
-            what = "there is no such key here"
-        problems.append(f"line {line}, {'.'.join(keys) or 'the file'}: {what}")
+def _with_schemas(written: Written, environment: Mapping[str, str]) -> Written:
+    """Put in the schemas that are in files of their own, named from the pipeline's."""
+    sections = written.content.get("collections")
+    for name, section in sections.items() if isinstance(sections, dict) else ():
+        if not isinstance(section, dict) or not isinstance(section.get("schema"), str):
+            continue
+        missing: list[Missing] = []
+        keys = ("collections", str(name), "schema")
+        where = written.path.parent / interpolated(section["schema"], environment, missing, keys)
+        if missing:
+            raise _unset(written, missing)
+        try:
+            section["schema"] = escaped(yaml.safe_load(where.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UsageError(
+                f'schema "{where}" of collection "{name}" cannot be read',
+                detail=f"{error}.",
+                hint="Name a file of JSON or YAML, from the folder of the pipeline's file.",
+            ) from error
+    return written
+
+
+def _unset(written: Written, missing: Sequence[Missing]) -> UsageError:
+    uses = [
+        f"${{{each.name}}} at line {written.place(each.keys)[0]}, {'.'.join(each.keys)}"
+        for each in missing
+    ]
+    more = f", and {len(uses) - 1} more" if len(uses) > 1 else ""
+    names = " ".join(f"{name}=…" for name in dict.fromkeys(each.name for each in missing))
     return UsageError(
-        f'pipeline file "{path}" is wrong at {problems[0]}',
-        detail=" ".join(f"Also {each}." for each in problems[1:]),
-        hint="See docs/reference/pipeline-file.md for what each key takes.",
+        f'pipeline file "{written.path}" uses {uses[0]}, which is not set{more}',
+        detail="\n".join(uses) if more else "",
+        hint=f"Set it in the environment: export {names}; or write $${{…}} for the characters.",
     )
-
-
-def _line_of(node: Any, keys: list[str]) -> int:
-    line: int = node.start_mark.line + 1
-    for key in keys:
-        if isinstance(node, yaml.MappingNode):
-            for name, value in node.value:
-                if name.value == key:
-                    line, node = name.start_mark.line + 1, value
-                    break
-            else:
-                return line
-        elif isinstance(node, yaml.SequenceNode) and key.isdecimal() and int(key) < len(node.value):
-            node = node.value[int(key)]
-            line = node.start_mark.line + 1
-        else:
-            return line
-    return line

@@ -114,6 +114,7 @@ class ValidatedBinding:
     resource_path: tuple[str, ...]
     delta_updates: bool = False
     accepts_delete: bool = False
+    accepts_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,16 @@ class Store:
     deletes: pa.BooleanArray | None = None
     """Whether the key is to be removed; none of them, if absent."""
 
+    empties: bool = False
+    """Instead of documents: all that the resource holds goes, before what is stored next."""
+
     kind = Kind.STORE
+
+    @classmethod
+    def emptying(cls, binding: int) -> "Store":
+        """The one that empties the resource of a binding."""
+        none = pa.array([], pa.binary())
+        return cls(binding, none, none, none, pa.array([], pa.bool_()), empties=True)
 
 
 @dataclass(frozen=True, slots=True)

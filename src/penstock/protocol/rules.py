@@ -85,8 +85,10 @@ def _broken_columns(number: int, **columns: pa.Array) -> Iterator[str]:
 
 def _broken_store(store: Store) -> Iterator[str]:
     count = len(store.packed_keys)
-    if not count:
+    if not count and not store.empties:
         yield "has no packed_keys"
+    if count and store.empties:
+        yield "empties, and has packed_keys"
     columns: dict[str, pa.Array] = {
         "packed_values": store.packed_values,
         "docs_json": store.docs_json,

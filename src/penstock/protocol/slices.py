@@ -7,7 +7,7 @@ are walked by compiled code, in two passes: one counts, one fills columns of
 offsets. An arena whose slices follow one another becomes an Arrow column without
 copying a byte.
 
-    field   1 binding   2 arena   3, 4, 5 slices   6, 100 booleans
+    field   1 binding   2 arena   3, 4, 5 slices   6, 100 booleans   101 a boolean
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ OVERLAPPING_BYTES: Final = 16 << 20
 SLICES: Final = (3, 4, 5)
 BOOLS: Final = (6, 100)
 
-_BINDING, _ARENA_BEGIN, _ARENA_END, _COUNTS = 0, 1, 2, 3
-_WORDS: Final = 8
+_BINDING, _ARENA_BEGIN, _ARENA_END, _COUNTS, _EMPTIES = 0, 1, 2, 3, 8
+_WORDS: Final = 9
 
 
 class Walked:
     """The parts of one such message."""
 
-    __slots__ = ("arena", "binding", "bools", "slices")
+    __slots__ = ("arena", "binding", "bools", "empties", "slices")
 
     def __init__(
         self,
@@ -40,11 +40,13 @@ class Walked:
         arena: pa.Buffer,
         slices: Sequence[pa.BinaryArray],
         bools: Sequence[pa.BooleanArray],
+        empties: bool,
     ) -> None:
         self.binding = binding
         self.arena = arena
         self.slices = slices
         self.bools = bools
+        self.empties = empties
 
 
 def walk(data: bytes, begin: int, end: int, what: str) -> Walked:
@@ -69,7 +71,7 @@ def walk(data: bytes, begin: int, end: int, what: str) -> Walked:
         for each in range(3)
     ]
     bools = [pa.array(each.astype(np.bool_)) for each in flags]
-    return Walked(int(found[_BINDING]), arena, slices, bools)
+    return Walked(int(found[_BINDING]), arena, slices, bools, bool(found[_EMPTIES]))
 
 
 def _column(arena: pa.Buffer, begins: Int32s, ends: Int32s, what: str) -> pa.BinaryArray:
@@ -279,6 +281,11 @@ def _walk(octets, begin, end, found, fill, bounds, flags):  # type: ignore[no-un
             if fill:
                 flags[which - 6][found[which]] = value != 0
             found[which] += 1
+        elif wire == 0 and number == 101:
+            value, at = _varint(octets, at, end)
+            if at < 0:
+                return False
+            found[8] = value != 0
         else:
             at = _skip(octets, wire, at, end)
             if at < 0:

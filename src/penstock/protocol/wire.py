@@ -103,6 +103,9 @@ def encode_request(request: Request) -> bytes:
     match request:
         case Load():
             return write(2, request.binding, [request.packed_keys])
+        case Store(empties=True):
+            message.store.binding = request.binding
+            message.store.empties = True
         case Store():
             columns = [request.packed_keys, request.packed_values, request.docs_json]
             return write(4, request.binding, columns, [request.exists, request.deletes])
@@ -171,7 +174,7 @@ def decode_request(data: bytes) -> Request:
         keys, values, docs = walked.slices
         exists, deletes = walked.bools
         flags = deletes if len(deletes) else None
-        request = Store(walked.binding, keys, values, docs, exists, flags)
+        request = Store(walked.binding, keys, values, docs, exists, flags, walked.empties)
     else:
         request = _small_request(_parsed(materialize_pb2.TransactionRequest, data))
     if rule := broken_rule(request):

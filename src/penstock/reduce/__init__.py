@@ -10,7 +10,9 @@ documents by them, in source order and exactly.
     apply        two values become one
     reducer      the documents of one key: combine changes, or reduce them into what is stored
     combine      the same for many keys, over Arrow
+    inference    what a schema says of a location, before there is a document
     columns      which fields need none of this, and can be aggregated as typed columns
+    native       whether all of a collection's can, and by which aggregates
 
 Everything is a function from values to values.
 """

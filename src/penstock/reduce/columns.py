@@ -15,8 +15,9 @@ from typing import Any, Final, TypeAlias
 
 from penstock.errors import UsageError
 from penstock.reduce.annotation import Schema
-from penstock.reduce.assertion import TYPES, regex
+from penstock.reduce.assertion import TYPES
 from penstock.reduce.document import Pointer, parse_pointer
+from penstock.reduce.inference import declared
 from penstock.reduce.keywords import CONDITIONAL, subschemas
 from penstock.reduce.references import carries
 from penstock.reduce.strategy import (
@@ -174,10 +175,4 @@ class _Places:
 
 def _inner(layer: dict[str, Any], name: str) -> list[Any]:
     """The schemas that `layer` applies to the property `name`."""
-    found = [layer["properties"][name]] if name in layer.get("properties", {}) else []
-    found += [
-        inner
-        for pattern, inner in layer.get("patternProperties", {}).items()
-        if regex(pattern, "patternProperties").search(name)
-    ]
-    return found or [layer.get("additionalProperties", True)]
+    return declared(layer, name) or [layer.get("additionalProperties", True)]

@@ -52,9 +52,20 @@ class Reducer:
         self._schema = Schema(schema)
         self._minds = self._schema.deletes or self._schema.varies
 
+    @property
+    def schema(self) -> Any:
+        """As it was given."""
+        return self._given[0]
+
     def __reduce__(self) -> tuple[Callable[..., "Reducer"], tuple[Any, str]]:
         # Functions do not travel, so whoever gets it compiles it again.
         return Reducer, self._given
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reducer) and self._given == other._given
+
+    def __hash__(self) -> int:
+        return hash(self.what)
 
     def check(self, document: Document) -> None:
         """Raises DefiniteError if `document` does not match the schema."""

@@ -53,7 +53,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents to keep, or to remove."""
+    """Documents to keep, or to remove; or none, and the word that all others go."""
 
     binding: Binding[Any]
     packed_keys: pa.BinaryArray
@@ -64,6 +64,10 @@ class Documents:
 
     deletes: pa.BooleanArray | None
     """Whether the key is to be removed; none of them, if absent."""
+
+    empties: bool = False
+    """All that the resource holds goes, in this transaction. Such a batch has no documents, and
+    comes before all others of its binding."""
 
     def __len__(self) -> int:
         return len(self.packed_keys)

@@ -37,7 +37,7 @@ from penstock.protocol.messages import (
     StateUpdate,
     Store,
 )
-from penstock.protocol.ranges import KeyRange
+from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.protocol.rules import is_json_object
 from penstock.protocol.transaction import Role, Transaction
 from penstock.protocol.wire import decode_request, encode_response
@@ -256,7 +256,7 @@ class Stream:
             )
 
     def _store(self, transactor: Transactor, bindings: list[Binding[Any]]) -> bytes:
-        documents = _Stores(self, bindings)
+        documents = _Stores(self, bindings, accepts_empty=transactor.accepts_empty)
         transactor.store(iter(documents))
         if documents.checkpoint is None:
             raise ContractBroken(
@@ -338,9 +338,13 @@ class _Loads:
 class _Stores:
     """The documents of one store phase, as they come."""
 
-    def __init__(self, stream: Stream, bindings: list[Binding[Any]]) -> None:
+    def __init__(
+        self, stream: Stream, bindings: list[Binding[Any]], *, accepts_empty: bool
+    ) -> None:
         self._stream = stream
         self._bindings = bindings
+        self._accepts_empty = accepts_empty
+        self._stored: set[int] = set()
         self._once = EachOnce(
             "stored", "A runtime combines the documents of a key before it stores them."
         )
@@ -357,8 +361,11 @@ class _Stores:
                 return
             assert isinstance(request, Store)
             binding = _bound(self._bindings, request.binding, "Store")
-            if not binding.delta_updates:
+            if request.empties:
+                self._may_empty(binding)
+            elif not binding.delta_updates:
                 self._once.add(binding, request.packed_keys)
+            self._stored.add(binding.index)
             yield Documents(
                 binding,
                 request.packed_keys,
@@ -366,7 +373,20 @@ class _Stores:
                 request.docs_json,
                 request.exists,
                 request.deletes,
+                request.empties,
             )
+
+    def _may_empty(self, binding: Binding[Any]) -> None:
+        what = f"Store empties {binding}"
+        if not self._accepts_empty:
+            raise RemoteProtocolError(f"{what}, which does not accept it")
+        if self._stream.key_range != WHOLE:
+            raise RemoteProtocolError(
+                f"{what} for a shard of {self._stream.key_range}",
+                detail="Which documents are of other shards, nobody knows here.",
+            )
+        if binding.index in self._stored:
+            raise RemoteProtocolError(f"{what}, and is not the first of it in its transaction")
 
 
 def _bound(bindings: list[Binding[Any]], index: int, what: str) -> Binding[Any]:

@@ -24,6 +24,9 @@ class Transactor(ABC):
     checkpoint: bytes = b""
     """What Opened says: go on after this. Empty: the recovery log knows better."""
 
+    accepts_empty: bool = False
+    """Whether `store` heeds batches with `empties`; Validate announces it of each binding."""
+
     def acknowledge(self) -> None:  # noqa: B027 - nothing, where commits are done when they return
         """The last transaction is committed in the recovery log, so finish it here.
 

@@ -238,6 +238,32 @@ class Source(Protocol):
         """Whether all that was begun, such as first copies, is complete and can be seen."""
         ...
 
+    def check(self) -> None:
+        """Nothing, if upstream could be followed; asked of a source that is not open.
+
+        Raises:
+            DefiniteError: it could not; it tells what to do about each problem.
+            TransientError: it cannot be reached.
+        """
+        ...
+
+    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+        """Forget the parts that the file does not name any more, once their collections are gone.
+
+        Asked of a source that is not open; more than once, if need be.
+        """
+        ...
+
+    def drop(self, memory: Memory) -> None:
+        """Take back all that was made upstream; asked of a source that is not open.
+
+        What is gone already is no error, so that it can be done again.
+
+        Raises:
+            TransientError: upstream cannot be reached.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of upstream; nothing durable changes."""
         ...

@@ -6,7 +6,7 @@ to tell another time and to go back, at the moment a test chooses.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +39,7 @@ class ScriptedSource:
         """How often it was told, in a tick that took long, that we are the writer."""
 
         self.waiting = ""
+        self.dropped = False
         self.stop = threading.Event()
         """Set when it is to give up what it waits for."""
 
@@ -128,6 +129,16 @@ class ScriptedSource:
     def waits_for(self) -> str:
         """For whatever it was told to."""
         return self.waiting
+
+    def check(self) -> None:
+        """As `Source` has it."""
+
+    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+        """As `Source` has it."""
+
+    def drop(self, memory: Memory) -> None:
+        """As `Source` has it."""
+        self.dropped = True
 
     def close(self) -> None:
         """Nothing is held."""

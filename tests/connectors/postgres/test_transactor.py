@@ -117,6 +117,27 @@ def test_softly_deleted_rows_are_marked_and_not_loaded(database: Database, drive
     ]
 
 
+def test_a_table_is_emptied_in_the_transaction_that_fills_it(
+    database: Database, driven: Driven
+) -> None:
+    driven.apply("v1", SOFT)
+    with driven.open("v1", SOFT) as (writer, [things]):
+        commit(writer, things, [row(1, "a"), row(2, "b")])
+        emptying = replace(documents(things, []), empties=True)
+        # One that is there is said to be new, as it is once the table is empty.
+        writer.store(iter([emptying, documents(things, [row(2, "c"), row(3, "d")])]))
+        assert database.sql("SELECT count(*) FROM things WHERE NOT flow_deleted") == [(2,)]
+        writer.start_commit(b"checkpoint")
+        commit(writer, things, [row(4, "e")])
+
+    assert database.sql("SELECT id, s, flow_deleted FROM things ORDER BY id") == [
+        (1, "a", True),
+        (2, "c", False),
+        (3, "d", False),
+        (4, "e", False),
+    ]
+
+
 def test_delta_updates_are_rows_each(database: Database, driven: Driven) -> None:
     delta = Wanted(THINGS, options={"delta_updates": True})
     driven.apply("v1", delta)

@@ -327,10 +327,10 @@ def test_a_publication_is_created_by_who_may(any_database: Database) -> None:
     config = configured(any_database, "public.t", user="postgres", publication="new")
     as_reader = configured(any_database, "public.t", publication="new")
     with connect(as_reader.parameters) as reader:
-        assert not create_publication(reader, as_reader)
+        assert not create_publication(reader, as_reader, made_for="shop")
     with connect(config.parameters) as owner:
-        assert create_publication(owner, config)
-        assert not create_publication(owner, config)
+        assert create_publication(owner, config, made_for="shop")
+        assert not create_publication(owner, config, made_for="shop")
     assert found(any_database, "public.t", publication="new") == []
 
 
@@ -341,8 +341,8 @@ def test_the_owner_of_the_tables_may_create_it(any_database: Database) -> None:
     config = configured(any_database, "public.t", publication="new")
     everything = configured(any_database, publication="all")
     with connect(config.parameters) as owner:
-        assert create_publication(owner, config)
-        assert not create_publication(owner, everything)
+        assert create_publication(owner, config, made_for="shop")
+        assert not create_publication(owner, everything, made_for="shop")
 
 
 @pytest.mark.postgres(13)
@@ -366,7 +366,7 @@ def test_before_version_13_a_root_is_followed_by_its_partitions(any_database: Da
     ]
     with connect(asked[0].parameters) as connection:
         older: Any = Older(connection, 120000)
-        assert not create_publication(older, asked[0])
+        assert not create_publication(older, asked[0], made_for="shop")
         messages = [problem.message for problem in check(older, asked[0])]
         assert messages == [
             'publication "new" does not exist',
@@ -375,7 +375,7 @@ def test_before_version_13_a_root_is_followed_by_its_partitions(any_database: Da
                 "under their own names only"
             ),
         ]
-        assert create_publication(older, asked[1])
+        assert create_publication(older, asked[1], made_for="shop")
         assert check(older, asked[1]) == []
         assert [problem.message for problem in check(older, asked[0])] == messages[1:]
 
@@ -384,8 +384,25 @@ def test_a_publication_of_what_cannot_be_sent_is_not_tried(any_database: Databas
     any_database.sql("CREATE VIEW v AS SELECT 1 AS i")
     config = configured(any_database, "public.v", user="postgres", publication="new")
     with connect(config.parameters) as connection:
-        assert not create_publication(connection, config)
+        assert not create_publication(connection, config, made_for="shop")
         assert "public.v is a view" in check(connection, config)[1].message
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "all"])
+def test_a_publication_never_makes_a_table_refuse_its_users(
+    any_database: Database, named: bool
+) -> None:
+    any_database.sql("CREATE TABLE keyless (i integer)")
+    tables = ["public.t", "public.keyless"] if named else []
+    config = configured(any_database, *tables, user="postgres", publication="new")
+    with connect(config.parameters) as connection:
+        assert not create_publication(connection, config, made_for="shop")
+        told = [problem.message for problem in check(connection, config)]
+        assert told[0] == 'publication "new" does not exist'
+        assert any("table public.keyless has no replica identity" in each for each in told)
+        any_database.sql("ALTER TABLE keyless REPLICA IDENTITY FULL")
+        assert create_publication(connection, config, made_for="shop")
+    any_database.sql("INSERT INTO keyless VALUES (1); UPDATE keyless SET i = 2")
 
 
 def test_odd_names_are_quoted_in_statements(any_database: Database) -> None:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from pydantic import Field as Setting
@@ -88,6 +88,7 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
     """Documents in the files of a folder."""
 
     endpoint = FilesEndpoint
+    accepts_empty: ClassVar[bool] = True
 
     @abstractmethod
     def delta_updates(self, resource: ResourceT) -> bool:
@@ -112,7 +113,8 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
             last = last_applied(asked.endpoint.folder / each.resource.name)
             self._check(last, each.resource, delta)
             constraints = {field.name: _constraint(field) for field in each.fields}
-            found.append(ValidatedBinding(constraints, (each.resource.name,), delta, True))
+            path = (each.resource.name,)
+            found.append(ValidatedBinding(constraints, path, delta, True, self.accepts_empty))
         return found
 
     def _check(self, last: Applied | None, resource: ResourceT, delta: bool) -> None:

@@ -63,6 +63,8 @@ class PlainFiles(FilesConnector[FilesResource]):
 class PlainTransactor(Transactor):
     """One stream's writer. There is no checkpoint: the recovery log has it."""
 
+    accepts_empty = True
+
     def __init__(self, folders: list[Path], key_range: KeyRange, gave_up: threading.Event) -> None:
         self._folders = folders
         self._key_range = key_range
@@ -97,6 +99,9 @@ class PlainTransactor(Transactor):
                         f'a newer stream has taken over {self._key_range} of "{folder}"',
                         hint="Stop; the other one goes on.",
                     )
+                if batch.empties:
+                    for path in (folder / "keys").iterdir():
+                        path.unlink()
                 written = [
                     self._pool.submit(_write, _path(folder, key), None if deleted else document)
                     for key, deleted, document in rows_of(batch)

@@ -29,6 +29,7 @@ class PushFiles(FilesConnector[FilesResource]):
     name = "push-files"
     documentation_url = "docs/reference/connectors.md#push-files"
     resource = FilesResource
+    accepts_empty = False  # What was pushed is with whoever reads it.
 
     def delta_updates(self, resource: FilesResource) -> bool:
         """Always: what was pushed cannot be looked up, nor replaced."""

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pydantic import Field as Setting
 
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
-from penstock.connectors.files.table import Table
+from penstock.connectors.files.table import EMPTIES, Table
 from penstock.connectors.files.writing import line_of, range_of, rows_of, sync
 from penstock.sdk import Documents, Found, Keys, Opening, StateUpdate, Transactor
 
@@ -61,6 +61,8 @@ class StagedFiles(FilesConnector[StagedResource]):
 
 class StagedTransactor(Transactor):
     """One stream's transactions. There is no checkpoint: the recovery log has it."""
+
+    accepts_empty = True
 
     def __init__(
         self, opening: Opening[FilesEndpoint, StagedResource], tables: list[Table]
@@ -114,6 +116,8 @@ class StagedTransactor(Transactor):
             path = self._tables[batch.binding.index].folder / "staged" / name
             if path not in self._staging:
                 self._staging[path] = path.open("xb")
+            if batch.empties:
+                self._staging[path].write(EMPTIES)
             self._staging[path].writelines(
                 line_of({"key": key.hex(), "deleted": deleted}, document)
                 for key, deleted, document in rows_of(batch)

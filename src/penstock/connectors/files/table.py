@@ -11,12 +11,16 @@ import json
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from penstock.connectors.files.folder import last_applied
 from penstock.connectors.files.writing import lines_of, locked, parts_of, replace, sync
 from penstock.errors import Corruption
 
-__all__ = ["Table"]
+__all__ = ["EMPTIES", "Table"]
+
+EMPTIES: Final = b'{"empties":true}\n'
+"""The first line of a staged file, if what was in the table before goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ class Table:
                         detail=f"It is transaction {number} of {key_range}, which is committed "
                         "and not yet applied, and its documents are not there.",
                     )
-                lines = [*self.lines(), *added]
+                empties = added[0] == EMPTIES
+                lines = added[1:] if empties else [*self.lines(), *added]
                 if not resource.delta_updates:
                     lines = [*_last_by_key(lines).values()]
                 head = json.dumps({"applied": {**applied, key_range: number}}).encode() + b"\n"

@@ -49,6 +49,8 @@ FETCHED_ROWS: Final = 5000
 class PostgresTransactor(Transactor):
     """One stream's writer of a Postgres database."""
 
+    accepts_empty = True
+
     def __init__(
         self,
         session: PostgresSession,
@@ -100,6 +102,11 @@ class PostgresTransactor(Transactor):
         """Copy, once there is enough of it."""
         for batch in documents:
             table = self._tables[batch.binding.index]
+            if batch.empties:
+                self._begin()
+                with self._telling(f'table "{batch.binding}" could not be emptied'):
+                    table.empty()
+                continue
             self._waiting += table.add(batch)
             if self._waiting > WAITING_BYTES:
                 self._copy()
@@ -235,6 +242,10 @@ class _Writer:
 
     # Stores.
 
+    def empty(self) -> None:
+        """Remove what the table holds; called before anything else of a transaction."""
+        self._session.run(self._statements.empty)
+
     def add(self, batch: Documents) -> int:
         """Let documents wait to be copied; how many bytes of CSV they are."""
         size = 0
@@ -365,6 +376,9 @@ class _Statements:
             f"UPDATE {table} t SET {quoted(DELETED)} = true FROM {self.deletes.name} l WHERE {same}"
             if soft
             else f"DELETE FROM {table} t USING {self.deletes.name} l WHERE {same}"
+        )
+        self.empty = (
+            f"UPDATE {table} SET {quoted(DELETED)} = true" if soft else f"DELETE FROM {table}"
         )
 
 

@@ -38,6 +38,8 @@ WAITING_BYTES: Final = 64 << 20
 class SqliteTransactor(Transactor):
     """One stream's writer of a SQLite file."""
 
+    accepts_empty = True
+
     def __init__(
         self,
         session: SqliteSession,
@@ -50,6 +52,9 @@ class SqliteTransactor(Transactor):
         self._dialect = dialect
         self._fence = fence
         self._waiting = Spool(session.path.parent, bindings, WAITING_BYTES)
+        self._emptied: list[int] = []
+        """The bindings whose tables are to be emptied, before what waits is written."""
+
         self._statements = [_Statements(dialect, each) for each in bindings]
         for each in self._statements:
             session.run(each.create_keys)
@@ -75,7 +80,10 @@ class SqliteTransactor(Transactor):
     def store(self, documents: Iterator[Documents]) -> None:
         """Keep them until they are committed."""
         for batch in documents:
-            self._waiting.add(batch)
+            if batch.empties:
+                self._emptied.append(batch.binding.index)
+            else:
+                self._waiting.add(batch)
 
     def _write_batch(self, batch: Documents) -> None:
         statements = self._statements[batch.binding.index]
@@ -104,6 +112,8 @@ class SqliteTransactor(Transactor):
         """Commit what was stored with its checkpoint, if we are still the one who may."""
         self._session.begin()
         try:
+            for index in self._emptied:
+                self._session.run(self._statements[index].empty)
             for batch in self._waiting:
                 self._session.must_go_on()
                 self._write_batch(batch)
@@ -113,6 +123,7 @@ class SqliteTransactor(Transactor):
             raise
         self._session.connection.execute("COMMIT")
         self._waiting.clear()
+        self._emptied = []
         return None
 
     def cancel(self) -> None:
@@ -150,6 +161,7 @@ class _Statements:
             if soft
             else f"DELETE FROM {table} WHERE {same}"
         )
+        self.empty = f"UPDATE {table} SET {quoted(DELETED)} = 1" if soft else f"DELETE FROM {table}"
         staged = f"temp.flow_load_{binding.index}"
         numbered = [f"k{index}" for index in range(len(keys))]
         joined = " AND ".join(

@@ -81,7 +81,7 @@ class ValidateRequest(_message.Message):
 class ValidateResponse(_message.Message):
     __slots__ = ("bindings",)
     class Binding(_message.Message):
-        __slots__ = ("constraints", "resource_path", "delta_updates", "accepts_delete")
+        __slots__ = ("constraints", "resource_path", "delta_updates", "accepts_delete", "accepts_empty")
         class ConstraintsEntry(_message.Message):
             __slots__ = ("key", "value")
             KEY_FIELD_NUMBER: _ClassVar[int]
@@ -93,11 +93,13 @@ class ValidateResponse(_message.Message):
         RESOURCE_PATH_FIELD_NUMBER: _ClassVar[int]
         DELTA_UPDATES_FIELD_NUMBER: _ClassVar[int]
         ACCEPTS_DELETE_FIELD_NUMBER: _ClassVar[int]
+        ACCEPTS_EMPTY_FIELD_NUMBER: _ClassVar[int]
         constraints: _containers.MessageMap[str, Constraint]
         resource_path: _containers.RepeatedScalarFieldContainer[str]
         delta_updates: bool
         accepts_delete: bool
-        def __init__(self, constraints: _Optional[_Mapping[str, Constraint]] = ..., resource_path: _Optional[_Iterable[str]] = ..., delta_updates: _Optional[bool] = ..., accepts_delete: _Optional[bool] = ...) -> None: ...
+        accepts_empty: bool
+        def __init__(self, constraints: _Optional[_Mapping[str, Constraint]] = ..., resource_path: _Optional[_Iterable[str]] = ..., delta_updates: _Optional[bool] = ..., accepts_delete: _Optional[bool] = ..., accepts_empty: _Optional[bool] = ...) -> None: ...
     BINDINGS_FIELD_NUMBER: _ClassVar[int]
     bindings: _containers.RepeatedCompositeFieldContainer[ValidateResponse.Binding]
     def __init__(self, bindings: _Optional[_Iterable[_Union[ValidateResponse.Binding, _Mapping]]] = ...) -> None: ...
@@ -146,7 +148,7 @@ class TransactionRequest(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
     class Store(_message.Message):
-        __slots__ = ("binding", "arena", "packed_keys", "packed_values", "docs_json", "exists", "deletes")
+        __slots__ = ("binding", "arena", "packed_keys", "packed_values", "docs_json", "exists", "deletes", "empties")
         BINDING_FIELD_NUMBER: _ClassVar[int]
         ARENA_FIELD_NUMBER: _ClassVar[int]
         PACKED_KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +156,7 @@ class TransactionRequest(_message.Message):
         DOCS_JSON_FIELD_NUMBER: _ClassVar[int]
         EXISTS_FIELD_NUMBER: _ClassVar[int]
         DELETES_FIELD_NUMBER: _ClassVar[int]
+        EMPTIES_FIELD_NUMBER: _ClassVar[int]
         binding: int
         arena: bytes
         packed_keys: _containers.RepeatedCompositeFieldContainer[_flow_pb2.Slice]
@@ -161,7 +164,8 @@ class TransactionRequest(_message.Message):
         docs_json: _containers.RepeatedCompositeFieldContainer[_flow_pb2.Slice]
         exists: _containers.RepeatedScalarFieldContainer[bool]
         deletes: _containers.RepeatedScalarFieldContainer[bool]
-        def __init__(self, binding: _Optional[int] = ..., arena: _Optional[bytes] = ..., packed_keys: _Optional[_Iterable[_Union[_flow_pb2.Slice, _Mapping]]] = ..., packed_values: _Optional[_Iterable[_Union[_flow_pb2.Slice, _Mapping]]] = ..., docs_json: _Optional[_Iterable[_Union[_flow_pb2.Slice, _Mapping]]] = ..., exists: _Optional[_Iterable[bool]] = ..., deletes: _Optional[_Iterable[bool]] = ...) -> None: ...
+        empties: bool
+        def __init__(self, binding: _Optional[int] = ..., arena: _Optional[bytes] = ..., packed_keys: _Optional[_Iterable[_Union[_flow_pb2.Slice, _Mapping]]] = ..., packed_values: _Optional[_Iterable[_Union[_flow_pb2.Slice, _Mapping]]] = ..., docs_json: _Optional[_Iterable[_Union[_flow_pb2.Slice, _Mapping]]] = ..., exists: _Optional[_Iterable[bool]] = ..., deletes: _Optional[_Iterable[bool]] = ..., empties: _Optional[bool] = ...) -> None: ...
     class StartCommit(_message.Message):
         __slots__ = ("runtime_checkpoint",)
         RUNTIME_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]

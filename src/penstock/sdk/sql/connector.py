@@ -123,7 +123,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             document=resource.document,
             extra=self.extra_columns(resource, delta_updates=delta),
         )
-        return ValidatedBinding(found, path, delta, accepts_delete=not delta)
+        return ValidatedBinding(found, path, delta, accepts_delete=not delta, accepts_empty=True)
 
     def _check_paths(self, endpoint: EndpointT, paths: Sequence[tuple[str, ...]]) -> None:
         """Refuse tables that are bound twice, and those that are not for users."""

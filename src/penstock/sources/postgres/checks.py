@@ -14,11 +14,24 @@ from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.connect import Connection
 from penstock.sources.postgres.errors import NotReady, Problem
 from penstock.sources.postgres.names import TableName, identifier
-from penstock.sources.postgres.publication import OPERATIONS, Publication, find_publication
+from penstock.sources.postgres.publication import (
+    OPERATIONS,
+    Publication,
+    comment_of,
+    find_publication,
+    publishable_oids,
+)
 from penstock.sources.postgres.slots import inspect_slot
 from penstock.sources.postgres.table_checks import missing, reading, sending, uncovered
 
-__all__ = ["Problem", "check", "create_publication", "publication_statement", "require"]
+__all__ = [
+    "Problem",
+    "check",
+    "create_publication",
+    "may_create_publication",
+    "publication_statement",
+    "require",
+]
 
 OLDEST: Final = 120000
 SENDERS: Final = 2
@@ -26,11 +39,16 @@ SENDERS: Final = 2
 
 
 def check(
-    connection: Connection, config: PostgresConfig, *, slot: str | None = None
+    connection: Connection,
+    config: PostgresConfig,
+    *,
+    slot: str | None = None,
+    made: bool = False,
 ) -> list[Problem]:
     """All that stands in the way, on a plain connection as the role that is to follow.
 
-    `slot` is the one the source has already, if any.
+    `slot` is the one the source has already, if any; `made` is whether the publication
+    will be made, or is ours to change.
     """
     version = connection.server_version
     if version < OLDEST:
@@ -44,19 +62,17 @@ def check(
     publication = find_publication(connection, config.publication)
     names = [spec.name for spec in config.tables or ()]
     oids = find_oids(connection, names)
-    described = {
-        table.table_name: table for table in describe(connection, config.publication, oids.values())
-    }
+    described = _described(connection, config, oids, publication)
     tables = [
         (spec, table)
         for name, table in described.items()
-        if table.published and (spec := config.spec_of(name)) is not None
+        if (table.published or publication is None) and (spec := config.spec_of(name)) is not None
     ]
     return [
         *_server(server),
-        *_publication(config, publication, server.version, described),
+        *(() if made else _publication(config, publication, server.version, described)),
         *missing(connection, [name for name in names if name not in oids]),
-        *uncovered(config, publication, described, version),
+        *uncovered(config, None if made else publication, described, version),
         *(problem for spec, table in tables for problem in sending(spec, table, config)),
         *reading(connection, server.role, tables),
     ]
@@ -80,8 +96,20 @@ def publication_statement(connection: Connection, config: PostgresConfig) -> str
     return _creation(config, any(table.kind == "p" for table in tables), connection.server_version)
 
 
-def create_publication(connection: Connection, config: PostgresConfig) -> bool:
-    """Create the publication if it does not exist and we may. Whether it was created."""
+def create_publication(connection: Connection, config: PostgresConfig, *, made_for: str) -> bool:
+    """Create the publication if it does not exist and we may. Whether it was created.
+
+    It says itself for which source it was made, so that it goes when that goes.
+    """
+    if not may_create_publication(connection, config):
+        return False
+    comment = comment_of(config.publication, made_for)
+    connection.execute(f"{publication_statement(connection, config)} {comment}")
+    return True
+
+
+def may_create_publication(connection: Connection, config: PostgresConfig) -> bool:
+    """Whether there is no such publication, and we may create it, and it would do."""
     if find_publication(connection, config.publication) is not None:
         return False
     names = [spec.name for spec in config.tables or ()]
@@ -100,12 +128,30 @@ def create_publication(connection: Connection, config: PostgresConfig) -> bool:
     )[0][0]
     if allowed != "t" or len(oids) < len(names):
         return False
-    tables = describe(connection, config.publication, oids.values())
-    described = {table.table_name: table for table in tables}
+    described = _described(connection, config, oids, None)
     if any(uncovered(config, None, described, connection.server_version)):
         return False
-    connection.execute(publication_statement(connection, config))
-    return True
+    # SUBTLE: once published, a table without an identity refuses its own users' updates.
+    return not any(
+        problem
+        for name, table in described.items()
+        if (spec := config.spec_of(name)) is not None
+        for problem in sending(spec, table, config)
+    )
+
+
+def _described(
+    connection: Connection,
+    config: PostgresConfig,
+    oids: Mapping[TableName, int],
+    publication: Publication | None,
+) -> dict[TableName, PgTable]:
+    """The tables of the file; without any, and without a publication, all that there are."""
+    wanted = [*oids.values()]
+    if config.tables is None and publication is None:
+        wanted = publishable_oids(connection)
+    tables = describe(connection, config.publication, wanted)
+    return {table.table_name: table for table in tables}
 
 
 @dataclass(frozen=True, slots=True)

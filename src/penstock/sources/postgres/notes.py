@@ -40,6 +40,7 @@ __all__ = [
     "recall",
     "slot_created",
     "streamed",
+    "table_note",
     "tables",
 ]
 
@@ -105,6 +106,11 @@ class _TableNote:
     key_columns: tuple[str, ...] | None = None
 
 
+def table_note(oid: int) -> str:
+    """Under which name a table is written down."""
+    return f"table/{oid}"
+
+
 def recall(memory: Memory) -> Notes:
     """What was written down."""
     streamed = memory.recall("streamed") or {"lsn": 0, "last": None}
@@ -158,7 +164,7 @@ def order(place: int) -> Written:
 
 def tables(followed: Iterable[Following]) -> Written:
     """The tables, and where they are in their lives."""
-    return {f"table/{each.table.oid}": _plain(_note(each)) for each in followed}
+    return {table_note(each.table.oid): _plain(_note(each)) for each in followed}
 
 
 def _note(following: Following) -> _TableNote:

@@ -16,11 +16,24 @@ column lists and row filters from 15 on, generated columns from 18 on.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from penstock.sources.postgres.connect import Connection
+from penstock.sources.postgres.names import TableName, identifier
 
-__all__ = ["OPERATIONS", "Publication", "find_publication", "membership", "publication_columns"]
+__all__ = [
+    "OPERATIONS",
+    "Publication",
+    "alter_publication",
+    "comment_of",
+    "find_publication",
+    "made_for",
+    "membership",
+    "publication_columns",
+    "publishable_oids",
+]
+
+MADE: Final = "made by penstock for source "
 
 OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 
@@ -64,6 +77,39 @@ def find_publication(connection: Connection, name: str) -> Publication | None:
         tuple(name for name, sent in zip(OPERATIONS, operations, strict=True) if sent),
         generated,
     )
+
+
+def publishable_oids(connection: Connection) -> list[int]:
+    """All relations that a publication of all tables would have, but for partitions of others."""
+    rows = connection.query(
+        f"SELECT c.oid::int8 FROM pg_catalog.pg_class c WHERE {_PUBLISHABLE}"
+        " AND NOT c.relispartition"
+    )
+    return [int(row[0] or 0) for row in rows]
+
+
+def comment_of(publication: str, source: str) -> str:
+    """The statement by which a publication says for which source it was made."""
+    made = f"{MADE}{source}".replace("'", "''")
+    return f"COMMENT ON PUBLICATION {identifier(publication)} IS '{made}'"
+
+
+def made_for(connection: Connection, publication: str) -> str | None:
+    """The source for which we made a publication; None if it is somebody else's."""
+    rows = connection.query(
+        "SELECT pg_catalog.obj_description(p.oid, 'pg_publication')"
+        " FROM pg_catalog.pg_publication p WHERE p.pubname = $1",
+        [publication],
+    )
+    said = rows[0][0] if rows else None
+    return said.removeprefix(MADE) if said is not None and said.startswith(MADE) else None
+
+
+def alter_publication(
+    connection: Connection, publication: str, how: Literal["ADD", "DROP"], table: TableName
+) -> None:
+    """Put a table into a publication, or take it out."""
+    connection.execute(f"ALTER PUBLICATION {identifier(publication)} {how} TABLE {table}")
 
 
 def publication_columns(version: int) -> str:

@@ -16,7 +16,7 @@ made, and at the next tick every table is compared and mended (hazards B4, B5).
 
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.clock import Clock
@@ -277,6 +277,42 @@ class PostgresSource:
             self._warned = True
         return warning
 
+    def check(self) -> None:
+        """Nothing, if the server has all that is needed."""
+        self._upstream.open(first=True)
+        try:
+            self._upstream.check(make=False)
+        finally:
+            self._upstream.close()
+
+    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+        """Forget the tables that the file does not name any more; first their collections go."""
+        gone = [
+            each.table
+            for each in notes.recall(memory).tables
+            if self._config.spec_of(each.table.described.table_name) is None
+        ]
+        if not gone:
+            return
+        self._upstream.open()
+        try:
+            self._upstream.unpublish([each.described.table_name for each in gone])
+        finally:
+            self._upstream.close()
+        destroy([each.collection for each in gone])
+        memory.write_down({notes.table_note(each.oid): None for each in gone})
+
+    def drop(self, memory: Memory) -> None:
+        """Drop the slot, and the publication if we made it and nobody else of ours needs it."""
+        slot = notes.recall(memory).slot
+        self._upstream.open()
+        try:
+            for name in filter(None, (slot.name, slot.replaces) if slot is not None else ()):
+                self._upstream.retire_slot(name, shared=False)
+            self._upstream.drop_publication()
+        finally:
+            self._upstream.close()
+
     def close(self) -> None:
         """Let go of the server; nothing durable changes."""
         self._end_stream()
@@ -337,6 +373,7 @@ class PostgresSource:
             self._followed.copies.begin_anew(unfinished)
         self._begin_stream(known.last if self._lost is None else None)
         if self._config.tables is not None:
+            self._upstream.publish_named()
             self._followed.join_named()
 
     def _judge(self, known: notes.Notes) -> notes.Lost | None:

@@ -7,13 +7,19 @@ restored, or another one promoted in its place (hazard B5).
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import InternalError, SourceError, TransientError
-from penstock.sources.postgres.checks import check, create_publication, require
+from penstock.sources.postgres.catalog import find_oids, published_tables
+from penstock.sources.postgres.checks import (
+    check,
+    create_publication,
+    may_create_publication,
+    require,
+)
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.connect import Connection, connect, quote_literal
 from penstock.sources.postgres.errors import (
@@ -35,20 +41,26 @@ from penstock.sources.postgres.identity import (
     probe,
 )
 from penstock.sources.postgres.lsn import Lsn
+from penstock.sources.postgres.names import TableName, identifier
+from penstock.sources.postgres.publication import alter_publication, made_for
 from penstock.sources.postgres.slots import (
     Blocker,
     SlotState,
     create_slot,
     drop_slot,
     inspect_slot,
+    our_slots,
     pass_slot,
     slot_name,
     terminate_holder,
 )
 from penstock.sources.postgres.snapshot import copies_of, take_up
 from penstock.sources.postgres.stream import ReplicationStream
+from penstock.telemetry import fields, logger
 
 __all__ = ["Export", "SetBack", "Upstream"]
+
+log = logger("sources.postgres")
 
 COPY_PROGRESS_SINCE: Final = 14_00_00
 """The first version that tells how far a COPY has come."""
@@ -215,14 +227,21 @@ class Upstream:
             case (ForkedBefore() | Behind()) as verdict:
                 raise SetBack(location=self._location, source=self._name, reason=str(verdict))
 
-    def check(self) -> None:
-        """Before anything is made: all that must be so on the server; the publication is made.
+    def check(self, *, make: bool = True) -> None:
+        """Before anything is made: all that must be so on the server.
+
+        The publication is made, or with `make` not it is looked whether it could be.
 
         Raises:
             NotReady: it is not so; it tells what to do about each problem.
         """
-        create_publication(self.control, self._config)
-        require(check(self.control, self._config), where=self._config.where)
+        if make:
+            create_publication(self.control, self._config, made_for=self._name)
+        could = not make and (
+            made_for(self.control, self._config.publication) == self._name
+            or may_create_publication(self.control, self._config)
+        )
+        require(check(self.control, self._config, made=could), where=self._config.where)
 
     def probe(self, *, durable: int) -> Probe:
         """How far the server has come; it must still be the same one."""
@@ -291,6 +310,38 @@ class Upstream:
     def drop_slot(self, name: str) -> None:
         """Remove a slot of ours, if it is there."""
         drop_slot(self.control, name, nonce=name.rsplit("_", 1)[1], clock=self._clock)
+
+    def publish_named(self) -> None:
+        """Put into a publication that we made what the file names by now."""
+        if made_for(self.control, self._config.publication) == self._name:
+            named = {spec.name for spec in self._config.tables or ()}
+            there = published_tables(self.control, self._config.publication)
+            for name in sorted(named.difference(each.table_name for each in there), key=str):
+                if find_oids(self.control, [name]):
+                    alter_publication(self.control, self._config.publication, "ADD", name)
+
+    def unpublish(self, names: Sequence[TableName]) -> None:
+        """Take tables out of a publication that we made."""
+        if made_for(self.control, self._config.publication) == self._name:
+            there = published_tables(self.control, self._config.publication)
+            for name in sorted({*names}.intersection(each.table_name for each in there), key=str):
+                alter_publication(self.control, self._config.publication, "DROP", name)
+
+    def drop_publication(self) -> None:
+        """Drop the publication, if we made it and no slot of another source of ours is there."""
+        if made_for(self.control, self._config.publication) != self._name:
+            return
+        if others := [each.name for each in our_slots(self.control)]:
+            log.warning(
+                "the publication stays, as other slots of ours may need it",
+                extra=fields(
+                    source=self._name,
+                    publication=self._config.publication,
+                    slots=",".join(others),
+                ),
+            )
+            return
+        self.control.execute(f"DROP PUBLICATION {identifier(self._config.publication)}")
 
     def retire_slot(self, name: str, *, shared: bool) -> None:
         """Remove a slot that was ours; if it is `shared` and in use, it is theirs now."""

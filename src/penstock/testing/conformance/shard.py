@@ -42,6 +42,8 @@ class Stored:
     binding: int
     docs: Sequence[Document]
     delete: bool = False
+    empties: bool = False
+    """Instead of documents: all of before go."""
 
 
 class Shard:
@@ -139,6 +141,11 @@ class Shard:
     def pending(self, binding: int, docs: Sequence[Document], *, delete: bool = False) -> None:
         """Note that these were stored, and are to be committed."""
         self._pending.append(Stored(binding, list(docs), delete))
+
+    def empty(self, binding: int) -> None:
+        """Let go all that the resource of a binding holds."""
+        self.exchange.send(Store.emptying(binding))
+        self._pending.append(Stored(binding, (), empties=True))
 
     def begin_commit(self, checkpoint: bytes = b"") -> None:
         """Send StartCommit, and wait for nothing."""

@@ -145,11 +145,23 @@ class Task:
         """Whether a binding takes delta updates."""
         return self.spec.bindings[binding].delta_updates
 
+    def must_accept_empty(self) -> None:
+        """See that bindings can be emptied.
+
+        Raises:
+            Skipped: nobody said so.
+        """
+        if not self._accepts_empty:
+            raise Skipped("Validate does not announce `accepts_empty`")
+
     def commit(self, stored: Sequence[Stored]) -> None:
         """Note that these were committed."""
-        self.committed += stored
         for each in stored:
             held, layout = self.held(each.binding), self.layout(each.binding)
+            if each.empties:
+                held.update(dict.fromkeys(held))
+                self.committed = [kept for kept in self.committed if kept.binding != each.binding]
+            self.committed.append(each)
             held.update((layout.key(doc), None if each.delete else doc) for doc in each.docs)
 
     def held(self, binding: int) -> dict[str, Document | None]:
@@ -165,6 +177,7 @@ class Task:
             for each in self.resources
         ]
         validated = self.peer.ask(asked, name=self.name)
+        self._accepts_empty = all(each.accepts_empty for each in validated.bindings)
         return MaterializationSpec(
             self.name,
             self.peer.endpoint_json,

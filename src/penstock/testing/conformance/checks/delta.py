@@ -21,6 +21,24 @@ def _(peer: Peer) -> None:
 
 
 @check(
+    "delta-binding-is-emptied",
+    rule="a Store that `empties` a delta binding removes all that was there",
+    source="protocol, Store",
+    needs=(Need.READ, Need.DELTA),
+)
+def _(peer: Peer) -> None:
+    task = delta_task(peer)
+    task.must_accept_empty()
+    shard = task.shard()
+    shard.transact(document("same", "older"), document("own", "older"))
+    shard.flush()
+    shard.empty(0)
+    shard.store(0, [document("same", "newer")])
+    shard.commit()
+    shard.verify()
+
+
+@check(
     "delta-binding-flushes",
     rule="a transaction of delta bindings alone is flushed and committed as any other",
     source="protocol, Flush",

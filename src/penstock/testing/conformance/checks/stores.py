@@ -1,11 +1,16 @@
 """What Stores do."""
 
+from typing import Final
+
 from penstock.materialize.errors import ConnectorError
+from penstock.protocol.ranges import WHOLE
 from penstock.testing.conformance.check import Failed, Need, check
 from penstock.testing.conformance.documents import document
 from penstock.testing.conformance.peer import Peer
 
 __all__: list[str] = []
+
+HALF: Final = WHOLE.split()[0]
 
 
 @check(
@@ -54,6 +59,68 @@ def _(peer: Peer) -> None:
     shard.transact(document("a", "stored"))
     shard.transact(document("missing", "stored"), delete=True)
     shard.verify(rows=True)
+
+
+@check(
+    "empties-remove-all",
+    rule="a Store that `empties` removes all that was there, together with what its transaction "
+    "stores, and not before it commits",
+    source="protocol, Store",
+    needs=(Need.LOADS,),
+)
+def _(peer: Peer) -> None:
+    task = peer.task()
+    task.must_accept_empty()
+    shard = task.shard()
+    shard.transact(document("a", "older"), document("b", "older"))
+    if peer.exact:
+        shard.flush()
+        shard.empty(0)
+        shard.store(0, [document("a", "of nobody")])
+        peer.pause()
+        shard.cancel()
+        shard = task.shard()
+        shard.verify(rows=True)
+    shard.flush()
+    shard.empty(0)
+    shard.store(0, [document("b", "newer"), document("c", "is new")])
+    shard.commit()
+    shard.verify(rows=True)
+    shard.transact(document("a", "again"))
+    shard.verify(rows=True)
+    shard.flush()
+    shard.empty(0)
+    shard.commit()
+    shard.verify(rows=True)
+
+
+@check(
+    "empties-first-and-all",
+    rule="a Store that `empties` is refused after another of its binding, and of a shard that "
+    "has some of the keys, and changes nothing",
+    source="protocol, Store",
+    needs=(Need.LOADS,),
+)
+def _(peer: Peer) -> None:
+    late = document("late", "of before it is emptied")
+    for way, key_range, before in (("after another", WHOLE, [late]), ("of a part", HALF, [])):
+        task = peer.task()
+        task.must_accept_empty()
+        task.part(key_range).transact(document("a", "committed"))
+        shard = task.part(key_range)
+        shard.flush()
+        try:
+            if before:
+                shard.store(0, before)
+            shard.empty(0)
+            shard.begin_commit()
+            shard.started_commit(logged=False)
+        except ConnectorError:
+            shard.log.in_doubt = None
+            peer.connectors.serves()
+        else:
+            raise Failed(f"a Store that empties, {way}, was not refused")
+        task.part(key_range).verify()
 
 
 @check(

@@ -1,4 +1,4 @@
-"""What a source wrote down for its next start, in a collection of its own.
+"""What somebody wrote down for their next start, in a collection of its own.
 
 Each name has one JSON value. The collection commits together with the tick
 that changed it, so a restart finds both or neither. Its own times only count
@@ -7,22 +7,25 @@ what was written: no clock is read for them, and nobody takes the time from them
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock import persist
 from penstock.errors import InternalError
 
-__all__ = ["Memory"]
+__all__ = ["PAUSED", "Memory"]
+
+PAUSED: Final = "paused"
+"""The note that a task is not to run until somebody says so."""
 
 Update = tuple[tuple[str, Any], int, int]
 
 
 class Memory:
-    """The notes of one source."""
+    """The notes of one source, or of one materialization."""
 
-    def __init__(self, client: persist.Client, source: str) -> None:
+    def __init__(self, client: persist.Client, owner: str) -> None:
         self.collection = client.create_or_load(
-            f"{source}/state", key=persist.TEXT, value=persist.JSON, owner=source
+            f"{owner}/state", key=persist.TEXT, value=persist.JSON, owner=owner
         )
         self.lock = threading.RLock()
         """Held by whoever writes, from what is known to what is learned."""

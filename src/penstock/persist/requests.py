@@ -6,7 +6,7 @@ at every tick, does what they ask and answers with another one. Whoever asked
 removes the answer. If they gave up they have removed the request, and there is no
 answer; if that crossed, the owner removes the answer once it is old.
 
-    asks/ID         {"verb": "resync", "tables": […], "asked_ms": …}
+    asks/ID         {"verb": "resync", "tables": […], "keep_target": false, "asked_ms": …}
     answers/ID      {"done": true, "left": {TABLE: WHY}}  or  {"done": false, "error": …}
 
 An ID begins with the time at which was asked.
@@ -28,14 +28,14 @@ from penstock.telemetry import fields, logger
 
 __all__ = ["Request", "answer", "ask", "forget_old_answers", "requests"]
 
-log = logger("ingest")
+log = logger("persist")
 
 ASKS: Final = "asks/"
 ANSWERS: Final = "answers/"
 ID: Final = re.compile(r"([0-9]{13})-[0-9a-f]{8}")
 LOOK_MS: Final = 200
 OLD_MS: Final = 3_600_000
-"""Nobody waits any more for the answer to what was asked so long ago."""
+"""Nobody waits any more for what was asked so long ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,25 @@ class Request:
 
     id: str
     verb: str
-    tables: tuple[str, ...]
+    tables: tuple[str, ...] = ()
+    keep_target: bool = False
+    """Of a materialization that is dropped: whether what it wrote stays."""
 
 
 class _Asked(msgspec.Struct, frozen=True):
     """A request, as it is written."""
 
     verb: str
-    tables: tuple[str, ...]
+    tables: tuple[str, ...] = ()
+    keep_target: bool = False
 
 
 def ask(
     blob: Blob,
     verb: str,
-    tables: Sequence[str],
+    tables: Sequence[str] = (),
     *,
+    keep_target: bool = False,
     clock: Clock,
     chance: random.Random,
     patience_ms: int,
@@ -71,7 +75,14 @@ def ask(
     id = f"{clock.now_ms():013d}-{chance.getrandbits(32):08x}"
     blob.put(
         ASKS + id,
-        msgspec.json.encode({"verb": verb, "tables": [*tables], "asked_ms": clock.now_ms()}),
+        msgspec.json.encode(
+            {
+                "verb": verb,
+                "tables": [*tables],
+                "keep_target": keep_target,
+                "asked_ms": clock.now_ms(),
+            }
+        ),
     )
     until = clock.boot_ms() + patience_ms
     never = threading.Event()
@@ -97,13 +108,16 @@ def ask(
     raise UsageError(
         f"nobody answered a request to {verb} within {patience_ms // 1_000} s",
         detail="The request was withdrawn. If it was being carried out already, that goes on.",
-        hint="See what the source does, and what it waits for: penstock status LOCATION. "
-        "If it does not run, start it: penstock ingest FILE",
+        hint="See what it does, and what it waits for: penstock status LOCATION. "
+        "If it does not run, start it: penstock up FILE",
     )
 
 
-def requests(blob: Blob) -> list[Request]:
-    """What is asked for now, the oldest first; what cannot be understood is answered at once."""
+def requests(blob: Blob, *, now_ms: int) -> list[Request]:
+    """What is asked for now, the oldest first; what cannot be understood is answered at once.
+
+    So is what nobody can be waiting for any more: a drop must not come days after it was meant.
+    """
     found = []
     for each in sorted(blob.list(ASKS), key=lambda listed: listed.key):
         id, data = each.key.removeprefix(ASKS), blob.get(each.key)
@@ -121,9 +135,15 @@ def requests(blob: Blob) -> list[Request]:
                 detail=f"{error}.",
                 hint="Ask with: penstock resync LOCATION SOURCE",
             )
-            answer(blob, Request(id, "", ()), error=malformed)
+            answer(blob, Request(id, ""), error=malformed)
         else:
-            found.append(Request(id, said.verb, said.tables))
+            asked = Request(id, said.verb, said.tables, said.keep_target)
+            named = ID.fullmatch(id)
+            if named is None or int(named[1]) < now_ms - OLD_MS:
+                late = UsageError(f'request "{id}" came too late', hint="Ask again.")
+                answer(blob, asked, error=late)
+            else:
+                found.append(asked)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Rows as JSON lines.
+"""Rows as JSON.
 
 Integers of any size are numbers; decimals, times and whatever else has no
 exact JSON form are text; bytes are base64. Where a column tells what its

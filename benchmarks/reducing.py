@@ -1,0 +1,148 @@
+"""Reductions by Spark's own aggregates beside the same by Python workers.
+
+Documents of about fifty to a key, in Parquet, reduced by sum, minimize, maximize and the
+last value in an order. Both sides end with a document for each key in Spark's `noop` sink,
+and that they are the same documents is checked before anything is timed.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from measure import in_turn, medians
+from pyspark import cloudpickle  # noqa: TID251 - it measures Spark.
+from pyspark.sql import DataFrame  # noqa: TID251
+
+import penstock.spark as ps
+from penstock.data import DIFF
+from penstock.data.packed import pack
+from penstock.materialize.feeds import whole_keys
+from penstock.materialize.rows import documents, field_columns
+from penstock.reduce import Reducer, combine_rows
+from penstock.reduce.native import native_plan
+from penstock.reduce.spark import aggregated
+
+__all__ = ["native_vs_python"]
+
+KEY: Final = ("id",)
+ORDER: Final = ("seq",)
+COLUMNS: Final = pa.schema(
+    [
+        pa.field(name, pa.int64(), nullable=False)
+        for name in ("id", "seq", "total", "least", "most", "last")
+    ]
+)
+SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["id"],
+    "reduce": {"strategy": "merge"},
+    "properties": {
+        "id": {"type": "integer"},
+        "seq": {"type": "integer"},
+        "total": {"type": "integer", "reduce": {"strategy": "sum"}},
+        "least": {"type": "integer", "reduce": {"strategy": "minimize"}},
+        "most": {"type": "integer", "reduce": {"strategy": "maximize"}},
+        "last": {"type": "integer"},
+    },
+}
+DOCUMENTS: Final = "key binary, document binary"
+FILES: Final = 10
+DOCUMENTS_OF_A_KEY: Final = 50
+
+
+def native_vs_python(rows: int, *, repetitions: int = 3) -> dict[str, float]:
+    """Seconds of both sides, medians taken in turn, and Python's over the native ones.
+
+    In the running session, or in a new one.
+    """
+    # Workers do not find this file.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        _write(Path(folder), rows)
+        frame = ps.session().read.parquet(folder)
+        sides = {"native": _natively(frame), "python": _by_workers(frame)}
+        _check_same(*sides.values())
+        native_s, python_s = medians(
+            in_turn(repetitions, *(lambda it=it: _timed(it) for it in sides.values()))
+        )
+    return {
+        "native_s": native_s,
+        "python_s": python_s,
+        "native_vs_python_reduce": python_s / native_s,
+    }
+
+
+def _write(folder: Path, rows: int) -> None:
+    chance, size = np.random.default_rng(1), rows // FILES
+    for number in range(FILES):
+        columns = {
+            "id": chance.integers(0, rows // DOCUMENTS_OF_A_KEY, size),
+            # Some documents of a key are at one place in the order.
+            "seq": chance.integers(0, rows, size),
+            **{name: chance.integers(-(10**9), 10**9, size) for name in COLUMNS.names[2:]},
+        }
+        table = pa.table(columns, schema=COLUMNS).append_column(
+            pa.field(DIFF, pa.int64(), nullable=False), pa.array(np.ones(size, np.int64))
+        )
+        pq.write_table(table, folder / f"{number}.parquet")
+
+
+def _natively(frame: DataFrame) -> DataFrame:
+    plan = native_plan(SCHEMA, COLUMNS, KEY, ORDER)
+    assert plan is not None
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = pa.Table.from_batches([batch]).cast(plan.columns)
+            yield from _keyed(rows).to_batches()
+
+    return aggregated(frame, plan).drop(DIFF).mapInArrow(write, DOCUMENTS)
+
+
+def _by_workers(frame: DataFrame) -> DataFrame:
+    reducer = Reducer(SCHEMA, "bench")
+
+    def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = (pa.Table.from_batches([batch]).cast(COLUMNS) for batch in batches)
+        for rows in whole_keys(tables, KEY):
+            for batch in combine_rows(reducer, _keyed(rows)):
+                yield from pa.Table.from_batches([batch]).cast(_BINARY).to_batches()
+
+    rest = [name for name in COLUMNS.names if name not in (*KEY, *ORDER)]
+    rows = frame.select(*COLUMNS.names).repartition(*KEY)
+    return rows.sortWithinPartitions(*KEY, *ORDER, *rest).mapInArrow(fold, DOCUMENTS)
+
+
+_BINARY: Final = pa.schema([("key", pa.binary()), ("document", pa.binary())])
+
+
+def _keyed(rows: pa.Table) -> pa.Table:
+    keys = pack(field_columns(rows, KEY))
+    return pa.table([keys, documents(rows)], schema=_BINARY)
+
+
+def _check_same(native: DataFrame, python: DataFrame) -> None:
+    ours, theirs = (
+        {bytes(row["key"]): json.loads(bytes(row["document"])) for row in frame.collect()}
+        for frame in (native, python)
+    )
+    if ours != theirs:
+        sys.exit(f"the two sides differ: {len(ours)} and {len(theirs)} documents")
+
+
+def _timed(frame: DataFrame) -> float:
+    begun = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    print(json.dumps(native_vs_python(int((sys.argv[1:] or ["5000000"])[0]))))
+    ps.session().stop()

@@ -1,0 +1,99 @@
+"""What `up`, `ingest` and `materialize` have in common: options, and how they run."""
+
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.stopping import stop_on_signals
+from penstock.cli.telling import Teller
+
+if TYPE_CHECKING:
+    from penstock.catalog.objects import Type
+    from penstock.catalog.planning import Change
+    from penstock.pipeline.running import Running
+
+__all__ = ["AllowDrop", "File", "For", "Http", "Master", "Once", "follow"]
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's file.")]
+Once = Annotated[
+    bool,
+    typer.Option(
+        "--once", help="End when all that was upstream at the start has come as far as FILE says."
+    ),
+]
+For = Annotated[
+    int | None,
+    typer.Option("--for", metavar="SECONDS", help="End so long after the first row."),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Where Spark runs: local[*], spark://host:port."),
+]
+Http = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDR",
+        help="Where the page is served: 127.0.0.1:8080; or none. Beyond this machine it asks for "
+        "the token in PENSTOCK_HTTP_TOKEN.",
+    ),
+]
+AllowDrop = Annotated[
+    bool,
+    typer.Option(
+        "--allow-drop", help="Drop what FILE leaves out: slots, collections, what was written."
+    ),
+]
+
+
+def follow(
+    file: Path,
+    types: "Sequence[Type]",
+    *,
+    once: bool,
+    for_seconds: int | None,
+    master: str | None,
+    http: str,
+    allow_drop: bool,
+    as_json: bool,
+) -> None:
+    """Follow what the file says of these types of objects, and tell how it goes."""
+    # Sources bring a compiler along, which no other verb should wait for.
+    from penstock.engine import up
+    from penstock.pipeline import load
+    from penstock.web.beside import page_beside
+
+    stop = threading.Event()
+    stop_on_signals(stop)
+    teller = Teller(stop, for_seconds, as_json=as_json)
+    with page_beside(load(file).location, http) as page:
+        if page.url and not as_json:
+            sys.stderr.write(f"the page is at {page.url}\n")
+
+        def told(running: "Running") -> None:
+            teller.start(running)
+            page.watch(running)
+
+        up.run(
+            file,
+            types=types,
+            once=once,
+            stop=stop,
+            told=told,
+            changes=lambda found: None if as_json else _tell_changes(found),
+            master=master,
+            spark_starts=lambda: None if as_json else _tell_spark(),
+            allow_drop=allow_drop,
+        )
+
+
+def _tell_changes(found: "Sequence[Change]") -> None:
+    for each in found:
+        sys.stderr.write(f"{each}\n")
+
+
+def _tell_spark() -> None:
+    sys.stderr.write("Spark starts; this takes some seconds\n")

@@ -1,0 +1,135 @@
+"""What `penstock status` shows to people: tables."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.persist.state import END
+
+__all__ = ["shown"]
+
+WIDE: Final = 240
+
+
+def shown(found: Sequence[dict[str, Any]]) -> str:
+    """Storage locations, one after the other."""
+    # What reads a pipe has no width, and names cut off would be of no use to it.
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
+    with console.capture() as said:  # By itself it would exit with 1 when its reader goes away.
+        for each in found:
+            _show(console, each)
+    return said.get()
+
+
+def _show(console: Console, found: dict[str, Any]) -> None:
+    held = "no writer"
+    if (writer := found["writer"]) is not None:
+        held = f'written by "{writer["id"]}", process {writer["pid"]} on {writer["host"]}'
+        held += f" since {writer['since']}"
+    console.print(
+        f"{found['location']}: epoch {found['epoch']}, {held}, {found['entries']} entries"
+    )
+    if found["collections"]:
+        table = Table(
+            "collection", "since", "upper", "batches", "updates", "bytes", "waits for", "error"
+        )
+        for each in found["collections"]:
+            waits = [f"hold of {owner}" for owner in each["held_back_by"]]
+            waits += ["a seal"] if each["unsealed"] else []
+            table.add_row(
+                each["name"],
+                _time(each["since"]),
+                _time(each["upper"]),
+                *(str(each[column]) for column in ("batches", "updates", "bytes")),
+                ", ".join(waits),
+                "" if (error := each["error"]) is None else _told(error),
+            )
+        console.print(table)
+    if found["sources"]:
+        table = Table("source", "phase", "at", "rows", "behind", "slot holds", "waits for")
+        for each in found["sources"]:
+            held = each.get("slot_bytes")
+            table.add_row(
+                each["source"],
+                each.get("phase", ""),
+                each.get("lsn", ""),
+                str(each.get("rows", "")),
+                _behind(each),
+                "" if held is None else f"{held} bytes",
+                escape(each.get("waits_for") or ""),
+            )
+        console.print(table)
+    if found["materializations"]:
+        _show_materializations(console, found["materializations"])
+    if found["holds"]:
+        table = Table("hold", "kind", "age", "unchanged", "keeps")
+        for each in found["holds"]:
+            keeps = ", ".join(f"{name} from {since}" for name, since in each["sinces"].items())
+            table.add_row(
+                each["owner"],
+                each["kind"],
+                f"{each['age_ms'] // 1_000} s",
+                f"{each['unchanged_ms'] // 1_000} s",
+                keeps,
+            )
+        console.print(table)
+
+
+def _behind(source: dict[str, Any]) -> str:
+    """In upstream's own units, and in seconds if that is known."""
+    told = f"{source.get('lag_bytes', 0)} bytes"
+    lag_ms = source.get("lag_ms")
+    return told if lag_ms is None else f"{told}, {lag_ms / 1_000:.1f} s"
+
+
+def _show_materializations(console: Console, found: list[dict[str, Any]]) -> None:
+    table = Table(
+        "materialization", "phase", "upper", "lag", "documents", "bytes", "last took", "waits for",
+        "error",
+    )  # fmt: skip
+    for each in found:
+        last = each["last_transaction"]
+        table.add_row(
+            each["materialization"],
+            each["phase"],
+            str(each["upper"]),
+            f"{each['lag_ms']} ms",
+            str(each["documents"]),
+            str(each["bytes"]),
+            ", ".join(f"{phase.removesuffix('_ms')} {ms} ms" for phase, ms in last.items()),
+            escape(each["waits_for"] or ""),
+            escape(each["error"] or ""),
+        )
+    console.print(table)
+    table = Table("materialization", "collection", "resource", "mode", "documents", "bytes", "")
+    for each in found:
+        for binding in each["bindings"]:
+            table.add_row(
+                each["materialization"],
+                binding["collection"],
+                binding["resource"],
+                "delta updates" if binding["delta_updates"] else "standard",
+                str(binding["documents"]),
+                str(binding["bytes"]),
+                ", ".join(
+                    word
+                    for word, so in (
+                        ("left behind", binding["collection"] in each["left_behind"]),
+                        ("deletes are ignored", not binding["deletes"]),
+                    )
+                    if so
+                ),
+            )
+    console.print(table)
+
+
+def _told(error: dict[str, Any]) -> str:
+    return escape(f"since {error['since']}: {error['message']}")
+
+
+def _time(moment: int) -> str:
+    return "closed" if moment == END else str(moment)

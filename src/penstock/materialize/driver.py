@@ -1,0 +1,479 @@
+"""The loop of one materialization: plan an interval, transact, commit, let go.
+
+    uppers ─► plan ─► a job: a task for each shard ─► one entry ─► acknowledged ─► hold moves
+
+The interval is in the recovery log before anything is stored, and after any crash that
+very interval is finished first. All shards commit in one entry. History is held at the
+least that every shard has acknowledged, so whatever must be read again can be.
+"""
+
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, Protocol
+
+from penstock import persist
+from penstock.clock import Clock
+from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
+from penstock.failpoints import Failpoint, pass_by
+from penstock.materialize.applied import note_of_applied
+from penstock.materialize.binding import BindingPlan
+from penstock.materialize.building import Built, Described, build
+from penstock.materialize.checkpoint import Checkpoint, path_text
+from penstock.materialize.client import connect
+from penstock.materialize.errors import ConnectorError, ConnectorRefused
+from penstock.materialize.hosting import reached_connector
+from penstock.materialize.lakeside import Holding, Lakeside, Ready, owner_of
+from penstock.materialize.pace import upper_within
+from penstock.materialize.recovery import Log, ShardLog, notes_of, recalled
+from penstock.materialize.rounds import Commits, Told
+from penstock.materialize.shapes import shape_of
+from penstock.materialize.shard import Forked, OpenedElsewhere, ShardPlan
+from penstock.materialize.status import Status
+from penstock.persist.errors import CollectionMissing
+from penstock.persist.memory import Memory
+from penstock.persist.state import END, columns_of, schema_as_of
+from penstock.pipeline.file import CollectionSection, MaterializationSection
+from penstock.protocol.privacy import Security
+from penstock.protocol.ranges import WHOLE, shards
+from penstock.retry import pauses_ms
+from penstock.telemetry import fields, logger
+
+__all__ = ["Jobs", "Materializing", "StoppedByError"]
+
+log = logger("materialize")
+
+STATUS: Final = "status"
+LOOK_MS: Final = 100
+"""How often it is looked whether collections have gone on."""
+
+
+class Jobs(Protocol):
+    """What runs a task for each shard, all at the same time."""
+
+    def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
+        """Run them to the end of the last transaction that is offered."""
+        ...
+
+
+class Materializing:
+    """One materialization, kept in step with its collections."""
+
+    def __init__(
+        self,
+        name: str,
+        section: MaterializationSection,
+        client: persist.Client,
+        *,
+        location: str,
+        jobs: Jobs,
+        tick_ms: int,
+        clock: Clock,
+        chance: random.Random,
+        collections: Mapping[str, CollectionSection] | None = None,
+        sources: Sequence[str] = (),
+        connector_host: str | None = None,
+    ) -> None:
+        """`sources` are those whose collections may be made later than this begins."""
+        self.name = name
+        self._section = section
+        self._collections = collections or {}
+        self._sources = frozenset(sources)
+        self._client = client
+        self._location = location
+        self._jobs = jobs
+        self._pace_ms = section.pace if section.pace is not None else tick_ms
+        self._clock = clock
+        self._chance = chance
+        self._connector_host = connector_host
+        self._memory = Memory(client, name)
+        self._lake: Lakeside
+        self._address = ""
+        self._security = Security()
+        self._built: Built
+        self._log: Log
+        self._files: list[ExitStack] = []
+        """Of the transaction that is under way, and of the one that is offered."""
+
+        self._offered: int | None = None
+        self._begun_ms = 0
+        self._goal: int | None = None
+        self._stop = threading.Event()
+        self._status = Status([each.collection for each in section.bindings])
+
+    def status(self) -> Mapping[str, Any]:
+        """For people."""
+        return self._status.told()
+
+    @property
+    def version(self) -> str:
+        """Of the specification that is applied."""
+        return self._built.version
+
+    def run(self, stop: threading.Event, *, once: bool) -> None:
+        """Follow the collections until `stop` is set; with `once`, to where they are now.
+
+        Raises:
+            PenstockError: what a person must see to.
+        """
+        self._stop = stop
+        pauses = pauses_ms(self._chance)
+        while not stop.is_set():
+            before = self._status.transactions
+            try:
+                with ExitStack() as stack:
+                    self._start(stack, wait=not once)
+                    self._follow(once=once)
+                break
+            except _NotMade as missing:
+                self._status.wait(str(missing))
+                self._note_status()
+                self._clock.wait(stop, self._pace_ms)
+            except ConnectorRefused as error:
+                self._fail("stopped", error)
+                raise
+            except (ConnectorError, TransientError) as error:
+                if self._status.transactions > before:
+                    pauses = pauses_ms(self._chance)
+                self._fail("retrying", error)
+                log.warning(
+                    "transaction failed; trying again",
+                    extra=fields(materialization=self.name, error=str(error), detail=error.detail),
+                )
+                self._clock.wait(stop, next(pauses))
+            except PenstockError as error:
+                self._fail("stopped", error)
+                raise
+        self._status.phase = "stopped"
+        self._note_status()
+
+    def _fail(self, phase: str, error: PenstockError) -> None:
+        self._status.phase, self._status.error = phase, str(error)
+        self._note_status()
+
+    # Start.
+
+    def _start(self, stack: ExitStack, *, wait: bool) -> None:
+        names = list(dict.fromkeys(each.collection for each in self._section.bindings))
+        try:
+            self._lake = Lakeside(self._location, names, owner=owner_of(self.name))
+        except CollectionMissing as error:
+            if wait and all(self._made_by_a_source(each) for each in names):
+                raise _NotMade("its source to make a collection that is bound") from error
+            raise
+        stack.callback(self._lake.close)
+        self._address, self._security = reached_connector(
+            stack, self._section.connector, self._clock, self._connector_host
+        )
+        known = recalled({name: self._memory.recall(name) for name in self._memory.names()})
+        if known is None:
+            ranges = shards(self._section.shards)
+            known = Log("", tuple(ShardLog(each) for each in ranges))
+        self._log = known
+        self._build(self._described(known.planned))
+
+    def _made_by_a_source(self, collection: str) -> bool:
+        return collection.partition(".")[0] in self._sources
+
+    def _described(self, upper: int | None) -> list[Described]:
+        """What the collections are as of `upper`, or now."""
+        found = []
+        for binding in self._section.bindings:
+            name = binding.collection
+            state = self._lake.state(name)
+            schema = state.schemas[-1] if upper is None else schema_as_of(state, max(upper - 1, 0))
+            section = self._collections.get(name)
+            found.append(shape_of(name, columns_of(schema), schema.key, section))
+        return found
+
+    def _build(self, described: list[Described]) -> None:
+        """Agree with the connector on what the collections are, and let it make room."""
+        with connect(self._address, self._security) as connection:
+            self._built = build(self.name, self._section, described, connection)
+            self._status.build(self._built)
+            self._memory.write_down(note_of_applied(self._built))
+            self._built.apply(connection)
+        self._write(self._log.bind(self._built.version, self._paths()))
+
+    # Transactions.
+
+    def _follow(self, *, once: bool) -> None:
+        self._goal = None
+        self._hold()
+        while not self._stop.is_set():
+            ready = self.ready()
+            if once and self._goal is None and (ready.upper or not ready.behind):
+                self._goal = ready.upper
+            self._look(self._reached())
+            if self._shares_out_anew():
+                continue
+            upper = self._log.planned or self._upper_after(self._reached())
+            if upper is None and not self._log.is_settled:
+                # What was staged by an earlier self is applied, though nothing else comes.
+                upper = self._committed()
+            if upper is not None:
+                self._transact(upper)
+            done = upper is None or self._reached() >= (self._goal or 0)
+            if self._goal is not None and done and self._log.planned is None:
+                self._check_errors(self._reached())
+                return
+            if once and self._goal is None and upper is None:
+                raise UsageError(
+                    f'materialization "{self.name}" cannot come to an end: it waits for '
+                    f"{ready.behind}",
+                    hint="Ingest what is missing first, or follow without --once.",
+                )
+            self._note_status()
+            if not self._behind():
+                self._clock.wait(self._stop, self._pace_ms if upper else LOOK_MS)
+
+    def _shares_out_anew(self) -> bool:
+        """Change how keys are shared out, at one common frontier; whether that took a step.
+
+        From several shards to several it goes by way of one. Else a range would cut those
+        of before in two, and what connectors inherit then is a checkpoint of long ago.
+        """
+        ranges = list(shards(self._section.shards))
+        now = [each.key_range for each in self._log.shards]
+        if now == ranges:
+            return False
+        reached = self._reached()
+        upper = self._log.planned or self._upper_after(reached) or reached
+        if upper:
+            # Every shard is opened as it was, and what it has committed is acknowledged.
+            self._transact(upper, goes_on=False)
+        if self._log.planned is None:
+            one = [WHOLE]
+            shared = ranges if one in (now, ranges) else one
+            self._write(self._log.share_out(shared, self._paths()))
+        return True
+
+    def _transact(self, upper: int, *, goes_on: bool = True) -> None:
+        self._status.phase = "storing"
+        described = self._described(upper)
+        if described != self._built.described:
+            self._build(described)
+        if self._log.planned is None:
+            self._write(self._log.plan(upper))
+            pass_by(Failpoint.PLAN_DONE)
+        self._begun_ms = self._clock.boot_ms() if goes_on else END
+        try:
+            self._jobs.run(self._plans(upper, self._hold_files()), self)
+        except OpenedElsewhere as found:
+            self._log = self._log.opened(found.key_range, found.checkpoint)
+        except Forked as found:
+            if not self._written_anew(found.backfills):
+                raise
+            self._write(self._log.doubt(found.backfills))
+        finally:
+            for files in self._files:
+                files.close()
+            self._files = []
+
+    def _written_anew(self, backfills: Mapping[str, int]) -> bool:
+        """Whether the file asks for that, of all resources that hold these backfills."""
+        return all(
+            backfills[path] < section.backfill
+            for number, section in enumerate(self._section.bindings)
+            if (path := self._path(number)) in backfills
+        )
+
+    # What the shards of a job say: see `Commits`.
+
+    def offer(self) -> Sequence[ShardPlan] | None:
+        """What may follow the transaction that is being committed."""
+        self._offered = None
+        planned = self._log.planned
+        if planned is None or self._stop.is_set():
+            return None
+        if self._goal is not None and planned >= self._goal:
+            return None
+        if self._clock.boot_ms() - self._begun_ms < self._pace_ms:
+            return None
+        upper = self._upper_after(planned)
+        if upper is None or self._described(upper) != self._built.described:
+            return None
+        if not self._log.unbound.isdisjoint(self._paths()):
+            return None  # What they hold is known once this one is committed.
+        self._offered = upper
+        return self._plans(upper, self._hold_files())
+
+    def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
+        """All shards have committed."""
+        self._status.commit(told, self._log.planned or 0)
+        planned = self._offered if goes_on else None
+        upper, shards = self._log.planned or 0, [each.shard for each in told]
+        written = [
+            path
+            for path in self._paths()
+            if all(_frontier(each.checkpoint, path) >= upper for each in shards)
+        ]
+        self._write(self._log.commit(shards, planned=planned, written=written))
+        if goes_on:
+            pass_by(Failpoint.PLAN_DONE)
+        self._begun_ms = self._clock.boot_ms()
+
+    def settled(self, acknowledged_ms: int) -> None:
+        """All shards have acknowledged what was committed."""
+        self._status.settle(acknowledged_ms)
+        self._look(self._reached())
+        self._write(self._log.settle())
+        self._hold()
+        if len(self._files) > 1:
+            self._files.pop(0).close()
+
+    def _hold_files(self) -> Mapping[str, Holding]:
+        """The collections, whose files stay until the transaction is settled."""
+        files = ExitStack()
+        held = files.enter_context(self._lake.reading(self._needed()))
+        self._files.append(files)
+        return held
+
+    def _plans(self, upper: int, held: Mapping[str, Holding]) -> list[ShardPlan]:
+        session = f"{self._chance.getrandbits(64):016x}"
+        bindings = tuple(
+            BindingPlan(
+                held[section.collection].bound(
+                    self._path(number),
+                    section.backfill,
+                    self._built.columns(number),
+                    unknown=self._path(number) in self._log.unbound,
+                ),
+                held[section.collection].url,
+                held[section.collection].state,
+                self._built.described[number][1],
+                deletes=self._built.deletes[number],
+                empties=self._built.empties[number],
+            )
+            for number, section in enumerate(self._section.bindings)
+        )
+        return [
+            ShardPlan(
+                self._client.state.location,
+                self._built.spec,
+                self._built.version,
+                each,
+                bindings,
+                upper,
+                self._address,
+                self._security,
+                session,
+            )
+            for each in self._log.shards
+        ]
+
+    # How far it is.
+
+    def _paths(self) -> list[str]:
+        return [self._path(number) for number in range(len(self._section.bindings))]
+
+    def _path(self, number: int) -> str:
+        return path_text(self._built.spec.bindings[number].resource_path)
+
+    def _frontiers(self, number: int, *, settled: bool = False) -> list[int]:
+        """How far each shard has come in a binding."""
+        path, backfill = self._path(number), self._section.bindings[number].backfill
+        if settled:
+            return [_frontier(each.settled, path) for each in self._log.shards]
+        if path in self._log.unbound:
+            return [0]
+        return [_frontier(each.checkpoint, path, backfill) for each in self._log.shards]
+
+    def _committed(self) -> int:
+        """The upper of the last transaction."""
+        return max(max(self._frontiers(number)) for number in range(len(self._section.bindings)))
+
+    def _reached(self) -> int:
+        """How far all shards have come in all bindings but those that were left behind."""
+        left = {name for name, _ in self.ready().errored} if self._leaves_behind else set()
+        return min(
+            (
+                min(self._frontiers(number))
+                for number, section in enumerate(self._section.bindings)
+                if section.collection not in left
+            ),
+            default=0,
+        )
+
+    @property
+    def _leaves_behind(self) -> bool:
+        return self._section.on_error == "leave_behind"
+
+    def ready(self) -> Ready:
+        """Up to where the next transaction may go."""
+        return self._lake.ready(leave_behind=self._leaves_behind)
+
+    def _upper_after(self, reached: int) -> int | None:
+        """The next transaction's upper, if collections have gone on.
+
+        Raises:
+            StoppedByError: one of them cannot go on.
+        """
+        ready = self.ready()
+        if ready.upper > reached:
+            states = [self._lake.state(each.collection) for each in self._section.bindings]
+            return upper_within(states, reached, ready.upper, self._section.size)
+        if self._log.planned is None:
+            self._check_errors(reached)
+        return None
+
+    def _look(self, reached: int) -> None:
+        self._status.look(self.ready(), reached, leaves_behind=self._leaves_behind)
+
+    def _check_errors(self, reached: int) -> None:
+        """Raises StoppedByError if a collection cannot go on from there."""
+        ready = self.ready()
+        for name, span in ready.errored if not self._leaves_behind else ():
+            if span.lower <= reached or not ready.upper:
+                stored = span.error
+                raise StoppedByError(
+                    f'materialization "{self.name}" has stopped at {span.lower}: collection '
+                    f'"{name}" is in error from there on: {stored.message}',
+                    detail=stored.detail,
+                    hint=f"{stored.hint} To go on without it, say on_error: leave_behind.".strip(),
+                )
+
+    def _behind(self) -> bool:
+        return self.ready().upper - self._reached() > 2 * self._pace_ms
+
+    # What is kept.
+
+    def _write(self, known: Log) -> None:
+        gone = {f"shard {each.key_range}": None for each in self._log.shards}
+        self._memory.write_down({**gone, **notes_of(known), STATUS: self.status()})
+        self._log = known
+
+    def _note_status(self) -> None:
+        """Let others see how it is, if that has changed."""
+        told = self.status()
+        if told != self._memory.recall(STATUS):
+            self._memory.write_down({STATUS: told})
+
+    def _hold(self) -> None:
+        """Keep what must be read again if everything crashed now."""
+        self._lake.hold(self._needed())
+
+    def _needed(self) -> Mapping[str, int]:
+        """From which time on each collection is needed."""
+        sinces: dict[str, int] = {}
+        for number, section in enumerate(self._section.bindings):
+            name = section.collection
+            least = min(self._frontiers(number, settled=True)) - 1
+            least = max(least, self._lake.state(name).since)
+            sinces[name] = min(least, sinces.get(name, least))
+        return sinces
+
+
+def _frontier(checkpoint: Checkpoint | None, path: str, backfill: int = 0) -> int:
+    """How far a resource has come, if it has been written by that backfill or a later one."""
+    reached = checkpoint.bindings.get(path) if checkpoint is not None else None
+    return 0 if reached is None or reached.backfill < backfill else reached.frontier
+
+
+class StoppedByError(DefiniteError):
+    """A collection that is bound is in error."""
+
+
+class _NotMade(Exception):
+    """A collection is yet to be made."""

@@ -1,0 +1,49 @@
+"""Tasks in this process, one thread each: for what needs no cluster."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from penstock.materialize.rounds import Commits, NotLogged, Rounds, Told
+from penstock.materialize.shard import ShardPlan, run_shard
+
+__all__ = ["TasksHere"]
+
+
+class TasksHere:
+    """Runs shards as threads."""
+
+    def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
+        """As `Jobs` has it."""
+        rounds = Rounds(len(plans), commits, lambda _: True)
+
+        def run(at: int) -> None:
+            try:
+                run_shard(plans[at], _Here(rounds, at))
+            except BaseException:
+                rounds.fail()
+                raise
+
+        with ThreadPoolExecutor(len(plans)) as pool:
+            futures = [pool.submit(run, at) for at in range(len(plans))]
+        if rounds.error is not None:
+            raise rounds.error
+        errors = [error for each in futures if (error := each.exception()) is not None]
+        # What broke the others off comes first.
+        for error in sorted(errors, key=lambda each: isinstance(each, NotLogged)):
+            raise error
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    rounds: Rounds
+    at: int
+
+    def offer(self) -> ShardPlan | None:
+        return self.rounds.offer(self.at)
+
+    def commit(self, told: Told) -> bool:
+        return self.rounds.commit(self.at, told)
+
+    def settled(self, acknowledged_ms: int) -> None:
+        self.rounds.settled(self.at, acknowledged_ms)

@@ -1,0 +1,145 @@
+"""The collections that a materialization reads: how far they are, and that they are kept."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from penstock import persist
+from penstock.errors import UsageError
+from penstock.materialize.intervals import Bound
+from penstock.persist.errors import CollectionMissing
+from penstock.persist.lake import storage_locations
+from penstock.persist.records import CollectionState, ErrorSpan
+
+__all__ = ["Holding", "Lakeside", "Ready", "owner_of"]
+
+
+def owner_of(materialization: str) -> str:
+    """The owner of the holds of a materialization."""
+    return f"materialize-{materialization}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Up to where a transaction may go."""
+
+    upper: int
+    behind: str = ""
+    """What keeps it from going further, for people; empty if nothing does."""
+
+    errored: tuple[tuple[str, ErrorSpan], ...] = ()
+    """Collections in error, and since when."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A collection as it is while its files are kept."""
+
+    url: str
+    id: str
+    state: CollectionState
+
+    def bound(self, path: str, backfill: int, columns: str, *, unknown: bool) -> Bound:
+        """It, as bound to a resource."""
+        state = self.state
+        errors = tuple((span.lower, span.upper) for span in state.errors)
+        ends = (state.since, state.upper)
+        return Bound(path, state.name, self.id, backfill, *ends, errors, columns, unknown)
+
+
+class Lakeside:
+    """The bound collections, each opened once, and one hold for each storage location."""
+
+    def __init__(self, location: str, names: Sequence[str], *, owner: str) -> None:
+        """Open them.
+
+        Raises:
+            CollectionMissing: the lake does not have one of them.
+        """
+        self._stack = ExitStack()
+        self._clients: dict[str, persist.Client] = {}
+        self._where: dict[str, str] = {}
+        known: list[str] = []
+        try:
+            for url in storage_locations(location):
+                client = persist.open(url)
+                state = client.state
+                known += state.listed()
+                bound = [each for each in names if each in state.names]
+                if not bound:
+                    # What was bound there once need not be kept any more.
+                    client.drop_hold(owner)
+                    client.close()
+                    continue
+                self._stack.callback(client.close)
+                self._clients[url] = client
+                self._where |= dict.fromkeys(bound, url)
+            for name in names:
+                if name not in self._where:
+                    raise CollectionMissing(name, where=location, known=sorted(known))
+            self._holds = {url: client.hold(owner) for url, client in self._clients.items()}
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the stores; what is held stays held."""
+        self._stack.close()
+
+    def state(self, name: str) -> CollectionState:
+        """A collection as it is now."""
+        found = self._clients[self._where[name]].state.named(name)
+        if found is None:
+            raise UsageError(
+                f'collection "{name}" was dropped while it was being materialized',
+                hint="Take it out of the materialization.",
+            )
+        return found
+
+    def ready(self, *, leave_behind: bool) -> Ready:
+        """Up to where all of them can be read.
+
+        One that is in error ends there, or with `leave_behind` does not count; one that
+        begins later than the others end is waited for.
+        """
+        states = [self.state(each) for each in self._where]
+        errored = tuple(
+            (each.name, span)
+            for each in states
+            for span in each.errors[-1:]
+            if span.lower < each.upper <= span.upper
+        )
+        ends = {each.name: each.upper for each in states}
+        for name, span in errored:
+            if leave_behind:
+                del ends[name]
+            else:
+                ends[name] = span.lower
+        if not ends:
+            return Ready(0, "every collection is in error", errored)
+        last = min(ends, key=ends.__getitem__)
+        upper = ends[last]
+        begins = max(each.since for each in states if each.name in ends)
+        if upper and begins >= upper:
+            return Ready(0, f'collection "{last}" to reach {begins}', errored)
+        ahead = max(ends.values())
+        behind = f'collection "{last}" to go on from {upper}' if ahead > upper else ""
+        return Ready(upper, behind, errored)
+
+    @contextmanager
+    def reading(self, sinces: Mapping[str, int]) -> Iterator[Mapping[str, Holding]]:
+        """The collections as they are now, whose files stay until the block ends."""
+        with ExitStack() as stack:
+            found: dict[str, Holding] = {}
+            for name, since in sinces.items():
+                url = self._where[name]
+                client, id = self._clients[url], self.state(name).id
+                claim = stack.enter_context(client.reader.claims.claim(id, name, since))
+                unique = f"{client.state.location}/{id}"
+                found[name] = Holding(url, unique, claim.state.collections[id])
+            yield found
+
+    def hold(self, sinces: Mapping[str, int]) -> None:
+        """Keep these collections from these times on."""
+        for url, hold in self._holds.items():
+            hold.move({name: since for name, since in sinces.items() if self._where[name] == url})

@@ -1,0 +1,213 @@
+"""Rows of a collection as what connectors take: fields, keys and documents, in columns.
+
+    boolean, integers          themselves, as are sums of integers
+    floats                     numbers; NaN and infinities too, in documents as text
+    bytes                      base 64
+    all others                 the source's own text, as `penstock read` prints it
+
+The JSON schema says which of these a column is, and what Postgres calls its type, so
+that a Postgres that is written to has a column of the same.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.data.arrow import numbered
+from penstock.data.schema import label_of
+from penstock.errors import UsageError
+from penstock.protocol.specs import (
+    DOCUMENT,
+    CollectionSpec,
+    Exists,
+    Inference,
+    Projection,
+    StringInference,
+)
+from penstock.reduce.native import INTEGER
+
+__all__ = ["collection_spec", "documents", "field_columns"]
+
+POSTGRES_TYPE: Final = "x-postgres-type"
+
+
+def collection_spec(name: str, schema: pa.Schema, key: Sequence[str]) -> CollectionSpec:
+    """A collection of rows, as a connector is told of it.
+
+    Raises:
+        UsageError: a column of the key cannot be one.
+    """
+    for column in key:
+        if pa.types.is_floating(schema.field(column).type):
+            raise UsageError(
+                f'column "{column}" of collection "{name}" cannot be part of a key',
+                detail="Fractional numbers that are equal may differ in their bits.",
+                hint="Name other columns as key, or bind it with delta_updates: true.",
+            )
+    described = {field.name: _described(field, required=field.name in key) for field in schema}
+    document = {"type": "object", "properties": described, "required": schema.names}
+    text = json.dumps(document, ensure_ascii=False)
+    return CollectionSpec(
+        collection=name,
+        key_ptrs=tuple(_pointer(column) for column in key),
+        projections=(
+            *(_projection(field.name, described[field.name], key) for field in schema),
+            Projection("", DOCUMENT, inference=Inference(("object",), exists=Exists.MUST)),
+        ),
+        write_schema_json=text,
+        read_schema_json=text,
+    )
+
+
+def field_columns(rows: pa.Table, names: Sequence[str]) -> list[pa.Array]:
+    """These columns, as the values of fields are packed."""
+    return [_field_column(rows.schema.field(name), _one(rows.column(name))) for name in names]
+
+
+def documents(rows: pa.Table) -> pa.BinaryArray:
+    """Each row as a JSON object."""
+    parts: list[Any] = []
+    for at, field in enumerate(rows.schema):
+        name = ("{" if at == 0 else ",") + json.dumps(field.name, ensure_ascii=False) + ":"
+        parts += [name, _json_column(_field_column(field, _one(rows.column(at))))]
+    texts = pc.binary_join_element_wise(*parts, "}", "")
+    return texts.cast(pa.binary())
+
+
+def _described(field: pa.Field, *, required: bool) -> Mapping[str, Any]:
+    """The JSON schema of a column."""
+    types: list[str] = [_json_type(field.type)]
+    told: dict[str, Any] = {}
+    if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+        told["contentEncoding"] = "base64"
+    label = label_of(field)
+    if label is not None:
+        kind = field.type
+        exact = f"({kind.precision},{kind.scale})" if pa.types.is_decimal(kind) else ""
+        told[POSTGRES_TYPE] = label + exact
+    elif types == ["string"]:
+        told |= _format(field.type)
+    if field.nullable and not required:
+        types.append("null")
+    return {"type": types if len(types) > 1 else types[0], **told}
+
+
+def _json_type(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if pa.types.is_integer(kind):
+        return "integer"
+    return "number" if pa.types.is_floating(kind) else "string"
+
+
+def _format(kind: pa.DataType) -> Mapping[str, str]:
+    if pa.types.is_decimal(kind):
+        return {"format": "number"}
+    if pa.types.is_date(kind):
+        return {"format": "date"}
+    return {}
+
+
+def _projection(name: str, described: Mapping[str, Any], key: Sequence[str]) -> Projection:
+    types = described["type"]
+    encoding = described.get("contentEncoding", "")
+    string = StringInference(
+        format=described.get("format", ""),
+        content_encoding=encoding,
+        is_base64=encoding == "base64",
+    )
+    types = (types,) if isinstance(types, str) else tuple(types)
+    return Projection(
+        ptr=_pointer(name),
+        field=name,
+        is_primary_key=name in key,
+        inference=Inference(types, string if "string" in types else None, exists=Exists.MUST),
+    )
+
+
+def _pointer(name: str) -> str:
+    return "/" + name.replace("~", "~0").replace("/", "~1")
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def _field_column(field: pa.Field, values: pa.Array) -> pa.Array:
+    kind, label = field.type, label_of(field)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_float64(kind):
+        return values
+    if field.metadata == INTEGER:
+        return values
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _base64(values)
+    if label is not None:
+        # Here, since it brings compiled code along.
+        from penstock.sources.postgres.types import to_text
+
+        texts = to_text(label, values)
+    elif pa.types.is_float32(kind):
+        texts = values.cast(pa.string())
+    elif pa.types.is_nested(kind):
+        return pa.array([_json_text(each) for each in values.to_pylist()], pa.string())
+    else:
+        texts = _text(values)
+    # As a double a float would have digits that it does not have as itself.
+    return texts.cast(pa.float64()) if pa.types.is_float32(kind) else texts
+
+
+def _text(values: pa.Array) -> pa.Array:
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowException:
+        # A zone nobody knows, or a time past the calendar.
+        return values.cast(numbered(values.type)).cast(pa.string())
+
+
+def _json_text(value: Any) -> str | None:
+    return None if value is None else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _base64(values: pa.Array) -> pa.Array:
+    return pa.array(
+        [None if each is None else base64.b64encode(each).decode() for each in values.to_pylist()],
+        pa.string(),
+    )
+
+
+def _json_column(values: pa.Array) -> pa.Array:
+    """Each value as JSON."""
+    kind = values.type
+    if pa.types.is_string(kind):
+        texts = _quoted(values)
+    elif pa.types.is_floating(kind):
+        texts = _numbers(values)
+    else:
+        texts = values.cast(pa.string())
+    return pc.coalesce(texts, "null")
+
+
+def _numbers(values: pa.Array) -> pa.Array:
+    texts = values.cast(pa.string())
+    if pc.all(pc.is_finite(values)).as_py() is not False:
+        return texts
+    named = pc.if_else(
+        pc.is_nan(values), '"NaN"', pc.if_else(pc.greater(values, 0.0), '"Infinity"', '"-Infinity"')
+    )
+    return pc.if_else(pc.is_finite(values), texts, named)
+
+
+def _quoted(values: pa.Array) -> pa.Array:
+    controls = pc.match_substring_regex(values, r"[\x00-\x1f]")
+    escaped = pc.replace_substring(pc.replace_substring(values, "\\", "\\\\"), '"', '\\"')
+    texts = pc.binary_join_element_wise('"', escaped, '"', "")
+    if pc.any(controls).as_py():
+        with_controls = values.filter(controls).to_pylist()
+        exact = pa.array([json.dumps(each, ensure_ascii=False) for each in with_controls])
+        texts = pc.replace_with_mask(texts, pc.coalesce(controls, False), exact)
+    return texts

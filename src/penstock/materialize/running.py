@@ -1,0 +1,89 @@
+"""The materializations of a pipeline's file as tasks, each with a recovery log of its own."""
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock import persist
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.durable import join
+from penstock.errors import UsageError
+from penstock.materialize.driver import Jobs, Materializing
+from penstock.materialize.dropping import drop
+from penstock.pipeline import Pipeline, load
+from penstock.pipeline.file import MaterializationSection
+from penstock.pipeline.running import Running, Task, writer_of
+
+__all__ = ["Running", "run", "tasks_of"]
+
+
+def run(
+    file: str | Path | Pipeline,
+    *,
+    jobs: Jobs,
+    once: bool = False,
+    stop: threading.Event | None = None,
+    told: Callable[[Running], None] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    connector_host: str | None = None,
+) -> None:
+    """Materialize what `file` says until `stop` is set.
+
+    With `once`, until all that is in the collections at the start is materialized and
+    acknowledged. `told` is handed what runs, to look at while it does. `connector_host`
+    is the name of this host, if tasks on other hosts must reach connectors that are
+    started here.
+
+    Raises:
+        PenstockError: what ended a materialization, of the first that was.
+    """
+    pipeline = file if isinstance(file, Pipeline) else load(file)
+    tasks = tasks_of(pipeline, jobs=jobs, clock=clock, connector_host=lambda: connector_host)
+    running = Running(tasks, stop, clock=clock)
+    if told is not None:
+        told(running)
+    running.run(once=once)
+
+
+def tasks_of(
+    pipeline: Pipeline,
+    *,
+    jobs: Jobs,
+    clock: Clock = SYSTEM_CLOCK,
+    connector_host: Callable[[], str | None] = lambda: None,
+) -> list[Task]:
+    """What keeps each materialization in step.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not pipeline.materializations:
+        raise UsageError(
+            "pipeline has no materializations",
+            hint="Give it one under materializations:, as in the README.",
+        )
+
+    def task(name: str, section: MaterializationSection) -> Task:
+        def build(client: persist.Client) -> Materializing:
+            return Materializing(
+                name,
+                section,
+                client,
+                location=pipeline.location,
+                jobs=jobs,
+                tick_ms=pipeline.tick,
+                clock=clock,
+                chance=random.Random(),
+                collections=pipeline.collections,
+                sources=tuple(pipeline.sources),
+                connector_host=connector_host(),
+            )
+
+        def let_go(client: persist.Client, keep_target: bool) -> None:
+            drop(name, section, client, pipeline.location, clock=clock, keep_target=keep_target)
+
+        url = join(pipeline.location, name)
+        return Task(name, "materialization", url, writer_of(pipeline), build, let_go)
+
+    return [task(name, section) for name, section in pipeline.materializations.items()]

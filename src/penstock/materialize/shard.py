@@ -1,0 +1,340 @@
+"""What one task does: transactions of one shard, over a stream that it keeps.
+
+A task may run in any process, and the next one in another. A process keeps the
+streams it opened, and goes on with one only if it is the very session whose commit
+the recovery log has, under the same specification. Otherwise it is closed without
+an Acknowledge, and a new Open fences it.
+
+While the connector commits, and then acknowledges, what comes next is read:
+
+    store ▸ StartCommit   ▸   StartedCommit ▸ logged ▸ Acknowledge ▸ Acknowledged ▸ Flush …
+                          └─ the next is read, combined ─┴─ its Loads ─┘
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import TransientError, UsageError
+from penstock.failpoints import Failpoint, pass_by
+from penstock.materialize.binding import BindingPlan
+from penstock.materialize.checkpoint import Checkpoint
+from penstock.materialize.client import Connection, connect
+from penstock.materialize.feeds import read_here
+from penstock.materialize.intervals import Interval, after, interval_of
+from penstock.materialize.recovery import ShardLog
+from penstock.materialize.rounds import Told
+from penstock.materialize.session import Session
+from penstock.materialize.transact import Count, Feed, Gathering
+from penstock.protocol.messages import Open, StateUpdate
+from penstock.protocol.privacy import Security
+from penstock.protocol.ranges import KeyRange
+from penstock.protocol.specs import MaterializationSpec
+from penstock.protocol.state import add_up
+
+__all__ = [
+    "Driver",
+    "Forked",
+    "OpenedElsewhere",
+    "ShardPlan",
+    "forget_sessions",
+    "run_shard",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """All that a task needs to know."""
+
+    materialization: str
+    """The id of its recovery log."""
+
+    spec: MaterializationSpec
+    version: str
+    log: ShardLog
+    bindings: tuple[BindingPlan, ...]
+    upper: int
+    address: str
+    security: Security
+    session: str
+    """What a stream is called that is opened now."""
+
+
+class Driver(Protocol):
+    """Whom a task reports to; see `Rounds`."""
+
+    def offer(self) -> ShardPlan | None:
+        """What may follow."""
+        ...
+
+    def commit(self, told: Told) -> bool:
+        """Wait until it is written down; whether what was offered follows."""
+        ...
+
+    def settled(self, acknowledged_ms: int) -> None:
+        """The last commit is acknowledged."""
+        ...
+
+
+class OpenedElsewhere(TransientError):
+    """The endpoint holds something else than was supposed when its rows were chosen."""
+
+    def __init__(self, key_range: KeyRange, checkpoint: Checkpoint) -> None:
+        super().__init__(f"shard {key_range} was opened at another checkpoint than the last")
+        self.key_range = key_range
+        self.checkpoint = checkpoint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenedElsewhere, (self.key_range, self.checkpoint)
+
+
+class Forked(UsageError):
+    """The endpoint holds what this lake never planned: it was restored from an earlier copy."""
+
+    def __init__(self, materialization: str, backfills: Mapping[str, int]) -> None:
+        """`backfills` are those that the resources hold, by path."""
+        super().__init__(
+            f'materialization "{materialization}" has written to {", ".join(backfills)} what the '
+            "location knows nothing of",
+            detail="The location was restored from an earlier copy, or the materialization was "
+            "dropped and its target kept. What is there may not be so any more.",
+            hint="Write these resources anew: raise the backfill of each of their bindings by one.",
+        )
+        self.materialization = materialization
+        self.backfills = dict(backfills)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Forked, (self.materialization, self.backfills)
+
+
+@dataclass(slots=True)
+class _Kept:
+    connection: Connection
+    session: Session
+    pid: int
+
+
+_kept: Final[dict[tuple[str, str], _Kept]] = {}
+"""Streams of this process, by materialization and range."""
+
+
+def run_shard(
+    plan: ShardPlan,
+    driver: Driver,
+    feed: Feed | None = None,
+    supposed: tuple[Interval | None, ...] | None = None,
+) -> None:
+    """Bring one shard to the plan's upper, and on as long as more is offered.
+
+    Returns when the last commit is acknowledged. `feed` has what the bindings lack if
+    that is what was `supposed`.
+
+    Raises:
+        OpenedElsewhere: they lack something else.
+        Forked: they hold something else than this lake ever planned.
+        ConnectorError: the connector refused, or the line was cut.
+        DefiniteError: a collection holds what cannot be materialized.
+        UsageError: what the endpoint holds cannot be continued.
+        NotLogged: another shard has failed, or the driver is gone.
+    """
+    begun = SYSTEM_CLOCK.boot_ms()
+    name = (plan.materialization, str(plan.log.key_range))
+    kept = _kept.pop(name, None)
+    opened = kept is None or not _continues(kept, plan)
+    if opened:
+        if kept is not None and kept.pid == os.getpid():
+            _close(kept)
+        kept = _opened(plan)
+    assert kept is not None
+    opened_ms = SYSTEM_CLOCK.boot_ms() - begun
+    try:
+        if opened:
+            _check_not_forked(plan, kept.session.checkpoint)
+        if supposed is not None and supposed != _lacking(plan, kept.session.checkpoint):
+            raise OpenedElsewhere(plan.log.key_range, kept.session.checkpoint)
+        with ThreadPoolExecutor(1, "read ahead") as pool:
+            run = _Run(kept.session, driver, pool)
+            try:
+                following = run.transact(plan, feed, opened=opened, opened_ms=opened_ms)
+                while following is not None:
+                    following = run.transact(following)
+            finally:
+                run.close()
+    except BaseException:
+        _close(kept)
+        raise
+    _kept[name] = kept
+
+
+def _check_not_forked(plan: ShardPlan, opened: Checkpoint) -> None:
+    """Raises Forked if a resource is past what was committed, at a time that was not planned.
+
+    A commit whose answer was lost is at the very upper that is planned still.
+    """
+    committed = plan.log.checkpoint
+    forked = {}
+    for each in plan.bindings:
+        path = each.bound.path
+        there = opened.bindings.get(path)
+        known = None if committed is None else committed.bindings.get(path)
+        if there is None or each.bound.unknown or there.frontier == plan.upper:
+            continue
+        if known is None or there.frontier > known.frontier:
+            forked[path] = there.backfill
+    if forked:
+        raise Forked(plan.spec.materialization, forked)
+
+
+class _Run:
+    """The transactions of one task."""
+
+    def __init__(self, session: Session, driver: Driver, pool: ThreadPoolExecutor) -> None:
+        self._session = session
+        self._driver = driver
+        self._pool = pool
+        self._ahead: Future[Gathering] | None = None
+        self._acknowledge_ms: int | None = None
+        """When Acknowledge was sent, if its answer has not been told of."""
+
+    def transact(
+        self,
+        plan: ShardPlan,
+        feed: Feed | None = None,
+        *,
+        opened: bool = False,
+        opened_ms: int = 0,
+    ) -> ShardPlan | None:
+        """One transaction; what follows it."""
+        session, marks = self._session, [SYSTEM_CLOCK.boot_ms()]
+        state: StateUpdate | None = None
+        counts: tuple[Count, ...] = ()
+        stored = any(_lacking(plan, session.checkpoint))
+        if stored:
+            ahead, self._ahead = self._ahead, None
+            gathering = ahead.result() if ahead else _gathering(plan, session.checkpoint, feed)
+            try:
+                session.begin(gathering.loaded)
+                for load in gathering.asked_ahead() if ahead else gathering.combine():
+                    session.load(load)
+                session.await_acknowledged()
+                self._tell_settled()
+                session.flush()
+                marks.append(SYSTEM_CLOCK.boot_ms())
+                counts = gathering.store(session)
+                session.start_commit(_after(plan, session.checkpoint))
+            finally:
+                gathering.close()
+        marks += [SYSTEM_CLOCK.boot_ms()] * (3 - len(marks))
+        self.close()
+        offered = self._driver.offer()
+        if offered is not None:
+            self._ahead = self._pool.submit(_read_ahead, offered, session.checkpoint)
+        if stored:
+            state = session.started_commit()
+        pass_by(Failpoint.STORE_DONE)
+        marks.append(SYSTEM_CLOCK.boot_ms())
+        log = replace(
+            plan.log,
+            checkpoint=session.checkpoint,
+            state_json=_with(plan.log.state_json, state),
+            session=session.id,
+        )
+        read, store, commit = (later - sooner for sooner, later in pairwise(marks))
+        goes_on = self._driver.commit(
+            Told(log, counts, opened, opened_ms, read_ms=read, stored_ms=store, committed_ms=commit)
+        )
+        pass_by(Failpoint.RECOVERY_DONE)
+        if stored:
+            session.acknowledge()
+        if self._acknowledge_ms is None:
+            self._acknowledge_ms = SYSTEM_CLOCK.boot_ms()
+        if goes_on and offered is not None:
+            return replace(offered, log=log)
+        session.settle()
+        self._tell_settled()
+        return None
+
+    def close(self) -> None:
+        """Forget what was read ahead, if it was not needed."""
+        if self._ahead is not None and self._ahead.exception() is None:
+            self._ahead.result().close()
+        self._ahead = None
+
+    def _tell_settled(self) -> None:
+        if self._acknowledge_ms is not None:
+            pass_by(Failpoint.ACKNOWLEDGE_DONE)
+            self._driver.settled(SYSTEM_CLOCK.boot_ms() - self._acknowledge_ms)
+            self._acknowledge_ms = None
+
+
+def _gathering(plan: ShardPlan, held: Checkpoint, feed: Feed | None = None) -> Gathering:
+    def here(number: int, interval: Interval) -> Iterable[pa.Table]:
+        return read_here(plan.bindings[number], interval)
+
+    return Gathering(
+        plan.spec, plan.bindings, _lacking(plan, held), plan.log.key_range, feed or here
+    )
+
+
+def _read_ahead(plan: ShardPlan, held: Checkpoint) -> Gathering:
+    gathering = _gathering(plan, held)
+    try:
+        gathering.read_ahead()
+    except BaseException:
+        gathering.close()
+        raise
+    return gathering
+
+
+def _after(plan: ShardPlan, held: Checkpoint) -> Checkpoint:
+    bounds = {each.bound.path: each.bound for each in plan.bindings}
+    return after(plan.materialization, held, bounds, plan.upper)
+
+
+def _lacking(plan: ShardPlan, held: Checkpoint) -> tuple[Interval | None, ...]:
+    return tuple(interval_of(each.bound, held, plan.upper) for each in plan.bindings)
+
+
+def forget_sessions() -> None:
+    """Close all streams of this process."""
+    for kept in _kept.values():
+        _close(kept)
+    _kept.clear()
+
+
+def _continues(kept: _Kept, plan: ShardPlan) -> bool:
+    return (
+        kept.pid == os.getpid()
+        and kept.connection.address == plan.address
+        and kept.session.id == plan.log.session
+        and kept.session.version == plan.version
+        and kept.session.idle
+    )
+
+
+def _opened(plan: ShardPlan) -> _Kept:
+    connection = connect(plan.address, plan.security)
+    try:
+        request = Open(plan.spec, plan.version, plan.log.key_range, plan.log.state_json.encode())
+        session = Session.open(connection, request, id=plan.session, logged=plan.log.checkpoint)
+    except BaseException:
+        connection.close()
+        raise
+    return _Kept(connection, session, os.getpid())
+
+
+def _close(kept: _Kept) -> None:
+    kept.session.close()
+    kept.connection.close()
+
+
+def _with(state_json: str, update: StateUpdate | None) -> str:
+    if update is None:
+        return state_json
+    return (add_up(StateUpdate(state_json.encode()), update).json or b"{}").decode()

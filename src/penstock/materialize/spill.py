@@ -1,0 +1,274 @@
+"""The documents of one transaction, beyond memory.
+
+They come in the order of their keys and are combined as they come. Their keys are asked
+for; what is stored of them arrives in any order; then each is reduced into what it was:
+
+    add*, finish ──► keys to load          combined, in order of keys
+    loaded*      ◄── stored documents      runs, each in order of keys
+    reduced      ──► documents to store    both, side by side
+
+What memory cannot hold is put aside in files that have no name, and are gone when we
+are, however that comes. Combined documents are read back once and in order, so theirs is
+compressed. Of the runs we want a little of each at a time, so theirs is mapped: however
+many there are, and however large their documents, only what is being reduced is copied.
+"""
+
+import mmap
+import tempfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from operator import methodcaller
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import ipc
+
+from penstock.data.packed import unpack_row
+from penstock.errors import InternalError
+from penstock.materialize.errors import ConnectorRefused
+from penstock.reduce import COMBINED, Combiner, Reducer, reduce_rows
+
+__all__ = ["Combining"]
+
+_STEP_BYTES: Final = 1 << 20
+_VALUE: Final = methodcaller("as_py")
+
+
+class Combining:
+    """Documents of one binding: combined, then reduced into what was loaded.
+
+    To be closed, also after an error; what it gave out remains.
+
+    Args:
+        reducer: of their collection.
+        memory_bytes: how much to hold. A table that is added, a run while it is sorted, and
+            the documents of one key that do not combine come on top.
+        folder: where to put the rest; without, where temporary files go.
+    """
+
+    def __init__(
+        self, reducer: Reducer, *, memory_bytes: int = 64 << 20, folder: Path | None = None
+    ) -> None:
+        self._reducer = reducer
+        self._half = memory_bytes // 2
+        self._step = min(_STEP_BYTES, memory_bytes // 8)
+        self._open = Combiner(reducer)
+        self._open_bytes = 0
+        self._enough = self._step
+        self._last: bytes | None = None
+        self._kept: list[pa.RecordBatch] = []
+        self._kept_bytes = 0
+        self._kept_aside = _Aside(folder, compression="lz4")
+        self._loaded: list[tuple[pa.BinaryArray, pa.BinaryArray]] = []
+        self._loaded_bytes = 0
+        self._runs_aside = _Aside(folder, compression=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget everything, and give the disk back."""
+        self._open = Combiner(self._reducer)
+        self._kept, self._loaded = [], []
+        self._open_bytes = self._kept_bytes = self._loaded_bytes = 0
+        self._kept_aside.close()
+        self._runs_aside.close()
+
+    @property
+    def held_bytes(self) -> int:
+        """How much is in memory between calls."""
+        return self._open_bytes + self._kept_bytes + self._loaded_bytes
+
+    @property
+    def aside_bytes(self) -> int:
+        """How much is in files."""
+        return self._kept_aside.bytes + self._runs_aside.bytes
+
+    def add(self, rows: pa.Table) -> list[pa.BinaryArray]:
+        """Take rows of `COMBINED`, in order of keys and, within a key, in source order.
+
+        Returns:
+            Keys that are complete now, each once; those of a table may come later.
+        """
+        self._open.add(rows)
+        self._open_bytes += rows.nbytes
+        return self._combine(complete=False) if self._open_bytes >= self._enough else []
+
+    def finish(self) -> list[pa.BinaryArray]:
+        """There are no more rows; the keys that remain."""
+        return self._combine(complete=True)
+
+    def _combine(self, *, complete: bool) -> list[pa.BinaryArray]:
+        rows = self._open.compact()
+        # The last key may go on in the next table.
+        end = len(rows) if complete or not len(rows) else _first(rows["key"], len(rows) - 1)
+        self._open = Combiner(self._reducer)
+        self._open.add(rows[end:])
+        self._open_bytes = rows[end:].nbytes
+        # What does not combine is not tried again before there is twice as much.
+        self._enough = max(self._step, 2 * self._open_bytes)
+        keys = [self._keep(batch) for batch in rows[:end].combine_chunks().to_batches()]
+        if self._kept_bytes + self._open_bytes > self._half:
+            for batch in self._kept:
+                self._kept_aside.write(batch)
+            self._kept, self._kept_bytes = [], 0
+        return keys
+
+    def _keep(self, batch: pa.RecordBatch) -> pa.BinaryArray:
+        keys = batch.column("key")
+        if self._last is not None and keys[0].as_py() <= self._last:
+            raise InternalError(f"a {self._reducer.what} came after one of a later key")
+        self._last = keys[-1].as_py()
+        self._kept.append(batch)
+        self._kept_bytes += batch.nbytes
+        return keys.unique()
+
+    def loaded(self, keys: pa.BinaryArray, documents: pa.BinaryArray) -> None:
+        """Take documents that are stored, in any order."""
+        self._loaded.append((keys, documents))
+        self._loaded_bytes += keys.nbytes + documents.nbytes
+        if self._loaded_bytes > self._half:
+            for run in self._sorted():
+                self._runs_aside.write(run)
+            self._loaded, self._loaded_bytes = [], 0
+
+    def _sorted(self) -> list[pa.RecordBatch]:
+        parts = [pa.table(each, names=COMBINED.names).cast(COMBINED) for each in self._loaded]
+        rows = pa.concat_tables([COMBINED.empty_table(), *parts])
+        found: list[pa.RecordBatch] = (
+            rows.take(pc.sort_indices(rows["key"])).combine_chunks().to_batches()
+        )
+        return found
+
+    def combined(self) -> Iterator[pa.RecordBatch]:
+        """Batches of `COMBINED` in order of keys, cut between keys."""
+        if self._open_bytes:
+            raise InternalError(f"a {self._reducer.what} was asked for before all were added")
+        yield from self._kept_aside
+        yield from self._kept
+
+    def reduced(self, *, keep_deleted: bool = False) -> Iterator[pa.RecordBatch]:
+        """Batches of `REDUCED` in order of keys.
+
+        Args:
+            keep_deleted: see `Reducer.reduce`.
+
+        Raises:
+            ConnectorRefused: a document was loaded twice, or nobody had asked for it.
+            DefiniteError: a document does not match the schema, or cannot be reduced.
+        """
+        last = self._sorted()
+        self._loaded = [(batch.column("key"), batch.column("document")) for batch in last]
+        runs = [_Run(batch) for batch in (*self._runs_aside, *last)]
+        for batch in self.combined():
+            for rows, loaded in _aligned(batch, runs, self._step):
+                self._check(rows["key"], loaded["key"])
+                yield from reduce_rows(
+                    self._reducer, rows, loaded=loaded, keep_deleted=keep_deleted
+                )
+        for run in runs:
+            self._check(pa.chunked_array([], pa.binary()), run.rest["key"])
+
+    def _check(self, asked: pa.ChunkedArray, loaded: pa.ChunkedArray) -> None:
+        """Each key was loaded once, and only if it had been asked for."""
+        unknown = loaded.filter(pc.invert(pc.is_in(loaded, value_set=asked)))
+        if len(unknown):
+            raise self._refused(unknown[0], "that nobody asked for")
+        if pc.count_distinct(loaded).as_py() < len(loaded):
+            counts = pc.value_counts(loaded)
+            often = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+            raise self._refused(often[0], "twice")
+
+    def _refused(self, key: pa.Scalar, how: str) -> ConnectorRefused:
+        return ConnectorRefused(
+            f"the connector loaded a document of key {unpack_row(key.as_py())!r} {how}",
+            detail=f"It is a {self._reducer.what}.",
+            hint="This is a defect of the connector; nothing of the transaction is committed.",
+        )
+
+
+class _Aside:
+    """Batches in a file, in the order in which they were written."""
+
+    def __init__(self, folder: Path | None, *, compression: str | None) -> None:
+        self._folder = folder
+        self._options = ipc.IpcWriteOptions(compression=compression)
+        self._file: IO[bytes] | None = None
+        self._writer: ipc.RecordBatchStreamWriter | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return 0 if self._file is None else self._file.tell()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Put a batch of `COMBINED` behind those before."""
+        if self._writer is None:
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - see `close`
+            self._writer = ipc.new_stream(self._file, COMBINED, options=self._options)
+        writer: ipc.RecordBatchStreamWriter = self._writer
+        writer.write_batch(batch)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """All of them; no more can be written. What is not compressed is not copied."""
+        if self._writer is not None and self._file is not None:
+            self._writer.close()
+            self._file.flush()
+            mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            yield from ipc.open_stream(pa.py_buffer(mapped))
+
+    def close(self) -> None:
+        """Give the disk back, as soon as nobody holds a batch that was not copied."""
+        self._writer = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _Run:
+    """Loaded documents in order of keys, and how far they were taken."""
+
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        self.rest = rows
+
+    def until(self, key: bytes) -> pa.RecordBatch:
+        """Those up to `key`, which included."""
+        return self.rest[: _after(self.rest.column("key"), key)]
+
+
+def _aligned(
+    batch: pa.RecordBatch, runs: Iterable[_Run], most: int
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """`batch` and what was loaded of its keys, cut between keys into parts of about `most`."""
+    keys = batch.column("key")
+    found = [run.until(keys[-1].as_py()) for run in runs]
+    middle = len(keys) // 2
+    cut = _first(keys, middle) or _after(keys, keys[middle].as_py())
+    if cut < len(keys) and batch.nbytes + sum(part.nbytes for part in found) > most:
+        yield from _aligned(batch[:cut], runs, most)
+        yield from _aligned(batch[cut:], runs, most)
+        return
+    for run, part in zip(runs, found, strict=True):
+        run.rest = run.rest[len(part) :]
+    yield pa.Table.from_batches([batch]), pa.Table.from_batches(found, COMBINED)
+
+
+def _first(keys: pa.Array, row: int) -> int:
+    """Which row is the first that has the key of `row`."""
+    return bisect_left(keys, keys[row].as_py(), hi=row, key=_VALUE)
+
+
+def _after(keys: pa.Array, key: bytes) -> int:
+    """Which row is the first that has a later key than `key`."""
+    return bisect_right(keys, key, hi=len(keys), key=_VALUE)

@@ -1,0 +1,111 @@
+"""How a materialization is, for people."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.materialize.building import Built
+from penstock.materialize.lakeside import Ready
+from penstock.materialize.rounds import Told
+
+__all__ = ["Status"]
+
+
+@dataclass(slots=True)
+class _Binding:
+    collection: str
+    resource: str = ""
+    delta_updates: bool = False
+    deletes: bool = True
+    documents: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Status:
+    """What is told of it."""
+
+    collections: Sequence[str]
+    phase: str = "starting"
+    upper: int = 0
+    """Everything below it is at the endpoint."""
+
+    lag_ms: int = 0
+    """How far the collections have gone on meanwhile."""
+
+    waits_for: str = ""
+    left_behind: tuple[str, ...] = ()
+    error: str = ""
+    transactions: int = 0
+    last: Mapping[str, int] = field(default_factory=dict[str, int])
+    bindings: list[_Binding] = field(default_factory=list[_Binding])
+
+    def __post_init__(self) -> None:
+        self.bindings = [_Binding(each) for each in self.collections]
+
+    def told(self) -> Mapping[str, Any]:
+        """As JSON has it."""
+        return {
+            "phase": self.phase,
+            "upper": self.upper,
+            "lag_ms": self.lag_ms,
+            "waits_for": self.waits_for or None,
+            "left_behind": list(self.left_behind),
+            "documents": sum(each.documents for each in self.bindings),
+            "bytes": sum(each.bytes for each in self.bindings),
+            "transactions": self.transactions,
+            "last_transaction": dict(self.last),
+            "bindings": [
+                {
+                    "collection": each.collection,
+                    "resource": each.resource,
+                    "delta_updates": each.delta_updates,
+                    "deletes": each.deletes,
+                    "documents": each.documents,
+                    "bytes": each.bytes,
+                }
+                for each in self.bindings
+            ],
+            "error": self.error or None,
+        }
+
+    def wait(self, what: str) -> None:
+        """Nothing can be done before this is so."""
+        self.phase, self.waits_for = "waiting", what
+
+    def build(self, built: Built) -> None:
+        """The connector has agreed."""
+        applied = zip(self.bindings, built.spec.bindings, built.deletes, strict=True)
+        for binding, spec, deletes in applied:
+            binding.deletes = deletes
+            binding.resource = ".".join(spec.resource_path)
+            binding.delta_updates = spec.delta_updates
+
+    def look(self, ready: Ready, reached: int, *, leaves_behind: bool) -> None:
+        """It was looked how far the collections are."""
+        self.upper = reached
+        self.lag_ms = max(0, ready.upper - reached) if reached else 0
+        self.waits_for = ready.behind
+        self.left_behind = tuple(name for name, _ in ready.errored if leaves_behind)
+        if ready.upper <= reached:
+            self.phase, self.error = "following", ""
+
+    def commit(self, told: Sequence[Told], upper: int) -> None:
+        """A transaction is committed."""
+        self.upper, self.error = upper, ""
+        self.transactions += 1
+        for each in told:
+            for binding, count in zip(self.bindings, each.counts, strict=False):
+                binding.documents += count.documents
+                binding.bytes += count.bytes
+        self.last = {
+            "opened_ms": max(each.opened_ms for each in told),
+            "read_ms": max(each.read_ms for each in told),
+            "stored_ms": max(each.stored_ms for each in told),
+            "committed_ms": max(each.committed_ms for each in told),
+        }
+
+    def settle(self, acknowledged_ms: int) -> None:
+        """And acknowledged."""
+        self.phase = "following"
+        self.last = {**self.last, "acknowledged_ms": acknowledged_ms}

@@ -1,0 +1,106 @@
+"""What a database has that can be followed, and what stands in the way, before there is a source.
+
+Nothing is changed, and a role that may only look can ask.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from penstock.sources.postgres.catalog import PgTable, describe
+from penstock.sources.postgres.checks import OLDEST, check, may_create_publication
+from penstock.sources.postgres.config import PostgresConfig, TableSpec
+from penstock.sources.postgres.connect import Connection
+from penstock.sources.postgres.errors import Problem
+from penstock.sources.postgres.names import TableName
+from penstock.sources.postgres.publication import Publication, find_publication
+from penstock.sources.postgres.table_checks import ROOTS_SINCE, reading, sending, uncovered
+from penstock.sources.postgres.tables import follow
+
+__all__ = ["Candidate", "Described", "look"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A table that might be followed."""
+
+    name: TableName
+    keyed: bool
+    """Whether it has a primary key that tells its rows apart for readers."""
+
+    problems: tuple[Problem, ...]
+    """Why it cannot be followed as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A database, as somebody who wants to follow it finds it."""
+
+    database: str
+    tables: tuple[Candidate, ...]
+    problems: tuple[Problem, ...]
+    """What the server or the role lacks to follow the tables that can be followed."""
+
+
+def look(connection: Connection, config: PostgresConfig) -> Described:
+    """What can be followed with the publication of `config`, whatever tables it names."""
+    database, role = (str(each) for each in connection.query(_WHO)[0])
+    config = replace(config, tables=None)
+    if connection.server_version < OLDEST:
+        return Described(database, (), tuple(check(connection, config)))
+    publication = find_publication(connection, config.publication)
+    oids = _oids(connection)
+    tables = [
+        (table, tuple(_in_the_way(table, config, publication, connection.server_version)))
+        for table in describe(connection, config.publication, oids)
+        if table.oid in oids
+    ]
+    good = [(TableSpec(table.table_name), table) for table, problems in tables if not problems]
+    if good:
+        config = replace(config, tables=tuple(spec for spec, _ in good))
+    # Nobody should publish tables of which none can be followed.
+    made = not good or may_create_publication(connection, config)
+    lacking = [*check(connection, config, made=made), *reading(connection, role, good)]
+    return Described(
+        database,
+        tuple(Candidate(each.table_name, _keyed(each), problems) for each, problems in tables),
+        tuple(dict.fromkeys(lacking)),
+    )
+
+
+def _oids(connection: Connection) -> set[int]:
+    """Tables of users, not of extensions; partitions under the name of their root if it can be."""
+    kinds = (
+        "NOT c.relispartition" if connection.server_version >= ROOTS_SINCE else "c.relkind = 'r'"
+    )
+    rows = connection.query(
+        f"""
+        SELECT c.oid FROM pg_catalog.pg_class c
+        WHERE c.relkind IN ('r', 'p') AND c.relpersistence IN ('p', 'u') AND c.oid >= 16384
+          AND {kinds} AND NOT EXISTS (
+            SELECT 1 FROM pg_catalog.pg_depend d
+            WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid
+              AND d.deptype = 'e')
+        """
+    )
+    return {int(oid or 0) for (oid,) in rows}
+
+
+def _in_the_way(
+    table: PgTable, config: PostgresConfig, publication: Publication | None, version: int
+) -> Iterator[Problem]:
+    spec = TableSpec(table.table_name)
+    alone = replace(config, tables=(spec,))
+    yield from uncovered(alone, publication, {spec.name: table}, version)
+    yield from sending(spec, table, config)
+
+
+def _keyed(table: PgTable) -> bool:
+    followed = follow("", table, TableSpec(table.table_name))
+    return bool(followed.key_columns) and not any(
+        pa.types.is_floating(followed.schema.field(name).type) for name in followed.key_columns
+    )
+
+
+_WHO = "SELECT pg_catalog.current_database(), current_user"

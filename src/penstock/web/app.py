@@ -1,0 +1,174 @@
+"""The page and its interface, over a `View`.
+
+    /                the page
+    /api/state       everything but rows; with after=MS only the history since then
+    /api/rows        collection=NAME  as_of=T  limit=N
+    /api/changes     collection=NAME  limit=N
+    /metrics         for Prometheus
+    /healthz         200 while this process and all its tasks live
+    /readyz          200 when everything is there and followed, else 503 and what is waited for
+
+The views read files, so they are asked in threads.
+"""
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.errors import PenstockError, StoreError, UsageError
+from penstock.persist.errors import CollectionMissing
+from penstock.telemetry import fields, logger
+from penstock.web.guard import HEADERS, Guard
+from penstock.web.metrics import CONTENT_TYPE, exposition
+from penstock.web.state import told, unhealthy, waited_for
+from penstock.web.view import View
+
+__all__ = ["app"]
+
+log = logger("web")
+
+KINDS: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+SHOWN: Final = 50
+AT_MOST: Final = 500
+
+
+def app(view: View, *, token: str | None) -> Starlette:
+    """The page of `view`; with a token, only for who has it."""
+    routes = [Route(f"/{name}", page) for name, page in _pages().items()]
+    doors = _Doors(view)
+    return Starlette(
+        routes=[
+            *routes,
+            Route("/", _pages()["index.html"]),
+            Route("/api/state", doors.state),
+            Route("/api/rows", doors.rows),
+            Route("/api/changes", doors.changes),
+            Route("/metrics", doors.metrics),
+            Route("/healthz", doors.healthz),
+            Route("/readyz", doors.readyz),
+        ],
+        middleware=[Middleware(Guard, token=token)],
+        exception_handlers={PenstockError: _refuse, Exception: _fail},
+    )
+
+
+class _Doors:
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def state(self, request: Request) -> Response:
+        after = _number(request, "after", 0)
+        return _json(_since(after, self._view.state()))
+
+    def rows(self, request: Request) -> Response:
+        as_of = request.query_params.get("as_of") or "latest"
+        return _json(self._view.rows(_collection(request), as_of.strip(), _limit(request)))
+
+    def changes(self, request: Request) -> Response:
+        return _json(self._view.changes(_collection(request), _limit(request)))
+
+    def metrics(self, _: Request) -> Response:
+        return Response(exposition(self._view.state()), media_type=CONTENT_TYPE)
+
+    def healthz(self, _: Request) -> Response:
+        dead = unhealthy(self._view.running())
+        return _json({"healthy": not dead, "dead": dead}, 503 if dead else 200)
+
+    def readyz(self, _: Request) -> Response:
+        waits = waited_for(self._view.state())
+        if not self._view.running():
+            waits = ["what is to run to start", *waits]
+        return _json({"ready": not waits, "waits_for": waits}, 503 if waits else 200)
+
+
+def _pages() -> dict[str, Any]:
+    """What is served as it is."""
+
+    def page(body: bytes, kind: str) -> Any:
+        def serve(_: Request) -> Response:
+            return Response(body, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+        return serve
+
+    return {
+        each.name: page(each.read_bytes(), KINDS["." + each.name.rpartition(".")[2]])
+        for each in (files("penstock.web") / "static").iterdir()
+    }
+
+
+def _since(after: int, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with only that history which came after a time."""
+    return {
+        **state,
+        "sources": [
+            {**each, "history": [row for row in each["history"] if row[0] > after]}
+            for each in state["sources"]
+        ],
+        "materializations": [
+            {
+                **each,
+                "history": [row for row in each["history"] if row[0] > after],
+                # The last ones again: how long they took may not have been known yet.
+                "transactions": each["transactions"][-5 if after else 0 :],
+            }
+            for each in state["materializations"]
+        ],
+    }
+
+
+def _collection(request: Request) -> str:
+    name = request.query_params.get("collection")
+    if not name:
+        raise UsageError("no collection was named", hint="Add ?collection=NAME.")
+    return name
+
+
+def _limit(request: Request) -> int:
+    return max(1, min(_number(request, "limit", SHOWN), AT_MOST))
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise UsageError(f"{name} is not a number", hint=f"Give {name} as digits.")
+    return int(text)
+
+
+def _json(value: Mapping[str, Any], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    match error:
+        case CollectionMissing():
+            status = 404
+        case StoreError():
+            status = 503
+        case _:
+            status = 400
+    shown = told(error) if isinstance(error, PenstockError) else {}
+    return _json({"error": shown}, status)
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    log.error("request failed", extra=fields(path=request.url.path, error=repr(error)))
+    shown = {
+        "message": "this could not be shown",
+        "detail": "",
+        "hint": "The log says why; please report it.",
+    }
+    answer = _json({"error": shown}, 500)
+    answer.headers.update(HEADERS)  # This is answered outside of the guard.
+    return answer

@@ -1,0 +1,177 @@
+"""A few rows of a collection, whatever its size.
+
+A small collection is read as it is. Of a large one the first rows of its parts
+are candidates, and what they come to as of the time is looked up, so that what
+is shown is exact though it is not all. Latest changes are found from the
+newest parts backwards. Never is more than a part in memory at once.
+"""
+
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.catalog.rows import rows_of
+from penstock.data import DIFF, TIME, advance, consolidate
+from penstock.data.schema import label_of
+from penstock.errors import UsageError
+from penstock.persist import Collection
+from penstock.persist.batch import Batches, Slice, slices_of
+from penstock.persist.lookup import Wanted, matching_rows
+from penstock.persist.readable import check_contents
+from penstock.persist.scan import SnapshotScan, scan_snapshot
+from penstock.persist.state import (
+    END,
+    CollectionState,
+    SchemaVersion,
+    Stored,
+    columns_of,
+    schema_as_of,
+    stored_columns_of,
+)
+
+__all__ = ["latest_changes", "sample"]
+
+SMALL_BYTES: Final = 8 << 20
+"""A collection whose updates take less memory than this is read whole."""
+KEPT: Final = 100_000
+"""Of updates that others may still cancel, so many are kept at most."""
+
+
+CANDIDATES: Final = 4
+"""How many candidates there are for each row wanted, as some may be gone."""
+
+SHOWN_CHARACTERS: Final = 2_000
+
+
+def sample(collection: Collection, as_of: int, limit: int) -> dict[str, Any]:
+    """At most `limit` rows as of a time.
+
+    Raises:
+        SinceError, NotYetComplete, CollectionErrored: as reading it does.
+        UsageError: it is large, and no few rows of it can be told from the others.
+    """
+    state = collection.state
+    check_contents(state, as_of)
+    needed = [batch for batch in state.batches if batch.lower <= as_of]
+    if sum(batch.memory for batch in needed) <= SMALL_BYTES:
+        rows = collection.snapshot(as_of).arrow()
+        complete = rows.num_rows <= limit
+    else:
+        rows, complete = _some_rows(collection, state, as_of, limit), False
+    schema = schema_as_of(state, as_of)
+    return {
+        "collection": collection.name,
+        "as_of": as_of,
+        "complete": complete,
+        **_shown(rows.slice(0, limit), state, schema),
+    }
+
+
+def latest_changes(collection: Collection, limit: int) -> dict[str, Any]:
+    """At most `limit` updates, the newest first, as far back as their times are known."""
+    state = collection.state
+    lower, upper = _told(state)
+    schema = schema_as_of(state, max(upper - 1, 0))
+    batches = collection.client.reader.batches
+    rows = stored_columns_of(schema).empty_table()
+    for batch in sorted(state.batches, key=lambda batch: batch.upper, reverse=True):
+        # What is left lies below this, and so cannot cancel what is known of later times.
+        whole = pc.sum(pc.greater_equal(rows.column(TIME), batch.upper)).as_py() or 0
+        if whole >= limit:
+            break
+        for piece in slices_of(state, batch, lower=lower, upper=upper):
+            if batch.upper <= lower or batch.lower >= upper or _older(batches, piece, lower):
+                continue
+            more = batches.slice_rows(state, piece, schema)
+            within = pc.and_(
+                pc.greater_equal(more.column(TIME), lower), pc.less(more.column(TIME), upper)
+            )
+            rows = consolidate(pa.concat_tables([rows, more.filter(within)]))
+            rows = rows.sort_by([(TIME, "descending"), (DIFF, "ascending")]).slice(0, KEPT)
+    rows = rows.slice(0, limit)
+    return {"collection": collection.name, "upper": upper, **_shown(rows, state, schema)}
+
+
+def _some_rows(collection: Collection, state: CollectionState, as_of: int, limit: int) -> pa.Table:
+    scan = scan_snapshot(state, as_of)
+    columns = columns_of(scan.schema)
+    nested = [name for name in scan.key if pa.types.is_nested(columns.field(name).type)]
+    if scan.schema.codecs or nested:
+        raise UsageError(
+            f'collection "{collection.name}" is too large to show a few rows of',
+            detail="It has no key columns by which rows could be looked up.",
+            hint=f"Read it: penstock read LOCATION {collection.name} | head",
+        )
+    batches = collection.client.reader.batches
+    keys = _candidates(batches, scan, limit * CANDIDATES)
+    wanted = Wanted(keys, scan.schema, collection=collection.name, by=scan.key)
+    found = [stored_columns_of(scan.schema).empty_table()]
+    for piece in (*scan.base, *scan.rest):
+        found += matching_rows(batches, state, piece, scan.schema, wanted)
+    rows = consolidate(advance(pa.concat_tables(found), as_of))
+    return rows.sort_by([(name, "ascending") for name in scan.key])
+
+
+def _candidates(batches: Batches, scan: SnapshotScan, limit: int) -> pa.Table:
+    """The keys of the first rows there are."""
+    names = list(scan.key)
+    keys = columns_of(scan.schema).empty_table().select(names)
+    for piece in (*scan.base, *scan.rest):
+        rows = batches.slice_rows(scan.collection, piece, scan.schema)
+        keys = pa.concat_tables([keys, rows.select(names).slice(0, limit)])
+        keys = keys.group_by(names, use_threads=False).aggregate([]).slice(0, limit)
+        if keys.num_rows == limit:
+            break
+    return keys.select(names)
+
+
+def _told(state: CollectionState) -> tuple[int, int]:
+    """Between which times changes are known: past since, and on this side of errors."""
+    lower, upper = state.tells_from, state.upper
+    for span in state.errors:
+        if span.upper == END:
+            upper = min(upper, span.lower)
+        else:
+            lower = max(lower, span.upper + 1)
+    return lower, upper
+
+
+def _older(batches: Batches, piece: Slice, lower: int) -> bool:
+    """Whether a part holds nothing from `lower` on, by what its footer tells."""
+    if not isinstance(piece.part, Stored):
+        return False
+    footer = batches.footer(piece.part)
+    leaf = footer.schema.names.index(TIME)
+    told = [footer.row_group(at).column(leaf).statistics for at in range(footer.num_row_groups)]
+    return all(each is not None and each.has_min_max and each.max < lower for each in told)
+
+
+def _shown(rows: pa.Table, state: CollectionState, schema: SchemaVersion) -> dict[str, Any]:
+    """Columns, and rows with every value as text: a browser's numbers are not exact."""
+    columns = columns_of(schema)
+    shown = [
+        (moment, diff, [_text(value) for value in row.values()])
+        for moment, diff, row in rows_of(rows, state)
+    ]
+    return {
+        "columns": [
+            {
+                "name": field.name,
+                "type": label_of(field) or str(field.type),
+                "key": field.name in schema.key,
+            }
+            for field in columns
+        ],
+        "rows": [row for _, _, row in shown],
+        "times": [str(moment) for moment, _, _ in shown],
+        "diffs": [str(diff) for _, diff, _ in shown],
+    }
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"

@@ -1,0 +1,142 @@
+"""An address of this machine, and the thread that answers there."""
+
+import errno
+import socket
+import threading
+from typing import Final
+
+import uvicorn
+
+from penstock.errors import UsageError
+from penstock.web.app import app
+from penstock.web.guard import is_loopback
+from penstock.web.view import View
+
+__all__ = ["Served", "serve"]
+
+PATIENCE_S: Final = 2
+"""How long requests that are under way may take when the page is closed."""
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+def serve(view: View, address: str, *, token: str | None) -> "Served":
+    """Show `view` at `address`, `HOST:PORT`, until it is closed.
+
+    No host is loopback, and port 0 a free one. By the time this returns, the
+    address is ours and requests wait there to be answered.
+
+    Raises:
+        UsageError: the address cannot be had, or others could reach it and there is no token.
+    """
+    host, port = _parsed(address)
+    if token is not None and not token.strip():
+        raise UsageError(
+            "token of the page is empty", hint="Set PENSTOCK_HTTP_TOKEN to a secret, or not at all."
+        )
+    bound = _bound(host, port, address, lonely=token is None)
+    try:
+        return Served(bound, view, token)
+    except BaseException:
+        bound.close()
+        raise
+
+
+class Served:
+    """A page that is being served. A context manager."""
+
+    def __init__(self, bound: socket.socket, view: View, token: str | None) -> None:
+        host, port = bound.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{port}/"
+        config = uvicorn.Config(
+            app(view, token=token),
+            http="h11",
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,  # It would write tokens down.
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=PATIENCE_S,
+        )
+        self._server = uvicorn.Server(config)
+        self._bound = bound
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Served":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop answering; requests under way are finished, or cut off after a moment."""
+        self._server.should_exit = True
+        self._thread.join(2 * PATIENCE_S)
+
+    def _run(self) -> None:
+        # In a thread that is not the main one it leaves signals alone.
+        try:
+            self._server.run(sockets=[self._bound])
+        finally:
+            self._bound.close()
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
+        raise _no_address(address)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise _no_address(address)
+    return host or LOOPBACK, int(port)
+
+
+def _no_address(address: str) -> UsageError:
+    return UsageError(
+        f'"{address}" is not an address for the page',
+        hint="Give HOST:PORT, such as 127.0.0.1:8080, [::1]:8080, or :0 for any free port.",
+    )
+
+
+def _bound(host: str, port: int, address: str, *, lonely: bool) -> socket.socket:
+    """A socket that listens there; with `lonely`, only where nobody else can reach it."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise UsageError(
+            f'host "{host}" of the page has no address',
+            detail=f"{error.strerror}.",
+            hint="Name an address of this machine, or leave it out for loopback.",
+        ) from error
+    if lonely and not is_loopback(str(where[0])):
+        raise UsageError(
+            f'page cannot be served at "{address}" without a token',
+            detail="Others could reach that address, and the page shows data.",
+            hint="Set PENSTOCK_HTTP_TOKEN to a secret, or serve it at 127.0.0.1.",
+        )
+    bound = socket.socket(family, kind)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(where)
+        bound.listen(128)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f'address "{address}" of the page is taken',
+                detail="Another process listens there.",
+                hint="End it, or choose another port; --http :0 takes a free one.",
+            ) from error
+        raise UsageError(
+            f'page cannot be served at "{address}"',
+            detail=f"{error.strerror}.",
+            hint="Choose an address of this machine and a port from 1024 on.",
+        ) from error
+    return bound

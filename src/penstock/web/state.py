@@ -1,0 +1,194 @@
+"""Everything that is shown, from what was found in the lake and what runs says of itself. Pure.
+
+What runs in this process is fresher than its notes in the lake, so it counts where there
+are both. What does not run here may run elsewhere: a storage location with a writer does.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.errors import PenstockError
+from penstock.persist.state import END
+
+__all__ = ["state_of", "told", "unhealthy", "waited_for"]
+
+Found = Mapping[str, Any]
+"""A storage location, as `penstock.catalog.looking` gives it."""
+
+LIVE: Final = ("starting", "running", "restarting", "paused")
+
+
+def state_of(
+    found: Sequence[Found],
+    running: Mapping[str, Mapping[str, Any]],
+    failed: Mapping[str, PenstockError],
+    now_ms: int,
+) -> dict[str, Any]:
+    """Sources, collections, materializations and errors; `failed` locations could not be read."""
+    sources = _tasks(found, running, "source")
+    materializations = _tasks(found, running, "materialization")
+    collections = [_collection(each, where) for where in found for each in where["collections"]]
+    uppers = {each["name"]: each["upper"] for each in collections}
+    for each in sources:
+        if each["state"] not in LIVE:
+            each["lag_ms"] = None
+        elif each["lag_ms"] is None and each.get("as_of") is not None:
+            each["lag_ms"] = max(0, now_ms - each["as_of"])
+    for each in materializations:
+        # What the page calls transactions is a list of them.
+        each["transactions_total"] = each.pop("transactions", 0)
+        each["lag_ms"] = _lag_ms(each, uppers)
+    unread = [{"object": f'location "{url}"', **told(error)} for url, error in failed.items()]
+    return {
+        "now_ms": now_ms,
+        "sources": sources,
+        "collections": collections,
+        "materializations": materializations,
+        "errors": [*unread, *_errors(sources, collections, materializations)],
+    }
+
+
+def unhealthy(running: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The tasks that will not come back by themselves."""
+    return [
+        name
+        for name, task in running.items()
+        if task.get("state") in ("stopped", "ended") and task.get("error")
+    ]
+
+
+def waited_for(state: Mapping[str, Any]) -> list[str]:
+    """What must still happen before all that is wanted is there; nothing if it is.
+
+    What somebody paused is not waited for.
+    """
+    waits = [
+        f"{error['object']}: {error['message']}"
+        for error in state["errors"]
+        if error["object"].startswith("location ")
+    ]
+    for each in state["sources"]:
+        name = f'source "{each["name"]}"'
+        copying = [
+            table["name"]
+            for table in each.get("tables", ())
+            if table["phase"] not in ("live", "errored")
+        ]
+        if each["state"] == "paused":
+            continue
+        if each["state"] != "running":
+            waits.append(f"{name} to run; it is {each['state']}")
+        elif each.get("as_of") is None:
+            waits.append(f"{name} to begin; it is {each.get('phase') or 'starting'}")
+        elif copying:
+            waits.append(f"{name} to copy {', '.join(copying)}")
+    for each in state["materializations"]:
+        name = f'materialization "{each["name"]}"'
+        if each["state"] == "paused":
+            continue
+        if each["state"] != "running":
+            waits.append(f"{name} to run; it is {each['state']}")
+        elif each.get("phase") not in ("following", "storing") or not each.get("upper"):
+            waits.append(f"{name} to follow; it is {each.get('phase') or 'starting'}")
+    return waits
+
+
+def told(error: PenstockError) -> dict[str, str]:
+    """An error as JSON has it."""
+    return {"message": str(error), "detail": error.detail, "hint": error.hint}
+
+
+def _tasks(
+    found: Sequence[Found], running: Mapping[str, Mapping[str, Any]], kind: str
+) -> list[dict[str, Any]]:
+    tasks: dict[str, dict[str, Any]] = {}
+    for where in found:
+        for noted in where[f"{kind}s"]:
+            said = dict(noted)
+            name = said.pop(kind)
+            runs = where["writer"] is not None and said.get("phase") != "stopped"
+            tasks[name] = {
+                "name": name,
+                **said,
+                "state": "running" if runs else "stopped",
+                "restarts": 0,
+                "error": _error(said.get("error")),
+                "location": where["location"],
+            }
+    for name, live in running.items():
+        if live["kind"] == kind:
+            noted = tasks.get(name, {"name": name, "location": None})
+            tasks[name] = {
+                **noted,
+                # Of a source, the connector's own kind, such as postgres.
+                **{key: value for key, value in live.items() if key != "kind"},
+                "lag_ms": noted.get("lag_ms"),
+                "error": _error(live.get("error")),
+            }
+    return [tasks[name] for name in sorted(tasks)]
+
+
+def _collection(found: Mapping[str, Any], where: Found) -> dict[str, Any]:
+    name = found["name"]
+    return {
+        **found,
+        "source": found["owner"],
+        "location": where["location"],
+        "holds": [
+            {"since": hold["sinces"][name], **{key: hold[key] for key in HOLD}}
+            for hold in where["holds"]
+            if name in hold["sinces"]
+        ],
+    }
+
+
+HOLD: Final = ("owner", "kind", "age_ms", "unchanged_ms")
+
+
+def _lag_ms(materialization: Mapping[str, Any], uppers: Mapping[str, int]) -> int:
+    """How far the collections have gone on; by its own word it may have stopped counting."""
+    upper = materialization.get("upper") or 0
+    told: int = materialization.get("lag_ms") or 0
+    behind = materialization.get("left_behind") or ()
+    reached = [
+        uppers[name]
+        for binding in materialization.get("bindings", ())
+        if (name := binding["collection"]) in uppers and name not in behind and uppers[name] < END
+    ]
+    return max([told, min(reached) - upper] if reached and upper else [told])
+
+
+def _error(error: Any) -> dict[str, str] | None:
+    if isinstance(error, str) and error:
+        return {"message": error, "detail": "", "hint": ""}
+    return dict(error) if error else None
+
+
+def _errors(
+    sources: Sequence[Mapping[str, Any]],
+    collections: Sequence[Mapping[str, Any]],
+    materializations: Sequence[Mapping[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    errored = {each["name"] for each in collections if each["error"]}
+    for kind, objects in (
+        ("source", sources),
+        ("collection", collections),
+        ("materialization", materializations),
+    ):
+        for each in objects:
+            if each["error"]:
+                yield _told(f'{kind} "{each["name"]}"', kind, each, each["error"])
+    for each in sources:
+        for table in each.get("tables", ()):
+            if table["error"] and table["collection"] not in errored:
+                named = f'table "{table["name"]}" of source "{each["name"]}"'
+                yield _told(named, "source", each, {"message": table["error"]})
+        if each.get("slot_warning"):
+            named = f'slot "{each["slot"]}" of source "{each["name"]}"'
+            yield _told(named, "source", each, {"message": each["slot_warning"]})
+
+
+def _told(named: str, kind: str, of: Mapping[str, Any], error: Mapping[str, Any]) -> dict[str, Any]:
+    """An error, and which thing on the page it is about."""
+    said = {key: error.get(key) or "" for key in ("message", "detail", "hint")}
+    return {"object": named, "kind": kind, "name": of["name"], **said}

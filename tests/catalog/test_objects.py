@@ -1,0 +1,141 @@
+"""The catalog: ids that are never given out again, and rows that anybody can read."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import persist
+from penstock.catalog.objects import (
+    Object,
+    Wanted,
+    catalogued,
+    forget_object,
+    known_objects,
+    resolved,
+)
+from penstock.catalog.secrets import HIDDEN, hides_secrets, without_secrets
+from penstock.pipeline.file import CATALOG
+
+SHOP = Wanted("shop", "source", {"postgres": {"url": "postgresql://u:${P}@h/shop"}})
+ORDERS = Wanted("shop.public.orders", "collection", owner="shop")
+PROGRESS = Wanted("shop_progress", "source_progress", owner="shop")
+DESK = Wanted("desk", "materialization", {"connector": "sqlite"})
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return f"file:{tmp_path}/lake"
+
+
+def read(lake, collection):
+    with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
+        found = client.collection(collection)
+        table = found.snapshot(found.upper - 1).arrow()
+        names = [name for name in table.column_names if not name.startswith("mz_")]
+        return sorted(map(str, table.select(names).to_pylist()))
+
+
+def test_it_is_read_like_any_collection(lake):
+    catalogued(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK], writer="w")
+    assert read(lake, "mz_sources") == ["{'id': 's1', 'name': 'shop', 'type': 'postgres'}"]
+    assert read(lake, "mz_source_progresses") == [
+        "{'id': 'p3', 'name': 'shop_progress', 'source_id': 's1'}"
+    ]
+    types = [(each.type, each.owner_id) for each in known_objects(lake)]
+    assert types == [
+        ("source", None),
+        ("collection", "s1"),
+        ("source_progress", "s1"),
+        ("materialization", None),
+    ]
+
+
+def test_progress_goes_with_its_source_and_no_id_comes_back(lake):
+    made = catalogued(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK], writer="w")
+    forget_object(made[0], lake, writer="w")
+    assert [each.name for each in known_objects(lake)] == ["desk"]
+    again = catalogued(lake, lambda _: [SHOP, PROGRESS, DESK], writer="w")
+    assert [(each.id, each.name) for each in again] == [
+        ("m4", "desk"),
+        ("s5", "shop"),
+        ("p6", "shop_progress"),
+    ]
+
+
+def test_what_changes_nothing_writes_nothing(lake):
+    catalogued(lake, lambda _: [SHOP], writer="w")
+    with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
+        before = client.collection("mz_objects").upper
+    catalogued(lake, lambda _: [SHOP], writer="w")
+    with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
+        assert client.collection("mz_objects").upper == before
+
+
+def test_the_past_of_the_catalog_can_be_read(lake):
+    catalogued(lake, lambda _: [SHOP], writer="w")
+    with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
+        then = client.collection("mz_objects").upper - 1
+    catalogued(lake, lambda _: [DESK], writer="w")
+    with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
+        table = client.collection("mz_objects").snapshot(then).arrow()
+    assert table.column("name").to_pylist() == ["shop"]
+
+
+def test_somebody_who_comes_in_between_costs_another_look(lake):
+    catalogued(lake, lambda _: [SHOP], writer="w")
+    turns = []
+
+    def change(known):
+        turns.append(len(known))
+        if len(turns) == 1:
+            # Another process with our id, amid what we do.
+            catalogued(lake, lambda found: [SHOP, DESK], writer="w")
+        return [*(Wanted(each.name, each.type, each.definition) for each in known), ORDERS]
+
+    catalogued(lake, change, writer="w")
+    assert turns == [1, 2]
+    assert [each.name for each in known_objects(lake)] == ["shop", "desk", "shop.public.orders"]
+
+
+NAMES = st.sampled_from("abcdef")
+TYPES = st.sampled_from(["source", "collection", "materialization"])
+WISHES = st.lists(st.builds(Wanted, NAMES, TYPES), unique_by=lambda each: (each.name, each.type))
+
+
+@given(st.lists(WISHES, max_size=8))
+def test_an_id_is_of_one_object_for_ever(histories):
+    known: list[Object] = []
+    last = 0
+    given_out: dict[str, tuple[str, str]] = {}
+    gone: set[str] = set()
+    for wanted in histories:
+        after, last = resolved(known, wanted, last)
+        assert {(each.type, each.name) for each in after} == {(e.type, e.name) for e in wanted}
+        gone |= {each.id for each in known} - {each.id for each in after}
+        for each in after:
+            assert each.id not in gone
+            assert given_out.setdefault(each.id, (each.type, each.name)) == (each.type, each.name)
+        known = after
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("postgresql://u:${P}@h/d", "postgresql://u:${P}@h/d"),
+        ("postgresql://u:geheim@h/d", f"postgresql://u:{HIDDEN}@h/d"),
+        ("host=h password=geheim", f"host=h password={HIDDEN}"),
+        ({"password": "geheim", "user": "u"}, {"password": HIDDEN, "user": "u"}),
+        ({"password": "${P}"}, {"password": "${P}"}),
+        ({"grpc": {"token": "geheim"}}, {"grpc": {"token": HIDDEN}}),
+        ({"aws_secret_access_key": "geheim"}, {"aws_secret_access_key": HIDDEN}),
+        ({"a": ["postgresql://u:ge:he@im@h/d"]}, {"a": [f"postgresql://u:{HIDDEN}@im@h/d"]}),
+    ],
+    ids=range(8),
+)
+def test_secrets_in_the_file_itself_are_not_kept(said, kept):
+    assert without_secrets(said) == kept
+    assert "geheim" not in json.dumps(without_secrets(said))
+    assert hides_secrets(kept) == (HIDDEN in json.dumps(kept))
+    assert without_secrets(kept) == kept

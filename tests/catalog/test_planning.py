@@ -1,0 +1,162 @@
+"""What a file changes, from what the catalog has and what is written."""
+
+import copy
+
+import pytest
+
+from penstock.catalog.objects import Object
+from penstock.catalog.planning import plan
+
+BOTH = ("source", "materialization")
+FILE = {
+    "sources": {
+        "shop": {
+            "postgres": {"url": "postgresql://u:${P}@h/shop", "tables": ["public.a", "public.b"]}
+        }
+    },
+    "materializations": {
+        "desk": {
+            "connector": "sqlite",
+            "endpoint": {"path": "desk.db"},
+            "bindings": [
+                {"collection": "shop.public.a", "resource": {"table": "a"}},
+                {"collection": "shop.public.b", "resource": {"table": "b"}, "backfill": 1},
+            ],
+        }
+    },
+}
+
+
+def known(file):
+    found = [
+        Object(f"s{number}", name, "source", None, said)
+        for number, (name, said) in enumerate(file["sources"].items())
+    ]
+    return found + [
+        Object(f"m{number}", name, "materialization", None, said)
+        for number, (name, said) in enumerate(file["materializations"].items())
+    ]
+
+
+def changed(change):
+    file = copy.deepcopy(FILE)
+    change(file)
+    return [
+        (each.action, each.name, each.what.split(",")[0].split(";")[0])
+        for each in plan(known(FILE), file, types=BOTH)
+    ]
+
+
+def test_the_same_file_changes_nothing():
+    assert plan(known(FILE), FILE, types=BOTH) == []
+
+
+def test_a_new_lake_gets_all_of_it():
+    assert [(each.action, each.name) for each in plan([], FILE, types=BOTH)] == [
+        ("create", "shop"),
+        ("create", "desk"),
+    ]
+
+
+def test_half_of_a_file_leaves_the_other_half_alone():
+    file = {**FILE, "materializations": {}}
+    assert plan(known(FILE), file, types=("source",)) == []
+    assert [each.action for each in plan(known(FILE), file, types=BOTH)] == ["drop"]
+
+
+def test_documents_that_become_others_are_told():
+    was = Object("c9", "shop.public.a", "collection", "s0", {"key": ["/id"]})
+    file = {**FILE, "collections": {"shop.public.a": {"key": ["/id"], "schema": {}}}}
+    assert [str(each) for each in plan([*known(FILE), was], file, types=BOTH)] == [
+        'alter collection "shop.public.a": its documents: schema is given'
+    ]
+
+
+def desk(file):
+    return file["materializations"]["desk"]
+
+
+def shop(file):
+    return file["sources"]["shop"]["postgres"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda file: shop(file)["tables"].append("public.c"),
+            [("create", "shop", "table public.c joins")],
+        ),
+        (
+            lambda file: (shop(file)["tables"].pop(), desk(file)["bindings"].pop()),
+            [
+                ("drop", "shop", "table public.b is left out"),
+                ("alter", "desk", "resource b is not written any more"),
+            ],
+        ),
+        (
+            lambda file: shop(file)["tables"].pop(),
+            [("refuse", "shop", "table public.b is left out")],
+        ),
+        (
+            lambda file: shop(file).update(
+                tables=["public.a", {"name": "public.b", "text": ["x"]}]
+            ),
+            [("refuse", "shop", "table public.b was followed with other columns")],
+        ),
+        (
+            lambda file: shop(file).pop("tables"),
+            [("alter", "shop", "all published tables are followed")],
+        ),
+        (
+            lambda file: shop(file).update(publication="p"),
+            [("alter", "shop", "publication is given")],
+        ),
+        (
+            lambda file: file["sources"].update(shop={"kafka": {}}),
+            [("refuse", "shop", "it reads from postgres")],
+        ),
+        (lambda file: file["sources"].clear(), [("refuse", "shop", "its slot")]),
+        (
+            lambda file: (file["sources"].clear(), file["materializations"].clear()),
+            [
+                ("drop", "shop", "its slot"),
+                ("drop", "desk", "its connector deletes what it wrote"),
+            ],
+        ),
+        (
+            lambda file: desk(file)["bindings"].append(
+                {"collection": "shop.public.c", "resource": {"table": "c"}}
+            ),
+            [("create", "desk", "resource c is bound")],
+        ),
+        (
+            lambda file: desk(file)["bindings"].pop(),
+            [("alter", "desk", "resource b is not written any more")],
+        ),
+        (
+            lambda file: desk(file)["bindings"][0].update(backfill=1),
+            [("backfill", "desk", "resource a is written anew")],
+        ),
+        (
+            lambda file: desk(file)["bindings"][1].update(backfill=0),
+            [("refuse", "desk", "backfill of resource b went down to 0")],
+        ),
+        (
+            lambda file: desk(file)["bindings"][0].update(delete="soft"),
+            [("alter", "desk", "resource a: delete is given")],
+        ),
+        (
+            lambda file: desk(file).update(connector="postgres"),
+            [("refuse", "desk", "it has another connector")],
+        ),
+        (lambda file: desk(file).update(shards=2), [("alter", "desk", "shards is given")]),
+        (
+            lambda file: file["materializations"].clear(),
+            [("drop", "desk", "its connector deletes what it wrote")],
+        ),
+    ],
+    ids=range(17),
+)
+def test_what_is_changed_is_told(change, told):
+    assert changed(change) == told

@@ -1,0 +1,244 @@
+"""Bugs to plant, by name, each what a reasonable person might have written.
+
+    with planted("unplanned"): …
+
+Those of the runtime take effect in the runtime's process, those of connectors in theirs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace as replaced
+
+from penstock.connectors.files import plain
+from penstock.connectors.files import staged as staged_module
+from penstock.connectors.files import table as table_module
+from penstock.connectors.files.folder import last_applied
+from penstock.connectors.files.plain import PlainTransactor
+from penstock.connectors.files.table import Table
+from penstock.connectors.files.writing import lines_of, locked, replace
+from penstock.connectors.postgres import transactor as postgres_transactor
+from penstock.connectors.sqlite import transactor as sqlite_transactor
+from penstock.connectors.sqlite.connector import SqliteConnector
+from penstock.materialize import driver, shard, transact
+from penstock.materialize.recovery import Log
+from penstock.materialize.session import Session
+from penstock.sdk import stream as sdk_stream
+from penstock.sdk.sql import fence as fence_module
+
+DEFECTS: dict[str, Callable[[], Any]] = {}
+
+
+def _defect(plant: Callable[[], Any]) -> Callable[[], Any]:
+    DEFECTS[plant.__name__] = plant
+    return plant
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """With the bug of that name, or with none."""
+    if name is None:
+        yield
+    else:
+        with DEFECTS[name]():
+            yield
+
+
+# Of the runtime.
+
+
+@_defect
+def unplanned() -> Any:
+    """Row 20: the upper is not written down before Store."""
+    commit = Log.commit
+    return _all(
+        mock.patch.object(Log, "plan", lambda self, _upper: self),
+        mock.patch.object(Log, "commit", lambda self, shards, **_: commit(self, shards)),
+    )
+
+
+@_defect
+def equality_only() -> Any:
+    """Row 19: a shard is left alone if it has this very upper; else the log knows its lower."""
+    opened = Session.open.__func__  # type: ignore[attr-defined]
+
+    def open(cls: Any, connection: Any, request: Any, *, id: str, logged: Any) -> Session:
+        session: Session = opened(cls, connection, request, id=id, logged=logged)
+        if logged is not None:
+            session.checkpoint = logged
+        return session
+
+    return _all(mock.patch.object(Session, "open", classmethod(open)), unplanned())
+
+
+@_defect
+def acknowledge_late() -> Any:
+    """Row 26: Acknowledge is sent with the next data."""
+    acknowledge, settle, begin = Session.acknowledge, Session.settle, Session.begin
+    late: set[int] = set()
+
+    def later(self: Session) -> None:
+        late.add(id(self))
+
+    def unless_late(self: Session) -> None:
+        if id(self) not in late:
+            settle(self)
+
+    def before(self: Session, *given: Any) -> None:
+        if id(self) in late:
+            late.discard(id(self))
+            acknowledge(self)
+        begin(self, *given)
+
+    return _all(
+        mock.patch.object(Session, "acknowledge", later),
+        mock.patch.object(Session, "settle", unless_late),
+        mock.patch.object(Session, "begin", before),
+        mock.patch.object(Session, "idle", True),
+    )
+
+
+@_defect
+def forget_state() -> Any:
+    """What a connector answered to StartCommit is not in the recovery log."""
+    return mock.patch.object(shard, "_with", lambda state_json, _update: state_json)
+
+
+@_defect
+def ignore_key_range() -> Any:
+    """Every shard stores every document."""
+    return mock.patch.object(
+        transact, "_within", lambda keys, _range: pa.array(np.ones(len(keys), np.bool_))
+    )
+
+
+@_defect
+def no_bindings() -> Any:
+    """Row 23: the checkpoint is a frontier, and says nothing of bindings."""
+    interval_of = shard.interval_of
+
+    def blind(bound: Any, opened: Any, upper: int) -> Any:
+        if opened.bindings and bound.path not in opened.bindings:
+            frontier = max(each.frontier for each in opened.bindings.values())
+            any_of = next(iter(opened.bindings.values()))
+            held = replaced(any_of, collection=bound.collection, frontier=frontier)
+            opened = replaced(opened, bindings={**opened.bindings, bound.path: held})
+        return interval_of(bound, opened, upper)
+
+    return mock.patch.object(shard, "interval_of", blind)
+
+
+@_defect
+def any_session() -> Any:
+    """Row 21: whatever stream is kept is gone on with."""
+    return mock.patch.object(shard, "_continues", return_value=True)
+
+
+@_defect
+def hold_at_upper() -> Any:
+    """C7: what is planned is not held any more."""
+    transact = driver.Materializing._transact
+
+    def let_go(self: driver.Materializing, upper: int, **more: Any) -> None:
+        names = [each.collection for each in self._section.bindings]
+        self._lake.hold(dict.fromkeys(names, upper - 1))
+        transact(self, upper, **more)
+
+    return mock.patch.object(driver.Materializing, "_transact", let_go)
+
+
+# Of connectors.
+
+
+@_defect
+def drop_documents() -> Any:
+    """Of each few batches one is not stored."""
+    batches = sdk_stream._Stores.__iter__
+    count = iter(range(10**9))
+
+    def some(self: Any) -> Iterator[Any]:
+        for each in batches(self):
+            if next(count) % 3 != 2:
+                yield each
+
+    return mock.patch.object(sdk_stream._Stores, "__iter__", some)
+
+
+@_defect
+def apply_twice() -> Any:
+    """What is acknowledged again is applied again, if it is still there; and there it is."""
+
+    def apply(self: Table, staged: Any, key_range: str, number: int, gave_up: Any) -> None:
+        resource = last_applied(self.folder)
+        assert resource is not None
+        with locked(self.folder, gave_up):
+            lines = [*self.lines(), *lines_of(staged)]
+            if not resource.delta_updates:
+                lines = [*table_module._last_by_key(lines).values()]
+            head = b'{"applied": {"%s": %d}}\n' % (key_range.encode(), number)
+            replace(self._file, head + b"".join(lines))
+
+    return _all(
+        mock.patch.object(Table, "apply", apply),
+        mock.patch.object(staged_module.StagedTransactor, "_clean", return_value=None),
+    )
+
+
+@_defect
+def unconditional_write() -> Any:
+    """Row 22: a store without transactions takes every write, whoever it is of."""
+
+    store = PlainTransactor.store
+
+    def unasked(self: PlainTransactor, documents: Iterator[Any]) -> None:
+        ours = {str(self._key_range): self._own}
+        with mock.patch.object(plain, "_writers", return_value=ours):
+            store(self, documents)
+
+    return mock.patch.object(PlainTransactor, "store", unasked)
+
+
+@_defect
+def unfenced_commit() -> Any:
+    """A commit that is not the fence's any more counts all the same."""
+
+    def commit(
+        session: Any, dialect: Any, fence: Any, checkpoint: bytes, path: Sequence[str] = ()
+    ) -> None:
+        table = dialect.quoted_path(path or (fence_module.TABLE,))
+        session.run(
+            f"UPDATE {table} SET checkpoint = ? WHERE materialization = ? AND key_begin = ?",
+            [fence_module._text(checkpoint), fence.materialization, fence.key_range.begin],
+        )
+
+    return _all(
+        mock.patch.object(sqlite_transactor, "commit_fence", commit),
+        mock.patch.object(postgres_transactor, "commit_fence", commit, create=True),
+    )
+
+
+@_defect
+def truncate_in_apply() -> Any:
+    """Row 18: Apply empties what the first transaction would write anew."""
+    apply = SqliteConnector.apply
+
+    def emptied(self: SqliteConnector, applying: Any) -> str:
+        done = apply(self, applying)
+        with self.session(applying.endpoint, touch=True) as session:
+            for each in applying.bindings:
+                session.run(f"DELETE FROM {self.dialect.quoted_path(each.path)}")
+        return done
+
+    return mock.patch.object(SqliteConnector, "apply", emptied)
+
+
+@contextmanager
+def _all(*bugs: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in bugs:
+            stack.enter_context(each)
+        yield

@@ -1,0 +1,153 @@
+"""The endpoints of the built-in connectors: what the file says of them, and what they hold.
+
+Two are databases, whose commit is authoritative. Three are files, for which the recovery
+log is: staged, which are applied once; plain, which have no transactions; and pushed.
+"""
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from penstock.testing.postgres import Database
+from tests.chaos.invariants import Line, State
+from tests.chaos.workload import Bound, Doc
+from tests.ingest.proxy import Proxy
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a connector writes."""
+
+    connector: str
+    folder: Path
+    database: Database | None = None
+    """If it is a Postgres."""
+
+    proxy: Proxy | None = None
+    """By which the connector is led there."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        match self.connector:
+            case "sqlite":
+                return {"path": str(self.folder / "bank.db")}
+            case "postgres":
+                assert self.database is not None
+                assert self.proxy is not None
+                port = f":{self.database.server.port}/"
+                url = self.database.url(host="tcp")
+                return {"url": url.replace(port, f":{self.proxy.port}/")}
+            case _:
+                return {"folder": str(self.folder / "files")}
+
+    def binding(self, bound: Bound) -> Mapping[str, Any]:
+        """As the pipeline's file has it."""
+        files = self.connector.endswith("files")
+        said = {
+            "collection": bound.collection,
+            "resource": {"name" if files else "table": bound.resource},
+        }
+        # What is pushed is always delta updates, and has no such setting.
+        delta = bound.delta and self.connector != "push-files"
+        return {**said, "delta_updates": True} if delta else said
+
+    def read(self, bounds: Sequence[Bound]) -> State:
+        """What it holds; of a database, as of one moment."""
+        match self.connector:
+            case "sqlite":
+                return self._sqlite(bounds)
+            case "postgres":
+                return self._postgres(bounds)
+            case _:
+                return {each.resource: list(self._file(each.resource)) for each in bounds}
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Meanwhile nobody else can write."""
+        with ExitStack() as stack:
+            if self.proxy is not None:
+                self.proxy.refuses = True
+                self.proxy.cut()
+                stack.callback(setattr, self.proxy, "refuses", False)
+            elif self.connector == "sqlite":
+                lock = sqlite3.connect(self.folder / "bank.db", isolation_level=None, timeout=30)
+                stack.callback(lock.close)
+                lock.execute("BEGIN IMMEDIATE")
+            else:
+                for folder in (self.folder / "files").iterdir():
+                    file = stack.enter_context((folder / "lock").open("a"))
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def staged(self) -> list[str]:
+        """What waits to be applied."""
+        return sorted(str(each) for each in (self.folder / "files").glob("*/staged/*"))
+
+    def _sqlite(self, bounds: Sequence[Bound]) -> State:
+        path = self.folder / "bank.db"
+        if not path.exists():
+            return {}
+        connection = sqlite3.connect(path, timeout=30, isolation_level=None)
+        try:
+            connection.execute("BEGIN")
+            there = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            names = {name for (name,) in there}
+            return {
+                each.resource: [
+                    Line(doc_of(json.loads(text)))
+                    for (text,) in connection.execute(
+                        f"SELECT flow_document FROM {each.resource} ORDER BY rowid"
+                    )
+                ]
+                for each in bounds
+                if each.resource in names
+            }
+        finally:
+            connection.close()
+
+    def _postgres(self, bounds: Sequence[Bound]) -> State:
+        assert self.database is not None
+        with psycopg.connect(self.database.url()) as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            there = connection.execute(
+                "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
+            )
+            names = {name for (name,) in there}
+            return {
+                each.resource: [
+                    Line(doc_of(json.loads(text)))
+                    for (text,) in connection.execute(
+                        f"SELECT flow_document::text FROM {each.resource} ORDER BY ctid"
+                    )
+                ]
+                for each in bounds
+                if each.resource in names
+            }
+
+    def _file(self, resource: str) -> Iterator[Line]:
+        folder = self.folder / "files" / resource
+        if self.connector == "plain-files":
+            for path in sorted((folder / "keys").glob("[!.]*")):
+                try:
+                    yield Line(doc_of(json.loads(path.read_bytes())))
+                except FileNotFoundError:
+                    continue  # Deleted since.
+            return
+        path = folder / ("table.jsonl" if self.connector == "staged-files" else "pushed.jsonl")
+        if not path.exists():
+            return
+        for text in path.read_bytes().split(b"\n")[:-1]:
+            line = json.loads(text)
+            if "document" in line and line["document"] is not None:
+                yield Line(doc_of(line["document"]), line["deleted"])
+
+
+def doc_of(document: Mapping[str, Any]) -> Doc:
+    return Doc(document["id"], document["seq"], document["amount"], document["oracle"])

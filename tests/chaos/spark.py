@@ -1,0 +1,224 @@
+"""A runtime whose tasks run on `local-cluster`, in a process that can be killed.
+
+    python -m tests.chaos.spark
+
+A line of JSON on standard input says what to run, `{"pipeline": …, "defect": …}`, or that
+it is enough, `{}`; what becomes of it is a line on standard output. `OnSpark` is the other
+end: a runtime as `playing.py` knows it, which starts another such process when the last
+was killed.
+"""
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import pyspark
+
+from penstock.engine.reach.spark import reach
+from penstock.engine.spark import session
+from penstock.materialize import driver
+from penstock.materialize.running import run
+from penstock.materialize.spark import SparkShards
+from penstock.pipeline import Pipeline
+from tests.chaos.actors import until
+from tests.chaos.defects import planted
+
+MASTER: Final = os.environ.get("PENSTOCK_CHAOS_MASTER", "local-cluster[3,1,512]")
+CONFIG: Final = {
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.task.maxFailures": "4",
+    "spark.deploy.maxExecutorRetries": "20",
+    "spark.ui.enabled": "false",
+    # Else a job that finds an executor missing looks again after 15 seconds.
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+}
+PATIENCE_S: Final = 180.0
+
+
+class OnSpark:
+    """Runs pipelines on Spark, one after the other; outlives each of them."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="chaos-spark-"))
+        self.defect: str | None = None
+        self.starts = 0
+        self._process: subprocess.Popen[str] | None = None
+        self._heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._runs = False
+
+    def start(self, pipeline: Mapping[str, Any]) -> None:
+        self.starts += 1
+        if self._process is None or self._process.poll() is not None:
+            self._begin()
+        self._say({"pipeline": pipeline, "defect": self.defect})
+        self._runs = True
+
+    @property
+    def running(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            return False
+        while not self._heard.empty():
+            if self._heard.get() == "stopped":
+                self._runs = False
+        return self._runs
+
+    def kill(self) -> None:
+        """The driver, as the kernel would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._hang_up()
+
+    def kill_executors(self) -> None:
+        """All of them, and not what they have started."""
+        assert self._process is not None
+        for pid in _executors(self._process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask for the end of what runs, and wait for it."""
+        if not self.running:
+            return
+        self._say({})
+        if not until(lambda: not self.running, patience_ms=60_000):
+            self.kill()
+
+    def said(self) -> str:
+        log = self.folder / "spark.log"
+        return log.read_text(errors="replace")[-4_000:] if log.exists() else ""
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._hang_up()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _hang_up(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._listener.join()
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+
+    def _begin(self) -> None:
+        home = self.folder / "home"
+        if not home.exists():
+            # Executors leave their files in SPARK_HOME/work; so it is one of our own, of links.
+            home.mkdir()
+            for each in Path(pyspark.__file__).parent.iterdir():
+                if each.name != "work":
+                    (home / each.name).symlink_to(each)
+        with (self.folder / "spark.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.spark"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=Path(__file__).parents[2],
+                env={
+                    **os.environ,
+                    "SPARK_HOME": str(home),
+                    "SPARK_LOCAL_IP": "127.0.0.1",
+                    "XDG_CACHE_HOME": str(self.folder / "cache"),
+                },
+            )
+        assert self._process.stdout is not None
+        self._heard = queue.SimpleQueue()
+        self._listener = threading.Thread(
+            target=_listen, args=(self._process.stdout, self._heard), daemon=True
+        )
+        self._listener.start()
+        assert self._heard.get(timeout=PATIENCE_S) == "ready", self.said()
+
+    def _say(self, what: Mapping[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+
+
+def _listen(output: TextIO, heard: "queue.SimpleQueue[str]") -> None:
+    for line in output:
+        heard.put(line.strip())
+    heard.put("gone")
+
+
+def _executors(driver_pid: int) -> list[int]:
+    """Those processes below a driver that are executors."""
+    parents: dict[int, int] = {}
+    commands: dict[int, bytes] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid = int(stat.parent.name)
+            parents[pid] = int(stat.read_text().rpartition(")")[2].split()[1])
+            commands[pid] = (stat.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+    return [
+        pid
+        for pid, command in commands.items()
+        if b"CoarseGrainedExecutorBackend" in command
+        and driver_pid in (parents[pid], parents.get(parents[pid]))
+    ]
+
+
+def main(questions: TextIO, answers: TextIO) -> None:
+    driver.LOOK_MS = 10  # type: ignore[misc]
+    spark = session(master=MASTER, config=CONFIG)
+    jobs = SparkShards(spark, lambda url: reach(spark, url))
+
+    def say(word: str) -> None:
+        answers.write(f"{word}\n")
+        answers.flush()
+
+    def materialize(asked: Mapping[str, Any], stop: threading.Event) -> None:
+        try:
+            with planted(asked["defect"]):
+                run(Pipeline.model_validate(asked["pipeline"]), jobs=jobs, stop=stop)
+        except Exception:  # noqa: BLE001 - told
+            sys.excepthook(*sys.exc_info())
+        finally:
+            say("stopped")
+
+    say("ready")
+    stop = threading.Event()
+    thread: threading.Thread | None = None
+    for line in questions:
+        asked = json.loads(line)
+        stop.set()
+        if thread is not None:
+            thread.join()
+        if asked:
+            stop = threading.Event()
+            thread = threading.Thread(target=materialize, args=(asked, stop))
+            thread.start()
+    stop.set()
+    if thread is not None:
+        thread.join()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    # SUBTLE: what Spark prints must not get between the answers.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    main(sys.stdin, out)

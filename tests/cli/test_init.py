@@ -1,0 +1,139 @@
+"""`penstock init` writes a file that works, without its secrets, and says what is lacking."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from penstock import ingest, materialize
+from penstock.cli.init import init
+from penstock.errors import UsageError
+from penstock.pipeline import load
+from penstock.sources.postgres.names import TableName
+from tests.fix_postgres import major
+
+TABLES = """
+CREATE TABLE orders (id int PRIMARY KEY, item text);
+INSERT INTO orders VALUES (1, 'tea');
+CREATE SCHEMA "Odd";
+CREATE TABLE "Odd"."Or.d${HOME}ers" (id bigint PRIMARY KEY);
+INSERT INTO "Odd"."Or.d${HOME}ers" VALUES (7);
+CREATE TABLE "Odd"."ORDERS" (id bigint PRIMARY KEY);
+CREATE TABLE measured (at float8 PRIMARY KEY);
+INSERT INTO measured VALUES (0.5);
+CREATE TABLE whole (word text);
+ALTER TABLE whole REPLICA IDENTITY FULL;
+INSERT INTO whole VALUES ('twice'), ('twice');
+CREATE TABLE journal (line text);
+CREATE UNLOGGED TABLE scratch (id int PRIMARY KEY);
+"""
+
+
+def test_the_file_of_a_database_works(database, tmp_path, monkeypatch, capsys):
+    database.sql(TABLES)
+    monkeypatch.chdir(tmp_path)
+    password = database.server.password
+    init(database.url(host="tcp", password=password), Path("shop.yaml"))
+    told = capsys.readouterr().out
+    text = Path("shop.yaml").read_text()
+    assert password not in text + told
+    variable = f"{database.name.upper()}_PASSWORD"
+    assert told.splitlines() == [
+        "wrote shop.yaml: 5 tables to follow, 2 left out, with what to do about them",
+        "next:",
+        f"  export {variable}=…   # as it is, without the % codes of a URL",
+        "  penstock up shop.yaml",
+    ]
+    assert "Before it can start" not in text
+    assert "# Left out: table public.journal has no replica identity" in text
+    assert "#   Run: ALTER TABLE public.journal REPLICA IDENTITY FULL;" in text
+    assert "#   Run: ALTER TABLE public.scratch SET LOGGED;" in text
+
+    pipeline = load("shop.yaml", {variable: password})
+    ingest.run(pipeline, once=True)
+    materialize.run(pipeline, jobs=materialize.TasksHere(), once=True)
+    with sqlite3.connect(f"{database.name}.db") as target:
+        assert target.execute("SELECT id, item FROM public_orders").fetchall() == [(1, "tea")]
+        assert target.execute('SELECT id FROM "Or.d${HOME}ers"').fetchall() == [(7,)]
+        assert target.execute("SELECT at FROM measured").fetchall() == [(0.5,)]
+        assert target.execute("SELECT word, mz_count FROM whole").fetchall() == [("twice", 2)]
+        assert target.execute("SELECT * FROM Odd_ORDERS").fetchall() == []
+
+    # What is commented out is right, too, once what it says has been done.
+    database.sql("ALTER TABLE journal REPLICA IDENTITY FULL; ALTER TABLE scratch SET LOGGED")
+    database.sql("ALTER PUBLICATION penstock ADD TABLE journal, scratch")
+    for name in ("journal", "scratch"):
+        for item in (f"- public.{name}", f"- {{collection: {database.name}.public.{name},"):
+            text = text.replace(f"# {item}", item)
+    Path("shop.yaml").write_text(
+        text.replace(f"# {database.name}.public.journal:", f"{database.name}.public.journal:")
+    )
+    pipeline = load("shop.yaml", {variable: password})
+    assert len(pipeline.sources[database.name].postgres.tables or ()) == 7
+    assert len(pipeline.materializations["local"].bindings) == 7
+    assert pipeline.collections[f"{database.name}.public.journal"].key == "row"
+
+
+def test_what_the_server_lacks_is_said_with_its_remedy(database, tmp_path, capsys):
+    role = f"init_{database.name}"
+    database.sql(TABLES)
+    database.sql(f"CREATE ROLE {role} LOGIN")
+    try:
+        init(database.url(user=role), Path("-"))
+        assert "as the owner of the tables: CREATE PUBLICATION" in capsys.readouterr().out
+        database.sql("CREATE PUBLICATION penstock FOR TABLE orders, whole")
+        init(database.url(user=role), Path("-"))
+    finally:
+        database.sql(f"DROP ROLE {role}")
+    printed = capsys.readouterr()
+    text, told = printed.out, printed.err
+    path = tmp_path / "shop.yaml"
+    path.write_text(text)
+    tables = load(path, {}).sources[database.name].postgres.tables
+    assert [str(each.name) for each in tables or ()] == ["public.orders", "public.whole"]
+    assert f"#   Run: ALTER ROLE {role} REPLICATION;" in text
+    assert f"#   Run: GRANT SELECT ON public.orders TO {role};" in text
+    assert "#   Run: ALTER PUBLICATION penstock ADD TABLE public.measured;" in text
+    assert "password" not in text
+    assert "the server is not ready" in told
+    assert "export" not in told
+
+
+def test_nothing_is_followed_where_no_table_can_be(database, tmp_path):
+    database.sql('CREATE TABLE "a\nb: \u2028" (line text)')
+    init(database.url(), tmp_path / "none.yaml")
+    pipeline = load(tmp_path / "none.yaml", {})
+    assert (pipeline.sources, pipeline.collections, pipeline.materializations) == ({}, {}, {})
+    database.sql('ALTER TABLE "a\nb: \u2028" REPLICA IDENTITY FULL')
+    init(database.url(), tmp_path / "one.yaml")
+    pipeline = load(tmp_path / "one.yaml", {})
+    (table,) = pipeline.sources[database.name].postgres.tables or ()
+    assert table.name == TableName("public", "a\nb: \u2028")
+    assert list(pipeline.collections) == [f"{database.name}.public.a\nb: \u2028"]
+
+
+def test_partitions_come_under_the_name_of_their_table(database, tmp_path):
+    database.sql("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    database.sql("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (9)")
+    init(database.url(), tmp_path / "parted.yaml")
+    tables = load(tmp_path / "parted.yaml", {}).sources[database.name].postgres.tables
+    wanted = "public.parted" if major(database) >= 13 else "public.part"
+    assert [str(each.name) for each in tables or ()] == [wanted]
+
+
+def test_a_file_that_is_there_is_left_alone(database, tmp_path):
+    path = tmp_path / "penstock.yaml"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="is there already"):
+        init(database.url(), path)
+    assert path.read_text() == "mine"
+    with pytest.raises(UsageError, match="cannot be written"):
+        init(database.url(), tmp_path / "gone" / "penstock.yaml")
+
+
+@pytest.mark.parametrize("url", ["mysql://u:s3cr3t@h/d", "kafka://h:9092/t", "shop.db", ""])
+def test_another_kind_of_url_is_refused_without_being_shown(url, tmp_path):
+    with pytest.raises(UsageError, match="not of a Postgres") as caught:
+        init(url, tmp_path / "penstock.yaml")
+    assert "postgresql://" in caught.value.hint
+    assert "s3cr3t" not in f"{caught.value} {caught.value.detail}"

@@ -1,0 +1,210 @@
+"""The demo, with transactions in threads of its own instead of Spark's tasks.
+
+It runs once; then what it left is damaged in one way after the other, and the comparison
+must find each.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from penstock import persist
+from penstock.cli.demo import conclude
+from penstock.clock import SYSTEM_CLOCK
+from penstock.demo import running as demo
+from penstock.demo.comparing import Compared, Places, compare
+from penstock.demo.postgres import LocalPostgres, bundled
+from penstock.demo.shop import TABLES, Made
+from penstock.errors import UsageError
+from penstock.ingest.running import tasks_of as sources
+from penstock.materialize.here import TasksHere
+from penstock.materialize.running import tasks_of as materializations
+from penstock.persist.find import find_collection
+from penstock.pipeline import load
+from penstock.pipeline.running import Running
+
+SOME = Made(transactions=9, inserts=9, updates=9, deletes=9)
+
+
+def up(
+    file: Path,
+    *,
+    stop: threading.Event,
+    told: Callable[[Running], None],
+    say: Callable[[str], None],
+) -> None:
+    """As the engine does it, without Spark."""
+    pipeline = load(file)
+    tasks = [*sources(pipeline, many=None), *materializations(pipeline, jobs=TasksHere())]
+    running = Running(tasks, stop)
+    told(running)
+    running.run(once=False)
+
+
+@dataclass(frozen=True)
+class Ran:
+    compared: Compared
+    said: list[str]
+    places: Places
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Where a server's user can get to, who is not root."""
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> Iterator[Ran]:
+    """A demo that was told to stop some seconds after its first row; its server is up again."""
+    own, said, stop = folder / "own", list[str](), threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "SQLite follows" in line:
+            threading.Timer(3, stop.set).start()
+
+    demo.prepare(own)
+    compared = demo.run(own, up=up, stop=stop, say=say, rate=100, chance=random.Random(7))
+    with LocalPostgres(own / "postgres") as server:
+        places = Places(server.url(database="shop"), f"file:{own}/lake", own / "shop.db")
+        yield Ran(compared, said, places)
+
+
+def test_a_demo_ends_equal_and_not_trivial(ran: Ran) -> None:
+    assert ran.compared.differences == ()
+    assert ran.compared.trivial == ""
+    assert ran.compared.rows > 3_000
+    assert ran.compared.looks > 1
+    assert ran.compared.first_row_s > 0
+
+
+def test_it_says_what_to_try(ran: Ran) -> None:
+    (file,) = (line.split()[5].rstrip(";") for line in ran.said if "the pipeline is" in line)
+    assert Path(file).exists()
+    assert sum(ran.places.lake in line for line in ran.said) == 2
+    assert sum(str(ran.places.sqlite) in line for line in ran.said) == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("DELETE FROM customers WHERE id = 1", "customers: SQLite lacks id=1, name=customer 1"),
+        ("UPDATE products SET stock = stock - 1 WHERE id = 2", "the books of SQLite do not add up"),
+        ("UPDATE customers SET address = 'old' WHERE id = 3", "customers: SQLite has, and Postgr"),
+        ("UPDATE customers SET address = '' WHERE address IS NULL", "customers: SQLite lacks id="),
+        (
+            "UPDATE order_lines SET amount = '0.01' WHERE rowid = (SELECT min(rowid) FROM orders)",
+            "1 orders whose total is not the sum of their lines",
+        ),
+        ("DELETE FROM order_lines", "order_lines: SQLite lacks"),
+    ],
+    ids=["lost row", "lost change of stock", "lost update", "null", "wrong amount", "lost table"],
+)
+def test_what_is_wrong_in_the_target_is_found(
+    ran: Ran, tmp_path: Path, statement: str, found: str
+) -> None:
+    damaged = replace(ran.places, sqlite=tmp_path / "shop.db")
+    shutil.copy(ran.places.sqlite, damaged.sqlite)
+    with closing(sqlite3.connect(damaged.sqlite)) as target, target:
+        assert target.execute(statement).rowcount > 0
+    compared = compare(damaged, ran.compared.as_of, made=SOME)
+    assert not compared.equal
+    assert any(found in each for each in compared.differences), compared.differences
+    assert not any("collection lacks" in each for each in compared.differences)
+
+
+def test_a_collection_that_is_behind_is_found(ran: Ran) -> None:
+    sinces = []
+    for table in TABLES:
+        client, collection = find_collection(
+            ran.places.lake, ran.places.collection(table), hold=False, settings=persist.Settings()
+        )
+        with client:
+            sinces.append(collection.since)
+    compared = compare(ran.places, max(sinces), made=SOME)
+    assert any("the collection lacks" in each for each in compared.differences)
+    assert not any("SQLite" in each for each in compared.differences)
+
+
+def test_books_that_once_did_not_add_up_are_a_difference(ran: Ran) -> None:
+    compared = compare(ran.places, ran.compared.as_of, made=SOME, torn="1 lines without an order")
+    assert not compared.equal
+    assert replace(compared, differences=()).equal, "nothing else was found"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rows": 999}, "only 999 rows"),
+        ({"updates": 0}, "no row was updated"),
+        ({"deletes": 0}, "no row was deleted"),
+        ({"differences": ("orders: SQLite lacks id=7",)}, "different: orders: SQLite lacks id=7"),
+    ],
+    ids=["few rows", "no update", "no delete", "unequal"],
+)
+def test_a_demo_that_shows_nothing_fails_in_words(
+    change: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = Compared(1, 1_000, 1, 1, 1, 1, 2.5, 1, ())
+    assert conclude(good) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["equal"] is True
+    assert conclude(replace(good, **change)) == 1  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert said in "\n".join(lines[:-1])
+    assert json.loads(lines[-1])["equal"] is ("differences" not in change)
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(UsageError, match="is not empty"):
+        demo.prepare(tmp_path)
+
+
+SERVER = """
+import sys
+from pathlib import Path
+from penstock.demo.postgres import LocalPostgres
+server = LocalPostgres(Path(sys.argv[1]), binaries=Path(sys.argv[2]))
+server.start()
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_ends_with_whoever_is_killed(folder: Path, tmp_path: Path) -> None:
+    # Nobody but us can get to these programs, as to those of an environment below /root.
+    (tmp_path / "bin").symlink_to(bundled())
+    started = subprocess.Popen(
+        [sys.executable, "-c", SERVER, folder / "postgres", tmp_path / "bin"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with started:
+        assert started.stdout is not None
+        pid = int(started.stdout.readline())
+        owner = Path(f"/proc/{pid}").stat().st_uid
+        assert owner != 0, "it never runs as root"
+        os.kill(started.pid, signal.SIGKILL)
+    never = threading.Event()
+    for _ in range(500):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        SYSTEM_CLOCK.wait(never, 20)
+    os.kill(pid, signal.SIGQUIT)
+    pytest.fail("it is still there")

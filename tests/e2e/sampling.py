@@ -1,0 +1,141 @@
+"""What a pipeline uses, measured from outside, and whether it grows for ever."""
+
+import os
+import statistics
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from penstock import persist
+from penstock.clock import SYSTEM_CLOCK
+from tests.e2e.process import Up, descendants
+from tests.e2e.shop import Stage
+
+EVERY_MS: Final = 5_000
+MB: Final = 1 << 20
+FACTOR: Final = 1.5
+
+ALLOWED: Final[Mapping[str, int]] = {
+    "rss": 300 * MB,
+    "lake_files": 400,
+    "old_entries": 4_000,
+    "slot_bytes": 64 * MB,
+    "disk_bytes": 64 * MB,
+}
+"""What is measured, and how much more of it the end may have, besides `FACTOR`, than the middle.
+
+The shop itself grows until it has its most orders, and upkeep goes in steps. Entries of the
+log are kept for an hour, so only those that are older count, and are deleted some at a time.
+"""
+
+SHOWN: Final = (*ALLOWED, "log_entries")
+
+YOUNG_S: Final = persist.Settings().young_ms / 1_000
+
+FEWEST: Final = 16
+"""Of fewer samples nothing can be said."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look."""
+
+    second: int
+    used: Mapping[str, int]
+    following: bool
+    """Whether it was long enough after a start to count for memory."""
+
+
+class Sampler:
+    """Looks at a stage and at whichever process runs on it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._up: Up | None = None
+        self._started_ms = self._began_ms = SYSTEM_CLOCK.boot_ms()
+        self._over = threading.Event()
+        self._samples: list[Sample] = []
+        self._thread = threading.Thread(target=self._look, name="sampler", daemon=True)
+        self._thread.start()
+
+    def watch(self, up: Up) -> None:
+        self._up, self._started_ms = up, SYSTEM_CLOCK.boot_ms()
+
+    def stop(self) -> list[Sample]:
+        self._over.set()
+        self._thread.join()
+        return self._samples
+
+    def _look(self) -> None:
+        while not SYSTEM_CLOCK.wait(self._over, EVERY_MS):
+            with suppress(psycopg.OperationalError, OSError):
+                self._samples.append(self._sample())
+
+    def _sample(self) -> Sample:
+        now_ms = SYSTEM_CLOCK.boot_ms()
+        lake = Path(self._stage.places.lake.removeprefix("file:"))
+        entries, others = list[os.stat_result](), list[os.stat_result]()
+        for path, found in _files(lake):
+            (entries if "log" in path.relative_to(lake).parts else others).append(found)
+        oldest = max((each.st_mtime for each in entries), default=0.0) - YOUNG_S
+        old = [each for each in entries if each.st_mtime < oldest]
+        kept = self._stage.database.sql(
+            "SELECT coalesce(max(pg_current_wal_lsn() - restart_lsn), 0) FROM pg_replication_slots"
+        )
+        sqlite = self._stage.places.sqlite
+        written = [path.stat() for path in sqlite.parent.glob(f"{sqlite.name}*")]
+        used = {
+            "rss": 0 if self._up is None else sum(rss_of(self._up.process.pid).values()),
+            "lake_files": len(others),
+            "old_entries": len(old),
+            "slot_bytes": int(kept[0][0]),
+            "disk_bytes": sum(each.st_size for each in (*others, *old, *written)),
+            "log_entries": len(entries),
+        }
+        return Sample(
+            (now_ms - self._began_ms) // 1_000, used, now_ms - self._started_ms > 4 * EVERY_MS
+        )
+
+
+def rss_of(pid: int) -> dict[int, int]:
+    """The bytes in memory of a process and those that it has started."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    found = {}
+    for each in (pid, *descendants(pid)):
+        with suppress(OSError, IndexError):
+            found[each] = int(Path(f"/proc/{each}/statm").read_text().split()[1]) * page
+    return found
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            if path.is_file():
+                yield path, path.stat()
+
+
+def unbounded(samples: Sequence[Sample]) -> list[str]:
+    """What has grown from the second quarter to the last by more than is allowed."""
+    found = []
+    for name, allowed in ALLOWED.items():
+        of = [each.used[name] for each in samples if each.following or name != "rss"]
+        if len(of) < FEWEST:
+            continue
+        quarter = len(of) // 4
+        before = statistics.median(of[quarter : 2 * quarter])
+        after = statistics.median(of[-quarter:])
+        if after > FACTOR * before + allowed:
+            found.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
+    return found
+
+
+def table(samples: Sequence[Sample], lines: int = 24) -> Iterator[str]:
+    """Some of the samples, for people."""
+    yield "  second " + "".join(f"{name:>16}" for name in SHOWN)
+    for each in samples[:: max(1, len(samples) // lines)]:
+        yield f"{each.second:8} " + "".join(f"{each.used[name]:16,}" for name in SHOWN)

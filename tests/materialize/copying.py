@@ -1,0 +1,98 @@
+"""A process that copies a collection, and tells how much memory each copy took at its worst.
+
+    python -m tests.materialize.copying FOLDER
+
+The first copy is of few rows, so that what is loaded and compiled once is there. The second
+is as it should be. The third has a planted bug: it collects what it reads before it stores,
+so it need not go further than that.
+"""
+
+import json
+import random
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock import persist
+from penstock.clock import SYSTEM_CLOCK
+from penstock.materialize import shard
+from penstock.materialize.driver import Materializing
+from penstock.materialize.here import TasksHere
+from penstock.materialize.hosting import Hosted
+from penstock.materialize.session import Session
+from penstock.pipeline.file import MaterializationSection
+
+
+class Enough(Exception):
+    """It is broken off."""
+
+
+def peak_bytes() -> int:
+    """The most that was resident. Not what getrusage tells, to which our parent contributes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (found,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return 1024 * int(found)
+
+
+def copied(folder: Path, address: str, name: str, collection: str) -> Mapping[str, Any]:
+    """Copy a collection into a table of a file, which goes again."""
+    lake, target = f"file:{folder / 'lake'}", folder / f"{name}.db"
+    said = MaterializationSection.model_validate(
+        {
+            "connector": {"grpc": {"address": address}},
+            "endpoint": {"path": str(target)},
+            "size": "1MiB",
+            "bindings": [{"collection": collection, "resource": {"table": "t"}}],
+        }
+    )
+    with persist.open(f"{lake}/{name}", writer="runtime") as client:
+        materialization = Materializing(
+            name,
+            said,
+            client,
+            location=lake,
+            jobs=TasksHere(),
+            tick_ms=1,
+            clock=SYSTEM_CLOCK,
+            chance=random.Random(),
+        )
+        Path("/proc/self/clear_refs").write_text("5")  # From here on anew.
+        before = peak_bytes()
+        with suppress(Enough):
+            materialization.run(threading.Event(), once=True)
+        grown = peak_bytes() - before
+        shard.forget_sessions()
+    for each in folder.glob(f"{name}.db*"):
+        each.unlink()
+    return {**materialization.status(), "grown": grown}
+
+
+def main(folder: Path) -> None:
+    """Print what is told of each copy."""
+    hosted = Hosted("sqlite", SYSTEM_CLOCK)
+    try:
+        hosted.start()
+        copied(folder, hosted.address, "few", "shop.few")
+        right = copied(folder, hosted.address, "right", "shop.t")
+        read_here = shard.read_here
+
+        def at_once(*given: Any) -> Iterable[pa.Table]:
+            return [pa.concat_tables(read_here(*given))]
+
+        def break_off(*_: Any) -> None:
+            raise Enough
+
+        shard.read_here, Session.store = at_once, break_off
+        wrong = copied(folder, hosted.address, "wrong", "shop.t")
+    finally:
+        hosted.close()
+    sys.stdout.write(json.dumps({"right": right, "wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

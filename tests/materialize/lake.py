@@ -1,0 +1,193 @@
+"""A lake with one table that changes, and endpoints that should follow it."""
+
+import json
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock import persist
+from penstock.clock import SYSTEM_CLOCK
+from penstock.connectors import built_in
+from penstock.connectors.files.__main__ import documents
+from penstock.data import DIFF, TIME
+from penstock.materialize.driver import Jobs, Materializing
+from penstock.materialize.here import TasksHere
+from penstock.materialize.shard import forget_sessions
+from penstock.pipeline.file import CollectionSection, MaterializationSection
+from penstock.pipeline.running import Loop
+from penstock.sdk import Connector, serve
+
+SCHEMA = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("amount", pa.int64())]
+)
+KEYED: Mapping[str, Any] = {"schema": SCHEMA, "key_columns": ["id"]}
+TU: Sequence[Mapping[str, Any]] = [
+    {"collection": "shop.t", "resource": {"table": "t"}},
+    {"collection": "shop.u", "resource": {"table": "u"}},
+]
+"""Bindings of the table, and of another collection beside it."""
+
+
+def row(id: int) -> Mapping[str, Any]:
+    """A row of such a collection."""
+    return {"id": id, "name": "n", "amount": 1}
+
+
+class Table:
+    """A table upstream, and the collection that has its changes."""
+
+    def __init__(self, url: str, chance: random.Random) -> None:
+        self.client = persist.open(url, writer="upstream")
+        self.collection = self.client.create_or_load("shop.t", schema=SCHEMA, key_columns=["id"])
+        self.rows: dict[int, tuple[str, int]] = {}
+        self._chance = chance
+
+    def change(self, count: int = 20) -> None:
+        """Insert, update and delete at random, at several times."""
+        lower = self.collection.upper
+        updates = []
+        for step in range(count):
+            time = lower + step // 5
+            id = self._chance.randrange(12)
+            before = self.rows.pop(id, None)
+            if before is not None:
+                updates.append((id, *before, time, -1))
+            if before is None or self._chance.random() < 0.7:
+                self.rows[id] = (f"name {self._chance.randrange(100)}", step)
+                updates.append((id, *self.rows[id], time, +1))
+        columns = list(zip(*updates, strict=True))
+        rows = pa.table(columns, names=[*SCHEMA.names, TIME, DIFF])
+        self.collection.compare_and_append(rows, lower, lower + count)
+
+    def contents(self) -> list[dict[str, Any]]:
+        """What an endpoint should hold."""
+        return [
+            {"id": id, "name": name, "amount": amount}
+            for id, (name, amount) in sorted(self.rows.items())
+        ]
+
+
+class Endpoint:
+    """An endpoint of one of the built-in connectors, in a folder."""
+
+    def __init__(self, connector: str, folder: Path) -> None:
+        self.connector = connector
+        self.folder = folder
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """As the file says it."""
+        if self.connector == "sqlite":
+            return {"path": str(self.folder / "t.db")}
+        return {"folder": str(self.folder / "files")}
+
+    @property
+    def resource(self) -> Mapping[str, Any]:
+        """As the file says it."""
+        return {"table": "t"} if self.connector == "sqlite" else {"name": "t"}
+
+    def rows(self, name: str = "t") -> list[dict[str, Any]]:
+        """What a resource holds, by key."""
+        if self.connector == "sqlite":
+            found = sqlite3.connect(self.folder / "t.db").execute(
+                f"SELECT flow_document FROM {name}"
+            )
+            rows = [json.loads(row[0]) for row in found]
+        else:
+            rows = list(documents(self.folder / "files" / name))
+        return sorted(rows, key=lambda row: row["id"])
+
+
+@contextmanager
+def materializing(
+    lake: str,
+    endpoint: Endpoint,
+    folder: Path,
+    *,
+    shards: int = 1,
+    jobs: Jobs | None = None,
+    bindings: Sequence[Mapping[str, Any]] | None = None,
+    collections: Mapping[str, Any] | None = None,
+    connector: Connector[Any, Any] | None = None,
+    section: Mapping[str, Any] | None = None,
+    name: str = "local",
+    **binding: Any,
+) -> Iterator[Materializing]:
+    """A materialization of the table, with a connector of its own and no stream kept before."""
+    address = f"unix:{folder / 'connector.socket'}"
+    bound = {"collection": "shop.t", "resource": dict(endpoint.resource), **binding}
+    said = MaterializationSection.model_validate(
+        {
+            "connector": {"grpc": {"address": address}},
+            "endpoint": dict(endpoint.config),
+            "bindings": [bound] if bindings is None else bindings,
+            "shards": shards,
+            "consistency": "per-shard" if shards > 1 else None,
+            **(section or {}),
+        }
+    )
+    with (
+        serve(connector or built_in(endpoint.connector), address),
+        persist.open(f"{lake}/{name}", writer="runtime") as client,
+    ):
+        try:
+            yield Materializing(
+                name,
+                said,
+                client,
+                location=lake,
+                jobs=jobs or TasksHere(),
+                tick_ms=1,
+                clock=SYSTEM_CLOCK,
+                chance=random.Random(),
+                collections={
+                    name: CollectionSection.model_validate(each)
+                    for name, each in (collections or {}).items()
+                },
+            )
+        finally:
+            forget_sessions()
+
+
+def notes(lake: str, name: str = "local") -> Mapping[str, Any]:
+    """What a materialization has written down."""
+    with persist.open(f"{lake}/{name}") as client:
+        found = client.collection(f"{name}/state")
+        return dict(each.data for each in found.snapshot(found.upper - 1))
+
+
+def once(materialization: Materializing) -> None:
+    """Bring the endpoint to where the collection is."""
+    materialization.run(threading.Event(), once=True)
+
+
+def bring(lake: str, endpoint: Endpoint, folder: Path, **given: Any) -> None:
+    """The same, by a materialization that begins for it and ends with it."""
+    with materializing(lake, endpoint, folder, **given) as materialization:
+        once(materialization)
+
+
+@contextmanager
+def following(loop: Loop) -> Iterator[Callable[[Callable[[], bool]], None]]:
+    """Let it run beside the block, which is handed what waits until something is so."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(loop.run, stop, once=False)
+
+        def until(condition: Callable[[], bool]) -> None:
+            while not condition():
+                assert not run.done(), loop.status()
+                SYSTEM_CLOCK.wait(stop, 5)
+
+        try:
+            yield until
+        finally:
+            stop.set()
+    run.result()

@@ -1,0 +1,242 @@
+"""Following: connectors that die, others that are refused, and backlogs."""
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import persist
+from penstock.clock import SYSTEM_CLOCK
+from penstock.connectors import built_in
+from penstock.materialize import driver
+from penstock.materialize.errors import ConnectorRefused
+from penstock.materialize.here import TasksHere
+from penstock.materialize.hosting import Hosted
+from penstock.materialize.rounds import Commits, Told
+from penstock.materialize.running import Running, run
+from penstock.materialize.shard import ShardPlan, forget_sessions
+from penstock.sdk import serve
+from tests.materialize.lake import (
+    KEYED,
+    Endpoint,
+    Table,
+    following,
+    materializing,
+    notes,
+    once,
+    row,
+)
+from tests.materialize.test_documents import COLUMNS, Log, by_columns
+from tests.materialize.test_documents import table as rows_of
+
+TICKS = 12
+
+
+class Watched:
+    """Tasks in this process; what they say to their driver is heard before."""
+
+    def __init__(
+        self,
+        *,
+        at_offer: Callable[[], None] = lambda: None,
+        at_commit: Callable[[Sequence[Told]], None] = lambda _: None,
+    ) -> None:
+        self._at_offer = at_offer
+        self._at_commit = at_commit
+        self._commits: Commits
+
+    def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
+        self._commits = commits
+        TasksHere().run(plans, self)
+
+    def offer(self) -> Sequence[ShardPlan] | None:
+        self._at_offer()
+        return self._commits.offer()
+
+    def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
+        self._at_commit(told)
+        self._commits.commit(told, goes_on=goes_on)
+
+    def settled(self, acknowledged_ms: int) -> None:
+        self._commits.settled(acknowledged_ms)
+
+
+class Mortal:
+    """The processes of a connector, which are killed once where `doomed` says."""
+
+    def __init__(self) -> None:
+        self.doomed: list[str] = []
+        self.last: Hosted
+        self.started = 0
+
+    def pass_by(self, where: str) -> None:
+        if where in self.doomed:
+            self.doomed.remove(where)
+            self.kill()
+
+    def kill(self) -> None:
+        process = self.last._process
+        assert process is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def listening(self, start: Callable[[Hosted], None]) -> Callable[[Hosted], None]:
+        """As `start`, of which it is told."""
+
+        def starts(hosted: Hosted) -> None:
+            self.last = hosted
+            self.started += 1
+            if "starting" in self.doomed:
+                threading.Thread(target=self._kill_early).start()
+            start(hosted)
+
+        return starts
+
+    def _kill_early(self) -> None:
+        while not self.last.running():
+            SYSTEM_CLOCK.wait(threading.Event(), 1)
+        self.pass_by("starting")
+
+
+def test_a_connector_that_is_killed_is_started_again_and_everything_arrives_once(
+    lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mortal, paused, pauses_ms = Mortal(), list[int](), driver.pauses_ms
+
+    def pauses(chance: random.Random) -> Iterator[int]:
+        for pause in pauses_ms(chance):
+            paused.append(pause)
+            yield pause
+
+    monkeypatch.setattr(Hosted, "start", mortal.listening(Hosted.start))
+    monkeypatch.setattr(driver, "pauses_ms", pauses)
+    log, endpoint = Log(lake, "shop.t", COLUMNS), Endpoint("sqlite", tmp_path)
+    log.add((0, 0, 1, "n", 0))
+    with materializing(
+        lake,
+        endpoint,
+        tmp_path,
+        jobs=Watched(at_offer=lambda: mortal.pass_by("committing")),
+        collections=by_columns(),
+        section={"connector": "sqlite"},
+    ) as materialization:
+
+        def caught_up() -> bool:
+            return bool(materialization.status()["upper"] == log.collection.upper)
+
+        with following(materialization) as until:
+            until(caught_up)
+            for doomed in (["committing", "starting"], []):
+                mortal.doomed += doomed
+                upper = log.collection.upper
+                log.add(*((upper + n, n, 1, "n", 0) for n in range(3)))
+                until(lambda: not mortal.doomed and caught_up())
+    log.client.close()
+    assert mortal.started == 3
+    assert len(paused) == 2
+    assert paused[0] <= 20 <= paused[1], "it is waited longer the second time"
+    assert rows_of(endpoint, "id, amount") == [(0, 3), (1, 2), (2, 2)]
+
+
+TWO = """\
+location: {lake}
+tick: 1ms
+materializations:
+  refused:
+    connector: {{grpc: {{address: "{address}"}}}}
+    endpoint: {{path: "{path}"}}
+    bindings:
+      - {{collection: shop.t, resource: {{table: sqlite_t}}}}
+  local:
+    connector: {{grpc: {{address: "{address}"}}}}
+    endpoint: {{path: "{path}"}}
+    bindings:
+      - {{collection: shop.t, resource: {{table: t}}}}
+"""
+
+
+class Whole:
+    """All that a file says, as one loop."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._told: list[Running] = []
+
+    def run(self, stop: threading.Event, *, once: bool) -> None:
+        run(self._file, jobs=TasksHere(), once=once, stop=stop, told=self._told.append)
+
+    def status(self) -> Mapping[str, Any]:
+        return self._told[0].status() if self._told else {}
+
+    def told(self, name: str, what: str) -> Any:
+        return self.status().get(name, {}).get(what)
+
+
+def test_others_go_on_beside_one_that_is_refused(lake: str, table: Table, tmp_path: Path) -> None:
+    endpoint, address = Endpoint("sqlite", tmp_path), f"unix:{tmp_path / 'connector.socket'}"
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(TWO.format(lake=lake, address=address, path=endpoint.config["path"]))
+    whole = Whole(file)
+
+    def follow() -> None:
+        with following(whole) as until:
+            until(lambda: whole.told("refused", "phase") == "stopped")
+            for _ in range(2):
+                table.change()
+                until(lambda: whole.told("local", "upper") == table.collection.upper)
+                assert endpoint.rows() == table.contents()
+
+    with serve(built_in("sqlite"), address):
+        try:
+            with pytest.raises(ConnectorRefused, match="sqlite_t") as refusal:
+                follow()
+        finally:
+            forget_sessions()
+    assert whole.told("local", "error") is None
+    assert str(refusal.value) in str(whole.told("refused", "error"))
+    assert notes(lake, "refused")["status"]["error"] == str(refusal.value)
+
+
+@pytest.mark.parametrize("size", ["2KiB", None], ids=["small", "default"])
+def test_a_backlog_is_cut_by_size_and_only_between_times(
+    lake: str, tmp_path: Path, size: str | None
+) -> None:
+    # Nobody merges what waits, which could be cut no more.
+    settings = persist.Settings(background=False)
+    client = persist.open(f"{lake}/shop", writer="upstream", settings=settings)
+    collection = client.create_or_load("shop.t", **KEYED)
+    collection.compare_and_append([(row(0), 0, 1)], 0, 10)
+    endpoint = Endpoint("sqlite", tmp_path)
+    seen: list[tuple[int, Any]] = []
+
+    def look(told: Sequence[Told]) -> None:
+        (checkpoint,) = (each.shard.checkpoint for each in told)
+        assert checkpoint is not None
+        (reached,) = checkpoint.bindings.values()
+        seen.append((reached.frontier, endpoint.rows()))
+
+    section = {} if size is None else {"size": size}
+    with materializing(
+        lake, endpoint, tmp_path, jobs=Watched(at_commit=look), section=section
+    ) as materialization:
+        once(materialization)
+        for upper in range(10, 10 * TICKS, 10):
+            # Rows that come together, and one that goes as another comes.
+            came = [(row(upper + n), upper + n % 2, 1) for n in range(9)]
+            swapped = [(row(upper - 10), upper + 5, -1), (row(upper + 9), upper + 5, 1)]
+            collection.compare_and_append([*came, *swapped], upper, upper + 10)
+        once(materialization)
+    (first, _), *backlog = seen
+    assert first == 10
+    assert [upper for upper, _ in backlog] == sorted({upper for upper, _ in backlog})
+    assert len(backlog) == 1 if size is None else 2 < len(backlog) < TICKS
+    for upper, rows in backlog:
+        contents = [each.data for each in collection.snapshot(upper - 1)]
+        assert rows == sorted(contents, key=lambda each: each["id"])
+    assert backlog[-1][0] == collection.upper
+    client.close()

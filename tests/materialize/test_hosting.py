@@ -1,0 +1,137 @@
+"""A connector that we start is ours alone, and ends with us."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.materialize import connect
+from penstock.materialize.errors import ConnectorRefused
+from penstock.materialize.hosting import Hosted
+
+PATIENCE_S = 60
+
+
+@contextmanager
+def hosted(host: str | None = None) -> Iterator[Hosted]:
+    found = Hosted("push-files", SYSTEM_CLOCK, host)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def answers(found: Hosted) -> bool:
+    with connect(found.address, found.security) as connection:
+        return bool(connection.spec().endpoint_spec_schema_json)
+
+
+def process(found: Hosted) -> int:
+    assert found._process is not None
+    return found._process.pid
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that ended may wait for a parent to ask about it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition: Callable[[], bool]) -> None:
+    waited = threading.Event()
+    for _ in range(PATIENCE_S * 50):
+        if condition():
+            return
+        waited.wait(0.02)
+    raise AssertionError("it did not come")
+
+
+def test_it_is_started_again_elsewhere_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with hosted() as found:
+        assert not found.running()
+        found.start()
+        assert found.running()
+        assert answers(found)
+        first, before = process(found), found.address
+        os.kill(first, signal.SIGKILL)
+        until(lambda: not found.running())
+        found.start()
+        assert found.address != before
+        assert answers(found)
+        last = process(found)
+    assert not found.running()
+    assert not alive(first)
+    assert not alive(last)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_beyond_this_host_it_asks_for_a_token_that_is_nowhere_to_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("PGPASSWORD", "hush")
+    with hosted(host="127.0.0.1") as found:
+        found.start()
+        host, _, port = found.address.rpartition(":")
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+        with connect(found.address) as stranger, pytest.raises(ConnectorRefused, match="token"):
+            stranger.spec()
+        assert answers(found)
+        token = found.security.token
+        assert len(bytes.fromhex(token)) == 32
+        about = Path(f"/proc/{process(found)}")
+        assert token.encode() not in (about / "cmdline").read_bytes()
+        assert b"hush" not in (about / "environ").read_bytes()
+        assert f"PATH={os.environ['PATH']}".encode() in (about / "environ").read_bytes()
+        files = [each for each in tmp_path.rglob("*") if each.is_file()]
+        assert [each.name for each in files if token in each.read_text()] == ["token"]
+        [folder] = tmp_path.iterdir()
+        assert (folder / "token").stat().st_mode & 0o777 == 0o600
+        assert token not in repr(found.security)
+
+
+def test_one_that_cannot_be_started_says_why():
+    with hosted(host="192.0.2.1") as found:  # Which nobody has.
+        with pytest.raises(ConnectorRefused, match="could not be started") as caught:
+            found.start()
+        assert 'cannot listen on "192.0.2.1:0"' in caught.value.detail
+        assert not found.running()
+
+
+SCRIPT = """
+from penstock.clock import SYSTEM_CLOCK
+from penstock.materialize.hosting import Hosted
+
+hosted = Hosted("push-files", SYSTEM_CLOCK)
+hosted.start()
+print(hosted._process.pid, flush=True)
+input()
+"""
+
+
+def test_it_ends_with_one_who_is_killed(tmp_path: Path):
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as driver:
+        assert driver.stdout is not None
+        pid = int(driver.stdout.readline())
+        assert alive(pid)
+        driver.kill()
+        driver.wait()
+    until(lambda: not alive(pid))

@@ -1,0 +1,172 @@
+"""The life of a materialization: shards that change, schemas that grow, and waiting."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.connectors.sqlite.connector import SqliteConnector
+from penstock.connectors.sqlite.transactor import SqliteTransactor
+from penstock.data import DIFF, TIME
+from penstock.errors import IndeterminateError, PenstockError, UsageError
+from penstock.failpoints import Action, Failpoint, tripped
+from penstock.materialize.shard import forget_sessions
+from penstock.persist import CollectionMissing
+from tests.materialize.lake import (
+    KEYED,
+    TU,
+    Endpoint,
+    Table,
+    following,
+    materializing,
+    notes,
+    once,
+)
+
+
+@pytest.mark.parametrize("connector", ["sqlite", "plain-files", "staged-files"])
+@pytest.mark.parametrize("step", [None, Failpoint.PLAN_DONE, Failpoint.RECOVERY_DONE])
+def test_keys_are_shared_out_anew_at_one_frontier(
+    lake: str, table: Table, tmp_path: Path, connector: str, step: Failpoint | None
+) -> None:
+    endpoint = Endpoint(connector, tmp_path)
+    for shards in (1, 3, 2, 1):
+        table.change()
+        if step is not None:
+            with (
+                materializing(lake, endpoint, tmp_path, shards=shards) as crashed,
+                tripped(step, Action.ERROR),
+                pytest.raises(IndeterminateError),
+            ):
+                once(crashed)
+            table.change()
+        with materializing(lake, endpoint, tmp_path, shards=shards) as materialization:
+            once(materialization)
+        assert endpoint.rows() == table.contents(), shards
+
+
+def add_a_column(table: Table) -> None:
+    table.collection.alter(pa.schema([*table.collection.schema, ("more", pa.string())]))
+
+
+def test_a_column_that_joins_is_validated_and_applied_once(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    endpoint = Endpoint("sqlite", tmp_path)
+    with materializing(lake, endpoint, tmp_path) as materialization:
+        once(materialization)
+        version = materialization.version
+        table.change()
+        once(materialization)
+        assert materialization.version == version, "it changes exactly when the specification does"
+        add_a_column(table)
+        collection, upper = table.client.collection("shop.t"), table.collection.upper
+        row = {"id": [99], "name": ["n"], "amount": [1], "more": ["much"]}
+        updates = pa.table({**row, TIME: [upper], DIFF: [1]})
+        collection.compare_and_append(updates, upper, upper + 1)
+        once(materialization)
+        assert materialization.version != version
+    held = {row["id"]: row for row in endpoint.rows()}
+    assert held[99]["more"] == "much"
+
+
+def test_a_collection_that_is_behind_is_named(lake: str, table: Table, tmp_path: Path) -> None:
+    other = table.client.create_or_load("shop.u", **KEYED)
+    other.compare_and_append([], 0, 7)
+    with materializing(
+        lake, Endpoint("sqlite", tmp_path), tmp_path, bindings=TU
+    ) as materialization:
+        once(materialization)
+        told = materialization.status()
+    assert told["upper"] == 7
+    assert 'collection "shop.u"' in told["waits_for"]
+
+
+def test_a_collection_nobody_makes_is_refused(lake: str, table: Table, tmp_path: Path) -> None:
+    with (
+        materializing(lake, Endpoint("sqlite", tmp_path), tmp_path, collection="shop.x") as wrong,
+        pytest.raises(CollectionMissing, match=r"shop\.x"),
+    ):
+        once(wrong)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"endpoint": {"pfad": "x"}}, "endpoint"),
+        ({"bindings": [{"collection": "shop.t", "resource": {"table": 7}}]}, '"/table"'),
+    ],
+    ids=["endpoint", "resource"],
+)
+def test_configuration_is_held_against_the_schemas_of_the_connector(
+    lake: str, table: Table, tmp_path: Path, changed: dict[str, Any], named: str
+) -> None:
+    with (
+        materializing(lake, Endpoint("sqlite", tmp_path), tmp_path, section=changed) as wrong,
+        pytest.raises(UsageError, match=named),
+    ):
+        once(wrong)
+
+
+def test_what_follows_is_told_while_it_is_being_followed(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    endpoint = Endpoint("sqlite", tmp_path)
+    with (
+        materializing(lake, endpoint, tmp_path) as materialization,
+        following(materialization) as until,
+    ):
+        for _ in range(3):
+            table.change()
+            until(lambda: materialization.status()["upper"] >= table.collection.upper)
+    assert endpoint.rows() == table.contents()
+    note = notes(lake)["status"]
+    assert note["upper"] == table.collection.upper
+    assert set(note["last_transaction"]) >= {"read_ms", "stored_ms", "acknowledged_ms"}
+    assert json.dumps(note)
+
+
+class Failing(SqliteTransactor):
+    """Commits nothing."""
+
+    def start_commit(self, checkpoint: bytes) -> None:
+        raise RuntimeError("no")
+
+
+class Unreliable(SqliteConnector):
+    """Whose transactors fail from some time on."""
+
+    fails = False
+
+    def open(self, opening: Any) -> SqliteTransactor:
+        found = super().open(opening)
+        if self.fails:
+            found.__class__ = Failing
+        return found
+
+
+def test_upper_is_told_once_the_connector_has_committed(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    endpoint, connector = Endpoint("sqlite", tmp_path), Unreliable()
+    with materializing(lake, endpoint, tmp_path, connector=connector) as materialization:
+        once(materialization)
+        reached = materialization.status()["upper"]
+        table.change()
+        connector.fails = True
+        forget_sessions()
+        with following(materialization) as until:
+            until(lambda: materialization.status()["phase"] == "retrying")
+            told = materialization.status()
+    assert told["upper"] == reached
+
+
+def test_an_error_that_is_over_is_not_told(lake: str, table: Table, tmp_path: Path) -> None:
+    endpoint = Endpoint("sqlite", tmp_path)
+    with materializing(lake, endpoint, tmp_path) as materialization:
+        once(materialization)
+        materialization._fail("retrying", PenstockError("connector is away"))
+        once(materialization)
+        assert materialization.status()["error"] is None

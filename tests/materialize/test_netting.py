@@ -1,0 +1,79 @@
+"""What the changes of a table come to, key by key."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.data import DIFF, TIME
+from penstock.data.packed import unpack_row
+from penstock.errors import DefiniteError
+from penstock.materialize.netting import net
+from penstock.materialize.rows import documents
+
+SCHEMA = pa.schema(
+    [("a", pa.int64()), ("b", pa.string()), ("note", pa.string()), (TIME, pa.int64())]
+).append(pa.field(DIFF, pa.int64()))
+
+keys = st.tuples(st.integers(-3, 3), st.sampled_from(["", "x", 'q"uote\\', "new\nline", "ä"]))
+tables = st.dictionaries(keys, st.none() | st.text(max_size=3), max_size=6)
+
+
+def changes_between(histories: list[dict[Any, Any]]) -> pa.Table:
+    """The updates that lead from each table to the next, one time each."""
+    updates: list[tuple[Any, ...]] = []
+    for time, (before, after) in enumerate(pairwise(histories)):
+        for key in sorted({*before, *after}):
+            if before.get(key, ...) == after.get(key, ...):
+                continue
+            if key in after:
+                updates.append((*key, after[key], time, +1))
+            if key in before:
+                updates.append((*key, before[key], time, -1))
+    columns = list(zip(*updates, strict=True)) or [[]] * len(SCHEMA)
+    return pa.table(
+        [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+    )
+
+
+@given(st.lists(tables, min_size=2, max_size=5))
+def test_what_is_stored_and_deleted_leads_from_the_first_table_to_the_last(histories) -> None:
+    found = net(changes_between(histories), ("a", "b"), collection="t")
+    state = dict(histories[0])
+    for row, packed, exists, gone in zip(
+        found.rows.to_pylist(), found.packed_keys, found.exists, found.deletes, strict=True
+    ):
+        key = (row["a"], row["b"])
+        assert unpack_row(packed.as_py()) == key
+        assert exists.as_py() == (key in histories[0])
+        if gone.as_py():
+            del state[key]
+        else:
+            state[key] = row["note"]
+    assert state == histories[-1]
+    assert found.packed_keys.to_pylist() == sorted(found.packed_keys.to_pylist())
+    assert len(found) == len(set(found.packed_keys.to_pylist()))
+
+
+@given(st.lists(tables, min_size=2, max_size=5))
+def test_documents_are_the_rows(histories) -> None:
+    found = net(changes_between(histories), ("a", "b"), collection="t")
+    assert [json.loads(each.as_py()) for each in documents(found.rows)] == found.rows.to_pylist()
+
+
+@pytest.mark.parametrize("diffs", [(+1, +1), (-1, -1)])
+def test_two_rows_of_one_key_are_refused(diffs) -> None:
+    rows = pa.table([[1, 1], ["x", "x"], ["one", "two"], [0, 0], list(diffs)], names=SCHEMA.names)
+    with pytest.raises(DefiniteError, match='collection "t" has two rows of one key') as raised:
+        net(rows, ("a", "b"), collection="t")
+    assert "(1, 'x')" in raised.value.detail
+
+
+def test_a_row_that_is_there_twice_is_refused() -> None:
+    rows = pa.table([[1], ["x"], ["one"], [0], [2]], names=SCHEMA.names)
+    with pytest.raises(DefiniteError, match="two rows of one key"):
+        net(rows, ("a", "b"), collection="t")

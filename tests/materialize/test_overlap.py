@@ -1,0 +1,103 @@
+"""What comes next is read, and its Loads are sent, while the last transaction is being finished."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.connectors.sqlite.connector import SqliteConnector
+from penstock.connectors.sqlite.transactor import SqliteTransactor
+from penstock.materialize import session, shard
+from penstock.protocol.messages import StateUpdate
+from penstock.sdk.batches import Found, Keys
+from tests.materialize.lake import Endpoint, materializing
+from tests.materialize.test_documents import COLUMNS, Log, by_columns, table
+
+PATIENCE_S = 60
+"""Nobody waits so long, unless what is waited for never comes."""
+
+
+class Slow(SqliteTransactor):
+    """Commits only once the next interval is read, acknowledges only once its Loads were sent."""
+
+    go_on: Callable[[], None]
+    told: threading.Event
+    loaded: threading.Event
+    seen: list[str]
+
+    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
+        yield from super().load(keys)
+        # The runtime waits for this to end, so it will know that more has come.
+        if len(self.seen) < 2:
+            self.told.clear()
+            self.loaded.clear()
+            self.go_on()
+
+    def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
+        if len(self.seen) < 2:
+            assert self.told.wait(PATIENCE_S), "the next interval was not read meanwhile"
+            self.seen.append("read")
+        return super().start_commit(checkpoint)
+
+    def acknowledge(self) -> None:
+        if self.seen[-1:] == ["read"]:
+            assert self.loaded.wait(PATIENCE_S), "nothing was asked for meanwhile"
+            self.seen.append("loaded")
+        super().acknowledge()
+
+
+class SlowConnector(SqliteConnector):
+    """Whose transactors take their time."""
+
+    def open(self, opening: Any) -> SqliteTransactor:
+        found = super().open(opening)
+        found.__class__ = Slow
+        return found
+
+
+def test_the_next_interval_is_read_while_one_is_committed_and_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, endpoint = f"file:{tmp_path / 'lake'}", Endpoint("sqlite", tmp_path)
+    log = Log(lake, "shop.t", COLUMNS)
+    log.add((0, 1, 5, "first", 3))
+    told, loaded, seen = threading.Event(), threading.Event(), list[str]()
+    monkeypatch.setattr(Slow, "told", told, raising=False)
+    monkeypatch.setattr(Slow, "loaded", loaded, raising=False)
+    monkeypatch.setattr(Slow, "seen", seen, raising=False)
+    read_here, load = shard.read_here, session.Session.load
+
+    def reading(*given: Any) -> Any:
+        found = read_here(*given)
+        told.set()
+        return found
+
+    def loading(self: session.Session, request: Any) -> None:
+        load(self, request)
+        loaded.set()
+
+    monkeypatch.setattr(shard, "read_here", reading)
+    monkeypatch.setattr(session.Session, "load", loading)
+    stop = threading.Event()
+    with materializing(
+        lake, endpoint, tmp_path, connector=SlowConnector(), collections=by_columns()
+    ) as materialization:
+
+        def go_on() -> None:
+            log.add((100 + len(seen), 1, 1, "n", 0))
+            while materialization.ready().upper < log.collection.upper:
+                assert not stop.wait(0.01)
+
+        monkeypatch.setattr(Slow, "go_on", staticmethod(go_on), raising=False)
+        thread = threading.Thread(target=materialization.run, args=(stop,), kwargs={"once": False})
+        thread.start()
+        while materialization.status()["upper"] < log.collection.upper or len(seen) < 2:
+            assert thread.is_alive(), materialization.status()
+            stop.wait(0.01)
+        stop.set()
+        thread.join()
+    assert seen == ["read", "loaded"]
+    assert table(endpoint, "id, amount") == [(1, 6)]
+    log.client.close()

@@ -1,0 +1,58 @@
+"""A binding that is newer than the copy from which a lake was restored."""
+
+import contextlib
+import shutil
+import sqlite3
+
+import pyarrow as pa
+import pytest
+
+from penstock import materialize, persist
+from penstock.errors import UsageError
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
+
+
+def test_it_is_not_taken_for_one_of_this_history(tmp_path):
+    lake, copy, file = tmp_path / "lake", tmp_path / "copy", tmp_path / "f.yaml"
+
+    def bring(*bound, backfill=0):
+        bindings = "".join(
+            f"      - {{collection: {name}, resource: {{table: {name}}}, backfill: {backfill}}}\n"
+            for name in bound
+        )
+        file.write_text(
+            f"location: file:{lake}\nwriter: w\nmaterializations:\n  desk:\n    connector: sqlite\n"
+            f"    endpoint: {{path: {tmp_path}/desk.db}}\n    bindings:\n{bindings}"
+        )
+        materialize.run(file, jobs=materialize.TasksHere(), once=True)
+
+    def append(name, updates, lower, upper):
+        with persist.open(f"file:{lake}/shop", writer="upstream") as client:
+            made = client.create_or_load(name, schema=SCHEMA, key_columns=["id"])
+            changes = [({"id": id, "n": n}, time, diff) for id, n, time, diff in updates]
+            made.compare_and_append(changes, lower, upper)
+
+    def there(name):
+        with contextlib.closing(sqlite3.connect(tmp_path / "desk.db")) as endpoint:
+            return endpoint.execute(f"SELECT id, n FROM {name} ORDER BY id").fetchall()
+
+    append("a", [(1, 0, 1_000, 1)], 0, 2_000)
+    append("b", [(1, 0, 1_000, 1)], 0, 2_000)
+    bring("a")
+    shutil.copytree(lake, copy)
+    append("a", [], 2_000, 3_000)
+    append("b", [(7, 7, 2_500, 1)], 2_000, 3_000)
+    bring("a", "b")
+    assert there("b") == [(1, 0), (7, 7)]
+    shutil.rmtree(lake)
+    copy.rename(lake)
+    # Row 7 has gone upstream, too, so a comparison with the copy finds nothing of it.
+    append("a", [], 2_000, 5_000)
+    append("b", [(1, 0, 4_000, -1), (1, 5, 4_000, 1)], 2_000, 5_000)
+    with pytest.raises(UsageError, match="knows nothing of") as refused:
+        bring("a", "b")
+    assert "b" in str(refused.value)
+    bring("a", "b", backfill=1)
+    assert there("a") == [(1, 0)]
+    assert there("b") == [(1, 5)]

@@ -1,0 +1,276 @@
+"""What the page is told, what machines are told, and that both are so."""
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+import penstock.ingest
+from penstock import persist
+from penstock.catalog.looking import Looker, look
+from penstock.persist.state import END
+from penstock.web import LakeView, serve
+from penstock.web.metrics import METRICS
+from tests.web.asking import ask, query
+from tests.web.shop import SECRET
+
+ROOT = Path(__file__).parents[2]
+LOST = persist.StoredError("SlotLost", "slot is gone", "It was dropped.", "Run penstock resync.")
+
+
+def state_of(served, after=0):
+    answer = ask(served.url, f"/api/state?after={after}")
+    assert answer.status == 200
+    return answer.json
+
+
+def test_what_runs_here_is_told_by_itself(shop, view, served):
+    shop.tick(5)
+    shop.commit(15)
+    told = state_of(served)
+    (source,), (sink,) = told["sources"], told["materializations"]
+    assert (source["name"], source["state"], source["lag_ms"]) == ("shop", "running", 0)
+    assert (sink["upper"], sink["lag_ms"], sink["transactions_total"]) == (shop.upper, 0, 1)
+    orders = next(each for each in told["collections"] if each["name"] == "shop.public.orders")
+    assert (orders["source"], orders["upper"], orders["updates"]) == ("shop", shop.upper, 5)
+    assert told["errors"] == []
+
+
+def test_what_runs_elsewhere_is_told_by_its_notes(shop, clock):
+    shop.tick(5)
+    shop.write_notes()
+    clock.move_ms(4_000)
+    elsewhere = LakeView(shop.location, shop.settings, clock=clock)
+    told = elsewhere.state()
+    (source,), (sink,) = told["sources"], told["materializations"]
+    assert (source["state"], source["phase"]) == ("running", "following")
+    assert source["lag_ms"] == 4_000
+    assert (sink["state"], sink["upper"]) == ("stopped", shop.upper)
+    shop.close()
+    clock.move_ms(4_000)
+    (source,) = elsewhere.state()["sources"]
+    assert (source["state"], source["lag_ms"]) == ("stopped", None)
+    elsewhere.close()
+
+
+def test_a_lag_grows_whatever_a_materialization_says_of_it(shop, view, clock):
+    shop.tick()
+    shop.commit(1)
+    clock.move_ms(7_000)
+    shop.tick()
+    (sink,) = view.state()["materializations"]
+    assert sink["lag_ms"] == 7_000
+
+
+def test_a_lake_that_is_not_there_yet_is_shown_empty(tmp_path, clock):
+    settings = persist.Settings(clock=clock, patience_ms=0)
+    view = LakeView(f"file:{tmp_path}/lake", settings, clock=clock)
+    told = view.state()
+    assert (told["sources"], told["collections"], told["materializations"]) == ([], [], [])
+    with persist.open(f"file:{tmp_path}/lake/shop", writer="w") as client:
+        client.create_or_load("rows", key=persist.TEXT, value=persist.UNIT)
+    clock.move_ms(1_000)
+    assert [each["name"] for each in view.state()["collections"]] == ["rows"]
+    view.close()
+
+
+def test_a_location_that_cannot_be_read_is_an_error_and_the_others_are_shown(tmp_path, clock):
+    for name in ("shop", "other"):
+        with persist.open(f"file:{tmp_path}/{name}", writer="w") as client:
+            client.create_or_load(f"{name}.rows", key=persist.TEXT, value=persist.UNIT)
+    for entry in (tmp_path / "other/log").glob("**/*"):
+        if entry.is_file():
+            entry.write_bytes(b"no entry")
+    view = LakeView(f"file:{tmp_path}", persist.Settings(patience_ms=0), clock=clock)
+    told = view.state()
+    view.close()
+    assert [each["name"] for each in told["collections"]] == ["shop.rows"]
+    (error,) = told["errors"]
+    assert "other" in error["object"]
+    assert error["hint"]
+
+
+def test_many_looks_cost_one_and_a_later_look_sees_more(shop, view, clock, monkeypatch):
+    looks = []
+    kept = Looker.look
+    monkeypatch.setattr(Looker, "look", lambda *given: looks.append(given) or kept(*given))
+    shop.tick()
+    threads = [threading.Thread(target=view.state) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(looks) == 1
+    clock.move_ms(1_000)
+    time = shop.tick()
+    assert {each["upper"] for each in view.state()["collections"]} == {time + 1}
+
+
+def test_looking_again_finds_what_looking_anew_does(shop, clock):
+    with Looker(shop.settings) as looker:
+        for _ in range(3):
+            shop.tick()
+            shop.write_notes()
+            urls = looker.locations(shop.location)
+            assert [looker.look(url) for url in urls] == look(shop.location, shop.settings)
+            clock.move_ms(500)
+
+
+def test_history_is_kept_and_only_what_is_new_is_sent(shop, view, served, clock):
+    shop.commit(2)
+    view.sample()
+    for at in range(3):
+        clock.move_ms(1_000)
+        shop.tick(2)
+        shop.commit(10 + at)
+        view.sample()
+    told = state_of(served)
+    assert [row[1] for row in told["sources"][0]["history"]] == [0, 6, 12, 18]
+    (sink,) = told["materializations"]
+    assert [row[0] for row in sink["history"]] == [clock.now_ms() - 1_000 * n for n in (3, 2, 1, 0)]
+    assert [each["documents"] for each in sink["transactions"]] == [10, 11, 12]
+    assert sink["transactions"][-1]["stored_ms"] == 40
+    later = state_of(served, after=clock.now_ms() - 1_000)
+    assert len(later["sources"][0]["history"]) == 1
+
+
+def test_history_is_bounded(shop, view, clock):
+    for _ in range(700):
+        clock.move_ms(1_000)
+        shop.commit(1)
+        view.sample()
+    told = view.state()
+    assert len(told["sources"][0]["history"]) == 600
+    assert len(told["materializations"][0]["transactions"]) == 100
+
+
+def test_errors_say_what_to_do(shop, view, served):
+    shop.tick()
+    orders = shop.client.collection("shop.public.orders")
+    failing = persist.AppendTo(orders, [], orders.upper, orders.upper + 1)
+    shop.client.append_all([failing], [persist.Fail(orders, orders.upper, LOST)])
+    shop.tasks["warehouse"] |= {
+        "state": "stopped",
+        "error": {"message": "disk is full", "detail": "", "hint": "Make room."},
+    }
+    told = {each["object"]: each for each in state_of(served)["errors"]}
+    assert told['collection "shop.public.orders"']["hint"] == "Run penstock resync."
+    assert told['materialization "warehouse"']["message"] == "disk is full"
+
+
+def test_health_is_lost_with_a_task_that_has_ended_in_error(shop, served):
+    assert ask(served.url, "/healthz").json == {"healthy": True, "dead": []}
+    shop.tasks["shop"] |= {"state": "restarting", "error": {"message": "no route"}}
+    assert ask(served.url, "/healthz").status == 200
+    shop.tasks["shop"]["state"] = "stopped"
+    answer = ask(served.url, "/healthz")
+    assert (answer.status, answer.json["dead"]) == (503, ["shop"])
+
+
+def test_ready_is_when_all_is_there_and_followed(shop, served, clock):
+    waits = ask(served.url, "/readyz")
+    assert waits.status == 503
+    assert waits.json["waits_for"] == [
+        'source "shop" to begin; it is following',
+        'materialization "warehouse" to follow; it is following',
+    ]
+    shop.tick()
+    shop.commit(1)
+    assert ask(served.url, "/readyz").json == {"ready": True, "waits_for": []}
+    shop.tasks["shop"]["tables"] = [{**shop.source()["tables"][0], "phase": "loading"}]
+    assert ask(served.url, "/readyz").json["waits_for"] == [
+        'source "shop" to copy public.customers'
+    ]
+    shop.tasks["shop"]["state"] = "paused"
+    assert ask(served.url, "/readyz").status == 200
+    shop.tasks["warehouse"]["state"] = "restarting"
+    assert ask(served.url, "/readyz").status == 503
+
+
+def test_metrics_are_the_state_as_numbers(shop, served, clock):
+    shop.tick(5)
+    shop.commit(15)
+    clock.move_ms(1_500)
+    with persist.open(f"{shop.location}/own", writer="w", settings=shop.settings) as client:
+        closed = client.create_or_load('a "closed" \\one', key=persist.TEXT, value=persist.UNIT)
+        closed.seal(END).result()
+    text = ask(served.url, "/metrics").body.decode()
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["penstock_source_lag_seconds", "shop"] == 1.5
+    assert found["penstock_source_rows_total", "shop"] == 15
+    assert found["penstock_collection_upper_seconds", "shop", "shop.public.orders"] == (
+        shop.upper / 1_000
+    )
+    assert found["penstock_collection_upper_seconds", "", 'a "closed" \\one'] == float("inf")
+    assert found["penstock_materialization_transactions_total", "warehouse"] == 1
+    assert found["penstock_task_restarts_total", "shop", "source"] == 0
+    assert {name for name, *_ in found} == {metric.name for metric in METRICS}
+
+
+def test_the_page_about_metrics_lists_what_there_is():
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    listed = re.findall(r"^\| `(penstock_\w+)` \| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
+    assert listed == [
+        (metric.name, ", ".join(f"`{label}`" for label in metric.labels), metric.help)
+        for metric in METRICS
+    ]
+
+
+def test_alerts_ask_for_metrics_that_there_are():
+    rules = yaml.safe_load((ROOT / "examples/alerts.yaml").read_text())
+    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
+    known = {metric.name for metric in METRICS}
+    for rule in alerts:
+        names = set(re.findall(r"penstock_\w+", rule["expr"]))
+        assert names, rule["alert"]
+        assert names <= known, rule["alert"]
+        assert rule["annotations"]["summary"]
+    assert len(alerts) == len({rule["alert"] for rule in alerts})
+
+
+def test_a_password_in_the_pipeline_is_nowhere_to_be_seen(tmp_path, clock):
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        f"location: file:{tmp_path}/lake\nsources:\n  shop:\n    postgres:\n"
+        f"      url: postgresql://reader:{SECRET}@127.0.0.1:1/shop\n      tables: [public.orders]\n"
+    )
+    stop, begun, runs = threading.Event(), threading.Event(), []
+
+    def told(running):
+        runs.append(running)
+        begun.set()
+
+    thread = threading.Thread(
+        target=penstock.ingest.run, args=(str(file),), kwargs={"stop": stop, "told": told}
+    )
+    thread.start()
+    try:
+        assert begun.wait(60)
+        view = LakeView(
+            f"file:{tmp_path}/lake", persist.Settings(patience_ms=0), runs[0].status, clock
+        )
+        with serve(view, ":0", token=None) as served:
+            while not (sources := state_of(served)["sources"]) or not sources[0].get("waits_for"):
+                clock.move_ms(1_000)
+            assert "127.0.0.1" in sources[0]["waits_for"]
+            for path in ("/api/state", "/metrics", "/readyz", "/healthz"):
+                assert SECRET not in ask(served.url, path).body.decode(), path
+            hidden = ask(served.url, query("/api/rows", collection="shop/state"))
+            assert hidden.status == 404
+        view.close()
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("after", ["x", "-1", "1e3", "9" * 30])
+def test_what_is_no_number_is_refused(served, after):
+    answer = ask(served.url, query("/api/state", after=after))
+    assert (answer.status, answer.json["error"]["message"]) == (400, "after is not a number")
