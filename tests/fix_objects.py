@@ -72,6 +72,8 @@ class ObjectServer:
                     *("-s3.autoCreateBucket=false", f"-s3.config={self.folder}/identities.json"),
                     *(f"-filer.localSocket={self.folder}/f", f"-s3.localSocket={self.folder}/s"),
                     *("-master.volumeSizeLimitMB=64", "-volume.max=100"),
+                    # Else it takes nothing on a disk of which 1 % is free, however much that is.
+                    "-volume.minFreeSpace=16MiB",
                 ],
                 stdout=log,
                 stderr=log,
@@ -135,7 +137,8 @@ def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSe
                 patch.setenv(name, value)
             patch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
             patch.delenv("AWS_SESSION_TOKEN", raising=False)
-            server.until(lambda: ObjectBlob(BUCKET).put("ready", b""))
+            # Not empty: that it would take before it has a place to store anything.
+            server.until(lambda: ObjectBlob(BUCKET).put("ready", b"ready"))
         yield server
     finally:
         server.kill()

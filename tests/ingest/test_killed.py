@@ -7,8 +7,10 @@ is what is upstream, at every tick, and no slot is left that nobody reads.
 import signal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from penstock import persist
 from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, tripped
 from penstock.testing.postgres import Database
@@ -77,6 +79,21 @@ def test_killed_while_it_starts_over(shop: Database, tmp_path: Path) -> None:
             with tripped(point, Action.ERROR):
                 pump.start()
                 assert isinstance(pump.await_error(), IndeterminateError)
+        goes_on(pump, shop, carrier)
+
+
+def test_what_was_kept_aside_for_a_copy_that_was_given_up_is_swept(
+    shop: Database, tmp_path: Path
+) -> None:
+    """As after a kill between a tick, which notes the next copy's name, and the sweeping."""
+    pump = Pump(shop, tmp_path)
+    with Carrier(shop.url()) as carrier:
+        with pump:
+            pump.settle()
+        with persist.open(pump.storage, writer="pump") as client:
+            client.create_or_load(
+                "shop/pending/1-given-up", schema=pa.schema([("id", pa.int64())]), owner="shop"
+            )
         goes_on(pump, shop, carrier)
 
 

@@ -7,7 +7,7 @@ uppers are in that one entry, so a restart finds all of them or none.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -193,6 +193,13 @@ class Tick:
         self._aside.pop(name, None)
         self._thrown.append(name)
 
+    def keep_aside(self, names: Set[str]) -> None:
+        """Forget what was put aside before this tick under other names, once it is durable."""
+        for each in self._client.collections(hidden=True):
+            name = each.removeprefix(self._aside_name(""))
+            if name != each and name not in names:
+                self.throw_away(name)
+
     def remember(self, name: str, value: Any) -> None:
         """Write down a plain JSON value for the next start; None forgets it."""
         self._notes[name] = value
@@ -232,8 +239,8 @@ class Tick:
         for drawn in self._drawn.values():
             if drawn.copy is not None:
                 drawn.copy.let_go()
-        for name in self._thrown:
-            self._client.destroy(self._aside_name(name))
+        if self._thrown:
+            self._client.destroy(*map(self._aside_name, self._thrown))
         self.let_go()
 
     def let_go(self) -> None:

@@ -13,7 +13,7 @@ of them it is handed: a `Tick`, a `Memory` and a `Loader`.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -168,6 +168,10 @@ class Tick(Protocol):
 
     def throw_away(self, name: str) -> None:
         """Forget what was put aside under that name."""
+        ...
+
+    def keep_aside(self, names: Set[str]) -> None:
+        """Forget all that was put aside before this tick under other names."""
         ...
 
     def remember(self, name: str, value: Any) -> None:

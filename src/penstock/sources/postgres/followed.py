@@ -126,6 +126,15 @@ class Followed:
                 )
 
     @property
+    def pending(self) -> set[str]:
+        """Under which names messages are kept, of tables that are not seen yet."""
+        return {
+            each.pending
+            for each in self.tables.values()
+            if each.phase in (Phase.LOADING, Phase.LOADED)
+        }
+
+    @property
     def seen(self) -> list[str]:
         """The collections of tables that are seen."""
         return [

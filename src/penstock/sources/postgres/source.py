@@ -103,7 +103,9 @@ class PostgresSource:
 
         self._order = 0
         self._transactions = 0
-        self._stale: list[str] = []
+        self._swept = False
+        """Whether what earlier processes kept aside, and nobody needs, is thrown away."""
+
         self._warned = False
         self._relations: dict[int, Relation] = {}
         """What the connection told of messages, by table."""
@@ -171,9 +173,11 @@ class PostgresSource:
             for oid, following in followed.tables.items():
                 if following.phase == Phase.LIVE:
                     reading.odd[oid] = self._lost.reason
-        for name in self._stale:
-            tick.throw_away(name)
-        self._stale = []
+        if not self._swept:
+            # By what is there: a process that ended between its tick and its sweeping has
+            # noted the new names, and left what it kept under the old ones.
+            tick.keep_aside(followed.pending)
+            self._swept = True
         try:
             bound = self._read_and_cure(tick, reading, upto[WHOLE])
         except DefiniteError as error:
@@ -358,12 +362,6 @@ class PostgresSource:
         self._lost = self._judge(known)
         again = [Phase.LOADING] if self._lost is None else [Phase.LOADING, Phase.LOADED]
         unfinished = [each for each in self._followed.tables.values() if each.phase in again]
-        # Of a table that is seen, too: we may have stopped between the tick and the sweeping.
-        self._stale = [
-            each.pending
-            for each in self._followed.tables.values()
-            if each in unfinished or each.phase == Phase.LIVE
-        ]
         if self._lost is not None and self._lost.slot == (known.slot and known.slot.name):
             self._start_over(known, self._lost, unfinished)
         else:
