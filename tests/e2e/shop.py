@@ -1,6 +1,5 @@
 """The demo's shop in a server of its own, and the file that follows it into SQLite."""
 
-import json
 import random
 import sqlite3
 import threading
@@ -12,28 +11,12 @@ from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.demo.comparing import Places
-from penstock.demo.shop import BOOKS, TABLES, Books, Traffic, open_shop, what_is_wrong
+from penstock.demo.running import pipeline_text
+from penstock.demo.shop import BOOKS, Books, Traffic, open_shop, what_is_wrong
 from penstock.testing.postgres import Database, PostgresServer
 from tests.fix_postgres import QUICK
 
 LOOK_MS: Final = 150
-
-FILE: Final = """\
-location: {lake}
-tick: 250ms
-retain: 1m
-sources:
-  shop:
-    postgres:
-      url: {url}
-      tables: [{tables}]
-materializations:
-  local:
-    connector: sqlite
-    endpoint: {{path: {sqlite}}}
-    bindings:
-{bindings}
-"""
 
 
 @dataclass(frozen=True)
@@ -58,19 +41,7 @@ def staged(folder: Path, chance: random.Random, rate: float = 50) -> Iterator[St
         database = server.create_database("shop")
         places = Places(database.url(), f"file:{folder}/lake", folder / "shop.db")
         open_shop(places.postgres)
-        bindings = "\n".join(
-            f"      - {{collection: {places.collection(table)}, resource: {{table: {table}}}}}"
-            for table in TABLES
-        )
-        (folder / "pipeline.yaml").write_text(
-            FILE.format(
-                lake=json.dumps(places.lake),
-                url=json.dumps(places.postgres),
-                sqlite=json.dumps(str(places.sqlite)),
-                tables=", ".join(f"public.{table}" for table in TABLES),
-                bindings=bindings,
-            )
-        )
+        (folder / "pipeline.yaml").write_text(f"{pipeline_text(places)}retain: 1m\n")
         traffic = Traffic(places.postgres, chance, rate)
         try:
             yield Stage(folder, server, database, places, traffic)

@@ -76,6 +76,15 @@ def test_a_wrong_password(tmp_path: Path, item: Database) -> None:
     is_told(said, '"shop"', "password authentication failed")
 
 
+def test_a_password_that_became_wrong_is_told_by_plan(tmp_path: Path, item: Database) -> None:
+    well(tmp_path, "ingest", written(tmp_path, item.url()), "--once")
+    file = written(tmp_path, item.url(password=SECRET, host="tcp"))
+    said = well(tmp_path, "plan", file)
+    assert 'note source "shop": cannot be checked now' in said
+    assert "password authentication failed" in said
+    assert SECRET not in said
+
+
 def test_a_server_without_logical_wal(tmp_path: Path) -> None:
     settings = {"wal_level": "replica", "fsync": "off"}
     with PostgresServer(settings=settings) as server:

@@ -16,7 +16,7 @@ from penstock.demo.shop import TABLES, Made, Traffic, open_shop, what_is_wrong
 from penstock.errors import UsageError
 from penstock.pipeline.running import Running
 
-__all__ = ["Up", "prepare", "run"]
+__all__ = ["Up", "pipeline_text", "prepare", "run"]
 
 SOURCE: Final = "shop"
 TARGET: Final = "local"
@@ -107,7 +107,8 @@ def run(
         places = Places(server.url(database="shop"), f"file:{folder}/lake", folder / "shop.db")
         rows = open_shop(places.postgres)
         told.say(f"a shop is open: {rows:,} rows in {len(TABLES)} tables")
-        file = _written(folder, places)
+        file = folder / "pipeline.yaml"
+        file.write_text(pipeline_text(places))
         told.say(f"the pipeline is {file}; to look at it, in another terminal:")
         for command in _to_try(places):
             say(f"          {command}")
@@ -298,23 +299,19 @@ class _Carried:
         self._running = running
 
 
-def _written(folder: Path, places: Places) -> Path:
-    """The pipeline's file."""
+def pipeline_text(places: Places) -> str:
+    """The file of a pipeline from a shop into SQLite."""
     bindings = [
         f"      - {{collection: {places.collection(table)}, resource: {{table: {table}}}}}"
         for table in TABLES
     ]
-    file = folder / "pipeline.yaml"
-    file.write_text(
-        _FILE.format(
-            lake=json.dumps(places.lake),
-            url=json.dumps(places.postgres),
-            sqlite=json.dumps(str(places.sqlite)),
-            tables=", ".join(f"public.{table}" for table in TABLES),
-            bindings="\n".join(bindings),
-        )
+    return _FILE.format(
+        lake=json.dumps(places.lake),
+        url=json.dumps(places.postgres),
+        sqlite=json.dumps(str(places.sqlite)),
+        tables=", ".join(f"public.{table}" for table in TABLES),
+        bindings="\n".join(bindings),
     )
-    return file
 
 
 def _to_try(places: Places) -> Sequence[str]:

@@ -38,15 +38,24 @@ def planned(file: str | Path, *, clock: Clock = SYSTEM_CLOCK) -> list[Change]:
     pipeline, written = load(file), load_written(file)
     types: Sequence[Type] = ("source", "materialization")
     changes = plan(known_objects(pipeline.location), written, types=types)
-    objects = {(each.type, each.name) for each in changes if each.action == "create"}
+    objects: set[tuple[str, str]] = {("source", name) for name in pipeline.sources}
     objects |= {("materialization", name) for name in pipeline.materializations}
-    return [*changes, *checked(pipeline, objects, clock=clock)]
+    new = {each.name for each in changes if each.type == "source" and each.action == "create"}
+    followed = pipeline.sources.keys() - new
+    return [*changes, *checked(pipeline, objects, followed=followed, clock=clock)]
 
 
 def checked(
-    pipeline: Pipeline, objects: Collection[tuple[str, str]], *, clock: Clock = SYSTEM_CLOCK
+    pipeline: Pipeline,
+    objects: Collection[tuple[str, str]],
+    *,
+    followed: Collection[str] = (),
+    clock: Clock = SYSTEM_CLOCK,
 ) -> list[Change]:
-    """What would be done by others, or refused by them, for these objects."""
+    """What would be done by others, or refused by them, for these objects.
+
+    Of sources that are `followed` already it is only seen whether they are reached.
+    """
     sources = [name for name in pipeline.sources if ("source", name) in objects]
     materializations = [
         name for name in pipeline.materializations if ("materialization", name) in objects
@@ -56,7 +65,9 @@ def checked(
     shapes = _shapes(pipeline) if materializations else {}
     with ThreadPoolExecutor(4, thread_name_prefix="check") as pool:
         found = [
-            *pool.map(lambda name: [*_source(name, pipeline, clock)], sources),
+            *pool.map(
+                lambda name: [*_source(name, pipeline, clock, followed=name in followed)], sources
+            ),
             *pool.map(
                 lambda name: [*_materialization(name, pipeline, shapes, clock)], materializations
             ),
@@ -64,10 +75,10 @@ def checked(
     return [change for each in found for change in each]
 
 
-def _source(name: str, pipeline: Pipeline, clock: Clock) -> Iterator[Change]:
+def _source(name: str, pipeline: Pipeline, clock: Clock, *, followed: bool) -> Iterator[Change]:
     source = source_of(name, pipeline.sources[name], pipeline.location, clock)
     try:
-        source.check()
+        source.check(followed=followed)
     except (TransientError, StoreError) as error:
         yield Change("note", "source", name, f"cannot be checked now: {_told(error)}")
     except PenstockError as error:

@@ -60,7 +60,8 @@ class CollectionMissing(UsageError):
         super().__init__(
             f'collection "{name}" does not exist in location "{where}"',
             detail=f"Collections there: {shown}.",
-            hint="Name one of these, or make it with create_or_load.",
+            hint="Name one of these. A table's is there once its source has copied it; a"
+            " program makes one with create_or_load.",
         )
 
 

@@ -242,8 +242,10 @@ class Source(Protocol):
         """Whether all that was begun, such as first copies, is complete and can be seen."""
         ...
 
-    def check(self) -> None:
+    def check(self, *, followed: bool) -> None:
         """Nothing, if upstream could be followed; asked of a source that is not open.
+
+        Where it is `followed` already, the question is only whether it is reached.
 
         Raises:
             DefiniteError: it could not; it tells what to do about each problem.

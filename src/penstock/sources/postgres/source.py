@@ -281,11 +281,12 @@ class PostgresSource:
             self._warned = True
         return warning
 
-    def check(self) -> None:
-        """Nothing, if the server has all that is needed."""
-        self._upstream.open(first=True)
+    def check(self, *, followed: bool) -> None:
+        """Nothing, if the server has all that is needed; if `followed`, if it lets us in."""
+        self._upstream.open(first=not followed)
         try:
-            self._upstream.check(make=False)
+            if not followed:
+                self._upstream.check(make=False)
         finally:
             self._upstream.close()
 
