@@ -15,13 +15,14 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from penstock import persist
-from penstock.errors import InternalError, TransientError
+from penstock.errors import InternalError, TransientError, UsageError
+from penstock.ingest.scanning import Scanned, ScanTask
 from penstock.persist.also import Grow, with_growth
 from penstock.persist.compact import BigMerges
-from penstock.persist.state import Batch
+from penstock.persist.state import Batch, CollectionState, SchemaVersion
 from penstock.persist.writing.proof import proof_left
 from penstock.persist.writing.task import Share, Written, all_of, gathered
-from penstock.sources.source import Piece
+from penstock.sources.source import Piece, Scan
 
 __all__ = ["Copy", "Loader", "ManyTasks"]
 
@@ -49,6 +50,14 @@ class ManyTasks(Protocol):
 
         Raises:
             TransientError: what runs the tasks failed. What a task found is in what it wrote.
+        """
+        ...
+
+    def scan(self, task: ScanTask, watch: Watch) -> list[Scanned]:
+        """Read a range by a format of Spark's, and have tasks make of it what the scan says.
+
+        Raises:
+            TransientError: what runs the tasks failed. What a task found is in what it told.
         """
         ...
 
@@ -192,6 +201,49 @@ class Loader:
         """
         return self._load(collection, pieces, size, growing, None)
 
+    def scan(self, scan: Scan, staging: str, *, time: int) -> list[Scanned]:
+        """Read a range by Spark's tasks into files under `staging`, to the end.
+
+        Raises:
+            PenstockError: what a task said was wrong.
+            TransientError: Spark failed.
+            UsageError: there is no Spark.
+        """
+        if self._many is None:
+            raise UsageError(
+                f'source "{self._source}" is read by Spark, and there is none',
+                hint="Give one: run it with penstock up or penstock ingest, which start it.",
+            )
+        watch = Copy(None, self._stop)
+        with ExitStack() as stack:
+            found = {
+                output: stack.enter_context(self._client.collection(name).kept_files())
+                for output, name in scan.into.items()
+            }
+            proof = stack.enter_context(proof_left(self._client.url, staging))
+            shares = {
+                output: replace(self._share(state, state.schemas, staging, time), proof=proof)
+                for output, state in found.items()
+            }
+            told = self._many.scan(ScanTask(scan, shares, found), watch)
+        for each in told:
+            if each.error is not None:
+                raise each.error
+        return told
+
+    def _share(
+        self, collection: CollectionState, schemas: Sequence[SchemaVersion], staging: str, time: int
+    ) -> Share:
+        return Share(
+            url=self._client.url,
+            staging=staging,
+            collection=collection.name,
+            schema=len(schemas) - 1,
+            columns=schemas[-1].columns,
+            time=time,
+            part_bytes=persist.Settings().part_bytes,
+        )
+
     def _load(
         self,
         collection: str,
@@ -203,19 +255,13 @@ class Loader:
         found = self._client.collection(collection)
         schemas = with_growth(found.state, growing).schemas
 
-        def share(staging: str) -> Share:
-            return Share(
-                url=self._client.url,
-                staging=staging,
-                collection=collection,
-                schema=len(schemas) - 1,
-                columns=schemas[-1].columns,
-                time=0,
-                part_bytes=persist.Settings().part_bytes,
-            )
-
         copy = Copy(pool, self._stop)
-        copy.begin(self._client, share, pieces, self._many if size > self._spark_bytes else None)
+        copy.begin(
+            self._client,
+            lambda staging: self._share(found.state, schemas, staging, time=0),
+            pieces,
+            self._many if size > self._spark_bytes else None,
+        )
         return copy
 
     def close(self) -> None:

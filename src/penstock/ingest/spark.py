@@ -1,19 +1,28 @@
 """First copies and comparisons by Spark's tasks: one piece a task, straight into Parquet."""
 
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import TransientError, UsageError
 from penstock.ingest.loading import Watch
+from penstock.ingest.scanning import Scanned, ScanTask
 from penstock.persist.merging.spark import SparkMerges, failing_as_ours
+from penstock.persist.writing.spark import collected
 from penstock.persist.writing.task import Share, Written
 from penstock.sources.source import Piece
 
 __all__ = ["tasks_of"]
+
+TOLD: Final = "told binary"
+
+PLACE_BYTES: Final = 64 << 20
+"""About how much of what meets is finished by one task."""
 
 WATCH_S: Final = 0.5
 """So often it is asked whether what Spark does is still wanted."""
@@ -92,6 +101,65 @@ class SparkTasks:
         parallel = context.parallelize(pieces, len(pieces))
         return list(parallel.mapPartitions(read).collect())
 
+    def scan(self, task: ScanTask, watch: Watch) -> list[Scanned]:
+        """Read a range by a format of Spark's; a task that is lost is tried again.
+
+        Raises:
+            TransientError: Spark failed, or it is not wanted any more.
+        """
+        scan, some = task.scan, next(iter(task.shares.values()))
+        doing = f'read a range of {scan.format} for collection "{some.collection}"'
+        with (
+            failing_as_ours(doing, secrets=scan.secrets),
+            self._as_long_as(watch.wanted, f"scan {some.staging}"),
+        ):
+            frame = self._spark.read.format(scan.format).options(**scan.options).load()
+            return [pickle.loads(row["told"]) for row in collected(self._scanned(frame, task))]
+
+    def _scanned(self, frame: DataFrame, task: ScanTask) -> DataFrame:
+        count = -(-task.scan.size // PLACE_BYTES)
+        if not task.scan.meets:
+            return frame.mapInArrow(_finishing(lambda rows: task.run(rows)), TOLD)
+        if count == 1:
+            # One task for all is sooner done than what brings rows together.
+            return frame.coalesce(1).mapInArrow(_finishing(lambda rows: task.run(rows)), TOLD)
+
+        def cut(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for place, table in task.cut(rows, count):
+                yield pa.record_batch(
+                    [pa.array([place], pa.int32()), pa.array([_packed(table)], pa.binary())],
+                    names=["place", "rows"],
+                )
+
+        met = frame.mapInArrow(cut, "place int, rows binary").repartitionById(count, "place")
+        return met.mapInArrow(_finishing(lambda rows: task.finish(_unpacked(rows))), TOLD)
+
     def merges(self, url: str) -> SparkMerges:
         """What merges and compares collections of a storage location."""
         return SparkMerges(self._spark, url)
+
+
+Finish = Callable[[Iterator[pa.RecordBatch]], Scanned]
+
+
+def _finishing(finish: Finish) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a task does with its rows, and tells in one."""
+
+    def told(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([pa.array([pickle.dumps(finish(rows))], pa.binary())], names=["told"])
+
+    return told
+
+
+def _packed(table: pa.Table) -> bytes:
+    """Rows with their schema, as bytes."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _unpacked(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    for batch in rows:
+        for packed in batch.column("rows"):
+            yield pa.ipc.open_stream(packed.as_buffer()).read_all()

@@ -24,8 +24,10 @@ from penstock.failpoints import Failpoint, pass_by
 from penstock.ingest.loading import Copy, Loader
 from penstock.persist import AppendTo, Collection, StoredError
 from penstock.persist.also import Also, Begin, Fail, Grow, Recover, WriteTo
+from penstock.persist.batch import together
 from penstock.persist.memory import Memory
-from penstock.sources.source import Piece
+from penstock.persist.state import Batch
+from penstock.sources.source import Piece, Scan
 
 __all__ = ["Tick"]
 
@@ -160,16 +162,18 @@ class Tick:
             growing=drawn.grows,
         )
         if isinstance(found, persist.Staged):
-            linked: Future[persist.Staged] = Future()
-            linked.set_result(found)
-            drawn.files.append(linked)
-            if found.batch is None:
-                return 0
-            self.rows += found.batch.rows
-            self.bytes += found.batch.size
-            return found.batch.rows
+            return 0 if found.batch is None else self._link(collection, found.batch)
         self._put(collection, found.drop_columns([TIME]))
         return int(found.num_rows)
+
+    def scan(self, scan: Scan) -> list[Any]:
+        """Read a range by Spark's tasks, each straight into files; what each of them told."""
+        scanned = self._loader.scan(scan, self._staged_under(), time=self.time)
+        for output, collection in scan.into.items():
+            batches = [batch for each in scanned if (batch := each.batch(output)) is not None]
+            if batches:
+                self._link(collection, together(batches))
+        return [each.told for each in scanned]
 
     def put_aside(self, name: str, rows: pa.Table) -> None:
         """Keep rows that are not to be seen, under a name of the source's own."""
@@ -248,6 +252,15 @@ class Tick:
         for writing in self._writing:
             writing.exception()
         self._staging.close()
+
+    def _link(self, collection: str, batch: Batch) -> int:
+        """Rows that are in files; how many there are."""
+        linked: Future[persist.Staged] = Future()
+        linked.set_result(persist.Staged(batch))
+        self._of(collection).files.append(linked)
+        self.rows += batch.rows
+        self.bytes += batch.size
+        return batch.rows
 
     def _put(self, collection: str, rows: pa.Table) -> None:
         if not rows.num_rows:

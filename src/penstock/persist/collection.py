@@ -6,6 +6,7 @@ checks and queues what is written, and reads through what the client shares.
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +150,10 @@ class Collection:
         """
         files = [each.batch for each in staged if each.batch is not None]
         return self.client.reader.written(self.state, keys, files, growing)
+
+    def kept_files(self) -> AbstractContextManager[CollectionState]:
+        """For its writer: all that was written, for tasks to read as long as the block lasts."""
+        return self.client.reader.files_of(self.state)
 
     def parts(self, staged: Sequence[Staged] = ()) -> Iterator[pa.Table]:
         """For its writer: all that was written, sealed or not, and those of `staged` files.

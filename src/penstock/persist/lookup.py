@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.data import TIME, conform, from_ipc
+from penstock.data import TIME, advance, conform, consolidate, from_ipc
 from penstock.errors import UsageError
-from penstock.persist.batch import Batches, Slice, defaults_of
+from penstock.persist.batch import Batches, Slice, defaults_of, slices_of
 from penstock.persist.state import (
+    END,
+    Batch,
     CollectionState,
     Inline,
     SchemaVersion,
@@ -30,7 +32,7 @@ from penstock.persist.state import (
     stored_columns_of,
 )
 
-__all__ = ["Wanted", "matching_rows"]
+__all__ = ["Wanted", "matching_rows", "written_rows"]
 
 Positions = npt.NDArray[np.int64]
 
@@ -130,6 +132,22 @@ class Wanted:
         filled = pc.fill_null(codes, -1)
         found: Positions = filled.to_numpy().astype(np.int64)
         return found
+
+
+def written_rows(
+    batches: Batches, collection: CollectionState, keys: pa.Table, staged: Sequence[Batch] = ()
+) -> pa.Table:
+    """The rows with `keys` of all that was written, sealed or not, and of `staged`.
+
+    Added up, with `mz_diff`; `keys` has any columns of the collection.
+    """
+    schema = collection.schemas[-1]
+    wanted = Wanted(keys, schema, collection=collection.name, by=keys.column_names)
+    found = [stored_columns_of(schema).empty_table()]
+    for batch in (*collection.batches, *staged):
+        for piece in slices_of(collection, batch):
+            found += matching_rows(batches, collection, piece, schema, wanted)
+    return consolidate(advance(pa.concat_tables(found), END - 1)).drop_columns([TIME])
 
 
 def matching_rows(

@@ -26,7 +26,7 @@ from penstock.persist.batch import Batches, slices_of
 from penstock.persist.compact import distinct
 from penstock.persist.errors import Closed
 from penstock.persist.holds import Claims
-from penstock.persist.lookup import Wanted, matching_rows
+from penstock.persist.lookup import Wanted, matching_rows, written_rows
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Ear, News
 from penstock.persist.readable import check_changes, check_contents, check_since, reachable
@@ -162,13 +162,13 @@ class Reader:
         id, name = collection.id, collection.name
         with self.claims.claim(id, name, FILES_ALONE) as claim:
             current = with_growth(claim.state.collections[id], growing)
-            schema = current.schemas[-1]
-            wanted = Wanted(keys, schema, collection=name, by=keys.column_names)
-            found = [stored_columns_of(schema).empty_table()]
-            for batch in (*current.batches, *staged):
-                for piece in slices_of(current, batch):
-                    found += matching_rows(self.batches, current, piece, schema, wanted)
-        return consolidate(advance(pa.concat_tables(found), END - 1)).drop_columns([TIME])
+            return written_rows(self.batches, current, keys, staged)
+
+    @contextmanager
+    def files_of(self, collection: CollectionState) -> Iterator[CollectionState]:
+        """All that was written, sealed or not, whose files stay until the end of the block."""
+        with self.claims.claim(collection.id, collection.name, FILES_ALONE) as claim:
+            yield claim.state.collections[collection.id]
 
     def parts(self, collection: CollectionState, staged: Sequence[Batch]) -> Iterator[pa.Table]:
         """All that was written, sealed or not, and `staged` too, a part at a time, in order."""

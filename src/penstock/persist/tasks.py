@@ -21,6 +21,7 @@ from penstock.durable.cache import CachedBlob
 from penstock.persist.batch import Batches, Slice, together
 from penstock.persist.compact import distinct, summed
 from penstock.persist.lake import open_store
+from penstock.persist.lookup import written_rows
 from penstock.persist.ranges import cut, sample
 from penstock.persist.settings import Settings
 from penstock.persist.state import Batch, CollectionState, SchemaVersion, stored_columns_of
@@ -32,6 +33,7 @@ __all__ = [
     "read_slices",
     "sample_slices",
     "store_of",
+    "stored_rows_of",
     "write_staged",
 ]
 
@@ -73,6 +75,11 @@ def read_slices(
     batches = batches_of(url)
     for each in slices:
         yield batches.slice_rows(collection, each, schema)
+
+
+def stored_rows_of(url: str, collection: CollectionState, keys: pa.Table) -> pa.Table:
+    """The rows with `keys` of all that was written to a collection, added up, with `mz_diff`."""
+    return written_rows(batches_of(url), collection, keys)
 
 
 def write_staged(

@@ -13,7 +13,7 @@ of them it is handed: a `Tick`, a `Memory` and a `Loader`.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -22,7 +22,18 @@ import pyarrow as pa
 
 from penstock.errors import DefiniteError
 
-__all__ = ["Frontier", "Load", "Loader", "Memory", "Piece", "Probe", "Source", "Tick"]
+__all__ = [
+    "Frontier",
+    "Load",
+    "Loader",
+    "Memory",
+    "Out",
+    "Piece",
+    "Probe",
+    "Scan",
+    "Source",
+    "Tick",
+]
 
 Frontier: TypeAlias = Mapping[Any, int]
 """By partition, the offset below which everything is meant. A source that is one log has
@@ -72,6 +83,54 @@ class Piece(Protocol):
 
     def read(self) -> Iterable[pa.RecordBatch]:
         """Its rows."""
+        ...
+
+
+class Out(Protocol):
+    """Where a task puts what a scan gave; it becomes durable with the tick, or not at all."""
+
+    def put(self, output: str, rows: pa.Table) -> None:
+        """Rows for an output: they come, once each, or as often as `mz_diff` says."""
+        ...
+
+    def stored(self, output: str, keys: pa.Table) -> pa.Table:
+        """The rows with these keys that were there before this tick."""
+        ...
+
+
+class Scan(Protocol):
+    """A closed range that Spark reads by a format of its own, and what tasks make of it.
+
+    It can be pickled. Each task prepares the rows that it reads; then it finishes them, or,
+    if rows must meet, whichever task they meet in does.
+    """
+
+    format: str
+    options: Mapping[str, str]
+    """How Spark reads it; secrets among them."""
+
+    secrets: Collection[str]
+    """What of the options nobody may see."""
+
+    size: int
+    """About how many bytes there are."""
+
+    into: Mapping[str, str]
+    """By output, the collection that its rows go to."""
+
+    meets: bool
+    """Whether rows with one key must be finished by one task."""
+
+    def prepare(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
+        """What was read, as rows that can be told apart."""
+        ...
+
+    def places(self, rows: pa.Table, count: int) -> pa.Array:
+        """For each prepared row, in which of `count` tasks it is finished."""
+        ...
+
+    def finish(self, rows: Iterable[pa.Table], out: Out) -> Any:
+        """Put what prepared rows come to; returns what the source is to be told, pickled."""
         ...
 
 
@@ -155,6 +214,14 @@ class Tick(Protocol):
 
         In the block, what is handed out makes the contents equal to them; it returns
         how many rows have to go or come.
+        """
+        ...
+
+    def scan(self, scan: Scan) -> Sequence[Any]:
+        """Read a range by Spark's tasks, each straight into files; what each of them told.
+
+        Raises:
+            TransientError: Spark failed, and nothing of it is in the tick.
         """
         ...
 

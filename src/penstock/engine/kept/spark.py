@@ -66,6 +66,10 @@ class KeptSession:
         """Read pieces by its tasks."""
         return self._tasks().read(share, pieces, watch)
 
+    def scan(self, task: Any, watch: Any) -> Any:
+        """Read a range by a format of Spark's."""
+        return self._tasks().scan(task, watch)
+
     def merges(self, url: str) -> BigMerges:
         """Merges that are too big for one process."""
         return WhenNeeded(lambda _collection, _memory: self._tasks().merges(url))

@@ -21,7 +21,7 @@ task, for Spark to try again elsewhere.
 
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -311,16 +311,20 @@ def _told(frame: DataFrame) -> list[Row]:
 
 
 @contextmanager
-def failing_as_ours(doing: str) -> Iterator[None]:
-    """What Spark raises, as our error with the reason."""
+def failing_as_ours(doing: str, *, secrets: Collection[str] = ()) -> Iterator[None]:
+    """What Spark raises, as our error with the reason, and without `secrets`."""
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
+        text = str(error)
+        told = any(secret in text for secret in secrets)
+        for secret in secrets:
+            text = text.replace(secret, "…")
         raise TransientError(
             f"Spark could not {doing}",
-            detail=_reason(str(error)),
+            detail=_reason(text),
             hint="Nothing was changed, and it is tried again. Spark's log tells more.",
-        ) from error
+        ) from (None if told else error)
 
 
 def _reason(text: str) -> str:

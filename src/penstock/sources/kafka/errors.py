@@ -1,0 +1,62 @@
+"""What can go wrong with a topic, said so that a person can act."""
+
+from collections.abc import Mapping
+
+from penstock.errors import DefiniteError
+
+__all__ = ["BadRecord", "OffsetsGone", "TopicChanged", "TopicMissing"]
+
+AGAIN = "To follow what is there now, drop the source and let it begin again."
+
+
+class TopicMissing(DefiniteError):
+    """A topic is not there."""
+
+    def __init__(self, topic: str, *, known: bool) -> None:
+        if known:
+            super().__init__(
+                f'topic was deleted: "{topic}"',
+                detail="What was read of it is kept, and can be read.",
+                hint=AGAIN,
+            )
+        else:
+            super().__init__(
+                f'topic "{topic}" does not exist',
+                hint="Create it, or name another one under topic.",
+            )
+
+
+class TopicChanged(DefiniteError):
+    """There is another topic under the name."""
+
+    def __init__(self, topic: str, *, detail: str) -> None:
+        super().__init__(f'topic was recreated: "{topic}"', detail=detail, hint=AGAIN)
+
+
+class OffsetsGone(DefiniteError):
+    """Records were removed before we had read them."""
+
+    def __init__(self, topic: str, gone: Mapping[int, tuple[int, int]]) -> None:
+        told = ", ".join(
+            f"{first} to {upper - 1} of partition {partition}"
+            for partition, (first, upper) in sorted(gone.items())
+        )
+        super().__init__(
+            f'records of topic "{topic}" were removed before they were read: offsets {told}',
+            detail="The topic keeps its records for less time than nobody read it.",
+            hint=f"Give it a longer retention. {AGAIN}",
+        )
+
+
+class BadRecord(DefiniteError):
+    """A record cannot be taken."""
+
+    def __init__(self, topic: str, partition: int, offset: int, reason: str, *, others: int) -> None:
+        more = f" There are {others} more in the same range." if others else ""
+        super().__init__(
+            f'record at offset {offset} of partition {partition} of topic "{topic}" cannot be '
+            f"taken: {reason}",
+            detail=f"Nothing at or after it was taken.{more}",
+            hint="Mend what sends such records and begin after them with a new source, or take "
+            "the others and keep such ones apart: on_bad_record: set_aside.",
+        )

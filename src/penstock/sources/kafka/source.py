@@ -1,0 +1,307 @@
+"""Kafka as a source: a topic, each of whose partitions is a log of its own.
+
+    probe   which topic is it, which partitions, and the last stable offset of each
+    draw    one Spark job over exactly the offsets from what is bound to what was probed
+
+What was probed is bound, never what was read: offsets of control records and of aborted
+transactions are below a bound as well, and have no row. The first binding covers all that
+was there, and so does every one of a compacted topic, whose older states cannot be told any
+more; of other topics a backlog is drawn in bites.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.clock import Clock
+from penstock.errors import UsageError
+from penstock.sources.kafka.config import KafkaConfig
+from penstock.sources.kafka.errors import BadRecord, OffsetsGone, TopicChanged
+from penstock.sources.kafka.scan import DATA, ERRORS, ERRORS_SCHEMA, KafkaScan, Told
+from penstock.sources.kafka.upstream import Topic, Upstream
+from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
+from penstock.telemetry import fields, logger
+
+__all__ = ["KafkaSource"]
+
+log = logger("sources.kafka")
+
+NOTE: Final = "topic"
+"""Under which the topic is remembered: its id, and where each partition began."""
+
+LOOK_MS: Final = 5_000
+"""So often it is asked how many records are above what is stable."""
+
+RECORD_BYTES: Final = 512
+"""About how much a record takes, to decide on the number of tasks."""
+
+
+class KafkaSource:
+    """One topic of a cluster."""
+
+    kind = "kafka"
+
+    def __init__(self, name: str, config: KafkaConfig, *, clock: Clock) -> None:
+        self.name = name
+        self._config = config
+        self._clock = clock
+        self._upstream = Upstream(config)
+        self._topic = Topic("", ())
+        self._begins: dict[int, int] = {}
+        """By partition, the first offset that is read, if that is not 0."""
+
+        self._bound: Frontier | None = None
+        self._reached: Frontier = {}
+        self._compacted = False
+        self._bad = 0
+        self._looked_ms = 0
+        self._above: dict[int, int] = {}
+        """By partition, how many records are above the last stable offset."""
+
+    @property
+    def errors(self) -> str:
+        """The collection of records that could not be taken."""
+        return f"{self.name}_errors"
+
+    # What the loop asks.
+
+    def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
+        """Find the topic, and be ready to go on from `bound`."""
+        self._upstream.open()
+        known = memory.recall(NOTE)
+        self._topic = self._upstream.topic(known=known is not None)
+        self._compacted = self._upstream.compacted()
+        self._bound = bound
+        config = self._config
+        loader.make(self.name, config.layout.schema, config.key_columns)
+        if config.on_bad_record == "set_aside":
+            loader.make(self.errors, ERRORS_SCHEMA, ("topic", "partition", "offset"))
+        if known is None or bound is None:
+            self._begins = self._first_offsets()
+            note = {"id": self._topic.id, "begins": self._begins}
+            memory.write_down({NOTE: note})
+        else:
+            self._must_be(known["id"])
+            self._begins = {int(each): offset for each, offset in known["begins"].items()}
+
+    def stopping(self, stop: threading.Event) -> None:
+        """Nothing is waited for that would not answer by itself."""
+
+    def probe(self) -> Probe:
+        """How far the topic has come, by now at least."""
+        topic = self._upstream.topic(known=True)
+        self._must_be(self._topic.id, topic)
+        self._topic = topic
+        reached = self._upstream.stable_ends(topic.partitions)
+        self._check_ahead(reached)
+        self._reached = reached
+        self._look_above(reached)
+        bite = self._bite(reached)
+        return Probe(bite, self._clock.now_ms(), reached if bite != reached else None)
+
+    def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
+        """Bring the records below `upto` into `tick`."""
+        if self._bound is None:
+            for name in self.collections():
+                tick.begin(name)
+        ranges = self._ranges(upto)
+        if ranges:
+            self._check_kept(ranges)
+            self._judge(tick.scan(self._scan(ranges)))
+        return {**(self._bound or {}), **upto}
+
+    def collections(self) -> Sequence[str]:
+        """The topic's, and that of its errors."""
+        return [self.name, *([self.errors] if self._sets_aside else [])]
+
+    def committed(self, frontier: Frontier | None) -> None:
+        """What was drawn is durable."""
+        self._bound = frontier
+
+    def resync(self, parts: Sequence[str]) -> None:
+        """Refused: a topic is what it was."""
+        raise UsageError(
+            f'source "{self.name}" is a topic, which cannot be compared',
+            detail="A record that was removed from it cannot be told from one that was not read.",
+            hint=f"To read it anew, drop it and let it begin again: penstock drop {self.name}",
+        )
+
+    def status(self) -> Mapping[str, Any]:
+        """For people."""
+        bound = self._bound or {}
+        partitions = [
+            {"partition": each, "offset": bound.get(each, 0), "end": end}
+            for each, end in sorted(self._reached.items())
+        ]
+        return {
+            "kind": self.kind,
+            "server": self._config.where,
+            "phase": "copying" if self._bound is None else "following",
+            "topic_id": self._topic.id,
+            "lag_records": sum(max(0, each["end"] - each["offset"]) for each in partitions),
+            "bad_records": self._bad,
+            "waits_for": self.waits_for(),
+            "partitions": partitions,
+            "tables": [],
+        }
+
+    def proved(self) -> None:
+        """The cluster keeps nothing for us, and need not hear of it."""
+
+    def settled(self) -> bool:
+        """Whether the first binding is made."""
+        return self._bound is not None
+
+    def waits_for(self) -> str:
+        """Which partitions are held back by transactions that have not ended."""
+        held = {each: above for each, above in self._above.items() if above}
+        if not held:
+            return ""
+        told = ", ".join(f"{above} of partition {each}" for each, above in sorted(held.items()))
+        return f"transactions of the topic that are not over; they hold back records: {told}"
+
+    def check(self, *, followed: bool) -> None:
+        """Nothing, if the topic is there and may be read."""
+        self._upstream.open()
+        try:
+            topic = self._upstream.topic(known=followed)
+            self._upstream.stable_ends(topic.partitions)
+        finally:
+            self._upstream.close()
+
+    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+        """A topic has no parts that the file could leave out."""
+
+    def drop(self, memory: Memory) -> None:
+        """Nothing was made upstream."""
+
+    def close(self) -> None:
+        """Let go of the cluster."""
+        self._upstream.close()
+
+    # Which topic, and which offsets.
+
+    @property
+    def _sets_aside(self) -> bool:
+        return self._config.on_bad_record == "set_aside"
+
+    def _first_offsets(self) -> dict[int, int]:
+        """Where each partition begins that is there now."""
+        partitions, start = self._topic.partitions, self._config.start
+        kept = self._upstream.beginnings(partitions)
+        if start == "earliest":
+            removed = {each: first for each, first in kept.items() if first}
+            if removed:
+                log.warning(
+                    "the topic begins later than its first record; older ones were removed",
+                    extra=fields(source=self.name, offsets=json.dumps(removed)),
+                )
+            return kept
+        if start == "latest":
+            return self._upstream.stable_ends(partitions)
+        if isinstance(start, int):
+            return self._upstream.at_time(partitions, start)
+        if unknown := sorted(set(start) - set(partitions)):
+            raise UsageError(
+                f'source "{self.name}" is to start in partition {unknown[0]}, which is not there',
+                detail=f"{self._config.where} has partitions 0 to {len(partitions) - 1}.",
+                hint="Leave it out of start; a partition that is added later is read from 0 on.",
+            )
+        return {each: max(start.get(each, 0), kept[each]) for each in partitions}
+
+    def _must_be(self, known: str, topic: Topic | None = None) -> None:
+        found = topic or self._topic
+        if found.id != known:
+            raise TopicChanged(
+                self._config.topic, detail=f"Its id was {known}, and is {found.id} now."
+            )
+
+    def _check_ahead(self, reached: Frontier) -> None:
+        for partition, bound in (self._bound or {}).items():
+            now = reached.get(partition)
+            if now is None or now < bound:
+                told = "is gone" if now is None else f"ends at offset {now}"
+                raise TopicChanged(
+                    self._config.topic,
+                    detail=f"Partition {partition} {told}, and was read to offset {bound}.",
+                )
+
+    def _look_above(self, reached: Frontier) -> None:
+        now = self._clock.boot_ms()
+        if now - self._looked_ms >= LOOK_MS:
+            self._looked_ms = now
+            ends = self._upstream.ends([*reached])
+            self._above = {each: ends[each] - stable for each, stable in reached.items()}
+
+    def _bite(self, reached: Frontier) -> Frontier:
+        bound = self._bound
+        if bound is None or (self._compacted and not self._config.bites_of_compacted):
+            return reached
+        behind = {each: reached[each] - bound.get(each, 0) for each in reached}
+        total, most = sum(behind.values()), self._config.bite
+        if total <= most:
+            return reached
+        # Of each partition its share, so that all come to their end together.
+        return {
+            each: bound.get(each, 0) + max(min(behind[each], 1), behind[each] * most // total)
+            for each in reached
+        }
+
+    def _ranges(self, upto: Frontier) -> dict[int, tuple[int, int]]:
+        bound = self._bound or {}
+        found = {
+            each: (max(bound.get(each, 0), self._begins.get(each, 0)), end)
+            for each, end in upto.items()
+        }
+        return {each: (first, end) for each, (first, end) in found.items() if first < end}
+
+    def _check_kept(self, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Records that we need must not have been removed."""
+        kept = self._upstream.beginnings([*ranges])
+        gone = {
+            each: (first, min(kept[each], end))
+            for each, (first, end) in ranges.items()
+            if kept[each] > first
+        }
+        if gone:
+            raise OffsetsGone(self._config.topic, gone)
+
+    def _scan(self, ranges: Mapping[int, tuple[int, int]]) -> KafkaScan:
+        topic, config = self._config.topic, self._config
+        first = {str(each): first for each, (first, _) in sorted(ranges.items())}
+        upper = {str(each): upper for each, (_, upper) in sorted(ranges.items())}
+        options = {
+            **config.reader(),
+            "assign": json.dumps({topic: sorted(ranges)}),
+            "startingOffsets": json.dumps({topic: first}),
+            "endingOffsets": json.dumps({topic: upper}),
+            "failOnDataLoss": "true",
+            "includeHeaders": str("headers" in config.layout.include).lower(),
+        }
+        into = {DATA: self.name}
+        if self._sets_aside:
+            into[ERRORS] = self.errors
+        return KafkaScan(
+            options=options,
+            secrets=config.secrets,
+            size=RECORD_BYTES * sum(upper - first for first, upper in ranges.values()),
+            into=into,
+            layout=config.layout,
+            fresh=self._bound is None,
+        )
+
+    def _judge(self, told: Sequence[Told]) -> None:
+        """What to do about records that could not be taken."""
+        bad = sum(each.bad for each in told)
+        if not bad:
+            return
+        first = min(each.first_bad for each in told if each.first_bad is not None)
+        if not self._sets_aside:
+            topic, partition, offset, reason = first
+            raise BadRecord(topic, partition, offset, reason, others=bad - 1)
+        self._bad += bad
+        log.warning(
+            "records cannot be taken, and are kept apart",
+            extra=fields(source=self.name, records=bad, collection=self.errors, reason=first[3]),
+        )

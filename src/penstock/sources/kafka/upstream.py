@@ -1,0 +1,175 @@
+"""What a cluster says of a topic: which it is, its partitions, and how far each has come.
+
+Every question is a request of its own, so that nothing is answered from metadata that was
+fetched before: a partition that was added is seen by the next probe, and a topic that was
+deleted and made again has another id.
+
+How far a partition has come is its last stable offset, below which every transaction has
+ended. Above it there may be records already; as long as a transaction that touches them is
+open, nobody knows whether they count.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as Place
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+
+from penstock.errors import DefiniteError, TransientError
+from penstock.sources.kafka.config import KafkaConfig
+from penstock.sources.kafka.errors import TopicMissing
+
+__all__ = ["Topic", "Upstream"]
+
+T = TypeVar("T")
+
+PATIENCE_S: Final = 30
+
+MISSING: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+REFUSED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._AUTHENTICATION,
+    }
+)
+"""What does not pass by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic, and its partitions."""
+
+    id: str
+    partitions: tuple[int, ...]
+
+
+class Upstream:
+    """Asks a cluster."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
+        self._admin: AdminClient | None = None
+        self._said: list[str] = []
+
+    def open(self) -> None:
+        """Be ready to ask; nobody is asked yet."""
+        self.close()
+        self._said.clear()
+        properties: dict[str, Any] = {
+            "socket.connection.setup.timeout.ms": 10_000,
+            **self._config.client(),
+            "error_cb": self._hear,
+        }
+        try:
+            self._admin = AdminClient(properties)
+        except KafkaException as error:
+            raise DefiniteError(
+                f"{self._config.where} cannot be reached as the file says",
+                detail=f"{_reason(error, self._config.secrets)}.",
+                hint="Mend tls, sasl or properties of the source.",
+            ) from None
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._admin = None
+
+    def topic(self, *, known: bool = False) -> Topic:
+        """The topic as it is now; `known` if it was there before.
+
+        Raises:
+            TopicMissing: it is not there.
+        """
+        name = self._config.topic
+        asked = self._ask(lambda admin: admin.describe_topics(TopicCollection([name])))
+        found = self._answer(asked[name], known=known)
+        partitions = sorted(each.id for each in found.partitions)
+        return Topic(str(found.topic_id), tuple(partitions))
+
+    def stable_ends(self, partitions: Sequence[int]) -> dict[int, int]:
+        """The last stable offset of each, below which all is committed or given up."""
+        return self._offsets(partitions, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
+
+    def ends(self, partitions: Sequence[int]) -> dict[int, int]:
+        """The offset of each after its last record, of open transactions too."""
+        return self._offsets(partitions, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+
+    def beginnings(self, partitions: Sequence[int]) -> dict[int, int]:
+        """The offset of each at which its records begin; those before it were removed."""
+        return self._offsets(partitions, OffsetSpec.earliest(), IsolationLevel.READ_COMMITTED)
+
+    def at_time(self, partitions: Sequence[int], time_ms: int) -> dict[int, int]:
+        """The offset of each of its first record at or after a time; its end, if there is none."""
+        spec = OffsetSpec.for_timestamp(time_ms)
+        found = self._offsets(partitions, spec, IsolationLevel.READ_COMMITTED)
+        late = [partition for partition, offset in found.items() if offset < 0]
+        return {**found, **(self.stable_ends(late) if late else {})}
+
+    def compacted(self) -> bool:
+        """Whether old records of a key are removed from the topic."""
+        resource = ConfigResource(ResourceType.TOPIC, self._config.topic)
+        asked = self._ask(lambda admin: admin.describe_configs([resource]))
+        found = self._answer(asked[resource], known=True)
+        return "compact" in str(found["cleanup.policy"].value)
+
+    def _offsets(
+        self, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel
+    ) -> dict[int, int]:
+        if not partitions:
+            return {}
+        places = {Place(self._config.topic, each): spec for each in partitions}
+        asked: Mapping[Place, Future[Any]] = self._ask(
+            lambda admin: admin.list_offsets(places, isolation_level=isolation)
+        )
+        return {
+            place.partition: int(self._answer(answer, known=True).offset)
+            for place, answer in asked.items()
+        }
+
+    def _ask(self, ask: Callable[[AdminClient], T]) -> T:
+        assert self._admin is not None
+        self._admin.poll(0)  # What it has to say of its brokers.
+        return ask(self._admin)
+
+    def _answer(self, answer: "Future[T]", *, known: bool) -> T:
+        try:
+            return answer.result(PATIENCE_S)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in MISSING:
+                raise TopicMissing(self._config.topic, known=known) from None
+            reason = _reason(error, self._config.secrets)
+            if code in REFUSED:
+                raise DefiniteError(
+                    f"{self._config.where} may not be read by us",
+                    detail=f"{reason}.",
+                    hint="Allow it to describe and read the topic, or mend sasl of the source.",
+                ) from None
+            raise self._unreached(reason) from None
+        except TimeoutError:
+            raise self._unreached("nobody answers") from None
+
+    def _unreached(self, reason: str) -> TransientError:
+        said = f" The client says: {self._said[-1]}." if self._said else ""
+        return TransientError(
+            f"{self._config.where} cannot be reached",
+            detail=f"{reason[:1].upper()}{reason[1:]}.{said}",
+        )
+
+    def _hear(self, error: KafkaError) -> None:
+        """Why it cannot reach a broker is told by the client beside its answers."""
+        self._said[:] = [_hidden(error.str(), self._config.secrets)]
+
+
+def _reason(error: KafkaException, secrets: Sequence[str]) -> str:
+    return _hidden(error.args[0].str().rstrip("."), secrets)
+
+
+def _hidden(text: str, secrets: Sequence[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "…")
+    return text
