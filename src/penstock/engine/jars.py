@@ -324,8 +324,8 @@ def _answered(error: Exception) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return "there is no such file" if error.code == 404 else f"it answers {error.code}"
-    if isinstance(error, urllib.error.URLError):
-        return str(error.reason)
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError):
+        return _reason(error.reason)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
