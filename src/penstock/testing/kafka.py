@@ -100,6 +100,8 @@ class Tls:
     """What a broker needs to speak TLS; all of it PEM."""
 
     certificate: Path
+    """For `localhost`."""
+
     key: Path
     """In the form PKCS #8, without a password."""
 
@@ -184,7 +186,7 @@ class KafkaBroker:
 
     def bootstrap_for(self, protocol: Protocol) -> str:
         """Where clients begin that speak this protocol."""
-        return ",".join(f"{HOST}:{node.ports[protocol]}" for node in self._nodes)
+        return ",".join(f"{_called(protocol)}:{node.ports[protocol]}" for node in self._nodes)
 
     def client(self, **settings: object) -> dict[str, Any]:
         """The configuration of a client of confluent-kafka; `__` in a name stands for a dot."""
@@ -349,7 +351,9 @@ class KafkaBroker:
     def _properties(self, node: _Node) -> dict[str, object]:
         listeners = ",".join(f"{name}://{HOST}:{port}" for name, port in node.ports.items())
         advertised = ",".join(
-            f"{name}://{HOST}:{port}" for name, port in node.ports.items() if name != "CONTROLLER"
+            f"{name}://{_called(name)}:{port}"
+            for name, port in node.ports.items()
+            if name != "CONTROLLER"
         )
         kinds = {name: name for name in node.ports} | {"CONTROLLER": "PLAINTEXT"}
         found: dict[str, object] = {
@@ -481,6 +485,11 @@ def _replicated(nodes: int) -> dict[str, object]:
         "share.coordinator.state.topic.replication.factor": nodes,
         "share.coordinator.state.topic.min.isr": enough,
     }
+
+
+def _called(protocol: str) -> str:
+    """The host, by the name that its certificate is for."""
+    return "localhost" if protocol.endswith("SSL") else HOST
 
 
 def _identity() -> str:
