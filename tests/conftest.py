@@ -1,5 +1,6 @@
 pytest_plugins = [
     "tests.fix_hypothesis",
+    "tests.fix_kafka",
     "tests.fix_objects",
     "tests.fix_postgres",
     "tests.fix_scripts",

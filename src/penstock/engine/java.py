@@ -29,7 +29,7 @@ from typing import Final
 from penstock.errors import UsageError
 from penstock.telemetry import fields, logger
 
-__all__ = ["OLDEST", "Java", "Unusable", "ask_version", "find_java", "launcher_home"]
+__all__ = ["OLDEST", "Java", "Unusable", "ask_version", "find_java", "launcher_home", "user_cache"]
 
 log = logger("engine")
 
@@ -144,7 +144,7 @@ def launcher_home(java: Java, *, cache: Path | None = None) -> Path:
     script = _SCRIPT.format(dropped="|".join(_dropped(java)), program=shlex.quote(str(program)))
     digest = hashlib.sha256(script.encode()).hexdigest()[:16]
     try:
-        home = (cache or _cache()) / "penstock" / f"java-{digest}"
+        home = (cache or user_cache()) / "penstock" / f"java-{digest}"
         home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _private(home.parent):
             raise PermissionError(home.parent)
@@ -159,6 +159,12 @@ def launcher_home(java: Java, *, cache: Path | None = None) -> Path:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     _fill(home, program, script)
     return home
+
+
+def user_cache() -> Path:
+    """The user's folder for what can be made again."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return named if named.is_absolute() else Path.home() / ".cache"
 
 
 _VERSION: Final = re.compile(
@@ -213,12 +219,6 @@ def _install(newest: int | None) -> str:
 
 def _fault(java: Java | Unusable) -> str:
     return f"is version {java.version}" if isinstance(java, Java) else java.reason
-
-
-def _cache() -> Path:
-    """The user's folder for what can be made again."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return named if named.is_absolute() else Path.home() / ".cache"
 
 
 def _put(home: Path, program: Path, script: str) -> None:

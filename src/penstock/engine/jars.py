@@ -1,0 +1,347 @@
+"""Jars that Spark needs and PySpark does not ship: found, or fetched once and kept.
+
+A list of jars is closed: it names every one that is needed, with its version and, where that
+is known, its SHA-256. So nothing is resolved while Penstock runs, and what to put where can be
+said without a network. A jar comes from the first of these that has it:
+
+    the folder of jars      PENSTOCK_JARS, or `penstock/jars` in the user's cache
+    Maven's own folder      ~/.m2/repository, or what Maven's settings name
+    a repository            DEFAULT_ARTIFACT_REPOSITORY, as for Spark itself; else a mirror of
+                            Maven's settings; else Maven Central
+
+Fetching is done by Python alone, so that it works where pip does: with its certificates and
+its proxy. Java has trust and proxy settings of its own, and following what poms say leads to
+other hosts. A jar is written under another name and then renamed, so that several processes
+may fetch it at once.
+"""
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+from urllib.response import addinfourl
+from xml.etree import ElementTree
+
+from penstock.engine.java import user_cache
+from penstock.errors import UsageError
+from penstock.telemetry import fields, logger
+
+__all__ = ["Jar", "jars_folder", "jars_for", "kafka_jars", "kafka_list", "read_pins"]
+
+log = logger("engine")
+
+CENTRAL: Final = "https://repo1.maven.org/maven2"
+
+PATIENCE_S: Final = 60
+"""How long a repository may be silent."""
+
+KAFKA_JARS: Final = "PENSTOCK_KAFKA_JARS"
+"""The variable that names other jars for Kafka than those of the installed PySpark."""
+
+_BESIDE_KAFKA: Final[Mapping[str, tuple[str, ...]]] = {
+    # What the connector asks for and PySpark does not ship, by version of Spark. Of its other
+    # needs PySpark ships: scala-parallel-collections, jsr305, spark-tags, and for the client
+    # lz4-java, snappy-java, zstd-jni and slf4j-api.
+    "4.1": ("org.apache.kafka:kafka-clients:3.9.1", "org.apache.commons:commons-pool2:2.12.1"),
+    "4.2": ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1"),
+    "4.3": ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1"),
+}
+
+_COORDINATES: Final = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One jar, by its Maven coordinates."""
+
+    group: str
+    name: str
+    version: str
+    sha256: str | None = None
+    """What it must be, if that is known; else what its repository says of it is believed."""
+
+    @classmethod
+    def of(cls, coordinates: str, sha256: str | None = None) -> "Jar":
+        """`group:name:version`.
+
+        Raises:
+            UsageError: it has another form.
+        """
+        if not _COORDINATES.fullmatch(coordinates):
+            raise UsageError(
+                f'jar "{coordinates}" cannot be looked for',
+                detail="The coordinates of a jar are group:name:version.",
+            )
+        group, name, number = coordinates.split(":")
+        return cls(group, name, number, sha256)
+
+    @property
+    def coordinates(self) -> str:
+        """As Maven has them."""
+        return f"{self.group}:{self.name}:{self.version}"
+
+    @property
+    def file(self) -> str:
+        """What its file is called."""
+        return f"{self.name}-{self.version}.jar"
+
+    @property
+    def path(self) -> str:
+        """Where it is in a repository."""
+        return f"{self.group.replace('.', '/')}/{self.name}/{self.version}/{self.file}"
+
+
+def kafka_jars() -> list[Path]:
+    """The jars with which the installed PySpark reads Kafka.
+
+    Raises:
+        UsageError: they are neither here nor to be had; it says which file belongs where.
+    """
+    return jars_for(kafka_list())
+
+
+def kafka_list(spark: str | None = None) -> list[Jar]:
+    """Which jars a version of Spark needs to read Kafka; by default the installed one.
+
+    `PENSTOCK_KAFKA_JARS` names others, as coordinates with commas between them, for a Spark
+    that is not Apache's or where a newer client is wanted.
+
+    Raises:
+        UsageError: PySpark is not installed, or of a version that is not known.
+    """
+    pins = {jar.coordinates: jar for jar in read_pins(_PINS)}
+    if spark is None and (chosen := os.environ.get(KAFKA_JARS, "").strip()):
+        named = [each.strip() for each in chosen.split(",")]
+    else:
+        spark = _installed_spark() if spark is None else spark
+        line = ".".join(spark.split(".")[:2])
+        if line not in _BESIDE_KAFKA:
+            raise UsageError(
+                f'jars for Kafka are not known for PySpark "{spark}"',
+                detail=f"They are for {', '.join(_BESIDE_KAFKA)}.",
+                hint=f"Install one of these, or name the jars in {KAFKA_JARS}, "
+                "as group:name:version with commas between them.",
+            )
+        named = [
+            f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",
+            f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{spark}",
+            *_BESIDE_KAFKA[line],
+        ]
+    return [pins.get(each) or Jar.of(each) for each in named]
+
+
+def jars_for(jars: Iterable[Jar]) -> list[Path]:
+    """The files of these jars, each fetched if it is not here yet.
+
+    Raises:
+        UsageError: one is neither here nor to be had; it says which file belongs where.
+    """
+    wanted = list(jars)
+    folder = jars_folder()
+    maven = _Maven.settings()
+    problems: dict[Jar, str] = {}
+    for jar in wanted:
+        if _fits(folder / jar.file, jar):
+            continue
+        try:
+            _put(jar, folder, maven)
+        except (OSError, HTTPException, ValueError) as error:
+            problems[jar] = _reason(error)
+            if not _answered(error):
+                break  # Where nobody answers, each would be waited for in turn.
+    if problems:
+        raise _missing(wanted, folder, maven, problems)
+    return [folder / jar.file for jar in wanted]
+
+
+def jars_folder() -> Path:
+    """Where jars are kept: what `PENSTOCK_JARS` names, or in the user's cache."""
+    named = os.environ.get("PENSTOCK_JARS")
+    return Path(named).absolute() if named else user_cache() / "penstock" / "jars"
+
+
+def read_pins(file: Path) -> list[Jar]:
+    """The jars that a file lists: a line for each, its coordinates and its SHA-256."""
+    lines = [line.partition("#")[0].split() for line in file.read_text().splitlines()]
+    return [Jar.of(*line) for line in lines if line]
+
+
+_PINS: Final = Path(__file__).with_name("jars.txt")
+
+
+def _installed_spark() -> str:
+    try:
+        return version("pyspark")
+    except PackageNotFoundError as error:
+        raise UsageError(
+            "PySpark is not installed, so that no jars for Kafka can match it",
+            hint=f"Install it, or name the jars in {KAFKA_JARS}.",
+        ) from error
+
+
+# From where.
+
+
+@dataclass(frozen=True, slots=True)
+class _Maven:
+    """What Maven's settings say about where jars are."""
+
+    repository: str
+    local: Path
+    login: str | None = None
+    """User and password, as HTTP's basic authentication has them."""
+
+    @classmethod
+    def settings(cls) -> "_Maven":
+        home = Path.home() / ".m2"
+        root = _read(home / "settings.xml")
+        named = root.findtext("localRepository", "").strip()
+        local = Path(_filled(named)).expanduser() if named else home / "repository"
+        if chosen := os.environ.get("DEFAULT_ARTIFACT_REPOSITORY"):
+            return cls(chosen.rstrip("/"), local)
+        for mirror in root.iterfind("mirrors/mirror"):
+            of = [each.strip() for each in mirror.findtext("mirrorOf", "").split(",")]
+            if "!central" not in of and {"central", "*", "external:*"} & set(of):
+                url = _filled(mirror.findtext("url", "")).strip().rstrip("/")
+                return cls(url, local, _login(root, mirror.findtext("id", "").strip()))
+        return cls(CENTRAL, local)
+
+    @property
+    def shown(self) -> str:
+        """The repository, without who logs in there."""
+        return re.sub(r"//[^/]*@", "//", self.repository)
+
+    def open(self, path: str) -> addinfourl:
+        """What the repository answers."""
+        parts = urlsplit(self.repository)
+        login, url = self.login, f"{self.repository}/{path}"
+        if parts.username is not None:
+            # urllib takes a login in a URL for a part of the name of the host.
+            login = f"{parts.username}:{parts.password or ''}"
+            url = re.sub(r"//[^/]*@", "//", url)
+        request = urllib.request.Request(url, headers={"User-Agent": "penstock"})
+        if login is not None:
+            # Not sent on to where a repository may redirect to.
+            code = base64.b64encode(login.encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {code}")
+        answer: addinfourl = urllib.request.urlopen(request, timeout=PATIENCE_S)
+        return answer
+
+
+def _read(file: Path) -> ElementTree.Element:
+    """Maven's settings, without the names of their namespaces; nothing, if there are none."""
+    try:
+        root = ElementTree.fromstring(file.read_bytes())
+    except OSError:
+        return ElementTree.Element("settings")
+    except ElementTree.ParseError as error:
+        raise UsageError(
+            f'settings of Maven "{file}" cannot be read',
+            detail=f"{error}.",
+            hint="Mend them, or name a repository in DEFAULT_ARTIFACT_REPOSITORY.",
+        ) from error
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return root
+
+
+def _login(root: ElementTree.Element, server_id: str) -> str | None:
+    for server in root.iterfind("servers/server"):
+        if server.findtext("id", "").strip() == server_id and server.find("username") is not None:
+            user, password = server.findtext("username", ""), server.findtext("password", "")
+            return f"{_filled(user).strip()}:{_filled(password).strip()}"
+    return None
+
+
+def _filled(text: str) -> str:
+    """With the variables that Maven knows: the environment, and the home of the user."""
+    text = text.replace("${user.home}", str(Path.home()))
+    return re.sub(r"\$\{env\.(\w+)\}", lambda name: os.environ.get(name[1], ""), text)
+
+
+# Into the folder.
+
+
+def _fits(file: Path, jar: Jar) -> bool:
+    """Whether this is the jar; one that is not pinned is believed if it is a whole archive."""
+    if jar.sha256 is None:
+        return zipfile.is_zipfile(file)
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest() == jar.sha256
+    except OSError:
+        return False
+
+
+def _put(jar: Jar, folder: Path, maven: _Maven) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made, name = tempfile.mkstemp(prefix=f".{jar.name}-", dir=folder)
+    candidate = Path(name)
+    try:
+        os.close(made)
+        if _fits(here := maven.local / jar.path, jar):
+            shutil.copyfile(here, candidate)
+        else:
+            _fetch(jar, candidate, maven)
+        candidate.chmod(0o644)
+        candidate.replace(folder / jar.file)
+    finally:
+        candidate.unlink(missing_ok=True)
+
+
+def _fetch(jar: Jar, candidate: Path, maven: _Maven) -> None:
+    log.info("fetching a jar", extra=fields(jar=jar.coordinates, repository=maven.shown))
+    with maven.open(jar.path) as answer, candidate.open("wb") as file:
+        shutil.copyfileobj(answer, file)
+    if not _fits(candidate, jar):
+        raise ValueError("what arrived is not this jar")
+    if jar.sha256 is not None:
+        return
+    with maven.open(f"{jar.path}.sha1") as answer:
+        said = answer.read(200).decode(errors="replace").split()
+    with candidate.open("rb") as content:
+        if hashlib.file_digest(content, "sha1").hexdigest() not in said[:1]:
+            raise ValueError("what arrived has another checksum than the repository says")
+
+
+def _answered(error: Exception) -> bool:
+    """Whether there is a repository, which has this file not or not well."""
+    return isinstance(error, urllib.error.HTTPError | ValueError)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return "there is no such file" if error.code == 404 else f"it answers {error.code}"
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError):
+        return _reason(error.reason)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+def _missing(
+    wanted: Iterable[Jar], folder: Path, maven: _Maven, problems: Mapping[Jar, str]
+) -> UsageError:
+    absent = [jar for jar in wanted if not _fits(folder / jar.file, jar)]
+    first, reason = next(iter(problems.items()))
+    wrong = [jar.file for jar in absent if (folder / jar.file).exists()]
+    return UsageError(
+        f'jar "{first.coordinates}" is not here and could not be fetched',
+        detail=f'From repository "{maven.shown}": {reason}.'
+        + (f" There already, but not what it should be: {', '.join(wrong)}." if wrong else ""),
+        hint=f'Put into folder "{folder}" these files, which a Maven repository has under these '
+        f"paths, or name another folder in PENSTOCK_JARS, or a repository in "
+        f"DEFAULT_ARTIFACT_REPOSITORY: {', '.join(jar.path for jar in absent)}",
+    )

@@ -1,0 +1,573 @@
+"""A real Kafka in a temporary folder, to be treated badly.
+
+    with KafkaBroker() as kafka:
+        kafka.create_topic("orders", partitions=4)
+        producer = Producer(kafka.client())
+        …
+        kafka.kill()       # as a power cut of the process, not of the disk
+        kafka.start()      # on the same port, with the same data
+
+It is Apache's own, from its jars, which are fetched once; see `engine/jars.py`. Each node is
+broker and controller in one. It listens on 127.0.0.1 only, makes no topic by itself, and has
+settings with which timeouts, retention and compaction come within a second or so.
+
+As a program it is a broker for a person: `python -m penstock.testing.kafka`, or `make kafka`.
+"""
+
+import base64
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar
+
+from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._topic import TopicDescription
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.demo.postgres import await_claim, free_port
+from penstock.engine.jars import jars_for, read_pins
+from penstock.engine.java import find_java
+from penstock.errors import UsageError
+
+__all__ = ["KafkaBroker", "Protocol", "Tls"]
+
+HOST: Final = "127.0.0.1"
+USUAL_PORT: Final = 9092
+PATIENCE_MS: Final = 60_000
+ANSWER_S: Final = 20.0
+"""How long one question to the broker may take."""
+
+Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+
+SETTINGS: Final[Mapping[str, object]] = {
+    "auto.create.topics.enable": "false",
+    "group.initial.rebalance.delay.ms": 0,
+    "offsets.topic.num.partitions": 1,
+    "transaction.state.log.num.partitions": 1,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+    # Retention and compaction, such that a test can wait for them.
+    "log.initial.task.delay.ms": 200,
+    "log.retention.check.interval.ms": 300,
+    "log.segment.delete.delay.ms": 200,
+    "log.cleaner.backoff.ms": 200,
+    "log.cleaner.min.cleanable.ratio": 0.01,
+    "log.cleaner.dedupe.buffer.size": 4 << 20,
+    # A node that is gone is noticed soon.
+    "broker.heartbeat.interval.ms": 300,
+    "broker.session.timeout.ms": 2_000,
+    # Small.
+    "num.network.threads": 2,
+    "num.io.threads": 4,
+    "background.threads": 2,
+    "num.recovery.threads.per.data.dir": 1,
+}
+
+JAVA_OPTIONS: Final = (
+    *("-Xmx256m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    *("-Djava.awt.headless=true", "-Dfile.encoding=UTF-8"),
+)
+"""A small heap, and compiled code that is there soon rather than fast."""
+
+_LOGGING: Final = """\
+status = error
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %p %c{1} %m%n%throwable
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+logger.server.name = kafka.server.KafkaRaftServer
+logger.server.level = info
+"""
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What a broker needs to speak TLS; all of it PEM."""
+
+    certificate: Path
+    """For `localhost`."""
+
+    key: Path
+    """In the form PKCS #8, without a password."""
+
+    authority: Path
+    """Who signs the clients' certificates."""
+
+    clients: Literal["none", "requested", "required"] = "none"
+    """Whether clients show a certificate."""
+
+
+@dataclass(slots=True)
+class _Node:
+    number: int
+    folder: Path
+    ports: dict[str, int]
+    """By listener."""
+
+    identity: str
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class KafkaBroker:
+    """A broker, or a cluster of a few, which can be killed and started again on the same ports.
+
+    Nodes count from 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 1,
+        settings: Mapping[str, object] | None = None,
+        tls: Tls | None = None,
+        users: Mapping[str, str] | None = None,
+        port: int | None = None,
+    ) -> None:
+        """`settings` go into its configuration.
+
+        With `tls` it also listens for `SSL`, with `users` and their passwords for
+        `SASL_PLAINTEXT`, by PLAIN and SCRAM, with both for `SASL_SSL`. `port` is that of the
+        first node's PLAINTEXT; else any that is free.
+
+        Raises:
+            UsageError: there is no Java, or its jars are not to be had.
+        """
+        self._java = find_java()
+        self._classes = os.pathsep.join(map(str, jars_for(read_pins(_PINS))))
+        self._tls = tls
+        self._users = dict(users or {})
+        self._cluster = _identity()
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-kafka-"))
+        self._nodes = [self._node(number) for number in range(1, nodes + 1)]
+        if port is not None:
+            self._nodes[0].ports["PLAINTEXT"] = port
+        self.settings = {**SETTINGS, **_replicated(nodes), **(settings or {})}
+        self._admin: AdminClient | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def bootstrap(self) -> str:
+        """Where clients begin, without TLS or a password."""
+        return self.bootstrap_for("PLAINTEXT")
+
+    def bootstrap_for(self, protocol: Protocol) -> str:
+        """Where clients begin that speak this protocol."""
+        return ",".join(f"{_called(protocol)}:{node.ports[protocol]}" for node in self._nodes)
+
+    def client(self, **settings: object) -> dict[str, Any]:
+        """The configuration of a client of confluent-kafka; `__` in a name stands for a dot."""
+        given = {name.replace("__", "."): value for name, value in settings.items()}
+        # Its complaints about a broker that was killed would go to standard error.
+        return {"bootstrap.servers": self.bootstrap, "log_level": 0, **given}
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process id of each node that runs."""
+        return {
+            node.number: node.process.pid
+            for node in self._nodes
+            if node.process is not None and node.running
+        }
+
+    # Its life.
+
+    def start(self, node: int | None = None) -> None:
+        """Start the nodes that do not run, or only this one, and wait until they answer."""
+        chosen = [each for each in self._chosen(node) if not each.running]
+        for each in chosen:
+            if not (each.folder / "data").exists():
+                self._format(each)
+            self._launch(each)
+        self._await_answer()
+
+    def stop(self, node: int | None = None) -> None:
+        """Let them end in order."""
+        self._end(node, signal.SIGTERM)
+
+    def kill(self, node: int | None = None) -> None:
+        """End them with SIGKILL. What was acknowledged is on their disks."""
+        self._end(node, signal.SIGKILL)
+
+    def restart(self, node: int | None = None) -> None:
+        """Stop and start them, on the same ports."""
+        self.stop(node)
+        self.start(node)
+
+    def close(self) -> None:
+        """End all nodes, and remove the folder. Safe to call twice."""
+        self._admin = None
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The end of what each node printed."""
+        parts: list[str] = []
+        for node in self._nodes:
+            try:
+                said = (node.folder / "log").read_text(errors="replace").splitlines()
+            except FileNotFoundError:
+                continue
+            parts += [f"node {node.number}:", *said[-lines:]]
+        return "\n".join(parts)
+
+    # Its topics.
+
+    @property
+    def admin(self) -> AdminClient:
+        """To ask it and to tell it."""
+        if self._admin is None:
+            self._admin = AdminClient(self.client())
+        return self._admin
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        replicas: int | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        """Make a topic, and wait until it can be used."""
+        topic = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=len(self._nodes) if replicas is None else replicas,
+            config={key: str(value) for key, value in (settings or {}).items()},
+        )
+        _answer(self.admin.create_topics([topic], operation_timeout=ANSWER_S)[name])
+        await_claim(
+            lambda: self._led(name, partitions), f'all partitions of topic "{name}" to have leaders'
+        )
+
+    def delete_topic(self, name: str) -> None:
+        """Remove it with its records."""
+        _answer(self.admin.delete_topics([name], operation_timeout=ANSWER_S)[name])
+        await_claim(lambda: name not in self.topics(), f'topic "{name}" to be gone')
+
+    def add_partitions(self, name: str, total: int) -> None:
+        """Let it have so many."""
+        wanted = [NewPartitions(name, total)]
+        _answer(self.admin.create_partitions(wanted, operation_timeout=ANSWER_S)[name])
+        await_claim(lambda: self._led(name, total), f'topic "{name}" to have {total} partitions')
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """What the broker says of a topic now, its id among it."""
+        asked = self.admin.describe_topics(TopicCollection([name]), request_timeout=ANSWER_S)
+        found: TopicDescription = _answer(asked[name])
+        return found
+
+    def topics(self) -> set[str]:
+        """The names of all topics."""
+        return set(self.admin.list_topics(timeout=ANSWER_S).topics)
+
+    def _led(self, name: str, partitions: int) -> bool:
+        try:
+            found = self.describe_topic(name).partitions
+        except KafkaException:
+            return False  # It is told to every node in its own time.
+        return len(found) == partitions and all(each.leader is not None for each in found)
+
+    # How it is made.
+
+    def _node(self, number: int) -> _Node:
+        names = ["PLAINTEXT", "CONTROLLER"]
+        names += ["SSL"] if self._tls else []
+        names += ["SASL_PLAINTEXT"] if self._users else []
+        names += ["SASL_SSL"] if self._tls and self._users else []
+        folder = self.folder / f"node{number}"
+        folder.mkdir()
+        return _Node(
+            number, folder, dict(zip(names, _free_ports(len(names)), strict=True)), _identity()
+        )
+
+    def _chosen(self, node: int | None) -> list[_Node]:
+        return self._nodes if node is None else [self._nodes[node - 1]]
+
+    def _format(self, node: _Node) -> None:
+        file = node.folder / "server.properties"
+        file.write_text("".join(f"{k}={v}\n" for k, v in self._properties(node).items()))
+        (node.folder / "log4j2.properties").write_text(_LOGGING)
+        command = ["kafka.tools.StorageTool", "format", "-t", self._cluster, "-c", str(file)]
+        if len(self._nodes) == 1:
+            command.append("--standalone")
+        else:
+            voters = [
+                f"{each.number}@{HOST}:{each.ports['CONTROLLER']}:{each.identity}"
+                for each in self._nodes
+            ]
+            command += ["--initial-controllers", ",".join(voters)]
+        for user, password in self._users.items():
+            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+                command += ["-S", f"{mechanism}=[name={user},password={password}]"]
+        done = subprocess.run(
+            self._java_command(node, *command),
+            cwd=node.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            shutil.rmtree(node.folder / "data", ignore_errors=True)
+            raise UsageError(
+                f"storage of kafka node {node.number} could not be made",
+                detail=f"{done.stdout}{done.stderr}",
+            )
+
+    def _properties(self, node: _Node) -> dict[str, object]:
+        listeners = ",".join(f"{name}://{HOST}:{port}" for name, port in node.ports.items())
+        advertised = ",".join(
+            f"{name}://{_called(name)}:{port}"
+            for name, port in node.ports.items()
+            if name != "CONTROLLER"
+        )
+        kinds = {name: name for name in node.ports} | {"CONTROLLER": "PLAINTEXT"}
+        found: dict[str, object] = {
+            "process.roles": "broker,controller",
+            "node.id": node.number,
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": ",".join(
+                f"{HOST}:{each.ports['CONTROLLER']}" for each in self._nodes
+            ),
+            "listeners": listeners,
+            "advertised.listeners": advertised,
+            "listener.security.protocol.map": ",".join(f"{k}:{v}" for k, v in kinds.items()),
+            "inter.broker.listener.name": "PLAINTEXT",
+            "log.dirs": node.folder / "data",
+        }
+        if self._tls is not None:
+            found |= self._tls_properties(node, self._tls)
+        if self._users:
+            found |= self._sasl_properties(node)
+        return found | self.settings
+
+    def _tls_properties(self, node: _Node, tls: Tls) -> dict[str, object]:
+        both = node.folder / "server.pem"
+        both.touch(mode=0o600)
+        both.write_bytes(tls.key.read_bytes() + tls.certificate.read_bytes())
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": both,
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": tls.authority,
+            "ssl.client.auth": tls.clients,
+        }
+
+    def _sasl_properties(self, node: _Node) -> dict[str, object]:
+        package = "org.apache.kafka.common.security"
+        known = " ".join(f'user_{user}="{word}"' for user, word in self._users.items())
+        found: dict[str, object] = {}
+        for name in node.ports:
+            if name.startswith("SASL_"):
+                prefix = f"listener.name.{name.lower()}"
+                found[f"{prefix}.sasl.enabled.mechanisms"] = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
+                found[f"{prefix}.plain.sasl.jaas.config"] = (
+                    f"{package}.plain.PlainLoginModule required {known};"
+                )
+                for scram in ("scram-sha-256", "scram-sha-512"):
+                    found[f"{prefix}.{scram}.sasl.jaas.config"] = (
+                        f"{package}.scram.ScramLoginModule required;"
+                    )
+        return found
+
+    def _java_command(self, node: _Node, *arguments: str) -> list[str]:
+        logging = (node.folder / "log4j2.properties").as_uri()
+        return [
+            *(str(self._java.program), *JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging}"),
+            *("-cp", self._classes, *arguments),
+        ]
+
+    def _launch(self, node: _Node) -> None:
+        properties = str(node.folder / "server.properties")
+        with (node.folder / "log").open("ab") as log:
+            node.process = subprocess.Popen(
+                _until_we_end(self._java_command(node, "kafka.Kafka", properties)),
+                cwd=node.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _await_answer(self) -> None:
+        """Until every node that runs is known to the cluster, and says so."""
+        for node in self._nodes:
+            if node.running:
+                self._await(lambda node=node: _listens(node.ports["PLAINTEXT"]), "to listen")  # type: ignore[misc]
+        running = {node.number for node in self._nodes if node.running}
+        # Too few for a majority can have no controller to answer.
+        if len(running) * 2 > len(self._nodes):
+            self._await(lambda: running <= self._known(), "to answer")
+
+    def _known(self) -> set[int]:
+        try:
+            found = _answer(self.admin.describe_cluster(request_timeout=2.0))
+        except KafkaException:
+            return set()
+        return {each.id for each in found.nodes}
+
+    def _await(self, claim: Callable[[], bool], what: str) -> None:
+        def alive() -> bool:
+            for node in self._nodes:
+                if node.process is not None and node.process.poll() not in (None, *_ENDED_BY_US):
+                    raise UsageError(
+                        f"kafka node {node.number} did not start", detail=self.log_tail()
+                    )
+            return claim()
+
+        try:
+            await_claim(alive, f"kafka {what}")
+        except TimeoutError as error:
+            error.add_note(self.log_tail())
+            raise
+
+    def _end(self, node: int | None, how: signal.Signals) -> None:
+        chosen = [each for each in self._chosen(node) if each.running]
+        for each in chosen:
+            if each.process is not None:
+                each.process.send_signal(how)
+        for each in chosen:
+            if each.process is not None:
+                try:
+                    each.process.wait(PATIENCE_MS / 1_000)
+                except subprocess.TimeoutExpired:
+                    each.process.kill()
+                    each.process.wait()
+
+
+_PINS: Final = Path(__file__).with_name("kafka.txt")
+
+_ENDED_BY_US: Final = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM, 0)
+
+
+def _replicated(nodes: int) -> dict[str, object]:
+    enough = 2 if nodes > 2 else 1
+    return {
+        "default.replication.factor": nodes,
+        "min.insync.replicas": enough,
+        "offsets.topic.replication.factor": nodes,
+        "transaction.state.log.replication.factor": nodes,
+        "transaction.state.log.min.isr": enough,
+        "share.coordinator.state.topic.replication.factor": nodes,
+        "share.coordinator.state.topic.min.isr": enough,
+    }
+
+
+def _called(protocol: str) -> str:
+    """The host, by the name that its certificate is for."""
+    return "localhost" if protocol.endswith("SSL") else HOST
+
+
+def _identity() -> str:
+    """As Kafka writes a UUID."""
+    return base64.urlsafe_b64encode(b"\0" + os.urandom(15)).decode().rstrip("=")
+
+
+def _free_ports(count: int) -> list[int]:
+    # All are taken before one is given back, so that no two are the same.
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as line:
+        line.settimeout(1)
+        return line.connect_ex((HOST, port)) == 0
+
+
+def _until_we_end(command: list[str]) -> list[str]:
+    # The signal of a parent's death comes when the *thread* that started
+    # the child ends, so only the main thread may ask for it.
+    if threading.current_thread() is threading.main_thread() and shutil.which("setpriv"):
+        return ["setpriv", "--pdeathsig", "KILL", "--", *command]
+    return command
+
+
+def _answer(asked: "Future[_Result]") -> _Result:
+    return asked.result(ANSWER_S + 5)
+
+
+# For a person.
+
+
+def main() -> int:
+    """Run a broker until Ctrl-C, on its usual port if that is free."""
+    port = free_port() if _listens(USUAL_PORT) else USUAL_PORT
+    print("starting Apache Kafka; the first time its jars are fetched, 44 MB", flush=True)
+    try:
+        broker = KafkaBroker(port=port, settings={"auto.create.topics.enable": "true"})
+    except UsageError as error:
+        print("\n".join([str(error), *getattr(error, "__notes__", [])]), file=sys.stderr)
+        return 1
+    ended = threading.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: ended.set())
+    with broker:
+        print(_WELCOME.format(bootstrap=broker.bootstrap, folder=broker.folder), flush=True)
+        if port != USUAL_PORT:
+            print(f"Port {USUAL_PORT} is taken by someone else, so it is {port}.", flush=True)
+        while not ended.is_set() and broker.pids:
+            SYSTEM_CLOCK.wait(ended, 1_000)
+        if not ended.is_set():
+            print(f"the broker ended:\n{broker.log_tail()}", file=sys.stderr)
+            return 1
+    return 0
+
+
+_WELCOME: Final = """
+Kafka is at {bootstrap}, without TLS or passwords. It makes a topic when one is first written to.
+Its records are in {folder}, and go when it ends: Ctrl-C.
+
+With kcat (`apt-get install kcat`):
+    echo '1:{{"id": 1}}' | kcat -b {bootstrap} -P -t orders -K:
+    kcat -b {bootstrap} -C -t orders -e -f '%p %o %k %s\\n'
+
+With Python:
+    from confluent_kafka import Producer
+    producer = Producer({{"bootstrap.servers": "{bootstrap}"}})
+    producer.produce("orders", key="1", value='{{"id": 1}}')
+    producer.flush()
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""Jars from a repository on loopback, which is treated badly."""
+
+import base64
+import hashlib
+import io
+import threading
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import distribution, version
+from pathlib import Path
+
+import pytest
+
+from penstock.engine import jars as the_jars
+from penstock.engine.jars import Jar, jars_folder, jars_for, kafka_list, read_pins
+from penstock.errors import UsageError
+from penstock.testing import kafka
+
+SPARK = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+
+
+@dataclass
+class Repository:
+    """What it has by path, and what it was asked for."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    login: str | None = None
+    """What it demands."""
+
+    def put(self, coordinates: str, *, pinned: bool = True) -> Jar:
+        """Have a jar, with its checksum."""
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("name", coordinates * 1_000)
+        content = packed.getvalue()
+        sha256 = hashlib.sha256(content).hexdigest()
+        jar = Jar.of(coordinates, sha256 if pinned else None)
+        self.files[jar.path] = content
+        self.files[f"{jar.path}.sha1"] = hashlib.sha1(content).hexdigest().encode()
+        return jar
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    """The one that is asked, beside an empty home and an empty folder of jars."""
+    found = Repository()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.lstrip("/")
+            found.asked.append(path)
+            if found.login is not None and self.headers.get("Authorization") != found.login:
+                self.send_error(401)
+            elif path in found.files:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(found.files[path])))
+                self.end_headers()
+                self.wfile.write(found.files[path])
+            else:
+                self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    found.url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", found.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PENSTOCK_JARS", str(tmp_path / "jars"))
+    monkeypatch.delenv(the_jars.KAFKA_JARS, raising=False)
+    try:
+        yield found
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_jar_is_fetched_once(repository: Repository) -> None:
+    jar = repository.put("org.example:one:1.0")
+    (file,) = jars_for([jar])
+    assert file == jars_folder() / "one-1.0.jar"
+    assert file.read_bytes() == repository.files[jar.path]
+    assert repository.asked == ["org/example/one/1.0/one-1.0.jar"]
+    assert jars_for([jar]) == [file]
+    assert len(repository.asked) == 1
+
+
+def test_a_jar_that_is_not_the_pinned_one_is_not_kept(repository: Repository) -> None:
+    jar = repository.put("org.example:one:1.0")
+    repository.files[jar.path] += b"more"
+    with pytest.raises(UsageError, match="could not be fetched") as refused:
+        jars_for([jar])
+    assert "what arrived is not this jar" in refused.value.detail
+    assert list(jars_folder().iterdir()) == []
+
+
+def test_a_jar_without_a_pin_is_what_the_repository_says_it_is(repository: Repository) -> None:
+    jar = repository.put("org.example:one:1.0", pinned=False)
+    repository.files[f"{jar.path}.sha1"] = b"0" * 40
+    with pytest.raises(UsageError) as refused:
+        jars_for([jar])
+    assert "another checksum" in refused.value.detail
+    repository.put("org.example:one:1.0", pinned=False)
+    (file,) = jars_for([jar])
+    assert file.read_bytes() == repository.files[jar.path]
+
+
+def test_a_damaged_jar_is_fetched_again(repository: Repository) -> None:
+    jar = repository.put("org.example:one:1.0")
+    (file,) = jars_for([jar])
+    file.write_bytes(b"half of i")
+    assert jars_for([jar])[0].read_bytes() == repository.files[jar.path]
+
+
+def test_many_at_once_leave_whole_jars_and_nothing_else(repository: Repository) -> None:
+    wanted = [repository.put(f"org.example:jar{number}:1.0") for number in range(3)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: jars_for(wanted), range(8)))
+    assert found == [[jars_folder() / jar.file for jar in wanted]] * 8
+    for jar in wanted:
+        assert (jars_folder() / jar.file).read_bytes() == repository.files[jar.path]
+    assert len(list(jars_folder().iterdir())) == 3
+
+
+def test_what_to_put_where_is_said_when_nobody_answers(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, wrong = repository.put("org.example:here:1.0"), repository.put("org.example:wrong:1.0")
+    absent = [Jar.of("org.example:one:1.0", "0" * 64), Jar.of("org.example.deep:two:2.0")]
+    jars_for([here])
+    (jars_folder() / wrong.file).write_bytes(b"no jar")
+    monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", "http://user:secret@127.0.0.1:1/maven")
+    with pytest.raises(UsageError) as refused:
+        jars_for([here, wrong, *absent])
+    error = refused.value
+    assert str(error) == 'jar "org.example:wrong:1.0" is not here and could not be fetched'
+    assert 'From repository "http://127.0.0.1:1/maven": Connection refused.' in error.detail
+    assert error.detail.endswith("not what it should be: wrong-1.0.jar.")
+    assert f'Put into folder "{jars_folder()}" these files' in error.hint
+    assert error.hint.endswith(
+        ": org/example/wrong/1.0/wrong-1.0.jar, org/example/one/1.0/one-1.0.jar,"
+        " org/example/deep/two/2.0/two-2.0.jar"
+    )
+    assert "secret" not in f"{error} {error.detail} {error.hint}"
+
+
+def test_a_file_put_there_by_hand_is_used(repository: Repository) -> None:
+    jar = repository.put("org.example:one:1.0", pinned=False)
+    jars_folder().mkdir()
+    (jars_folder() / "one-1.0.jar").write_bytes(repository.files[jar.path])
+    jars_for([jar])
+    assert repository.asked == []
+
+
+def test_a_repository_that_lacks_a_jar_is_asked_for_the_others(repository: Repository) -> None:
+    other = repository.put("org.example:other:1.0")
+    with pytest.raises(UsageError) as refused:
+        jars_for([Jar.of("org.example:one:1.0"), other])
+    assert "there is no such file" in refused.value.detail
+    assert refused.value.hint.endswith(": org/example/one/1.0/one-1.0.jar")
+
+
+def test_what_maven_has_is_taken_from_there(repository: Repository) -> None:
+    jar = repository.put("org.example:one:1.0", pinned=False)
+    own = Path.home() / ".m2" / "repository" / jar.path
+    own.parent.mkdir(parents=True)
+    own.write_bytes(repository.files[jar.path])
+    assert jars_for([jar])[0].read_bytes() == own.read_bytes()
+    assert repository.asked == []
+
+
+@pytest.mark.parametrize(
+    ("of", "used"), [("*", True), ("external:*", True), ("a,central", True), ("*,!central", False)]
+)
+def test_a_mirror_of_mavens_settings_is_asked_with_its_login(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, of: str, used: bool
+) -> None:
+    jar = repository.put("org.example:one:1.0")
+    monkeypatch.delenv("DEFAULT_ARTIFACT_REPOSITORY")
+    monkeypatch.setattr(the_jars, "CENTRAL", "http://127.0.0.1:1")
+    monkeypatch.setenv("WORD", "of mouth")
+    repository.login = f"Basic {base64.b64encode(b'me:of mouth').decode()}"
+    settings = Path.home() / ".m2" / "settings.xml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"""
+        <settings xmlns="http://maven.apache.org/SETTINGS/1.0.0">
+          <servers><server>
+            <id>house</id><username>me</username><password>${{env.WORD}}</password>
+          </server></servers>
+          <mirrors><mirror>
+            <id>house</id><mirrorOf>{of}</mirrorOf><url>{repository.url}/</url>
+          </mirror></mirrors>
+        </settings>""")
+    if used:
+        assert jars_for([jar])[0].read_bytes() == repository.files[jar.path]
+    else:
+        with pytest.raises(UsageError, match="could not be fetched"):
+            jars_for([jar])
+        assert repository.asked == []
+
+
+def test_kafka_is_of_the_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(the_jars.KAFKA_JARS, raising=False)
+    listed = kafka_list()
+    assert listed[0].coordinates == f"{SPARK}:{version('pyspark')}"
+    # What Spark has already must not be there twice, in two versions.
+    shipped = Path(str(distribution("pyspark").locate_file("pyspark/jars")))
+    assert (shipped / f"spark-core_2.13-{version('pyspark')}.jar").exists()
+    for jar in listed:
+        assert list(shipped.glob(f"{jar.name}-[0-9]*.jar")) == []
+
+
+@pytest.mark.parametrize("spark", ["4.1.0", "4.2.0", "4.3.0"])
+def test_what_is_not_sparks_own_is_pinned(spark: str) -> None:
+    others = [jar for jar in kafka_list(spark) if jar.group != "org.apache.spark"]
+    assert {jar.name for jar in others} == {"kafka-clients", "commons-pool2"}
+    assert all(jar.sha256 for jar in others)
+
+
+def test_kafka_can_be_of_other_jars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(the_jars.KAFKA_JARS, f"{SPARK}:4.2.0, org.apache.kafka:kafka-clients:4.0.0")
+    first, second = kafka_list()
+    assert (first.version, second.version) == ("4.2.0", "4.0.0")
+    assert first.sha256 is not None
+
+
+@pytest.mark.parametrize("wrong", ["", "one", "a:b", "a:b:c:d", "../a:b:1"])
+def test_coordinates_of_another_form_are_refused(wrong: str) -> None:
+    with pytest.raises(UsageError, match="cannot be looked for"):
+        Jar.of(wrong)
+
+
+def test_a_spark_of_the_future_is_not_guessed_about() -> None:
+    with pytest.raises(UsageError, match=r'not known for PySpark "9\.9\.9"'):
+        kafka_list("9.9.9")
+
+
+def test_the_brokers_list_has_each_jar_once_and_pinned() -> None:
+    listed = read_pins(kafka._PINS)
+    assert len({jar.name for jar in listed}) == len(listed)
+    assert all(len(jar.sha256 or "") == 64 for jar in listed)
+    assert "kafka_2.13" in {jar.name for jar in listed}

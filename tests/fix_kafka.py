@@ -1,0 +1,45 @@
+"""A real Kafka, one broker a session, and names of its own for the topics of each test.
+
+A broker is up in about five seconds, a topic in a tenth of one. A test that kills or
+restarts a broker makes its own.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Imported where it is used: every run loads this file, few need Kafka.
+if TYPE_CHECKING:
+    from penstock.testing.kafka import KafkaBroker
+
+_numbers = itertools.count()
+
+
+def make_broker(**options: object) -> "KafkaBroker":
+    """A broker that is not started yet; if there can be none, the test is left out."""
+    from penstock.errors import UsageError
+    from penstock.testing.kafka import KafkaBroker
+
+    try:
+        return KafkaBroker(**options)  # type: ignore[arg-type]
+    except UsageError as missing:
+        message = f"{missing}: {missing.detail} {missing.hint}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def kafka() -> "Iterator[KafkaBroker]":
+    """The broker, which answers."""
+    with make_broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """With it begin the names of topics that no other test uses."""
+    return f"test{next(_numbers)}-"

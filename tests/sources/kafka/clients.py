@@ -1,0 +1,94 @@
+"""Producers and consumers that do one thing and wait until it is done."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from penstock.testing.kafka import KafkaBroker
+
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a consumer saw."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+def transactional(broker: KafkaBroker, name: str, **settings: object) -> Producer:
+    """A producer that is ready to begin a transaction."""
+    producer = Producer(broker.client(transactional__id=name, **settings))
+    producer.init_transactions(PATIENCE_S)
+    return producer
+
+
+def produce(
+    producer: Producer, topic: str, values: Iterable[str], *, partition: int = 0, key: str = "k"
+) -> None:
+    """Each acknowledged by the broker, or an error."""
+    failed: list[object] = []
+    for value in values:
+        producer.produce(
+            topic,
+            key=key,
+            value=value,
+            partition=partition,
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )
+    assert producer.flush(PATIENCE_S) == 0
+    assert failed == []
+
+
+def consume(broker: KafkaBroker, topic: str, *, committed: bool = True) -> list[Record]:
+    """All that is there now, partition by partition, of a client that has not been here before."""
+    partitions = [each.id for each in broker.describe_topic(topic).partitions]
+    level = "read_committed" if committed else "read_uncommitted"
+    found: list[Record] = []
+    consumer = Consumer(
+        broker.client(
+            group__id="nobody",
+            isolation__level=level,
+            enable__auto__commit=False,
+            auto__offset__reset="error",
+        )
+    )
+    try:
+        for partition in partitions:
+            where = TopicPartition(topic, partition)
+            ends = consumer.get_watermark_offsets(where, timeout=PATIENCE_S)
+            assert ends is not None
+            low, end = ends
+            consumer.assign([TopicPartition(topic, partition, low)])
+            while consumer.position([where])[0].offset < end and low < end:
+                message = consumer.poll(0.1)
+                if message is not None:
+                    assert message.error() is None, message.error()
+                    found.append(
+                        Record(partition, message.offset() or 0, message.key(), message.value())
+                    )
+    finally:
+        consumer.close()
+    return sorted(found, key=lambda each: (each.partition, each.offset))
+
+
+def ends(admin: AdminClient, topic: str, partition: int = 0) -> tuple[int, int, int]:
+    """The low watermark, the last stable offset and the high watermark."""
+
+    def ask(spec: OffsetSpec, level: IsolationLevel) -> int:
+        asked = {TopicPartition(topic, partition): spec}
+        (answer,) = admin.list_offsets(
+            asked, isolation_level=level, request_timeout=PATIENCE_S
+        ).values()
+        return int(answer.result(PATIENCE_S).offset)
+
+    return (
+        ask(OffsetSpec.earliest(), IsolationLevel.READ_COMMITTED),
+        ask(OffsetSpec.latest(), IsolationLevel.READ_COMMITTED),
+        ask(OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),
+    )
