@@ -132,10 +132,12 @@ def _never(collection: str, pipeline: Pipeline) -> str:
         close = difflib.get_close_matches(source, there, n=1)
         meant = f"; did you mean {close[0]}{collection.removeprefix(source)}?" if close else ""
         return f'there is no collection "{collection}", and no source "{source}" to make it{meant}'
-    tables = section.postgres.tables
-    if tables is None:
+    if section.kafka is not None:
+        made = [source, f"{source}_errors"]
+    elif section.postgres is None or section.postgres.tables is None:
         return ""
-    made = [f"{source}.{each.name}" for each in tables]
+    else:
+        made = [f"{source}.{each.name}" for each in section.postgres.tables]
     if collection in made:
         return ""
     close = difflib.get_close_matches(collection, made, n=1, cutoff=0.0)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -24,9 +23,12 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from penstock.errors import UsageError
+from penstock.pipeline.kafka import KafkaSection, kafka_of
 from penstock.pipeline.measures import Duration, Flag, FromOne, FromZero, Size
 from penstock.pipeline.problems import problems, told
+from penstock.pipeline.section import Section
 from penstock.pipeline.written import Missing, Written, escaped, interpolated, read, wrong
+from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.postgres.config import PUBLICATION, PostgresConfig, TableSpec
 
 __all__ = [
@@ -49,16 +51,7 @@ _NAME: Final = r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$"
 Name = Annotated[str, Field(pattern=_NAME)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        arbitrary_types_allowed=True,
-        use_attribute_docstrings=True,
-    )
-
-
-class TableSection(_Section):
+class TableSection(Section):
     """A table to follow, and what to do with some of its columns."""
 
     name: str
@@ -87,7 +80,7 @@ def _table(value: object) -> object:
     raise ValueError("give a name like public.orders, or a mapping with name, exclude and text")
 
 
-class PostgresSection(_Section):
+class PostgresSection(Section):
     """A Postgres to follow."""
 
     model_config = ConfigDict(
@@ -142,22 +135,50 @@ def _postgres(section: PostgresSection) -> PostgresConfig:
         raise told(error) from None
 
 
-class SourceSection(_Section):
+class SourceSection(Section):
     """One source: what it is, and how its progress is called."""
 
-    postgres: Annotated[
-        PostgresConfig,
-        GetPydanticSchema(
-            lambda _, handler: core_schema.no_info_after_validator_function(
-                _postgres, handler.generate_schema(PostgresSection)
-            )
-        ),
-    ]
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["postgres"]}, {"required": ["kafka"]}]}
+    )
+
+    postgres: (
+        Annotated[
+            PostgresConfig,
+            GetPydanticSchema(
+                lambda _, handler: core_schema.no_info_after_validator_function(
+                    _postgres, handler.generate_schema(PostgresSection)
+                )
+            ),
+        ]
+        | None
+    ) = None
+    """A database."""
+
+    kafka: (
+        Annotated[
+            KafkaConfig,
+            GetPydanticSchema(
+                lambda _, handler: core_schema.no_info_after_validator_function(
+                    kafka_of, handler.generate_schema(KafkaSection)
+                )
+            ),
+        ]
+        | None
+    ) = None
+    """A topic."""
+
     progress: Name | None = None
     """What its progress relation is called; else after the source, with _progress."""
 
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.postgres is None) == (self.kafka is None):
+            raise ValueError("a source is either postgres or kafka")
+        return self
 
-class CollectionSection(_Section):
+
+class CollectionSection(Section):
     """What a collection's rows are as documents, where its source does not say."""
 
     key: tuple[str, ...] | Literal["row"] | None = None
@@ -174,7 +195,7 @@ class CollectionSection(_Section):
     order: tuple[str, ...] = ()
     """Columns that say in which order documents of a key are reduced."""
 
-    projections: dict[str, str] = {}
+    projections: dict[str, str] = Field(default_factory=dict)
     """Names for pointers into the document."""
 
     @model_validator(mode="after")
@@ -186,7 +207,7 @@ class CollectionSection(_Section):
         return self
 
 
-class FieldsSection(_Section):
+class FieldsSection(Section):
     """Which fields of a collection a binding takes."""
 
     recommended: Flag = True
@@ -199,7 +220,7 @@ class FieldsSection(_Section):
     """Fields to leave out."""
 
 
-class BindingSection(_Section):
+class BindingSection(Section):
     """A collection bound to a resource of the endpoint."""
 
     collection: str
@@ -221,7 +242,7 @@ class BindingSection(_Section):
     """Store each change, load nothing."""
 
 
-class TlsSection(_Section):
+class TlsSection(Section):
     """Certificates for the line to a connector."""
 
     ca: Path | None = None
@@ -234,7 +255,7 @@ class TlsSection(_Section):
     """A file: its key."""
 
 
-class GrpcSection(_Section):
+class GrpcSection(Section):
     """A connector that somebody else runs."""
 
     address: str
@@ -250,13 +271,13 @@ class GrpcSection(_Section):
     """Go without TLS beyond loopback and unix sockets."""
 
 
-class ConnectorSection(_Section):
+class ConnectorSection(Section):
     """Where a connector is, if it is not one of ours."""
 
     grpc: GrpcSection
 
 
-class MaterializationSection(_Section):
+class MaterializationSection(Section):
     """Collections into resources of one endpoint."""
 
     model_config = ConfigDict(
@@ -275,7 +296,7 @@ class MaterializationSection(_Section):
     connector: str | ConnectorSection
     """The name of a built-in one, or where another one is."""
 
-    endpoint: dict[str, Any] = {}
+    endpoint: dict[str, Any] = Field(default_factory=dict)
     """How the connector is configured."""
 
     bindings: tuple[BindingSection, ...]
@@ -306,7 +327,7 @@ class MaterializationSection(_Section):
         return self
 
 
-class Pipeline(_Section):
+class Pipeline(Section):
     """A whole file."""
 
     location: str
@@ -321,13 +342,13 @@ class Pipeline(_Section):
     retain: Duration = 86_400_000
     """How far back collections can be read: 7d; 24h is the default."""
 
-    sources: dict[Name, SourceSection] = {}
+    sources: dict[Name, SourceSection] = Field(default_factory=dict)
     """Where data comes from, by name."""
 
-    collections: dict[str, CollectionSection] = {}
+    collections: dict[str, CollectionSection] = Field(default_factory=dict)
     """What rows are as documents, by the name of the collection, where that must be said."""
 
-    materializations: dict[Name, MaterializationSection] = {}
+    materializations: dict[Name, MaterializationSection] = Field(default_factory=dict)
     """Where data goes, by name."""
 
     @model_validator(mode="after")

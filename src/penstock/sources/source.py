@@ -105,21 +105,35 @@ class Scan(Protocol):
     if rows must meet, whichever task they meet in does.
     """
 
-    format: str
-    options: Mapping[str, str]
-    """How Spark reads it; secrets among them."""
+    @property
+    def format(self) -> str:
+        """Which format of Spark's reads it."""
+        ...
 
-    secrets: Collection[str]
-    """What of the options nobody may see."""
+    @property
+    def options(self) -> Mapping[str, str]:
+        """How it is read; secrets among them."""
+        ...
 
-    size: int
-    """About how many bytes there are."""
+    @property
+    def secrets(self) -> Collection[str]:
+        """What of the options nobody may see."""
+        ...
 
-    into: Mapping[str, str]
-    """By output, the collection that its rows go to."""
+    @property
+    def size(self) -> int:
+        """About how many bytes there are."""
+        ...
 
-    meets: bool
-    """Whether rows with one key must be finished by one task."""
+    @property
+    def into(self) -> Mapping[str, str]:
+        """By output, the collection that its rows go to."""
+        ...
+
+    @property
+    def meets(self) -> bool:
+        """Whether rows with one key must be finished by one task."""
+        ...
 
     def prepare(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
         """What was read, as rows that can be told apart."""

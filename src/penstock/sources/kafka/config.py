@@ -15,10 +15,11 @@ TLS and SASL are said once, in our words, and told to each in its own.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.scan import Layout
+from penstock.sources.kafka.chosen import Chosen
+from penstock.sources.kafka.scan import Envelope, Layout
 
 __all__ = ["BITE", "KafkaConfig", "Sasl", "Start", "Tls"]
 
@@ -67,9 +68,14 @@ class KafkaConfig:
 
     brokers: str
     topic: str
-    layout: Layout
+    value: Chosen
+    key_format: Chosen | None = None
+    envelope: Envelope = "none"
     key: tuple[str, ...] = ()
     """The columns that tell rows apart; without, what the envelope says."""
+
+    include: Mapping[str, str] = field(default_factory=dict)
+    """What of a record besides its value becomes a column, and its name."""
 
     start: Start = "earliest"
     on_bad_record: Literal["stop", "set_aside"] = "stop"
@@ -93,21 +99,22 @@ class KafkaConfig:
                     detail="It decides what is read, or it has a word of its own.",
                     hint="Take it out.",
                 )
-        if missing := [name for name in self.key if name not in self.layout.schema.names]:
-            raise UsageError(
-                f'topic "{self.topic}" has no column "{missing[0]}" for its key',
-                hint=f"Name some of its columns: {', '.join(self.layout.schema.names)}.",
-            )
+
+    def layout(self, value: Any, key: Any) -> Layout:
+        """What records become, with what was decided about their formats.
+
+        Raises:
+            UsageError: the file says what cannot be.
+        """
+        chosen = self.value
+        made = chosen.made_debezium(value) if self.envelope == "debezium" else chosen.made(value)
+        keys = None if self.key_format is None else self.key_format.made(key)
+        return Layout(self.envelope, made, keys, self.include, self.key)
 
     @property
     def where(self) -> str:
         """For people."""
         return f'topic "{self.topic}" at {self.brokers}'
-
-    @property
-    def key_columns(self) -> tuple[str, ...]:
-        """What tells rows apart."""
-        return self.key or self.layout.key_columns
 
     @property
     def secrets(self) -> tuple[str, ...]:

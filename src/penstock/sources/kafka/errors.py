@@ -51,7 +51,9 @@ class OffsetsGone(DefiniteError):
 class BadRecord(DefiniteError):
     """A record cannot be taken."""
 
-    def __init__(self, topic: str, partition: int, offset: int, reason: str, *, others: int) -> None:
+    def __init__(
+        self, topic: str, partition: int, offset: int, reason: str, *, others: int
+    ) -> None:
         more = f" There are {others} more in the same range." if others else ""
         super().__init__(
             f'record at offset {offset} of partition {partition} of topic "{topic}" cannot be '

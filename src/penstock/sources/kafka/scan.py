@@ -6,25 +6,35 @@ they are finished:
 
     none      each record is a row, at its place (partition, offset)
     upsert    the last record of a key decides: its row comes, what was stored goes
+    debezium  the same, of change events, whose key is in the row they speak of
 
 A key's last record is the last by (timestamp, partition, offset): in one partition offsets
-alone would do, but who sends a key to two must be told apart by time.
+alone would do, but who sends a key to two must be told apart by time. Debezium's events of
+a key are in one partition, and go by their offsets.
+
+A connector of Debezium that is started again may send events again that it had sent before.
+They stand at a lower place of the database's log than one before them in the partition, by
+which they are known, and are dropped.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data import DIFF, TIME, consolidate
 from penstock.data.packed import key_hashes, pack
+from penstock.errors import UsageError
 from penstock.sources.kafka.formats.format import Format
 from penstock.sources.source import Out
 
-__all__ = ["DATA", "ERRORS", "ERRORS_SCHEMA", "META", "KafkaScan", "Layout", "Told"]
+__all__ = ["DATA", "ERRORS", "ERRORS_SCHEMA", "META", "Envelope", "KafkaScan", "Layout", "Told"]
+
+Envelope: TypeAlias = Literal["none", "upsert", "debezium"]
 
 DATA: Final = "data"
 ERRORS: Final = "errors"
@@ -62,37 +72,64 @@ _KEY: Final = "\0key"
 _VALUE: Final = "\0value"
 _GONE: Final = "\0gone"
 _REASON: Final = "\0reason"
-_INNER: Final = (_TOPIC, _PARTITION, _OFFSET, _TIMESTAMP, _KEY, _VALUE, _GONE, _REASON)
+_POSITION: Final = "\0position"
+_BAD: Final = (_TOPIC, _PARTITION, _OFFSET, _TIMESTAMP, _KEY, _VALUE, _REASON)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What records become: the columns of a collection, and where each comes from."""
 
-    envelope: Literal["none", "upsert"]
+    envelope: Envelope
     value: Format
+    """Of Debezium, what decodes its events."""
+
     key: Format | None = None
     """How keys are decoded, if their columns are wanted."""
 
     include: Mapping[str, str] = field(default_factory=dict)
     """By what of a record besides its value, the column that has it."""
 
+    named: tuple[str, ...] = ()
+    """The columns that tell rows apart, if the file names them."""
+
+    def __post_init__(self) -> None:
+        if self.envelope == "upsert" and self.key is None:
+            raise UsageError(
+                "envelope upsert needs to know what keys are",
+                hint="Say how they are decoded: key_format: text, or as format says it.",
+            )
+        if self.envelope == "debezium" and not self.named:
+            raise UsageError(
+                "envelope debezium needs to know the key of the rows",
+                hint="Name its columns: key: [id]",
+            )
+        if missing := [name for name in self.named if name not in self.schema.names]:
+            raise UsageError(
+                f'there is no column "{missing[0]}" for the key',
+                hint=f"Name some of these: {', '.join(self.schema.names)}.",
+            )
+
     @property
     def schema(self) -> pa.Schema:
         """The columns of the collection."""
         keys = [] if self.key is None else [*self.key.schema]
         taken = {each.name for each in keys}
-        values = [each for each in self.value.schema if each.name not in taken]
+        row = self.value.schema
+        if self.envelope == "debezium":
+            row = pa.schema([*row.field("after").type])
+        values = [each for each in row if each.name not in taken]
         others = [pa.field(name, META[what]) for what, name in self.include.items()]
         return pa.schema([*keys, *values, *others, *self._place()])
 
     @property
     def key_columns(self) -> tuple[str, ...]:
         """What tells rows apart, unless the file says otherwise."""
-        if self.envelope == "none":
-            return (self.column_of("partition"), self.column_of("offset"))
-        assert self.key is not None
-        return tuple(self.key.schema.names)
+        if self.named and self.envelope != "upsert":
+            return self.named
+        if self.key is not None and self.envelope == "upsert":
+            return tuple(self.key.schema.names)
+        return (self.column_of("partition"), self.column_of("offset"))
 
     def column_of(self, what: Literal["partition", "offset"]) -> str:
         """The column that has the place of a record."""
@@ -117,6 +154,9 @@ class Told(NamedTuple):
     first_bad: tuple[str, int, int, str] | None
     """Topic, partition, offset and reason of the first that could not be taken."""
 
+    marks: Mapping[int, bytes]
+    """By partition, the highest place in a database's log that an event stood at."""
+
 
 @dataclass(frozen=True, slots=True)
 class KafkaScan:
@@ -130,69 +170,79 @@ class KafkaScan:
     fresh: bool
     """Whether nothing is stored yet, so that nothing can go."""
 
+    marks: Mapping[int, bytes] = field(default_factory=dict)
+    """By partition, the highest place in a database's log of events that were drawn before."""
+
     format: str = "kafka"
 
     @property
     def meets(self) -> bool:
         """Whether records with one key must be finished by one task."""
-        return self.layout.envelope == "upsert"
+        return self.layout.envelope != "none"
 
     def prepare(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
         """Records, decoded."""
+        marks = dict(self.marks)
         for batch in rows:
             if batch.num_rows:
-                yield self._prepared(pa.Table.from_batches([batch]))
+                yield self._prepared(pa.Table.from_batches([batch]), marks)
 
-    def _prepared(self, read: pa.Table) -> pa.Table:
+    def _prepared(self, read: pa.Table, marks: dict[int, bytes]) -> pa.Table:
         layout, reasons = self.layout, dict[int, str]()
-        columns: dict[str, Any] = {}
+        columns: dict[str, pa.ChunkedArray] = {}
         if layout.key is not None:
             keys = layout.key.decode(read.column("key"))
             reasons.update((bad.row, f"its key: {bad.reason}") for bad in keys.bad)
             columns.update(zip(keys.rows.column_names, keys.rows.columns, strict=True))
         values = layout.value.decode(read.column("value"))
-        for name, column in zip(values.rows.column_names, values.rows.columns, strict=True):
-            columns.setdefault(name, column)
         for bad in values.bad:
             reasons.setdefault(bad.row, bad.reason)
-        times = read.column("timestamp").cast(META["timestamp"])
-        meta = {"timestamp": times, **{name: read.column(name) for name in ("partition", "offset")}}
-        for what in ("headers", "key"):
-            if what in layout.include:
-                meta[what] = read.column(what)
-        named = {what: meta[what].cast(META[what]) for what in layout.include}
-        columns.update((layout.include[what], column) for what, column in named.items())
-        if layout.envelope == "none":
-            for what in ("partition", "offset"):
-                columns[layout.column_of(what)] = read.column(what)
-        no_key, no_value = (pc.is_null(read.column(name)) for name in ("key", "value"))
-        if layout.envelope == "upsert":
-            wrong = no_key
-            message = "it has no key, and a key is what its row is known by"
-        else:
-            wrong = pc.and_(no_value, pc.invert(no_key))
-            message = "it has a key and no value, which means a deletion, and envelope none has none"
-        for row in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)):
-            reasons.setdefault(int(row), message)
-        skipped = pc.and_(no_key, no_value)
-        bad = np.zeros(read.num_rows, bool)
-        bad[[*reasons]] = True
-        bad &= ~skipped.to_numpy(zero_copy_only=False)
-        told = [reasons[row] if bad[row] else None for row in range(read.num_rows)] if reasons else []
-        nothing = pa.nulls(read.num_rows, pa.binary())
-        kept = pa.array(bad)
+        judged = _JUDGES[layout.envelope](read, values.rows)
+        for name, column in judged.columns.items():
+            columns.setdefault(name, column)
+        columns.update(self._of_record(read))
+        for row, reason in judged.reasons.items():
+            reasons.setdefault(row, reason)
+        count = read.num_rows
+        skipped = judged.skipped
+        bad_rows = np.zeros(count, bool)
+        bad_rows[[*reasons]] = True
+        bad_rows &= ~skipped
+        if judged.positions is not None:
+            partitions = read.column("partition").to_numpy()
+            skipped |= _again(judged.positions, partitions, marks) & ~bad_rows
+        told = pa.nulls(count, pa.string())
+        key = value = pa.nulls(count, pa.binary())
+        if bad_rows.any():
+            told = pa.array([reasons.get(row) if bad_rows[row] else None for row in range(count)])
+            key, value = (
+                pc.if_else(pa.array(bad_rows), read.column(name), pa.scalar(None, pa.binary()))
+                for name in ("key", "value")
+            )
         inner = {
             _TOPIC: read.column("topic"),
             _PARTITION: read.column("partition"),
             _OFFSET: read.column("offset"),
-            _TIMESTAMP: times,
-            _KEY: pc.if_else(kept, read.column("key"), None) if reasons else nothing,
-            _VALUE: pc.if_else(kept, read.column("value"), None) if reasons else nothing,
-            _GONE: no_value,
-            _REASON: pa.array(told, pa.string()) if told else pa.nulls(read.num_rows, pa.string()),
+            _TIMESTAMP: read.column("timestamp").cast(META["timestamp"]),
+            _KEY: key,
+            _VALUE: value,
+            _GONE: judged.gone,
+            _REASON: told,
+            _POSITION: pa.nulls(count, pa.binary())
+            if judged.positions is None
+            else judged.positions,
         }
         table = pa.table({**{name: columns[name] for name in layout.schema.names}, **inner})
-        return table.filter(pc.invert(skipped)) if pc.any(skipped).as_py() else table
+        return table.filter(pa.array(~skipped)) if skipped.any() else table
+
+    def _of_record(self, read: pa.Table) -> dict[str, pa.ChunkedArray]:
+        """What is wanted of records besides their values."""
+        layout = self.layout
+        found = {name: read.column(what).cast(META[what]) for what, name in layout.include.items()}
+        if layout.envelope == "none":
+            found[layout.column_of("partition")] = read.column("partition")
+            found[layout.column_of("offset")] = read.column("offset")
+        return found
 
     def places(self, rows: pa.Table, count: int) -> pa.Array:
         """For each record, where it meets the others of its key."""
@@ -201,48 +251,165 @@ class KafkaScan:
 
     def finish(self, rows: Iterable[pa.Table], out: Out) -> Told:
         """Put the rows that records come to, and apart from them those that cannot be taken."""
-        records, bad = 0, list[pa.Table]()
-        good = list[pa.Table]()
+        records, bad, good = 0, list[pa.Table](), list[pa.Table]()
+        marks: dict[int, bytes] = {}
         for table in rows:
             records += table.num_rows
             reasons = table.column(_REASON)
             if reasons.null_count < table.num_rows:
-                bad.append(table.filter(pc.is_valid(reasons)).select(_INNER))
+                bad.append(table.filter(pc.is_valid(reasons)).select(_BAD))
                 table = table.filter(pc.is_null(reasons))
             if self.layout.envelope == "none":
                 out.put(DATA, table.select(self.layout.schema.names))
             else:
                 good.append(table)
+                _raise_marks(marks, table)
         if good:
             self._put_last(pa.concat_tables(good), out)
-        return self._told(records, bad, out)
+        return self._told(records, bad, marks, out)
 
     def _put_last(self, rows: pa.Table, out: Out) -> None:
         names, key = self.layout.schema.names, list(self.layout.key_columns)
-        last = _last_of(rows, key)
-        keys = last.select(key)
+        by = (_TIMESTAMP, _PARTITION, _OFFSET)
+        last = _last_of(rows, key, by if self.layout.envelope == "upsert" else by[1:])
         come = last.filter(pc.invert(last.column(_GONE))).select(names)
         changes = [_with_diff(come, 1)]
         if not self.fresh:
-            changes.append(_with_diff(out.stored(DATA, keys).select(names), -1))
+            changes.append(_with_diff(out.stored(DATA, last.select(key)).select(names), -1))
         out.put(DATA, consolidate(pa.concat_tables(changes)).drop_columns([TIME]))
 
-    def _told(self, records: int, bad: list[pa.Table], out: Out) -> Told:
+    def _told(
+        self, records: int, bad: list[pa.Table], marks: Mapping[int, bytes], out: Out
+    ) -> Told:
         if not bad:
-            return Told(records, 0, None)
+            return Told(records, 0, None, marks)
         rows = pa.concat_tables(bad).sort_by([(_PARTITION, "ascending"), (_OFFSET, "ascending")])
-        found = [_TOPIC, _PARTITION, _OFFSET, _TIMESTAMP, _KEY, _VALUE, _REASON]
         if ERRORS in self.into:
-            out.put(ERRORS, pa.table([rows.column(name) for name in found], schema=ERRORS_SCHEMA))
+            out.put(ERRORS, pa.table(rows.columns, schema=ERRORS_SCHEMA))
         topic, partition, offset, reason = (
             rows.column(name)[0].as_py() for name in (_TOPIC, _PARTITION, _OFFSET, _REASON)
         )
-        return Told(records, rows.num_rows, (topic, partition, offset, reason))
+        return Told(records, rows.num_rows, (topic, partition, offset, reason), marks)
 
 
-def _last_of(rows: pa.Table, key: list[str]) -> pa.Table:
-    """Of each key, the last record by (timestamp, partition, offset)."""
-    ordered = rows.sort_by([(name, "ascending") for name in (_TIMESTAMP, _PARTITION, _OFFSET)])
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What an envelope makes of records."""
+
+    columns: Mapping[str, pa.ChunkedArray]
+    gone: pa.ChunkedArray
+    """Whether the row of this key is gone."""
+
+    skipped: npt.NDArray[np.bool_]
+    """Whether a record says nothing."""
+
+    reasons: Mapping[int, str]
+    """Why a record cannot be taken, although it was decoded."""
+
+    positions: pa.ChunkedArray | None = None
+    """Where in a database's log an event stands."""
+
+
+def _none(read: pa.Table, values: pa.Table) -> _Judged:
+    no_key, no_value = _missing(read)
+    wrong = no_value & ~no_key
+    reason = "it has a key and no value, which is a deletion to others; envelope none has none"
+    return _Judged(
+        _columns(values),
+        pa.chunked_array([pa.array(no_value)]),
+        no_key & no_value,
+        dict.fromkeys(np.flatnonzero(wrong).tolist(), reason),
+    )
+
+
+def _upsert(read: pa.Table, values: pa.Table) -> _Judged:
+    no_key, no_value = _missing(read)
+    reason = "it has no key, and its row would be known by that"
+    return _Judged(
+        _columns(values),
+        pa.chunked_array([pa.array(no_value)]),
+        no_key & no_value,
+        dict.fromkeys(np.flatnonzero(no_key).tolist(), reason),
+    )
+
+
+def _debezium(read: pa.Table, values: pa.Table) -> _Judged:
+    ops, after, before = (
+        values.column(name).combine_chunks() for name in ("op", "after", "before")
+    )
+    deleted = pc.fill_null(pc.equal(ops, "d"), fill_value=False)
+    rows = pc.if_else(deleted, before, after)
+    reasons: dict[int, str] = {}
+    for op, reason in _NOT_TAKEN.items():
+        found = pc.fill_null(pc.equal(ops, op), fill_value=False).to_numpy(zero_copy_only=False)
+        reasons.update(dict.fromkeys(np.flatnonzero(found).tolist(), reason))
+    lacking = pc.and_(deleted, pc.is_null(before)).to_numpy(zero_copy_only=False)
+    reason = "it deletes a row and does not say which: before is null"
+    reasons.update(dict.fromkeys(np.flatnonzero(lacking).tolist(), reason))
+    says_nothing = pc.or_kleene(pc.is_null(ops), pc.fill_null(pc.equal(ops, "m"), fill_value=False))
+    names = [field.name for field in rows.type]
+    fields = pc.struct_field
+    return _Judged(
+        {name: pa.chunked_array([fields(rows, [at])]) for at, name in enumerate(names)},
+        pa.chunked_array([deleted]),
+        says_nothing.to_numpy(zero_copy_only=False).copy(),
+        reasons,
+        values.column("position"),
+    )
+
+
+_NOT_TAKEN: Final = {
+    "t": "it says that its table was truncated, of which no row is named",
+}
+
+_JUDGES: Final = {"none": _none, "upsert": _upsert, "debezium": _debezium}
+
+
+def _columns(values: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return dict(zip(values.column_names, values.columns, strict=True))
+
+
+def _missing(read: pa.Table) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which records have no key, and which no value."""
+    no_key, no_value = (
+        pc.is_null(read.column(name)).to_numpy(zero_copy_only=False).copy()
+        for name in ("key", "value")
+    )
+    return no_key, no_value
+
+
+def _again(
+    positions: pa.ChunkedArray, partitions: npt.NDArray[np.int32], marks: dict[int, bytes]
+) -> npt.NDArray[np.bool_]:
+    """Which events were sent before, and raises `marks` by the others."""
+    found = np.zeros(len(partitions), bool)
+    known = pc.is_valid(positions).to_numpy(zero_copy_only=False)
+    for partition in np.unique(partitions[known]).tolist():
+        at = np.flatnonzero(known & (partitions == partition))
+        here = positions.take(pa.array(at)).combine_chunks()
+        mark = marks.get(partition, b"")
+        # As numbers that compare as the bytes do; the first is that of the mark.
+        ranks = pc.rank(pa.concat_arrays([pa.array([mark], here.type), here]), tiebreaker="dense")
+        numbers = ranks.to_numpy().astype(np.int64)
+        found[at] = numbers[1:] < np.maximum.accumulate(numbers)[:-1]
+        marks[partition] = max(mark, pc.max(here).as_py())
+    return found
+
+
+def _raise_marks(marks: dict[int, bytes], rows: pa.Table) -> None:
+    if rows.column(_POSITION).null_count == rows.num_rows:
+        return
+    highest = rows.group_by(_PARTITION).aggregate([(_POSITION, "max")])
+    for partition, position in zip(
+        *(column.to_pylist() for column in highest.columns), strict=True
+    ):
+        if position is not None:
+            marks[partition] = max(marks.get(partition, b""), position)
+
+
+def _last_of(rows: pa.Table, key: list[str], by: Sequence[str]) -> pa.Table:
+    """Of each key, the last record."""
+    ordered = rows.sort_by([(name, "ascending") for name in by])
     names = [f"c{number}" for number in range(len(key))]
     numbered = pa.table(
         [*(ordered.column(name) for name in key), np.arange(ordered.num_rows)],

@@ -9,6 +9,7 @@ was there, and so does every one of a compacted topic, whose older states cannot
 more; of other topics a backlog is drawn in bites.
 """
 
+import functools
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from penstock.clock import Clock
 from penstock.errors import UsageError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import BadRecord, OffsetsGone, TopicChanged
-from penstock.sources.kafka.scan import DATA, ERRORS, ERRORS_SCHEMA, KafkaScan, Told
+from penstock.sources.kafka.scan import DATA, ERRORS, ERRORS_SCHEMA, KafkaScan, Layout, Told
 from penstock.sources.kafka.upstream import Topic, Upstream
 from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
 from penstock.telemetry import fields, logger
@@ -29,6 +30,10 @@ log = logger("sources.kafka")
 
 NOTE: Final = "topic"
 """Under which the topic is remembered: its id, and where each partition began."""
+
+MARKS: Final = "marks"
+SAMPLE: Final = 1_000
+"""From so many records columns are inferred."""
 
 LOOK_MS: Final = 5_000
 """So often it is asked how many records are above what is stable."""
@@ -54,6 +59,10 @@ class KafkaSource:
         self._bound: Frontier | None = None
         self._reached: Frontier = {}
         self._compacted = False
+        self._layout: Layout
+        self._marks: dict[int, bytes] = {}
+        """By partition, how far in its database's log Debezium's events have come."""
+
         self._bad = 0
         self._looked_ms = 0
         self._above: dict[int, int] = {}
@@ -74,16 +83,20 @@ class KafkaSource:
         self._compacted = self._upstream.compacted()
         self._bound = bound
         config = self._config
-        loader.make(self.name, config.layout.schema, config.key_columns)
-        if config.on_bad_record == "set_aside":
-            loader.make(self.errors, ERRORS_SCHEMA, ("topic", "partition", "offset"))
         if known is None or bound is None:
+            # Nothing is bound yet, so that all is decided anew.
             self._begins = self._first_offsets()
-            note = {"id": self._topic.id, "begins": self._begins}
-            memory.write_down({NOTE: note})
+            known = {"id": self._topic.id, "begins": self._begins, **self._decided()}
+            memory.write_down({NOTE: known})
         else:
             self._must_be(known["id"])
             self._begins = {int(each): offset for each, offset in known["begins"].items()}
+        self._layout = config.layout(known["value"], known["key"])
+        marks = memory.recall(MARKS) or {}
+        self._marks = {int(each): bytes.fromhex(mark) for each, mark in marks.items()}
+        loader.make(self.name, self._layout.schema, self._layout.key_columns)
+        if self._sets_aside:
+            loader.make(self.errors, ERRORS_SCHEMA, ("topic", "partition", "offset"))
 
     def stopping(self, stop: threading.Event) -> None:
         """Nothing is waited for that would not answer by itself."""
@@ -108,7 +121,9 @@ class KafkaSource:
         ranges = self._ranges(upto)
         if ranges:
             self._check_kept(ranges)
-            self._judge(tick.scan(self._scan(ranges)))
+            told = tick.scan(self._scan(ranges))
+            self._judge(told)
+            self._raise_marks(tick, told)
         return {**(self._bound or {}), **upto}
 
     def collections(self) -> Sequence[str]:
@@ -210,6 +225,16 @@ class KafkaSource:
             )
         return {each: max(start.get(each, 0), kept[each]) for each in partitions}
 
+    def _decided(self) -> dict[str, Any]:
+        """What must stay as it is now: the columns of records, wherever they are taken from."""
+        topic, config = self._config.topic, self._config
+        sample = functools.cache(lambda: self._upstream.sample(self._topic.partitions, SAMPLE))
+        value = config.value.decided(lambda: sample().column("value"), f"{topic}-value")
+        key = None
+        if config.key_format is not None:
+            key = config.key_format.decided(lambda: sample().column("key"), f"{topic}-key")
+        return {"value": value, "key": key}
+
     def _must_be(self, known: str, topic: Topic | None = None) -> None:
         found = topic or self._topic
         if found.id != known:
@@ -277,7 +302,7 @@ class KafkaSource:
             "startingOffsets": json.dumps({topic: first}),
             "endingOffsets": json.dumps({topic: upper}),
             "failOnDataLoss": "true",
-            "includeHeaders": str("headers" in config.layout.include).lower(),
+            "includeHeaders": str("headers" in config.include).lower(),
         }
         into = {DATA: self.name}
         if self._sets_aside:
@@ -287,9 +312,18 @@ class KafkaSource:
             secrets=config.secrets,
             size=RECORD_BYTES * sum(upper - first for first, upper in ranges.values()),
             into=into,
-            layout=config.layout,
+            layout=self._layout,
             fresh=self._bound is None,
+            marks=self._marks,
         )
+
+    def _raise_marks(self, tick: Tick, told: Sequence[Told]) -> None:
+        for each in told:
+            for partition, mark in each.marks.items():
+                self._marks[partition] = max(self._marks.get(partition, b""), mark)
+        if any(each.marks for each in told):
+            marks = {str(each): mark.hex() for each, mark in sorted(self._marks.items())}
+            tick.remember(MARKS, marks)
 
     def _judge(self, told: Sequence[Told]) -> None:
         """What to do about records that could not be taken."""

@@ -14,9 +14,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+import pyarrow as pa
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as Place
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+
+# These are public, and not said to be.
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 
 from penstock.errors import DefiniteError, TransientError
 from penstock.sources.kafka.config import KafkaConfig
@@ -27,6 +35,10 @@ __all__ = ["Topic", "Upstream"]
 T = TypeVar("T")
 
 PATIENCE_S: Final = 30
+
+_ANY: Final[Any] = OffsetSpec  # It has no types.
+_LATEST: Final = _ANY.latest()
+_EARLIEST: Final = _ANY.earliest()
 
 MISSING: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 REFUSED: Final = frozenset(
@@ -92,19 +104,19 @@ class Upstream:
 
     def stable_ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """The last stable offset of each, below which all is committed or given up."""
-        return self._offsets(partitions, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
+        return self._offsets(partitions, _LATEST, IsolationLevel.READ_COMMITTED)
 
     def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """The offset of each after its last record, of open transactions too."""
-        return self._offsets(partitions, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+        return self._offsets(partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def beginnings(self, partitions: Sequence[int]) -> dict[int, int]:
         """The offset of each at which its records begin; those before it were removed."""
-        return self._offsets(partitions, OffsetSpec.earliest(), IsolationLevel.READ_COMMITTED)
+        return self._offsets(partitions, _EARLIEST, IsolationLevel.READ_COMMITTED)
 
     def at_time(self, partitions: Sequence[int], time_ms: int) -> dict[int, int]:
         """The offset of each of its first record at or after a time; its end, if there is none."""
-        spec = OffsetSpec.for_timestamp(time_ms)
+        spec = _ANY.for_timestamp(time_ms)
         found = self._offsets(partitions, spec, IsolationLevel.READ_COMMITTED)
         late = [partition for partition, offset in found.items() if offset < 0]
         return {**found, **(self.stable_ends(late) if late else {})}
@@ -116,8 +128,50 @@ class Upstream:
         found = self._answer(asked[resource], known=True)
         return "compact" in str(found["cleanup.policy"].value)
 
+    def sample(self, partitions: Sequence[int], count: int) -> pa.Table:
+        """Keys and values of some of the first records that are kept, at most so many.
+
+        Raises:
+            TransientError: they do not come.
+        """
+        begins, ends = self.beginnings(partitions), self.stable_ends(partitions)
+        share = -(-count // max(1, len(partitions)))
+        keys, values = list[bytes | None](), list[bytes | None]()
+        consumer = Consumer(
+            {
+                **self._config.client(),
+                "group.id": "penstock-sample",  # It joins none; the client asks for a name.
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+            }
+        )
+        try:
+            for each in partitions:
+                if begins[each] == ends[each]:
+                    continue
+                consumer.assign([Place(self._config.topic, each, begins[each])])
+                found = 0
+                while found < share:
+                    message = consumer.poll(PATIENCE_S)
+                    if message is None:
+                        raise self._unreached("no record comes")
+                    if (error := message.error()) is not None:
+                        if error.code() == KafkaError._PARTITION_EOF:
+                            break
+                        raise self._unreached(_hidden(error.str(), self._config.secrets))
+                    keys.append(message.key())
+                    values.append(message.value())
+                    found += 1
+        finally:
+            consumer.close()
+        return pa.table(
+            {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+        )
+
     def _offsets(
-        self, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel
+        self, partitions: Sequence[int], spec: Any, isolation: IsolationLevel
     ) -> dict[int, int]:
         if not partitions:
             return {}
