@@ -25,6 +25,7 @@ from penstock.catalog.secrets import without_secrets
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.checking import checked
 from penstock.engine.dropping import drop_object, leave_tables
+from penstock.engine.jars import kafka_jars
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import PenstockError, UsageError
 from penstock.ingest import running as ingest
@@ -68,8 +69,9 @@ def run(
         PenstockError: what ended a task, of the first that was, when all have.
     """
     pipeline, written = load(file), load_written(file)
-    kept = KeptSession(master, starts=spark_starts)
-    if "materialization" in types and pipeline.materializations:
+    topics = "source" in types and any(each.kafka for each in pipeline.sources.values())
+    kept = KeptSession(master, jars=kafka_jars if topics else tuple, starts=spark_starts)
+    if topics or ("materialization" in types and pipeline.materializations):
         # While others answer; whoever needs it waits for it, and hears why it cannot start.
         threading.Thread(target=_warm, args=(kept,), name="spark", daemon=True).start()
     found = _agreed(pipeline, written, types, allow_drop=allow_drop, clock=clock)

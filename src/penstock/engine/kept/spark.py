@@ -7,6 +7,7 @@ another is started.
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -31,10 +32,18 @@ class KeptSession:
     """Tasks, jobs and merges of whichever session there is."""
 
     def __init__(
-        self, master: str | None = None, *, starts: Callable[[], None] = lambda: None
+        self,
+        master: str | None = None,
+        *,
+        jars: Callable[[], Sequence[Path]] = tuple,
+        starts: Callable[[], None] = lambda: None,
     ) -> None:
-        """`starts` is called before one is started, which takes seconds."""
+        """`starts` is called before one is started, which takes seconds.
+
+        `jars` are what it needs besides what PySpark ships.
+        """
         self._master = master
+        self._jars = jars
         self._starts = starts
         self._lock = threading.Lock()
         self._spark: SparkSession | None = None
@@ -52,7 +61,9 @@ class KeptSession:
             if self._spark is None:
                 self._starts()
                 try:
-                    self._spark = session(master=self._master)
+                    jars = ",".join(map(str, self._jars()))
+                    config = {"spark.jars": jars} if jars else {}
+                    self._spark = session(master=self._master, config=config)
                 except UsageError as error:
                     # It may have ended while it was asked.
                     if forget_dead_session():

@@ -86,7 +86,8 @@ class KafkaSource:
         if known is None or bound is None:
             # Nothing is bound yet, so that all is decided anew.
             self._begins = self._first_offsets()
-            known = {"id": self._topic.id, "begins": self._begins, **self._decided()}
+            begins = {str(each): offset for each, offset in self._begins.items()}
+            known = {"id": self._topic.id, "begins": begins, **self._decided()}
             memory.write_down({NOTE: known})
         else:
             self._must_be(known["id"])
