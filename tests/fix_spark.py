@@ -103,20 +103,25 @@ class Cluster:
         self.process.stdout.close()
 
 
-@pytest.fixture(scope="session")
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, object_server: "ObjectServer"
-) -> Iterator[Cluster]:
-    """Two executors of one core each, with speculation on, that know the S3 server."""
+def home_of_links(folder: Path) -> Path:
+    """A SPARK_HOME of our own, of links: executors leave their files in its `work`."""
     import pyspark
 
-    folder = tmp_path_factory.mktemp("cluster")
-    # Executors leave their files in SPARK_HOME/work; so it is one of our own, of links.
     home = folder / "home"
     home.mkdir()
     for each in Path(pyspark.__file__).parent.iterdir():
         if each.name != "work":
             (home / each.name).symlink_to(each)
+    return home
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, object_server: "ObjectServer"
+) -> Iterator[Cluster]:
+    """Two executors of one core each, with speculation on, that know the S3 server."""
+    folder = tmp_path_factory.mktemp("cluster")
+    home = home_of_links(folder)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.on_cluster"],
         stdin=subprocess.PIPE,

@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.fix_spark import home_of_links
 
 pytestmark = pytest.mark.spark
 
@@ -43,3 +46,58 @@ def test_a_killed_jvm_is_replaced(tmp_path: Path) -> None:
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr[-3_000:]
+
+
+JARS = """
+import sys, threading, zipfile
+from pathlib import Path
+from penstock.engine.kept.spark import KeptSession
+
+ours = Path("our own.jar")
+kept = KeptSession("local-cluster[1,1,1024]", jars=lambda: [ours])
+spark = kept.get()
+
+def seen(_):
+    from pyspark import SparkFiles
+    return sorted(path.name for path in Path(SparkFiles.getRootDirectory()).glob("*.jar"))
+
+def on_driver():
+    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    found.append([loader.getResource(name) is not None for name in ("ours", "theirs", "other")])
+
+found = []
+on_driver()
+another = threading.Thread(target=on_driver)
+another.start()
+another.join()
+(tasks,) = spark.sparkContext.parallelize([1], 1).map(seen).collect()
+spark.stop()
+print(found, tasks)
+"""
+
+
+def test_jars_are_there_for_driver_and_tasks_beside_those_of_sparks_own_configuration(
+    tmp_path: Path,
+) -> None:
+    for name, holds in (("our own.jar", "ours"), ("their.jar", "theirs")):
+        with zipfile.ZipFile(tmp_path / name, "w") as jar:
+            jar.writestr(holds, "")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(f"spark.jars  {tmp_path}/their.jar\n")
+    ended = subprocess.run(
+        [sys.executable, "-c", JARS],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_CONF_DIR": str(tmp_path / "conf"),
+            "SPARK_HOME": str(home_of_links(tmp_path)),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    there = [True, True, False]
+    said = f"{[there, there]} ['our own.jar', 'their.jar']\n"
+    assert (ended.returncode, ended.stdout) == (0, said), ended.stderr[-3_000:]

@@ -9,6 +9,8 @@ setting comes from the first that has it:
     Spark's configuration   spark-defaults.conf, spark-submit
     ours                    local[*], quiet, bound to loopback, jobs share the cores
 
+Jars alone add up: those of the caller come beside those that Spark's configuration names.
+
 To know the third before choosing the fourth, the JVM is started first and its
 configuration read, and only then the session.
 """
@@ -42,6 +44,8 @@ LOOPBACK: Final = "127.0.0.1"
 
 CONNECT_PORT: Final = 15002
 """Where a Spark Connect server listens unless its URL says otherwise."""
+
+JARS: Final = "spark.jars"
 
 NEWEST_JAVA: Final = 23 if __version__.startswith("4.1.") else None
 """The Hadoop of PySpark 4.1 calls what Java 24 took away; that of 4.2 does not."""
@@ -164,6 +168,8 @@ def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clo
         _check_form(asked)
         config["spark.master"] = asked
     config.setdefault("spark.app.name", app_name)
+    if JARS in config:
+        config[JARS] = _both(config[JARS], _configured_jars())
     launched = _start_jvm(config)
     with _told_as_ours(config.get("spark.master")):
         # With a JVM, this is what spark-defaults.conf and spark-submit say.
@@ -175,6 +181,8 @@ def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clo
             _forget(config)
         else:
             decided = {**found, **config}
+            if JARS in config:
+                decided[JARS] = _both(config[JARS], found.get(JARS, ""))
         runs_on = decided.setdefault("spark.master", "local[*]")
         settings: dict[str, Any] = {**_ours(runs_on), **decided}
         if "spark.sql.warehouse.dir" not in settings:
@@ -188,7 +196,8 @@ def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clo
 def _start_remote(url: str, config: Mapping[str, str]) -> SparkSession:
     log.info("connecting to Spark", extra=fields(server=_normal(url)))
     others: dict[str, Any] = dict(config)
-    for name in ("spark.master", "spark.remote"):
+    # What jars the server has is decided where it was started.
+    for name in ("spark.master", "spark.remote", JARS):
         others.pop(name, None)
     try:
         with _told_as_ours(url):
@@ -330,6 +339,22 @@ def _configuration_folder() -> Path:
 
     named = os.environ.get("SPARK_CONF_DIR")
     return Path(named) if named else Path(_find_spark_home()) / "conf"
+
+
+def _configured_jars() -> str:
+    """The jars of spark-defaults.conf, which those of `config` would replace."""
+    try:
+        text = (_configuration_folder() / "spark-defaults.conf").read_text()
+    except OSError:
+        return ""
+    named = re.findall(r"^\s*spark\.jars(?:\s*[=:]\s*|\s+)(\S.*?)\s*$", text, re.MULTILINE)
+    return str(named[-1]) if named else ""
+
+
+def _both(*lists: str) -> str:
+    """Lists with commas as one, each member once."""
+    members = [each.strip() for some in lists for each in some.split(",")]
+    return ",".join(dict.fromkeys(filter(None, members)))
 
 
 def _has_own_logging(config: Mapping[str, str], options: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from penstock.engine.reach.spark import reach
-from penstock.engine.spark import connect, forget_dead_session, session
+from penstock.engine.spark import JARS, connect, forget_dead_session, session
 from penstock.errors import TransientError, UsageError
 from penstock.ingest.spark import SparkTasks, tasks_of
 from penstock.materialize.driver import Jobs
@@ -35,16 +35,17 @@ class KeptSession:
         self,
         master: str | None = None,
         *,
-        jars: Callable[[], Sequence[Path]] = tuple,
         starts: Callable[[], None] = lambda: None,
+        jars: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
         """`starts` is called before one is started, which takes seconds.
 
-        `jars` are what it needs besides what PySpark ships.
+        So is `jars`, for what the session must be able to load, on its driver and wherever its
+        tasks run. A session that runs already is given none: its threads would not all see them.
         """
         self._master = master
-        self._jars = jars
         self._starts = starts
+        self._jars = jars
         self._lock = threading.Lock()
         self._spark: SparkSession | None = None
         self._shards: SparkShards | None = None
@@ -53,17 +54,18 @@ class KeptSession:
         """The session, started if there is none.
 
         Raises:
-            UsageError: Spark cannot start.
+            UsageError: Spark cannot start, or jars are not to be had.
         """
         with self._lock:
             if forget_dead_session():
                 self._spark = self._shards = None
             if self._spark is None:
                 self._starts()
+                jars = ",".join(each.absolute().as_uri() for each in self._jars())
                 try:
-                    jars = ",".join(map(str, self._jars()))
-                    config = {"spark.jars": jars} if jars else {}
-                    self._spark = session(master=self._master, config=config)
+                    self._spark = session(
+                        master=self._master, config={JARS: jars} if jars else None
+                    )
                 except UsageError as error:
                     # It may have ended while it was asked.
                     if forget_dead_session():
