@@ -130,9 +130,7 @@ class AvroFormat:
     @classmethod
     def of(cls, registered: Registered, registry: Registry) -> Self:
         """Read as a schema of the registry, such as the latest of a subject."""
-        return cls(
-            registered.schema, registry=registry, reader_references=registered.references
-        )
+        return cls(registered.schema, registry=registry, reader_references=registered.references)
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.reader, self.writer, self.registry, self.reader_references
@@ -244,7 +242,9 @@ class _Kind:
             try:
                 kept.append(pa.array(self._ready([value]), self.arrow))
             except _MALFORMED:
-                bad.setdefault(row, f'column "{name}" is {self.arrow}, which its value does not fit')
+                bad.setdefault(
+                    row, f'column "{name}" is {self.arrow}, which its value does not fit'
+                )
                 kept.append(pa.nulls(1, self.arrow))
         return pa.concat_arrays(kept) if kept else pa.nulls(0, self.arrow)
 
@@ -283,7 +283,7 @@ def whole_schema(text: str, references: Sequence[tuple[str, Registered]]) -> Any
     Raises:
         Unfit: it is no schema.
     """
-    outside = {name: registered for name, registered in _all(references)}
+    outside = dict(_all(references))
     defined: set[str] = set()
 
     def walk(node: Any, space: str) -> Any:
@@ -446,6 +446,12 @@ def _kind(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> _Kind
             return _Kind(pa.string(), _uuid)
         case (word,):
             return _Kind(_LOGICAL[node["type"], word])
+        case _:
+            return _unmarked(node, named, around)
+
+
+def _unmarked(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> _Kind:
+    """The same of a type that means just what it is."""
     match node["type"]:
         case "enum":
             return _Kind(pa.string())

@@ -48,7 +48,7 @@ def copy_texts(data, kinds, starts, ends, out, offsets):  # type: ignore[no-unty
         kind = kinds[row]
         if kind != NOTHING:
             at, end = starts[row], ends[row]
-            if kind == STRING or kind == ESCAPED or kind == QUOTED or kind == DOUBLED:
+            if kind in (STRING, ESCAPED, QUOTED, DOUBLED):
                 at += 1
                 end -= 1
             if kind == ESCAPED:
@@ -139,7 +139,7 @@ def _unescaped(data, at, end, out, to):  # type: ignore[no-untyped-def]
 @compiled
 def _inside(kind, start, end):  # type: ignore[no-untyped-def]
     """What stands between the quotes, if there are any."""
-    if kind == STRING or kind == QUOTED:
+    if kind in (STRING, QUOTED):
         return start + 1, end - 1
     return start, end
 
@@ -151,7 +151,7 @@ def _parts(data, at, end):  # type: ignore[no-untyped-def]
     if negative:
         at += 1
     # Nearly all numbers are a few digits and nothing else.
-    begin, small = at, 0
+    begin, small = at, np.int64(0)
     while at < end and 48 <= data[at] <= 57:
         small = 10 * small + np.int64(data[at]) - 48
         at += 1
@@ -184,7 +184,7 @@ def _parts(data, at, end):  # type: ignore[no-untyped-def]
             at += 1
         if at == end or end - at > 4:
             return False, negative, _ZERO, 0
-        power = 0
+        power = np.int64(0)
         while at < end and 48 <= data[at] <= 57:
             power = 10 * power + np.int64(data[at]) - 48
             at += 1

@@ -249,10 +249,10 @@ def _decimal(text: str, *, precision: int, scale: int) -> tuple[int, int]:
 
 def _whole(text: str, scale: int, otherwise: str) -> int:
     """The number times ten to `scale`, if that is whole and has at most 40 digits."""
-    number = _NUMBER.fullmatch(text)
-    if number is None:
+    parts = _NUMBER.fullmatch(text)
+    if parts is None:
         raise Unfit
-    sign, before, after, below, power = number.groups(default="")
+    sign, before, after, below, power = parts.groups(default="")
     digits = (before + after).lstrip("0")
     kept = digits.rstrip("0")
     if not kept:
@@ -263,7 +263,8 @@ def _whole(text: str, scale: int, otherwise: str) -> int:
         raise Unfit(f": {otherwise}")
     if len(kept) + shift > 40:
         raise Unfit(": it is too large")
-    return int(sign + kept) * 10**shift
+    number: int = int(sign + kept) * 10**shift
+    return number
 
 
 def _double(text: str) -> float:

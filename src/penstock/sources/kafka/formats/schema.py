@@ -1,15 +1,15 @@
 """Columns as a pipeline's file names them: a name, and a word for its type.
 
-    boolean                 bool
-    smallint, int, bigint   int16, int32, int64
-    double                  double
-    numeric(p, s)           decimal128(p, s), at most 38 digits
-    text                    string
-    bytes                   binary, in text as base64
-    date                    date32
-    timestamp               timestamp[us]
-    timestamptz             timestamp[us, UTC]
-    json                    string, any value as the JSON text that was written
+boolean                 bool
+smallint, int, bigint   int16, int32, int64
+double                  double
+numeric(p, s)           decimal128(p, s), at most 38 digits
+text                    string
+bytes                   binary, in text as base64
+date                    date32
+timestamp               timestamp[us]
+timestamptz             timestamp[us, UTC]
+json                    string, any value as the JSON text that was written
 """
 
 import re

@@ -236,7 +236,7 @@ def _hex(data, at, end):  # type: ignore[no-untyped-def]
     """The number of four hexadecimal digits, or -1."""
     if end - at < 4:
         return -1
-    number = 0
+    number = np.int64(0)
     for i in range(at, at + 4):
         c = np.int64(data[i])
         if 48 <= c <= 57:
