@@ -157,7 +157,7 @@ def _parts(data, at, end):  # type: ignore[no-untyped-def]
         at += 1
     if at == end and 0 < at - begin <= 18:
         return True, negative, np.uint64(small), 0
-    mantissa, width, exponent = _ZERO, 0, 0
+    mantissa, width, exponent = _ZERO, 0, np.int64(0)
     at = begin
     while at < end and 48 <= data[at] <= 57:
         if width or data[at] != 48:
