@@ -35,6 +35,7 @@ import fastavro
 import msgspec
 import pyarrow as pa
 from fastavro.read import SchemaResolutionError
+from fastavro.schema import SchemaParseException, UnknownType
 
 from penstock.errors import UsageError
 from penstock.sources.kafka.formats.cells import Unfit
@@ -375,7 +376,7 @@ def _parsed(whole: Any) -> Any:
     """The schema as fastavro takes it, without logical types."""
     try:
         return fastavro.parse_schema(_stripped(whole))
-    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, *_MALFORMED):
+    except (SchemaParseException, UnknownType, *_MALFORMED):
         raise Unfit("it is no Avro schema") from None
 
 

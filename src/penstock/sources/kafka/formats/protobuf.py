@@ -145,6 +145,7 @@ def _described(descriptors: bytes, name: str) -> Descriptor:
             ".".join(filter(None, (each.package, message.name)))
             for each in files.file
             for message in each.message_type
+            if not each.package.startswith("google.protobuf")
         )
         raise UsageError(
             f'descriptors of protobuf format have no message "{name[:80]}"',
@@ -220,17 +221,17 @@ def _array(
 ) -> pa.Array:
     try:
         return pa.array([None if each is None else get(each) for each in found], kind)
-    except (UnicodeError, RecursionError):
+    except ValueError:
         pass
     # Messages of proto2 may hold text that is none.
-    kept: list[Any] = []
+    kept = []
     for row, each in enumerate(found):
         try:
-            kept.append(None if each is None else get(each))
-        except UnicodeError:
+            kept.append(pa.array([None if each is None else get(each)], kind))
+        except ValueError:
             bad.setdefault(row, f'field "{name}" holds text that is not UTF-8')
-            kept.append(None)
-    return pa.array(kept, kind)
+            kept.append(pa.nulls(1, kind))
+    return pa.concat_arrays(kept)
 
 
 def _field(each: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType, Get]:
