@@ -56,7 +56,7 @@ def _show(console: Console, found: dict[str, Any]) -> None:
             table.add_row(
                 each["source"],
                 each.get("phase", ""),
-                each.get("lsn", ""),
+                str(each.get("lsn") or each.get("position") or ""),
                 str(each.get("rows", "")),
                 _behind(each),
                 "" if held is None else f"{held} bytes",
@@ -81,7 +81,8 @@ def _show(console: Console, found: dict[str, Any]) -> None:
 
 def _behind(source: dict[str, Any]) -> str:
     """In upstream's own units, and in seconds if that is known."""
-    told = f"{source.get('lag_bytes', 0)} bytes"
+    records = source.get("lag_records")
+    told = f"{source.get('lag_bytes', 0)} bytes" if records is None else f"{records} records"
     lag_ms = source.get("lag_ms")
     return told if lag_ms is None else f"{told}, {lag_ms / 1_000:.1f} s"
 

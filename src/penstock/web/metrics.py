@@ -112,6 +112,14 @@ METRICS: Final = (
         "How far it is behind upstream, in the bytes of upstream's log.",
     ),
     Told(
+        "penstock_source_lag_records", "sources", ("source",), _field("lag_records"),
+        "How many records of a topic it is behind.",
+    ),
+    Told(
+        "penstock_source_bad_records_total", "sources", ("source",), _field("bad_records"),
+        "Records that could not be decoded and were set aside, since its process started.",
+    ),
+    Told(
         "penstock_source_slot_bytes", "sources", ("source",), _field("slot_bytes"),
         "How much log its replication slot makes the server keep.",
     ),

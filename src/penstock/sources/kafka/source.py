@@ -64,7 +64,7 @@ class KafkaSource:
         """By partition, how far in its database's log Debezium's events have come."""
 
         self._bad = 0
-        self._looked_ms = 0
+        self._looked_ms: int | None = None
         self._above: dict[int, int] = {}
         """By partition, how many records are above the last stable offset."""
 
@@ -155,6 +155,7 @@ class KafkaSource:
             "server": self._config.where,
             "phase": "copying" if self._bound is None else "following",
             "topic_id": self._topic.id,
+            "position": ", ".join(f"{each['partition']}:{each['offset']}" for each in partitions),
             "lag_records": sum(max(0, each["end"] - each["offset"]) for each in partitions),
             "bad_records": self._bad,
             "waits_for": self.waits_for(),
@@ -255,7 +256,7 @@ class KafkaSource:
 
     def _look_above(self, reached: Frontier) -> None:
         now = self._clock.boot_ms()
-        if now - self._looked_ms >= LOOK_MS:
+        if self._looked_ms is None or now - self._looked_ms >= LOOK_MS:
             self._looked_ms = now
             ends = self._upstream.ends([*reached])
             self._above = {each: ends[each] - stable for each, stable in reached.items()}

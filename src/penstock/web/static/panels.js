@@ -52,16 +52,21 @@ function sourceBody() {
   const rate = lineChart("Rows per second", compact);
   const slot = lineChart("Log kept by the slot", bytes);
   const tables = table(["Table", "Phase", "Rows", "Size upstream"], "Tables");
+  const partitions = table(["Partition", "Offset", "End"], "Partitions");
+  const held = section("Tables", tables.root);
+  const parts = section("Partitions", partitions.root);
   return {
-    parts: [list.root, lag.root, rate.root, slot.root, section("Tables", tables.root)],
+    parts: [list.root, lag.root, rate.root, slot.root, held, parts],
     update(source) {
       const history = source.history;
       list.update([
-        ["Position", source.lsn ?? "–", "", "mono"],
+        ["Position", source.lsn ?? source.position ?? "–", "", "mono"],
         ["Rate", `${compact(rateOf(history))} rows/s`],
         ["Lag", duration(source.lag_ms)],
-        ["Behind upstream", bytes(source.lag_bytes)],
-        ["Slot holds", bytes(source.slot_bytes), source.slot ?? ""],
+        ["Behind upstream", source.lag_records === undefined ? bytes(source.lag_bytes) : `${count(source.lag_records)} records`],
+        source.bad_records === undefined
+          ? ["Slot holds", bytes(source.slot_bytes), source.slot ?? ""]
+          : ["Set aside", `${count(source.bad_records)} records`],
         ["Rows read", count(source.rows)],
         ["Bytes read", bytes(source.bytes)],
         ["Complete to", moment(source.as_of), exactly(source.as_of)],
@@ -72,6 +77,9 @@ function sourceBody() {
       rate.update(rates(history, 1));
       slot.root.hidden = source.slot_bytes === null || source.slot_bytes === undefined;
       if (!slot.root.hidden) slot.update(history.map((row) => [row[0], row[5]]));
+      held.hidden = source.partitions !== undefined;
+      parts.hidden = !held.hidden;
+      partitions.update((source.partitions ?? []).map((each) => [each.partition, count(each.offset), count(each.end)]));
       tables.update((source.tables ?? []).map((each) => [each.name, each.error ?? phaseOf(each), count(each.rows), bytes(each.bytes)]));
     },
   };

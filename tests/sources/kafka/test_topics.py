@@ -1,0 +1,308 @@
+"""What a topic of a real broker goes through, and what its source says to that.
+
+No Spark: a tick here only writes down which offsets it is asked to read.
+"""
+
+import json
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.demo.postgres import await_claim
+from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
+from penstock.retry import pauses_ms
+from penstock.sources.kafka.chosen import Chosen
+from penstock.sources.kafka.config import KafkaConfig
+from penstock.sources.kafka.source import KafkaSource
+from penstock.sources.kafka.upstream import Upstream
+from penstock.testing.clocks import ManualClock
+from penstock.testing.kafka import KafkaBroker
+from tests.sources.kafka.clients import PATIENCE_S, produce, transactional
+
+T = TypeVar("T")
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def recall(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def names(self) -> Sequence[str]:
+        return sorted(self.values)
+
+    def write_down(self, values: Mapping[str, Any]) -> None:
+        # As JSON, which is how they come back at the next start.
+        self.values.update(json.loads(json.dumps(dict(values))))
+
+
+class Ranges:
+    """Of a tick, the ranges that were read; of a loader, nothing."""
+
+    def __init__(self) -> None:
+        self.read: dict[int, tuple[int, int]] = {}
+        self.begun: list[str] = []
+
+    def begin(self, collection: str) -> None:
+        self.begun.append(collection)
+
+    def scan(self, scan: Any) -> list[Any]:
+        (first,) = json.loads(scan.options["startingOffsets"]).values()
+        (upper,) = json.loads(scan.options["endingOffsets"]).values()
+        self.read = {int(each): (first[each], upper[each]) for each in first}
+        return []
+
+    def make(self, *_: Any) -> None: ...
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """As the loop does it: a topic that was just made may not have a leader that knows it."""
+    pauses = pauses_ms(random.Random(1), first_ms=50)
+    for _ in range(20):
+        try:
+            return ask()
+        except TransientError:
+            SYSTEM_CLOCK.wait(threading.Event(), next(pauses))
+    return ask()
+
+
+class Followed:
+    """A topic and its source, which remembers."""
+
+    def __init__(self, broker: KafkaBroker, topic: str, **options: Any) -> None:
+        self.broker, self.topic = broker, topic
+        self.config = KafkaConfig(broker.bootstrap, topic, Chosen("text"), **options)
+        self.notes, self.clock = Notes(), ManualClock()
+        self.bound: Mapping[int, int] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Start, or start again."""
+        self.source = KafkaSource("clicks", self.config, clock=self.clock)
+        patiently(lambda: self.source.open(self.notes, Ranges(), self.bound))  # type: ignore[arg-type]
+
+    def tick(self) -> dict[int, tuple[int, int]]:
+        """What one tick reads."""
+        tick = Ranges()
+        upto = patiently(self.source.probe).frontier
+        self.bound = self.source.draw(tick, upto)  # type: ignore[arg-type]
+        self.source.committed(self.bound)
+        return tick.read
+
+    def send(self, count: int, partition: int = 0) -> None:
+        produce(Producer(self.broker.client()), self.topic, ["x"] * count, partition=partition)
+
+    def remove(self, upto: int, partition: int = 0) -> None:
+        """As retention does it."""
+        place = TopicPartition(self.topic, partition, upto)
+        for answer in self.broker.admin.delete_records([place]).values():
+            answer.result(PATIENCE_S)
+
+
+@pytest.fixture
+def topic(kafka: KafkaBroker, topic_prefix: str) -> str:
+    kafka.create_topic(f"{topic_prefix}clicks", partitions=2)
+    return f"{topic_prefix}clicks"
+
+
+def told(error: pytest.ExceptionInfo[PenstockError]) -> str:
+    return f"{error.value} {error.value.detail} {error.value.hint}"
+
+
+def test_every_offset_is_read_once(kafka: KafkaBroker, topic: str) -> None:
+    followed = Followed(kafka, topic)
+    followed.send(3)
+    assert followed.tick() == {0: (0, 3)}
+    assert followed.tick() == {}
+    followed.send(2)
+    followed.send(1, partition=1)
+    followed.begin()
+    assert followed.tick() == {0: (3, 5), 1: (0, 1)}
+
+
+def test_a_partition_that_is_added_is_seen_by_the_next_probe(
+    kafka: KafkaBroker, topic: str
+) -> None:
+    followed = Followed(kafka, topic)
+    followed.tick()
+    kafka.add_partitions(topic, 4)
+    followed.send(2, partition=3)
+    assert followed.tick() == {3: (0, 2)}
+
+
+def test_an_open_transaction_holds_back_what_comes_after_it_and_is_told(
+    kafka: KafkaBroker, topic: str
+) -> None:
+    followed = Followed(kafka, topic)
+    followed.send(1)
+    hanging = transactional(kafka, f"{topic}-hanging")
+    hanging.begin_transaction()
+    produce(hanging, topic, ["perhaps"])
+    followed.send(4)
+    assert followed.tick() == {0: (0, 1)}
+    assert "hold back records: 5 of partition 0" in followed.source.status()["waits_for"]
+    hanging.abort_transaction()
+    followed.clock.move_ms(10_000)
+    # Its end is marked in the partition somewhat later.
+    await_claim(lambda: followed.source.probe().frontier == {0: 7, 1: 0}, "the end to be marked")
+    followed.clock.move_ms(10_000)
+    assert followed.tick() == {0: (1, 7)}
+    assert followed.source.status()["waits_for"] == ""
+
+
+def test_the_bug_of_binding_the_high_watermark_is_found(
+    kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Upstream, "stable_ends", Upstream.ends)
+    with pytest.raises(AssertionError):
+        test_an_open_transaction_holds_back_what_comes_after_it_and_is_told(kafka, topic)
+
+
+def test_the_bug_of_metadata_that_is_not_fetched_anew_is_found(
+    kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Upstream.topic
+    known: dict[str, Any] = {}
+    monkeypatch.setattr(
+        Upstream,
+        "topic",
+        lambda self, **how: (
+            known.setdefault("topic", None)
+            or known.update(topic=asked(self, **how))
+            or known["topic"]
+        ),
+    )
+    with pytest.raises(AssertionError):
+        test_a_partition_that_is_added_is_seen_by_the_next_probe(kafka, topic)
+
+
+def test_records_that_were_removed_before_they_were_read_are_named(
+    kafka: KafkaBroker, topic: str
+) -> None:
+    followed = Followed(kafka, topic)
+    followed.send(2)
+    followed.tick()
+    followed.send(5)
+    followed.remove(4)
+    with pytest.raises(DefiniteError) as error:
+        followed.tick()
+    assert "offsets 2 to 3 of partition 0" in told(error)
+
+
+def test_a_new_source_begins_where_the_topic_does(
+    kafka: KafkaBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Vector R30."""
+    produce(Producer(kafka.client()), topic, ["x"] * 30)
+    for answer in kafka.admin.delete_records([TopicPartition(topic, 0, 25)]).values():
+        answer.result(PATIENCE_S)
+    followed = Followed(kafka, topic)
+    assert followed.tick() == {0: (25, 30)}
+    assert "older ones were removed" in caplog.text
+
+
+def test_a_topic_that_was_made_again_is_another(kafka: KafkaBroker, topic: str) -> None:
+    """Even with as many records as before, which offsets would not tell: vector R28."""
+    followed = Followed(kafka, topic)
+    followed.send(2)
+    followed.tick()
+    kafka.delete_topic(topic)
+    with pytest.raises(DefiniteError, match="topic was deleted"):
+        followed.tick()
+    kafka.create_topic(topic, partitions=2)
+    followed.send(3)
+    with pytest.raises(DefiniteError, match="topic was recreated"):
+        followed.tick()
+    with pytest.raises(DefiniteError, match="topic was recreated"):
+        followed.begin()
+
+
+def test_a_partition_that_went_back_is_told(
+    kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vector R25: as after an election of a leader that lacks records."""
+    followed = Followed(kafka, topic)
+    followed.send(2)
+    followed.tick()
+    monkeypatch.setattr(
+        Upstream, "stable_ends", lambda _self, partitions: dict.fromkeys(partitions, 1)
+    )
+    with pytest.raises(DefiniteError, match="topic was recreated") as error:
+        followed.tick()
+    assert "Partition 0 ends at offset 1, and was read to offset 2" in told(error)
+
+
+def test_a_topic_that_is_not_there(kafka: KafkaBroker, topic: str) -> None:
+    with pytest.raises(DefiniteError, match="does not exist"):
+        Followed(kafka, f"{topic}-not")
+
+
+def test_a_backlog_is_drawn_in_bites_but_for_the_first_and_for_compacted_topics(
+    kafka: KafkaBroker, topic: str
+) -> None:
+    followed = Followed(kafka, topic, bite=4)
+    followed.send(10)
+    assert followed.tick() == {0: (0, 10)}
+    followed.send(10)
+    followed.send(2, partition=1)
+    taken = [followed.tick() for _ in range(4)]
+    assert all(sum(end - first for first, end in each.values()) <= 5 for each in taken)
+    assert sum(end - first for each in taken for first, end in each.values()) == 12
+    compacted = f"{topic}-compacted"
+    kafka.create_topic(compacted, partitions=1, settings={"cleanup.policy": "compact"})
+    whole = Followed(kafka, compacted, bite=4)
+    whole.tick()
+    whole.send(10)
+    assert whole.tick() == {0: (0, 10)}
+    bitten = Followed(kafka, compacted, bite=4, bites_of_compacted=True)
+    bitten.tick()
+    bitten.send(10)
+    assert bitten.tick() == {0: (10, 14)}
+
+
+@pytest.mark.parametrize(
+    ("start", "read"),
+    [("latest", {}), ("earliest", {0: (0, 3)}), ({0: 2}, {0: (2, 3)})],
+    ids=["latest", "earliest", "offsets"],
+)
+def test_where_a_source_starts(kafka: KafkaBroker, topic: str, start: Any, read: Any) -> None:
+    produce(Producer(kafka.client()), topic, ["x"] * 3)
+    followed = Followed(kafka, topic, start=start)
+    assert followed.tick() == read
+    followed.send(1)
+    assert followed.tick() == {0: (3, 4)}
+
+
+def test_a_source_does_not_start_in_a_partition_that_is_not_there(
+    kafka: KafkaBroker, topic: str
+) -> None:
+    with pytest.raises(UsageError, match="to start in partition 7, which is not there"):
+        Followed(kafka, topic, start={7: 1})
+
+
+def test_whatever_is_sent_each_offset_is_read_in_one_tick(kafka: KafkaBroker, topic: str) -> None:
+    chance = random.Random(7)
+    followed = Followed(kafka, topic, bite=5)
+    sent = {0: 0, 1: 0}
+    seen: dict[int, int] = {}
+    for _ in range(25):
+        partition = chance.randrange(2)
+        count = chance.randrange(6)
+        followed.send(count, partition)
+        sent[partition] += count
+        if chance.random() < 0.3:
+            followed.begin()
+        for each, (first, end) in followed.tick().items():
+            assert first == seen.get(each, 0)
+            seen[each] = end
+    while read := followed.tick():
+        for each, (first, end) in read.items():
+            assert first == seen.get(each, 0)
+            seen[each] = end
+    assert {each: seen.get(each, 0) for each in sent} == sent
