@@ -9,6 +9,7 @@ ended. Above it there may be records already; as long as a transaction that touc
 open, nobody knows whether they count.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from penstock.errors import DefiniteError, TransientError
+from penstock.errors import DefiniteError, PenstockError, TransientError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import TopicMissing
 
@@ -34,11 +35,15 @@ __all__ = ["Topic", "Upstream"]
 
 T = TypeVar("T")
 
-PATIENCE_S: Final = 30
+PATIENCE_S: Final = 15
 
 _ANY: Final[Any] = OffsetSpec  # It has no types.
 _LATEST: Final = _ANY.latest()
 _EARLIEST: Final = _ANY.earliest()
+
+_said_by_client: Final = logging.getLogger("penstock.sources.kafka.client")
+_said_by_client.setLevel(logging.CRITICAL)
+"""What librdkafka prints by itself; what matters of it is in our errors."""
 
 MISSING: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 REFUSED: Final = frozenset(
@@ -66,23 +71,24 @@ class Upstream:
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
         self._admin: AdminClient | None = None
-        self._said: list[str] = []
+        self._heard: KafkaError | None = None
+        """What the client said last of its brokers, beside its answers."""
 
     def open(self) -> None:
         """Be ready to ask; nobody is asked yet."""
         self.close()
-        self._said.clear()
+        self._heard = None
         properties: dict[str, Any] = {
             "socket.connection.setup.timeout.ms": 10_000,
             **self._config.client(),
             "error_cb": self._hear,
         }
         try:
-            self._admin = AdminClient(properties)
+            self._admin = AdminClient(properties, logger=_said_by_client)
         except KafkaException as error:
             raise DefiniteError(
                 f"{self._config.where} cannot be reached as the file says",
-                detail=f"{_reason(error, self._config.secrets)}.",
+                detail=f"{_told(error.args[0], self._config.secrets)}.",
                 hint="Mend tls, sasl or properties of the source.",
             ) from None
 
@@ -97,7 +103,9 @@ class Upstream:
             TopicMissing: it is not there.
         """
         name = self._config.topic
-        asked = self._ask(lambda admin: admin.describe_topics(TopicCollection([name])))
+        asked = self._ask(
+            lambda admin: admin.describe_topics(TopicCollection([name]), request_timeout=PATIENCE_S)
+        )
         found = self._answer(asked[name], known=known)
         partitions = sorted(each.id for each in found.partitions)
         return Topic(str(found.topic_id), tuple(partitions))
@@ -124,7 +132,9 @@ class Upstream:
     def compacted(self) -> bool:
         """Whether old records of a key are removed from the topic."""
         resource = ConfigResource(ResourceType.TOPIC, self._config.topic)
-        asked = self._ask(lambda admin: admin.describe_configs([resource]))
+        asked = self._ask(
+            lambda admin: admin.describe_configs([resource], request_timeout=PATIENCE_S)
+        )
         found = self._answer(asked[resource], known=True)
         return "compact" in str(found["cleanup.policy"].value)
 
@@ -145,7 +155,8 @@ class Upstream:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
-            }
+            },
+            logger=_said_by_client,
         )
         try:
             for each in partitions:
@@ -160,7 +171,7 @@ class Upstream:
                     if (error := message.error()) is not None:
                         if error.code() == KafkaError._PARTITION_EOF:
                             break
-                        raise self._unreached(_hidden(error.str(), self._config.secrets))
+                        raise self._failed(error)
                     keys.append(message.key())
                     values.append(message.value())
                     found += 1
@@ -177,7 +188,9 @@ class Upstream:
             return {}
         places = {Place(self._config.topic, each): spec for each in partitions}
         asked: Mapping[Place, Future[Any]] = self._ask(
-            lambda admin: admin.list_offsets(places, isolation_level=isolation)
+            lambda admin: admin.list_offsets(
+                places, isolation_level=isolation, request_timeout=PATIENCE_S
+            )
         )
         return {
             place.partition: int(self._answer(answer, known=True).offset)
@@ -191,24 +204,33 @@ class Upstream:
 
     def _answer(self, answer: "Future[T]", *, known: bool) -> T:
         try:
-            return answer.result(PATIENCE_S)
+            return answer.result(2 * PATIENCE_S)
         except KafkaException as error:
-            code = error.args[0].code()
-            if code in MISSING:
+            found: KafkaError = error.args[0]
+            if found.code() in MISSING:
                 raise TopicMissing(self._config.topic, known=known) from None
-            reason = _reason(error, self._config.secrets)
-            if code in REFUSED:
-                raise DefiniteError(
-                    f"{self._config.where} may not be read by us",
-                    detail=f"{reason}.",
-                    hint="Allow it to describe and read the topic, or mend sasl of the source.",
-                ) from None
-            raise self._unreached(reason) from None
+            raise self._failed(found) from None
         except TimeoutError:
             raise self._unreached("nobody answers") from None
 
+    def _failed(self, error: KafkaError) -> PenstockError:
+        """Whether to try again, or what somebody must do."""
+        assert self._admin is not None
+        self._admin.poll(0)
+        heard = self._heard
+        for each in (error, heard):
+            # Who is not let in is told so beside the answer, which is a timeout.
+            if each is not None and each.code() in REFUSED:
+                return DefiniteError(
+                    f"{self._config.where} may not be read by us",
+                    detail=f"{_told(each, self._config.secrets)}.",
+                    hint="Allow it to describe and read the topic, or mend sasl of the source.",
+                )
+        return self._unreached(_told(error, self._config.secrets))
+
     def _unreached(self, reason: str) -> TransientError:
-        said = f" The client says: {self._said[-1]}." if self._said else ""
+        heard = self._heard
+        said = "" if heard is None else f" {_told(heard, self._config.secrets)}."
         return TransientError(
             f"{self._config.where} cannot be reached",
             detail=f"{reason[:1].upper()}{reason[1:]}.{said}",
@@ -216,14 +238,12 @@ class Upstream:
 
     def _hear(self, error: KafkaError) -> None:
         """Why it cannot reach a broker is told by the client beside its answers."""
-        self._said[:] = [_hidden(error.str(), self._config.secrets)]
+        self._heard = error
 
 
-def _reason(error: KafkaException, secrets: Sequence[str]) -> str:
-    return _hidden(error.args[0].str().rstrip("."), secrets)
-
-
-def _hidden(text: str, secrets: Sequence[str]) -> str:
+def _told(error: KafkaError, secrets: Sequence[str]) -> str:
+    """What an error says, as the beginning of a sentence without a secret."""
+    text = error.str().rstrip(".")
     for secret in secrets:
         text = text.replace(secret, "…")
-    return text
+    return f"{text[:1].upper()}{text[1:]}"

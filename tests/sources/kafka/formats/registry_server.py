@@ -26,7 +26,7 @@ class Answers:
 class _Handler(BaseHTTPRequestHandler):
     answers: Answers
 
-    def do_GET(self) -> None:  # noqa: N802 — the library's name.
+    def do_GET(self) -> None:
         answers = self.answers
         answers.asked.append(self.path)
         answers.credentials.append(self.headers.get("Authorization"))

@@ -1,0 +1,58 @@
+"""Brokers that ask who is there."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.errors import DefiniteError
+from penstock.sources.kafka.chosen import Chosen
+from penstock.sources.kafka.config import KafkaConfig, Sasl
+from penstock.sources.kafka.upstream import Upstream
+from penstock.testing.kafka import KafkaBroker
+from tests.fix_kafka import make_broker
+
+SECRET = 'n0t"to\\be-seen'
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[KafkaBroker]:
+    with make_broker(users={"penstock": SECRET}) as broker:
+        broker.create_topic("clicks")
+        yield broker
+
+
+def config(broker: KafkaBroker, password: str, mechanism: Any) -> KafkaConfig:
+    return KafkaConfig(
+        broker.bootstrap_for("SASL_PLAINTEXT"),
+        "clicks",
+        Chosen("text"),
+        sasl=Sasl(mechanism, "penstock", password),
+    )
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_who_knows_the_password_is_let_in(guarded: KafkaBroker, mechanism: str) -> None:
+    upstream = Upstream(config(guarded, SECRET, mechanism))
+    upstream.open()
+    assert upstream.topic().partitions == (0,)
+
+
+def test_a_wrong_password_is_told_and_not_shown(guarded: KafkaBroker) -> None:
+    given = config(guarded, "wr0ng-secret", "SCRAM-SHA-512")
+    upstream = Upstream(given)
+    upstream.open()
+    with pytest.raises(DefiniteError) as told:
+        upstream.topic()
+    said = f"{told.value} {told.value.detail} {told.value.hint}"
+    assert "may not be read by us" in said
+    assert "uthentication failed" in said
+    assert "wr0ng-secret" not in said
+    assert "wr0ng-secret" not in repr(given)
+
+
+def test_java_is_told_the_same_with_its_own_quoting(guarded: KafkaBroker) -> None:
+    given = config(guarded, SECRET, "PLAIN")
+    told = given.reader()["kafka.sasl.jaas.config"]
+    assert r'password="n0t\"to\\be-seen";' in told
+    assert SECRET in given.secrets
