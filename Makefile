@@ -98,6 +98,10 @@ $(DEBEZIUM)/.ready: requirements-debezium.txt pyproject.toml scripts/setup | $(R
 demo: setup ## a live shop, followed from Postgres to SQLite, with the page; Ctrl-C or FOR=30 ends it
 	$(RUN)/penstock demo $(if $(filter-out file,$(origin FOR)),--for $(FOR))
 
+.PHONY: kafka
+kafka: setup ## a Kafka broker on this machine, to try things with; Ctrl-C ends it
+	@$(PY) -m penstock.testing.kafka
+
 .PHONY: examples
 examples: setup ## one part after the other: collections, Spark, Postgres, a connector, kill -9
 	$(PY) examples/persist_demo.py

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewPartitions, NewTopic
@@ -286,9 +286,23 @@ class KafkaBroker:
 
     def describe_topic(self, name: str) -> TopicDescription:
         """What the broker says of a topic now, its id among it."""
-        asked = self.admin.describe_topics(TopicCollection([name]), request_timeout=ANSWER_S)
-        found: TopicDescription = _answer(asked[name])
-        return found
+        found: list[TopicDescription] = []
+
+        def told() -> bool:
+            # The question goes to the node that the client last took for the controller. If that
+            # one was killed, it is asked on and on, until the client hears of another; which
+            # listing the topics makes it do.
+            self.topics()
+            asked = self.admin.describe_topics(TopicCollection([name]), request_timeout=2.0)
+            try:
+                found.append(_answer(asked[name]))
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._TIMED_OUT:
+                    raise
+            return bool(found)
+
+        await_claim(told, f'kafka to describe topic "{name}"')
+        return found[0]
 
     def topics(self) -> set[str]:
         """The names of all topics."""

@@ -220,3 +220,25 @@ def test_clients_come_in_by_every_door(
 
         await_claim(told, "a wrong password to be refused")
         assert refused[0] == "_AUTHENTICATION"
+
+
+@pytest.mark.long
+def test_another_node_leads_when_one_is_killed() -> None:
+    with make_broker(nodes=3) as broker:
+        broker.create_topic("orders")
+        producer = Producer(broker.client(acks="all"))
+        produce(producer, "orders", ["before"])
+        leader = broker.describe_topic("orders").partitions[0].leader
+        assert leader is not None
+        broker.kill(leader.id)
+
+        def moved() -> bool:
+            now = broker.describe_topic("orders").partitions[0].leader
+            return now is not None and now.id != leader.id
+
+        await_claim(moved, "another leader")
+        produce(producer, "orders", ["after"])
+        assert values(broker, "orders") == ["before", "after"]
+        broker.start()
+        assert set(broker.pids) == {1, 2, 3}
+        assert values(broker, "orders") == ["before", "after"]
