@@ -25,6 +25,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
@@ -58,6 +59,14 @@ _BESIDE_KAFKA: Final[Mapping[str, tuple[str, ...]]] = {
     "4.2": ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1"),
     "4.3": ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1"),
 }
+
+_TRIED: Final[Mapping[str, tuple[str, ...]]] = {
+    "4.3": (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    ),
+}
+"""By version of Spark, jars of older ones with which our tests pass."""
 
 _COORDINATES: Final = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+")
 
@@ -106,10 +115,26 @@ class Jar:
 def kafka_jars() -> list[Path]:
     """The jars with which the installed PySpark reads Kafka.
 
+    Where those of its very version cannot be had, others that were tried with it.
+
     Raises:
         UsageError: they are neither here nor to be had; it says which file belongs where.
     """
-    return jars_for(kafka_list())
+    wanted = kafka_list()
+    try:
+        return jars_for(wanted)
+    except UsageError:
+        others = _tried_instead()
+        if not others:
+            raise
+        with suppress(UsageError):
+            found = jars_for(others)
+            log.warning(
+                "jars of this very Spark cannot be had; others are used, which were tried with it",
+                extra=fields(jars=",".join(jar.file for jar in others)),
+            )
+            return found
+        raise
 
 
 def kafka_list(spark: str | None = None) -> list[Jar]:
@@ -139,6 +164,16 @@ def kafka_list(spark: str | None = None) -> list[Jar]:
             f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{spark}",
             *_BESIDE_KAFKA[line],
         ]
+    return [pins.get(each) or Jar.of(each) for each in named]
+
+
+def _tried_instead() -> list[Jar]:
+    """Jars of older versions that do as well, unless others are named."""
+    if os.environ.get(KAFKA_JARS, "").strip():
+        return []
+    line = ".".join(_installed_spark().split(".")[:2])
+    pins = {jar.coordinates: jar for jar in read_pins(_PINS)}
+    named = (*_TRIED[line], *_BESIDE_KAFKA[line]) if line in _TRIED else ()
     return [pins.get(each) or Jar.of(each) for each in named]
 
 

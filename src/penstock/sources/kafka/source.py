@@ -304,6 +304,8 @@ class KafkaSource:
             "startingOffsets": json.dumps({topic: first}),
             "endingOffsets": json.dumps({topic: upper}),
             "failOnDataLoss": "true",
+            # A range has an end, so that nothing is gained by waiting for more.
+            "kafka.fetch.max.wait.ms": "10",
             "includeHeaders": str("headers" in config.include).lower(),
         }
         into = {DATA: self.name}

@@ -192,10 +192,14 @@ class Upstream:
                 places, isolation_level=isolation, request_timeout=PATIENCE_S
             )
         )
-        return {
+        found = {
             place.partition: int(self._answer(answer, known=True).offset)
             for place, answer in asked.items()
         }
+        if spec in (_EARLIEST, _LATEST) and min(found.values()) < 0:
+            # That is how a partition is answered for whose leader is away.
+            raise self._unreached("a partition has no leader that answers")
+        return found
 
     def _ask(self, ask: Callable[[AdminClient], T]) -> T:
         assert self._admin is not None
