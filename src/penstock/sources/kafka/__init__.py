@@ -1,0 +1,1 @@
+"""Kafka: topics, read in their own time, offset by offset."""

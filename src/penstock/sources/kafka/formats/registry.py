@@ -1,0 +1,227 @@
+"""A schema registry: what a schema's id means, and which schema a subject has now.
+
+The ids of a registry never change their meaning, so what was fetched is kept
+for as long as the process lives. Asking takes place where records are decoded,
+the first time that an id is met; an answer that is late is about the moment,
+one that says no is for a person to read.
+
+The interface is that of Confluent's, which others speak too.
+"""
+
+import functools
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from base64 import b64encode
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+from penstock.errors import DefiniteError, SourceError, TransientError, UsageError
+
+__all__ = ["NoSuchSchema", "Registered", "Registry"]
+
+MOST_BYTES: Final = 16 << 20
+"""An answer that is longer is no schema."""
+
+_NOT_NOW: Final = frozenset({408, 421, 425, 429})
+_NO_SUCH_SCHEMA: Final = 40403
+
+
+class NoSuchSchema(DefiniteError):
+    """The registry answers, and has no schema with this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A schema as the registry has it."""
+
+    id: int
+    schema: str
+    kind: str = "AVRO"
+    references: tuple[tuple[str, "Registered"], ...] = ()
+    """Schemas that this one names, by name; each before those that name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Where a registry is, and how to be let in."""
+
+    url: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = field(default=None, repr=False)
+    """Certificates in PEM, by which to know the registry; None for those of the system."""
+
+    timeout_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(
+                "url of the schema registry cannot be understood",
+                hint="Write it like https://registry.example:8081.",
+            )
+        if parts.username is not None or parts.password is not None:
+            raise UsageError(
+                "url of the schema registry holds a user or a password",
+                hint="Give them as user and password.",
+            )
+        if parts.query or parts.fragment:
+            raise UsageError(
+                "url of the schema registry has a query or a fragment", hint="Leave it out."
+            )
+
+    @classmethod
+    def at(cls, url: str, *, ca: str | None = None) -> Self:
+        """The registry at `url`, which may hold user and password."""
+        parts = urllib.parse.urlsplit(url)
+        bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        made = cls(bare, ca=ca)
+        if parts.username is None:
+            return made
+        unquoted = urllib.parse.unquote
+        return replace(made, user=unquoted(parts.username), password=unquoted(parts.password or ""))
+
+    def by_id(self, id: int) -> Registered:
+        """The schema whose id stands in a record.
+
+        Raises:
+            NoSuchSchema: there is none.
+            DefiniteError: the registry refuses us.
+            TransientError: it did not answer.
+        """
+        return _by_id(self, id)
+
+    def latest(self, subject: str) -> Registered:
+        """The newest schema of a subject. It may be another one tomorrow.
+
+        Raises:
+            DefiniteError: there is none, or the registry refuses us.
+            TransientError: it did not answer.
+        """
+        return self._version(subject, "latest")
+
+    def _version(self, subject: str, version: str) -> Registered:
+        quoted = urllib.parse.quote(subject, safe="")
+        said = self._ask(f"/subjects/{quoted}/versions/{version}", f'subject "{subject}"')
+        return self._registered(said, said.get("id"))
+
+    def _registered(self, said: dict[str, Any], id: Any) -> Registered:
+        schema, kind = said.get("schema"), said.get("schemaType", "AVRO")
+        if not isinstance(schema, str) or not isinstance(id, int) or not isinstance(kind, str):
+            raise self._no_registry()
+        references = said.get("references") or []
+        return Registered(id, schema, kind, tuple(self._referenced(each) for each in references))
+
+    def _referenced(self, said: Any) -> tuple[str, Registered]:
+        try:
+            name, subject, version = said["name"], said["subject"], int(said["version"])
+        except (KeyError, TypeError, ValueError):
+            raise self._no_registry() from None
+        # A version of a subject stays what it is, as an id does.
+        return str(name), _by_version(self, str(subject), version)
+
+    def _ask(self, path: str, what: str) -> dict[str, Any]:
+        request = urllib.request.Request(self.url.rstrip("/") + path)
+        request.add_header("Accept", "application/vnd.schemaregistry.v1+json, application/json")
+        if self.user is not None:
+            pair = f"{self.user}:{self.password or ''}".encode()
+            request.add_header("Authorization", "Basic " + b64encode(pair).decode())
+        try:
+            with _opener(self.ca).open(request, timeout=self.timeout_ms / 1000) as answer:
+                body = answer.read(MOST_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                body = error.read(1 << 16)
+            raise self._refusal(error.code, body, what) from None
+        except urllib.error.URLError as error:
+            raise self._unreached(error.reason) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreached(error) from None
+        if len(body) > MOST_BYTES or not isinstance(said := _parsed(body), dict):
+            raise self._no_registry()
+        return said
+
+    def _refusal(self, status: int, body: bytes, what: str) -> SourceError:
+        said = _parsed(body)
+        code = said.get("error_code") if isinstance(said, dict) else None
+        if status >= 500 or status in _NOT_NOW:
+            return TransientError(
+                f"schema registry {self.url} could not answer", detail=f"Its status was {status}."
+            )
+        if code == _NO_SUCH_SCHEMA:
+            return NoSuchSchema(f"{what} does not exist in schema registry {self.url}")
+        if status in (401, 403):
+            return DefiniteError(
+                f"schema registry {self.url} refuses us",
+                detail=f"Its status was {status} for {what}.",
+                hint="Check user and password, and what that user may read.",
+            )
+        if status == 404:
+            return DefiniteError(
+                f"{what} does not exist in schema registry {self.url}",
+                hint="Check its name and the registry's url.",
+            )
+        return DefiniteError(
+            f"schema registry {self.url} cannot tell {what}",
+            detail=f"Its status was {status}; redirections are not followed.",
+            hint="Check the registry's url.",
+        )
+
+    def _unreached(self, why: object) -> SourceError:
+        if isinstance(why, ssl.SSLCertVerificationError):
+            return DefiniteError(
+                f"schema registry {self.url} has a certificate that is not trusted",
+                detail=f"{why.verify_message}.",
+                hint="Give the certificate of its authority as ca.",
+            )
+        return TransientError(
+            f"schema registry {self.url} could not be reached",
+            detail=f"The attempt ended with {type(why).__name__}.",
+            hint="Check that it runs and that this host may connect to it.",
+        )
+
+    def _no_registry(self) -> DefiniteError:
+        return DefiniteError(
+            f"what answers at {self.url} is no schema registry",
+            hint="Check the registry's url.",
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def _by_id(registry: Registry, id: int) -> Registered:
+    # Errors are not kept: the next record may find the registry well.
+    return registry._registered(registry._ask(f"/schemas/ids/{id}", f"schema id {id}"), id)
+
+
+@functools.lru_cache(maxsize=4096)
+def _by_version(registry: Registry, subject: str, version: int) -> Registered:
+    return registry._version(subject, str(version))
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection, which would take the password along to wherever it leads."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+@functools.lru_cache(maxsize=16)
+def _opener(ca: str | None) -> urllib.request.OpenerDirector:
+    try:
+        context = ssl.create_default_context(cadata=ca)
+    except ssl.SSLError:
+        raise UsageError(
+            "ca of the schema registry holds no certificates", hint="Give them in PEM."
+        ) from None
+    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _Stay)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None

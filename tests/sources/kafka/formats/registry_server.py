@@ -1,0 +1,81 @@
+"""A schema registry for tests: as much of Confluent's interface as readers use."""
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Answers:
+    """What is asked for, and what to say instead if the test wants so."""
+
+    schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
+    subjects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    credentials: list[str | None] = field(default_factory=list)
+    instead: tuple[int, bytes] | None = None
+    redirect: str | None = None
+    url: str = ""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    answers: Answers
+
+    def do_GET(self) -> None:
+        answers = self.answers
+        answers.asked.append(self.path)
+        answers.credentials.append(self.headers.get("Authorization"))
+        if answers.redirect is not None:
+            self.send_response(302)
+            self.send_header("Location", answers.redirect)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if answers.instead is not None:
+            self._say(*answers.instead)
+            return
+        _, kind, *rest = self.path.split("/")
+        found = None
+        if kind == "schemas":
+            found = answers.schemas.get(int(rest[1]))
+            missing = 40403
+        else:
+            found = answers.subjects.get((rest[0], rest[2]))
+            missing = 40401
+        if found is None:
+            self._say(404, json.dumps({"error_code": missing, "message": "not found"}).encode())
+        else:
+            self._say(200, json.dumps(found).encode())
+
+    def _say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[Answers]:
+    answers = Answers()
+    handler = type("_Bound", (_Handler,), {"answers": answers})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        scheme = "http" if tls is None else "https"
+        answers.url = f"{scheme}://localhost:{server.server_port}"
+        yield answers
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
