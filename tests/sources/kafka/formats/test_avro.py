@@ -227,7 +227,7 @@ def test_records_that_cannot_be_read_as_ours_are_bad(
 @pytest.mark.parametrize(("theirs", "ours"), OTHER_MEANINGS)
 def test_numbers_never_take_another_meaning(server: Answers, theirs: Any, ours: Any):
     writer, reader = record(member("a", theirs)), record(member("a", ours))
-    with pytest.raises(UsageError, match="cannot be read as the reader's: .* is not"):
+    with pytest.raises(UsageError, match=r"cannot be read as the reader's: .* is not"):
         reading(reader, writer=json.dumps(writer))
     server.schemas[3] = {"schema": json.dumps(writer)}
     found = reading(reader, registry=Registry(server.url)).decode(values(framed(3, b"\2")))

@@ -388,6 +388,20 @@ def test_numbers_are_exact_or_refused(word: str, number: str):
         assert Decimal(value) == Decimal(number)
 
 
+@given(
+    st.lists(
+        # Just above what doubles hold exactly, where to round twice would show.
+        st.tuples(st.integers(2**53 - 9, 9 * 10**16), st.integers(-24, 24)),
+        min_size=40,
+        max_size=40,
+    )
+)
+def test_doubles_are_those_next_to_the_number(numbers: list[tuple[int, int]]):
+    written = [f"{mantissa}e{exponent}" for mantissa, exponent in numbers]
+    found = decoded(JsonFormat.of({"a": "double"}), *(f'{{"a":{n}}}'.encode() for n in written))
+    assert column(found, "a") == [float(number) for number in written]
+
+
 @given(moments, st.sampled_from(["date", "timestamp", "timestamptz"]))
 def test_moments_read_by_compiled_code_are_those_read_by_python(text: str, word: str):
     column_of = Column.parse("a", word)

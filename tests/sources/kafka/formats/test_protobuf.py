@@ -139,8 +139,10 @@ def test_a_frame_says_which_message_follows():
     framed = ProtobufFormat(SHOP, "shop.Order", framed=True)
     body = message(a_int64=5).SerializeToString()
     head = b"\0\0\0\0\7"
-    found = decoded(framed, head + b"\2\2" + body, head + b"\0" + body, head + b"\4\2\0" + body,
-                    body, b"", head, head + b"\2", head + b"\1" + body, head + b"\xff" * 9)  # fmt: skip
+    found = decoded(
+        framed, head + b"\2\2" + body, head + b"\0" + body, head + b"\4\2\0" + body,
+        body, b"", head, head + b"\2", head + b"\1" + body, head + b"\xff" * 9,
+    )  # fmt: skip
     assert column(found, "a_int64") == [5, *[None] * 8]
     assert reasons(found)[:2] == [
         "it is message 0 of its schema, and not 1",
@@ -169,7 +171,7 @@ def test_text_of_proto2_that_is_none_is_bad():
 def test_descriptions_that_do_not_suffice_are_refused():
     with pytest.raises(UsageError, match="no FileDescriptorSet"):
         ProtobufFormat(b"\xff", "shop.Order")
-    with pytest.raises(UsageError, match='have no message "shop.Other"') as caught:
+    with pytest.raises(UsageError, match=r'have no message "shop\.Other"') as caught:
         ProtobufFormat(SHOP, "shop.Other")
     assert "shop.Order" in caught.value.hint
     alone = descriptor_pb2.FileDescriptorSet.FromString(SHOP)

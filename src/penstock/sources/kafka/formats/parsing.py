@@ -35,6 +35,8 @@ _EXACT: Final = np.uint64(1 << 53)
 _TEN: Final = np.uint64(10)
 _ZERO: Final = np.uint64(0)
 _MOST: Final = np.uint64(10**18)
+_TRUE: Final = np.frombuffer(b"true", np.uint8)
+_FALSE: Final = np.frombuffer(b"false", np.uint8)
 _TENS: Final = 10.0 ** np.arange(23)
 """The powers of ten that doubles hold exactly."""
 
@@ -270,12 +272,28 @@ def read_decimals(data, kinds, starts, ends, scale, over, out, left):  # type: i
 
 @compiled
 def read_booleans(data, kinds, starts, ends, out, left):  # type: ignore[no-untyped-def]
-    """Truth, as JSON has it; the words of CSV are left."""
+    """Truth, as JSON has it, and the words of CSV in small letters."""
     for row in range(len(kinds)):
-        if kinds[row] == TRUE:
+        kind = kinds[row]
+        if kind == TRUE:
             out[row] = 1
-        elif kinds[row] != FALSE and kinds[row] != NOTHING:
-            left[row] = True
+        elif kind != FALSE and kind != NOTHING:
+            at, end = _inside(kind, starts[row], ends[row])
+            if _says(data, at, end, _TRUE):
+                out[row] = 1
+            elif not _says(data, at, end, _FALSE):
+                left[row] = True
+
+
+@compiled
+def _says(data, at, end, word):  # type: ignore[no-untyped-def]
+    """Whether `word` stands there, or its first letter alone."""
+    if end - at != 1 and end - at != len(word):
+        return False
+    i = 0
+    while at + i < end and data[at + i] == word[i]:
+        i += 1
+    return at + i == end
 
 
 @compiled

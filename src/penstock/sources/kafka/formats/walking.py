@@ -223,6 +223,10 @@ _WHAT: Final = {
 }
 
 
+_STOPS: Final = np.array([c < 32 or c in b'"\\' for c in range(256)])
+"""Where text is more than a letter: quotes, backslashes, and what may not be there."""
+
+
 @compiled
 def _blanks(data, at, end):  # type: ignore[no-untyped-def]
     """Where something stands, from `at` on."""
@@ -256,15 +260,16 @@ def _string(data, at, end):  # type: ignore[no-untyped-def]
     """Where the text that begins with the quote at `at` ends, and whether it has escapes."""
     escaped = False
     at += 1
-    while at < end:
+    while True:
+        while at < end and not _STOPS[data[at]]:
+            at += 1
+        if at >= end:
+            return _REFUSED, False
         c = data[at]
         if c == 34:
             return at + 1, escaped
         if c < 32:
             return _REFUSED, False
-        if c != 92:
-            at += 1
-            continue
         escaped = True
         if at + 1 >= end:
             return _REFUSED, False
@@ -287,7 +292,6 @@ def _string(data, at, end):  # type: ignore[no-untyped-def]
             at += 2
         else:
             return _REFUSED, False
-    return _REFUSED, False
 
 
 @compiled
