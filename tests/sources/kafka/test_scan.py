@@ -1,0 +1,264 @@
+"""What records come to, by envelope: prepared and finished here, as a task would."""
+
+import json
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.data import DIFF
+from penstock.errors import UsageError
+from penstock.sources.kafka import scan as scanning
+from penstock.sources.kafka.formats import DebeziumJson, JsonFormat, TextFormat
+from penstock.sources.kafka.scan import DATA, ERRORS, KafkaScan, Layout
+
+KEY = TextFormat("key")
+VALUE = TextFormat("value")
+UPSERT = Layout("upsert", VALUE, KEY)
+NONE = Layout("none", VALUE, KEY)
+ROW = JsonFormat.of({"id": "bigint", "name": "text"})
+DEBEZIUM = Layout("debezium", DebeziumJson(ROW), named=("id",))
+
+
+class Sent(NamedTuple):
+    key: str | None
+    value: str | None
+    partition: int = 0
+    offset: int = 0
+    timestamp: int = 0
+
+
+def as_read(records: Iterable[Sent]) -> pa.RecordBatch:
+    """As Spark's connector hands them on."""
+    rows = list(records)
+    columns = {
+        "key": pa.array([_bytes(each.key) for each in rows], pa.binary()),
+        "value": pa.array([_bytes(each.value) for each in rows], pa.binary()),
+        "topic": pa.array(["clicks"] * len(rows)),
+        "partition": pa.array([each.partition for each in rows], pa.int32()),
+        "offset": pa.array([each.offset for each in rows], pa.int64()),
+        "timestamp": pa.array([each.timestamp for each in rows], pa.timestamp("us", "UTC")),
+    }
+    return pa.record_batch(columns)
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+class Store:
+    """What a collection holds, and what is told of a scan."""
+
+    def __init__(self, layout: Layout, *, sets_aside: bool = True) -> None:
+        self.layout, self.sets_aside = layout, sets_aside
+        self.rows: dict[tuple[Any, ...], int] = {}
+        self.errors: list[dict[str, Any]] = []
+        self.marks: dict[int, bytes] = {}
+        self.changes = 0
+        self.fresh = True
+
+    def put(self, output: str, rows: pa.Table) -> None:
+        if output == ERRORS:
+            self.errors += rows.to_pylist()
+            return
+        names = self.layout.schema.names
+        diffs = rows.column(DIFF).to_pylist() if DIFF in rows.column_names else [1] * rows.num_rows
+        for row, diff in zip(rows.select(names).to_pylist(), diffs, strict=True):
+            self.changes += 1
+            at = tuple(row.values())
+            self.rows[at] = self.rows.get(at, 0) + diff
+            if not self.rows[at]:
+                del self.rows[at]
+
+    def stored(self, _output: str, keys: pa.Table) -> pa.Table:
+        wanted = {tuple(row.values()) for row in keys.to_pylist()}
+        names = self.layout.schema.names
+        at = [names.index(name) for name in self.layout.key_columns]
+        found = [
+            dict(zip(names, row, strict=True))
+            for row in self.rows
+            if tuple(row[each] for each in at) in wanted
+        ]
+        return pa.Table.from_pylist(found, schema=self.layout.schema)
+
+    def scan(self, *batches: Sequence[Sent], tasks: int = 1) -> Any:
+        """One tick, whose records are read in these batches."""
+        into = {DATA: "clicks", **({ERRORS: "clicks_errors"} if self.sets_aside else {})}
+        scan = KafkaScan({}, (), 0, into, self.layout, self.fresh, dict(self.marks))
+        scan = pickle.loads(pickle.dumps(scan))
+        prepared = [*scan.prepare([as_read(batch) for batch in batches])]
+        told = []
+        for task in range(tasks):
+            mine = [
+                table.filter(pa.compute.equal(scan.places(table, tasks), task))
+                for table in prepared
+            ]
+            told.append(scan.finish(mine if scan.meets and tasks > 1 else prepared, self))
+            if not (scan.meets and tasks > 1):
+                break
+        for each in told:
+            for partition, mark in each.marks.items():
+                self.marks[partition] = max(self.marks.get(partition, b""), mark)
+        self.fresh = False
+        return told
+
+
+def test_a_missing_key_is_null_and_what_says_nothing_is_skipped() -> None:
+    """Vector K03."""
+    store = Store(NONE)
+    sent = [("hello", "world"), (None, "foo"), (None, None), ("bar", None)]
+    store.scan([Sent(*each, offset=at) for at, each in enumerate(sent)])
+    assert sorted(store.rows, key=str) == [("hello", "world", 0, 0), (None, "foo", 0, 1)]
+    (error,) = store.errors
+    assert (error["offset"], error["key"]) == (3, b"bar")
+    assert "has a key and no value" in error["reason"]
+
+
+def test_a_record_without_a_key_is_no_upsert() -> None:
+    """Vector K02; what takes the error back there is skipped here, since errors are rows."""
+    store = Store(UPSERT)
+    store.scan([Sent(None, "x"), Sent(None, None, offset=1)])
+    assert not store.rows
+    (error,) = store.errors
+    assert "it has no key" in error["reason"]
+
+
+def test_a_backlog_of_one_key_is_one_change() -> None:
+    """Vector K04."""
+    store = Store(UPSERT)
+    store.scan(
+        *([Sent("k", f"{n}-{at}", offset=n * 100 + at) for at in range(100)] for n in range(20))
+    )
+    assert store.rows == {("k", "19-99"): 1}
+    assert store.changes == 1
+
+
+def test_the_order_is_timestamp_partition_offset() -> None:
+    store = Store(UPSERT)
+    store.scan([Sent("k", "late", 0, 5, 20), Sent("k", "early", 1, 9, 10)])
+    assert store.rows == {("k", "late"): 1}
+    store.scan([Sent("k", "left", 0, 6, 30), Sent("k", "right", 1, 10, 30)])
+    assert store.rows == {("k", "right"): 1}
+
+
+def test_what_does_not_change_is_not_written() -> None:
+    store = Store(UPSERT)
+    store.scan([Sent("k", "same")])
+    store.scan([Sent("k", "same", offset=1)])
+    assert store.rows == {("k", "same"): 1}
+    assert store.changes == 1
+
+
+RECORDS = st.lists(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y", None])), max_size=6),
+    max_size=5,
+)
+
+
+@given(RECORDS, st.integers(1, 3))
+def test_upserts_are_a_dictionary(ticks: list[list[tuple[str, str | None]]], tasks: int) -> None:
+    store, wanted, offset = Store(UPSERT), dict[str, str](), 0
+    for tick in ticks:
+        sent = []
+        for key, value in tick:
+            sent.append(Sent(key, value, 0, offset, offset))
+            offset += 1
+            wanted.pop(key, None)
+            if value is not None:
+                wanted[key] = value
+        half = len(sent) // 2
+        store.scan(sent[:half], sent[half:], tasks=tasks)
+        assert store.rows == dict.fromkeys(wanted.items(), 1)
+
+
+def test_the_bug_of_keeping_the_first_of_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = scanning._last_of
+    monkeypatch.setattr(scanning, "_last_of", lambda rows, key, by: last(rows.slice(0, 1), key, by))
+    with pytest.raises(AssertionError):
+        test_a_backlog_of_one_key_is_one_change()
+
+
+# Debezium.
+
+
+def event(op: str, id: int, name: str | None, *, lsn: int | None, **more: Any) -> str:
+    row = None if name is None else {"id": id, "name": name}
+    source: Mapping[str, Any] = {} if lsn is None else {"sequence": json.dumps([None, str(lsn)])}
+    body = {"op": op, "before": None, "after": row, **more}
+    if op == "d":
+        body["before"], body["after"] = {"id": id, "name": ""}, None
+    return json.dumps({**body, "source": {"connector": "postgresql", **source}})
+
+
+def test_events_come_to_the_rows_of_the_table() -> None:
+    store = Store(DEBEZIUM)
+    store.scan(
+        [
+            Sent("1", event("r", 1, "Ada", lsn=None), offset=0),
+            Sent("2", event("c", 2, "Bea", lsn=10), offset=1),
+            Sent("1", event("u", 1, "Ann", lsn=20), offset=2),
+            Sent("2", event("d", 2, None, lsn=30), offset=3),
+            Sent("2", None, offset=4),
+        ]
+    )
+    assert store.rows == {(1, "Ann"): 1}
+    assert not store.errors
+    store.scan([Sent("1", event("d", 1, None, lsn=40), offset=5)])
+    assert store.rows == {}
+
+
+def test_events_that_a_restarted_connector_sends_again_are_dropped() -> None:
+    store = Store(DEBEZIUM)
+    events = [
+        event("c", 1, "Ada", lsn=10),
+        event("u", 1, "Ann", lsn=20),
+        event("u", 1, "Eve", lsn=30),
+    ]
+    store.scan([Sent("1", each, offset=at) for at, each in enumerate(events)])
+    # It had confirmed none of them. Whoever looks in between must not see Ada again.
+    store.scan([Sent("1", events[0], offset=3)])
+    assert store.rows == {(1, "Eve"): 1}
+    store.scan([Sent("1", events[1], offset=4), Sent("1", events[2], offset=5)])
+    assert store.rows == {(1, "Eve"): 1}
+    again = [event("u", 1, "Ida", lsn=40), event("u", 1, "Eve", lsn=30)]
+    store.scan([Sent("1", each, offset=6 + at) for at, each in enumerate(again)])
+    assert store.rows == {(1, "Ida"): 1}
+
+
+def test_the_bug_of_taking_them_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    monkeypatch.setattr(scanning, "_again", lambda positions, *_: np.zeros(len(positions), bool))
+    with pytest.raises(AssertionError):
+        test_events_that_a_restarted_connector_sends_again_are_dropped()
+
+
+def test_a_truncation_and_a_deletion_of_nothing_are_told() -> None:
+    store = Store(DEBEZIUM)
+    unknown = json.dumps({"op": "d", "before": None, "after": None, "source": {}})
+    store.scan([Sent("1", event("t", 0, None, lsn=1)), Sent("1", unknown, offset=1)])
+    assert [error["offset"] for error in store.errors] == [0, 1]
+    assert "truncated" in store.errors[0]["reason"]
+
+
+def test_a_layout_says_what_it_needs() -> None:
+    with pytest.raises(UsageError, match="needs to know what keys are"):
+        Layout("upsert", VALUE)
+    with pytest.raises(UsageError, match="needs to know the key of the rows"):
+        Layout("debezium", DebeziumJson(ROW))
+    with pytest.raises(UsageError, match='no column "no"'):
+        Layout("none", VALUE, named=("no",))
+
+
+def test_without_a_place_for_them_bad_records_are_only_told() -> None:
+    store = Store(Layout("none", ROW), sets_aside=False)
+    (told,) = store.scan(
+        [Sent(None, "{}", offset=4), Sent(None, "oops", 1, 7), Sent(None, "[", 0, 9)]
+    )
+    assert told.bad == 2
+    assert told.first_bad[:3] == ("clicks", 0, 9)
+    assert len(store.rows) == 1
