@@ -28,6 +28,8 @@ FIRST_ROW_MS: Final = 300_000
 DRAIN_MS: Final = 120_000
 STOP_S: Final = 60
 
+_COMPILES: Final = "; the very first run compiles its hot loops, about half a minute in all"
+
 _FILE: Final = """\
 # What `penstock demo` runs. A file of your own looks just like it.
 location: {lake}
@@ -330,11 +332,13 @@ def _copying(status: Mapping[str, Mapping[str, Any]], seeded: int) -> str:
             return f"{name} failed and is started again: {error['message']}"
     tables = status.get(SOURCE, {}).get("tables", ())
     if not tables:
-        return "waiting for the source's first look at Postgres …"
+        return f"waiting for the source's first look at Postgres{_COMPILES} …"
     copied = sum(table["rows"] for table in tables)
     if any(table["phase"] != "live" for table in tables):
         return f"first copy: {min(copied, seeded):,} of {seeded:,} rows"
-    waits = status.get(TARGET, {}).get("waits_for") or "Spark and its first transaction"
+    waits = status.get(TARGET, {}).get("waits_for") or (
+        f"Spark and its first transaction{_COMPILES}"
+    )
     return f"the first copy is in collections; SQLite waits for {waits} …"
 
 
