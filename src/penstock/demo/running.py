@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.demo.comparing import Compared, Places, books_in_sqlite, compare, position, time_at
+from penstock.demo.compiling import compiled_beside
 from penstock.demo.postgres import LocalPostgres
 from penstock.demo.shop import TABLES, Made, Traffic, open_shop, what_is_wrong
 from penstock.errors import UsageError
@@ -103,8 +104,11 @@ def run(
     folder = folder.resolve()
     told = _Told(say, clock, clock.boot_ms() if began_ms is None else began_ms)
     told.say("Postgres starts …")
-    # Nobody will want its data after a power cut.
-    with LocalPostgres(folder / "postgres", settings={"fsync": "off"}) as server:
+    with (
+        compiled_beside(),
+        # Nobody will want its data after a power cut.
+        LocalPostgres(folder / "postgres", settings={"fsync": "off"}) as server,
+    ):
         server.sql("CREATE DATABASE shop")
         places = Places(server.url(database="shop"), f"file:{folder}/lake", folder / "shop.db")
         rows = open_shop(places.postgres)
