@@ -137,10 +137,10 @@ def test_the_command(pump: Pump, database: Database) -> None:
     told = run(app, ["resync", pump.location, "shop", "public.keyed", "--json"])
     assert (told.exit_code, told.output) == (
         0,
-        '{"source":"shop","tables":["public.keyed"],"done":true,"left":{}}\n',
+        '{"source":"shop","tables":["public.keyed"],"done":true,"left":{},"mended":0}\n',
     )
     told = run(app, ["resync", pump.location, "shop"])
-    assert (told.exit_code, told.output) == (0, "shop: compared and mended\n")
+    assert (told.exit_code, told.output) == (0, "shop: compared and mended; no row differed\n")
     told = run(app, ["resync", pump.location, "shop", "public.other"])
     assert told.exit_code != 0
     assert 'source "shop" does not follow a table "public.other"' in str(told.exception)
@@ -223,12 +223,13 @@ def test_tables_that_stay_in_error_are_told(pump: Pump, database: Database) -> N
     database.sql("ALTER TABLE keyed RENAME TO other")
     pump.settle()
     told = CliRunner().invoke(app, ["resync", pump.location, "shop"])
-    assert told.output == "shop: compared and mended\n"
+    assert told.output == "shop: compared and mended; no row differed\n"
     assert str(told.exception) == 'source "shop" has tables that were not mended: public.keyed'
     database.sql("ALTER TABLE other RENAME TO keyed")
     told = CliRunner().invoke(app, ["resync", pump.location, "shop", "--json"])
     assert told.exit_code == 0, told.exception
-    assert json.loads(told.output) == {"source": "shop", "tables": [], "done": True, "left": {}}
+    said = {"source": "shop", "tables": [], "done": True, "left": {}, "mended": 0}
+    assert json.loads(told.output) == said
     now = pump.settle()
     with pump.reader() as client:
         # Not its history: that leads through the error.
