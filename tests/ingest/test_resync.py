@@ -293,7 +293,8 @@ def test_once_ends_though_the_publication_is_gone(pump: Pump, database: Database
     database.sql("DROP PUBLICATION penstock; INSERT INTO keyed VALUES (501)")
     [(reached,)] = database.sql("SELECT pg_current_wal_insert_lsn()")
     process = pump.spawn("--once")
-    assert process.wait(60) == 0, pump.said()
+    assert process.wait(60) == 1, pump.said()
+    assert 'source "shop" has tables in error: public.keyed, public.whole' in pump.said()
     phases = {each["phase"] for each in pump.notes()["status"]["tables"]}
     assert phases == {"errored"}
     confirmed = f"SELECT bool_and(confirmed_flush_lsn >= '{reached}') FROM pg_replication_slots"

@@ -383,7 +383,7 @@ class _Kept:
             return None
         return DefiniteError(
             f'source "{self.task.name}" has tables in error: {", ".join(errors)}',
-            detail=" ".join(f"{error.rstrip('.')}." for error in errors.values()),
+            detail=" ".join(f"{error.rstrip('.')}." for error in dict.fromkeys(errors.values())),
             hint="Do what each of them asks for, then compare them again while it runs: "
             f"penstock resync {self._lake} {self.task.name}",
         )
