@@ -51,13 +51,15 @@ def pump(database: Database, tmp_path: Path) -> Iterator[Pump]:
         yield pump
 
 
-def resync(pump: Pump, *tables: str) -> None:
+def resync(pump: Pump, *tables: str) -> int:
+    """How many rows had to go or come."""
     blob = open_store(pump.storage, persist.Settings())
     said = ask(
         blob, "resync", tables, clock=SYSTEM_CLOCK, chance=random.Random(), patience_ms=30_000
     )
     blob.close()
     assert said["done"], said
+    return int(said["mended"])
 
 
 def updates_after(pump: Pump, table: str, time: int) -> pa.Table:
@@ -116,7 +118,7 @@ def test_an_error_ends_where_the_table_was_compared(pump: Pump, database: Databa
     database.sql("INSERT INTO whole VALUES (7, 'others go on')")
     database.sql("ALTER PUBLICATION penstock ADD TABLE keyed")
     still = pump.settle()
-    resync(pump, "public.keyed")
+    assert resync(pump, "public.keyed") == 100 + 2 * 9
     after = pump.settle()
     with pump.reader() as client:
         collection = client.collection("shop.public.keyed")

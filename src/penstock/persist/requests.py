@@ -41,6 +41,9 @@ LOOK_MS: Final = 200
 OLD_MS: Final = 3_600_000
 """Nobody waits any more for what was asked so long ago."""
 
+UNSAID_MS: Final = 600_000
+"""How long somebody is taken to wait who did not say it, as older versions do not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -60,7 +63,8 @@ class Request:
         named = ID.fullmatch(self.id)
         if named is None or int(named[1]) < now_ms - OLD_MS:
             return True
-        return self.until_ms is not None and self.until_ms < now_ms
+        until_ms = int(named[1]) + UNSAID_MS if self.until_ms is None else self.until_ms
+        return until_ms < now_ms
 
 
 class _Asked(msgspec.Struct, frozen=True):
