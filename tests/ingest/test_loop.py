@@ -417,7 +417,7 @@ def test_a_request_is_carried_out_and_answered(turn, tmp_path):
         run.ticks(1)
         thread.join(0.05)
         run = turn(source, ManualClock(run.clock.now_ms() + 2_000))
-    assert answers == [{"done": True, "left": {}}]
+    assert answers == [{"done": True, "left": {}, "mended": 0}]
     assert source.asked == [("words",)]
 
 

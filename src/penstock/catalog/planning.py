@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from penstock.catalog.objects import Object, Type
 from penstock.catalog.secrets import without_secrets
 
-__all__ = ["Action", "Change", "plan"]
+__all__ = ["Action", "Change", "bound_to", "plan"]
 
 Action = Literal["create", "alter", "backfill", "drop", "refuse", "note"]
 
@@ -65,6 +65,19 @@ def plan(
     ]
 
 
+def bound_to(source: str, known: Sequence[Object]) -> dict[str, str]:
+    """The materializations that take from a source, each with a collection that it takes."""
+    ids = {each.id for each in known if (each.type, each.name) == ("source", source)}
+    owned = {each.name for each in known if each.owner_id in ids}
+    return {
+        each.name: collection
+        for each in known
+        if each.type == "materialization"
+        for binding in (each.definition or {}).get("bindings") or ()
+        if (collection := str(binding.get("collection"))) in owned or _is_of(source, collection)
+    }
+
+
 def _unless_bound(change: Change, bound: Mapping[str, str]) -> Change:
     """A change, or that it is refused, since what it drops is bound in the same file."""
     if change.action != "drop" or change.type != "source":
@@ -79,7 +92,11 @@ def _unless_bound(change: Change, bound: Mapping[str, str]) -> Change:
 def _belongs(collection: str, change: Change) -> bool:
     if change.table:
         return collection == f"{change.name}.{change.table}"
-    return collection == change.name or collection.startswith(f"{change.name}.")
+    return _is_of(change.name, collection)
+
+
+def _is_of(source: str, collection: str) -> bool:
+    return collection == source or collection.startswith(f"{source}.")
 
 
 def _collections(known: Sequence[Object], written: Mapping[str, Any]) -> Iterator[Change]:

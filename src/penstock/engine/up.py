@@ -197,10 +197,13 @@ class _Following:
     def follow(self, over: threading.Event, running: Running) -> None:
         """Look whenever sources have made or destroyed something."""
         seen: frozenset[str] = frozenset()
-        while not self._clock.wait(over, CATALOG_EVERY_MS):
+        ended = False
+        while not ended:
+            ended = self._clock.wait(over, CATALOG_EVERY_MS)
             try:
                 there = running.collections()
-                if there != seen:
+                # At the end only what was dropped must be seen to: nobody else forgets it.
+                if self._owes_forgetting() or (there != seen and not ended):
                     self.look()
                 seen = there
             except PenstockError as error:
@@ -211,17 +214,20 @@ class _Following:
         self._dropped.add(task.name)
         self.look()
 
+    def _owes_forgetting(self) -> bool:
+        return self._seen is not None and self._seen[1] != len(self._dropped)
+
     def look(self) -> None:
         """Write down what has come and gone."""
-        made = collections_of(self._pipeline.location)
-        if (made, len(self._dropped)) != self._seen:
+        made, dropped = collections_of(self._pipeline.location), len(self._dropped)
+        if (made, dropped) != self._seen:
             catalogued(
                 self._pipeline.location,
                 lambda known: self._wanted(known, made),
                 writer=writer_of(self._pipeline),
                 clock=self._clock,
             )
-            self._seen = (made, len(self._dropped))
+            self._seen = (made, dropped)
 
     def _wanted(self, known: Sequence[Object], made: Iterable[Listed]) -> Iterable[Wanted]:
         for each in BOTH:

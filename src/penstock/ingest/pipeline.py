@@ -317,7 +317,7 @@ class Ingest:
             self._bound = reached
         self._source.committed(reached)
         for request in asked:
-            answer(self._beside, request, left=self._left(request))
+            answer(self._beside, request, left=self._left(request), mended=tick.mended)
         self._compact(time)
 
     def _hear(self) -> list[Request]:
