@@ -1,6 +1,6 @@
 """`penstock drop`: a source or a materialization, and all that was made for it."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,6 +10,8 @@ from penstock.cli.options import AsJson, Location
 from penstock.errors import UsageError
 
 __all__ = ["drop"]
+
+KEPT: Final = "; its target is kept: to write there again, raise backfill"
 
 
 def drop(
@@ -48,8 +50,8 @@ def drop(
                 hint="Start it once with penstock up FILE, and drop it then.",
             )
         drop_object(known[0], location, writer=here("drop"), keep_target=keep_target)
-        forget_object(known[0], location, writer=here("drop"))
+        forget_object(known[0], location)
     if as_json:
         print(encode_line({"name": name, "done": "drop", "kept_target": keep_target}))
     else:
-        print(f"{name}: dropped" + ("; its target is kept" if keep_target else ""))
+        print(f"{name}: dropped" + (KEPT if keep_target else ""))
