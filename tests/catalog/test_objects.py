@@ -8,14 +8,17 @@ from hypothesis import strategies as st
 
 from penstock import persist
 from penstock.catalog.objects import (
+    WRITER,
     Object,
     Wanted,
+    as_wanted,
     catalogued,
     forget_object,
     known_objects,
     resolved,
 )
 from penstock.catalog.secrets import HIDDEN, hides_secrets, without_secrets
+from penstock.errors import Fenced, TransientError
 from penstock.pipeline.file import CATALOG
 
 SHOP = Wanted("shop", "source", {"postgres": {"url": "postgresql://u:${P}@h/shop"}})
@@ -38,7 +41,7 @@ def read(lake, collection):
 
 
 def test_it_is_read_like_any_collection(lake):
-    catalogued(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK], writer="w")
+    catalogued(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK])
     assert read(lake, "mz_sources") == ["{'id': 's1', 'name': 'shop', 'type': 'postgres'}"]
     assert read(lake, "mz_source_progresses") == [
         "{'id': 'p3', 'name': 'shop_progress', 'source_id': 's1'}"
@@ -53,10 +56,10 @@ def test_it_is_read_like_any_collection(lake):
 
 
 def test_progress_goes_with_its_source_and_no_id_comes_back(lake):
-    made = catalogued(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK], writer="w")
-    forget_object(made[0], lake, writer="w")
+    made = catalogued(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK])
+    forget_object(made[0], lake)
     assert [each.name for each in known_objects(lake)] == ["desk"]
-    again = catalogued(lake, lambda _: [SHOP, PROGRESS, DESK], writer="w")
+    again = catalogued(lake, lambda _: [SHOP, PROGRESS, DESK])
     assert [(each.id, each.name) for each in again] == [
         ("m4", "desk"),
         ("s5", "shop"),
@@ -65,38 +68,63 @@ def test_progress_goes_with_its_source_and_no_id_comes_back(lake):
 
 
 def test_what_changes_nothing_writes_nothing(lake):
-    catalogued(lake, lambda _: [SHOP], writer="w")
+    catalogued(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         before = client.collection("mz_objects").upper
-    catalogued(lake, lambda _: [SHOP], writer="w")
+    catalogued(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         assert client.collection("mz_objects").upper == before
 
 
 def test_the_past_of_the_catalog_can_be_read(lake):
-    catalogued(lake, lambda _: [SHOP], writer="w")
+    catalogued(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         then = client.collection("mz_objects").upper - 1
-    catalogued(lake, lambda _: [DESK], writer="w")
+    catalogued(lake, lambda _: [DESK])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         table = client.collection("mz_objects").snapshot(then).arrow()
     assert table.column("name").to_pylist() == ["shop"]
 
 
 def test_somebody_who_comes_in_between_costs_another_look(lake):
-    catalogued(lake, lambda _: [SHOP], writer="w")
+    catalogued(lake, lambda _: [SHOP])
     turns = []
 
     def change(known):
         turns.append(len(known))
-        if len(turns) == 1:
-            # Another process with our id, amid what we do.
-            catalogued(lake, lambda found: [SHOP, DESK], writer="w")
+        if len(turns) == 2:
+            # Another process, amid what we do; the first turn only looks.
+            catalogued(lake, lambda found: [SHOP, DESK])
         return [*(Wanted(each.name, each.type, each.definition) for each in known), ORDERS]
 
-    catalogued(lake, change, writer="w")
-    assert turns == [1, 2]
+    catalogued(lake, change)
+    assert turns == [1, 1, 2]
     assert [each.name for each in known_objects(lake)] == ["shop", "desk", "shop.public.orders"]
+
+
+def test_one_that_died_in_it_keeps_nobody_out(lake):
+    [shop] = catalogued(lake, lambda _: [SHOP])
+    with pytest.raises(Fenced), persist.open(f"{lake}/{CATALOG}", writer=WRITER):
+        forget_object(shop, lake)
+    assert known_objects(lake) == []
+
+
+def test_who_is_always_cut_short_may_try_again_and_is_not_fenced(lake, monkeypatch):
+    catalogued(lake, lambda _: [SHOP])
+
+    def change(known):
+        persist.open(f"{lake}/{CATALOG}", writer=WRITER).close()
+        return [SHOP, DESK]
+
+    monkeypatch.setattr("penstock.catalog.objects.TRIES", 2)
+    with pytest.raises(TransientError, match="others write it"):
+        catalogued(lake, change)
+
+
+def test_who_changes_nothing_takes_no_lock(lake):
+    catalogued(lake, lambda _: [SHOP])
+    with persist.open(f"{lake}/{CATALOG}", writer="somebody else"):
+        catalogued(lake, as_wanted)
 
 
 NAMES = st.sampled_from("abcdef")

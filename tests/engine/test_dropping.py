@@ -60,12 +60,12 @@ materializations:
         wanted = [Wanted("shop", "source", written["sources"]["shop"])]
         wanted += [Wanted("desk", "materialization", written["materializations"]["desk"])]
         wanted += [Wanted("shop_progress", "source_progress", owner="shop")]
-        catalogued(self.lake, lambda _: wanted, writer=WRITER)
+        catalogued(self.lake, lambda _: wanted)
 
     def drop(self, name: str, **options: bool) -> None:
         [known] = [each for each in known_objects(self.lake) if each.name == name]
         drop_object(known, self.lake, writer=WRITER, **options)
-        forget_object(known, self.lake, writer=WRITER)
+        forget_object(known, self.lake)
 
     def slots(self) -> list[str]:
         return [
@@ -184,7 +184,7 @@ def test_a_table_that_is_left_out_goes_and_one_that_joins_is_published(shop: Sho
 
 def test_a_secret_that_was_not_kept_is_asked_for(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:(not kept)@h/d"}}
-    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)], writer=WRITER)
+    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)])
     with pytest.raises(UsageError, match="cannot be reached to be dropped") as refused:
         drop_object(known, shop.lake, writer=WRITER)
     assert "not kept" in refused.value.detail
@@ -192,7 +192,7 @@ def test_a_secret_that_was_not_kept_is_asked_for(shop: Shop) -> None:
 
 def test_a_variable_that_is_not_set_is_named(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:${NOT_THERE}@h/d"}}
-    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)], writer=WRITER)
+    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)])
     with pytest.raises(UsageError) as refused:
         drop_object(known, shop.lake, writer=WRITER, environment={})
     assert "${NOT_THERE}" in refused.value.detail

@@ -24,17 +24,22 @@ class Nothing:
 def test_what_was_dropped_is_forgotten_when_the_catalog_can_be_written_again(tmp_path, monkeypatch):
     lake = f"file:{tmp_path}/lake"
     written = {"location": lake, "sources": {"shop": SECTION, "till": SECTION}}
-    following = up._Following(Pipeline.model_validate(written), written, up.BOTH, SYSTEM_CLOCK)
-    following.look()
-    write, failures = up.catalogued, ["first", "second"]
+    following = up._Following(Pipeline.model_validate(written), written, SYSTEM_CLOCK)
+    tasks = [
+        Task(name, "source", f"{lake}/{name}", "w", lambda _: None, lambda _client, _keep: None)
+        for name in ("shop", "till")
+    ]
+    for task in tasks:
+        following.followed(task).build(None)
+    forget, failures = up.forget_object, ["first", "second"]
 
     def locked(*given, **named):
         if failures:
             raise UsageError(f"the catalog is locked, for the {failures.pop(0)} time")
-        return write(*given, **named)
+        return forget(*given, **named)
 
-    monkeypatch.setattr(up, "catalogued", locked)
-    task = Task("shop", "source", f"{lake}/shop", "w", lambda _: None, lambda _client, _keep: None)
+    monkeypatch.setattr(up, "forget_object", locked)
+    task = tasks[0]
     with pytest.raises(UsageError, match="for the first time"):
         following.forget(task)
     over = threading.Event()

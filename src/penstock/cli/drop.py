@@ -1,6 +1,6 @@
 """`penstock drop`: a source or a materialization, and all that was made for it."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,6 +10,8 @@ from penstock.cli.options import AsJson, Location
 from penstock.errors import UsageError
 
 __all__ = ["drop"]
+
+KEPT: Final = "; its target is kept: to write there again, raise backfill"
 
 
 def drop(
@@ -54,7 +56,7 @@ def drop(
     elif place is None:
         print(f"{name}: was dropped already")
     else:
-        print(f"{name}: dropped" + ("; its target is kept" if keep_target else ""))
+        print(f"{name}: dropped" + (KEPT if keep_target else ""))
 
 
 def _check_nothing_is_bound(place: Place, location: str) -> None:
@@ -86,4 +88,4 @@ def _drop_here(place: Place, location: str, *, keep_target: bool) -> None:
             hint="Start it once with penstock up FILE, and drop it then.",
         )
     drop_object(known[0], place.lake, writer=here("drop"), keep_target=keep_target)
-    forget_object(known[0], place.lake, writer=here("drop"))
+    forget_object(known[0], place.lake)
