@@ -7,7 +7,7 @@ restored, or another one promoted in its place (hazard B5).
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +42,13 @@ from penstock.sources.postgres.identity import (
 )
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.names import TableName, identifier
-from penstock.sources.postgres.publication import alter_publication, made_for
+from penstock.sources.postgres.publication import (
+    Maker,
+    alter_publication,
+    find_publication,
+    made_for,
+    may_drop,
+)
 from penstock.sources.postgres.slots import (
     Blocker,
     SlotState,
@@ -236,11 +242,8 @@ class Upstream:
             NotReady: it is not so; it tells what to do about each problem.
         """
         if make:
-            create_publication(self.control, self._config, made_for=self._name)
-        could = not make and (
-            made_for(self.control, self._config.publication) == self._name
-            or may_create_publication(self.control, self._config)
-        )
+            create_publication(self.control, self._config, made_for=self._as_maker)
+        could = not make and (self._made_it() or may_create_publication(self.control, self._config))
         require(check(self.control, self._config, made=could), where=self._config.where)
 
     def probe(self, *, durable: int) -> Probe:
@@ -313,35 +316,68 @@ class Upstream:
 
     def publish_named(self) -> None:
         """Put into a publication that we made what the file names by now."""
-        if made_for(self.control, self._config.publication) == self._name:
-            named = {spec.name for spec in self._config.tables or ()}
-            there = published_tables(self.control, self._config.publication)
-            for name in sorted(named.difference(each.table_name for each in there), key=str):
-                if find_oids(self.control, [name]):
-                    alter_publication(self.control, self._config.publication, "ADD", name)
-
-    def unpublish(self, names: Sequence[TableName]) -> None:
-        """Take tables out of a publication that we made."""
-        if made_for(self.control, self._config.publication) == self._name:
-            there = published_tables(self.control, self._config.publication)
-            for name in sorted({*names}.intersection(each.table_name for each in there), key=str):
-                alter_publication(self.control, self._config.publication, "DROP", name)
-
-    def drop_publication(self) -> None:
-        """Drop the publication, if we made it and no slot of another source of ours is there."""
-        if made_for(self.control, self._config.publication) != self._name:
+        if not self._lists_tables():
             return
-        if others := [each.name for each in our_slots(self.control)]:
-            log.warning(
-                "the publication stays, as other slots of ours may need it",
-                extra=fields(
-                    source=self._name,
-                    publication=self._config.publication,
-                    slots=",".join(others),
-                ),
+        named = {spec.name for spec in self._config.tables or ()}
+        there = published_tables(self.control, self._config.publication)
+        for name in sorted(named.difference(each.table_name for each in there), key=str):
+            if find_oids(self.control, [name]):
+                alter_publication(self.control, self._config.publication, "ADD", name)
+
+    def unpublish(self, names: Sequence[TableName], *, slots: Collection[str]) -> None:
+        """Take tables out of a publication that we made, unless others of ours may need them.
+
+        `slots` are those of this source.
+        """
+        if not self._lists_tables():
+            return
+        if others := self._slots_but(slots):
+            self._keeps(
+                "what is left out stays published, as other slots of ours may need it", others
             )
             return
-        self.control.execute(f"DROP PUBLICATION {identifier(self._config.publication)}")
+        there = published_tables(self.control, self._config.publication)
+        for name in sorted({*names}.intersection(each.table_name for each in there), key=str):
+            alter_publication(self.control, self._config.publication, "DROP", name)
+
+    def drop_publication(self) -> None:
+        """Drop the publication, if one of ours made it and no slot of ours is there any more.
+
+        It need not be this source that made it: the last to go takes it away.
+        """
+        publication = self._config.publication
+        if made_for(self.control, publication) is None:
+            return
+        if others := self._slots_but(()):
+            self._keeps("the publication stays, as other slots of ours may need it", others)
+        elif not self._made_it() and not may_drop(self.control, publication):
+            self._keeps("the publication stays, as it belongs to another role", ())
+        else:
+            self.control.execute(f"DROP PUBLICATION {identifier(publication)}")
+
+    @property
+    def _as_maker(self) -> Maker:
+        return Maker.of(self._name, self._location)
+
+    def _made_it(self) -> bool:
+        maker = made_for(self.control, self._config.publication)
+        return maker is not None and maker.is_also(self._as_maker)
+
+    def _lists_tables(self) -> bool:
+        """Whether we made the publication, and it names tables that can come and go."""
+        found = find_publication(self.control, self._config.publication)
+        return found is not None and not found.all_tables and self._made_it()
+
+    def _slots_but(self, known: Collection[str]) -> list[str]:
+        return [each.name for each in our_slots(self.control) if each.name not in known]
+
+    def _keeps(self, why: str, slots: Sequence[str]) -> None:
+        log.warning(
+            why,
+            extra=fields(
+                source=self._name, publication=self._config.publication, slots=",".join(slots)
+            ),
+        )
 
     def retire_slot(self, name: str, *, shared: bool) -> None:
         """Remove a slot that was ours; if it is `shared` and in use, it is theirs now."""
