@@ -88,6 +88,11 @@ materializations:
         with persist.open(f"{self.lake}/shop", hold=False) as client:
             return client.collections(hidden=True)
 
+    def batches(self) -> list[str]:
+        """The objects in which updates are kept, of the source and of what goes out."""
+        found = self.folder.glob("lake/*/batch/*/*")
+        return [str(each) for each in found if "/catalog/" not in str(each)]
+
     def holds(self) -> list[str]:
         blob = open_store(f"{self.lake}/shop", persist.Settings())
         try:
@@ -105,6 +110,7 @@ materializations:
 def shop(tmp_path: Path, database: Database) -> Shop:
     made = Shop(tmp_path, database)
     made.bring()
+    assert made.batches()
     assert made.slots()
     assert made.publications() == ["penstock"]
     assert made.holds() == ["materialize-desk"]
@@ -130,6 +136,7 @@ def test_all_of_it_goes_however_often_it_is_cut_short(shop: Shop, cut_short: boo
     assert shop.slots() == []
     assert shop.publications() == []
     assert shop.collections() == []
+    assert shop.batches() == []
     assert known_objects(shop.lake) == []
 
 
