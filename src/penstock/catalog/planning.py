@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from penstock.catalog.objects import Object, Type
-from penstock.catalog.secrets import without_secrets
+from penstock.catalog.secrets import objects_without_secrets, without_secrets
 
 __all__ = ["Action", "Change", "plan"]
 
@@ -60,7 +60,7 @@ def plan(
         for change in _changes(
             each,
             {found.name: found for found in known if found.type == each},
-            without_secrets(written.get(f"{each}s") or {}),
+            objects_without_secrets(written.get(f"{each}s")),
         )
     ]
 
@@ -83,10 +83,11 @@ def _belongs(collection: str, change: Change) -> bool:
 
 
 def _collections(known: Sequence[Object], written: Mapping[str, Any]) -> Iterator[Change]:
-    said = without_secrets(written.get("collections") or {})
+    said = objects_without_secrets(written.get("collections"), inherited=False)
     for each in known:
         if each.type == "collection":
-            was, now = each.definition or {}, said.get(each.name) or {}
+            was = without_secrets(each.definition or {}, inherited=False)
+            now = said.get(each.name) or {}
             for action, what, *_ in _options(was, now, ignored=set()):
                 yield Change(action, "collection", each.name, f"its documents: {what}")
 
@@ -98,7 +99,8 @@ def _changes(of: Type, known: Mapping[str, Object], written: Mapping[str, Any]) 
         if name not in known:
             what = _new_source(said) if source else _new_materialization(said)
             yield Change("create", of, name, what)
-        elif (was := known[name].definition or {}) != said:
+        # Once more, since what was kept before may be hidden by now.
+        elif (was := without_secrets(known[name].definition or {})) != said:
             for action, what, *table in differences(was, said):
                 yield Change(action, of, name, what, *table)
     for name in known.keys() - written.keys():

@@ -21,7 +21,7 @@ from penstock.catalog.objects import (
     known_objects,
 )
 from penstock.catalog.planning import Change, plan
-from penstock.catalog.secrets import without_secrets
+from penstock.catalog.secrets import objects_without_secrets
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.checking import checked
 from penstock.engine.dropping import drop_object, leave_tables
@@ -228,7 +228,7 @@ class _Following:
             for name, definition in self._defined(each, known).items():
                 yield Wanted(name, each, definition)
         sources = self._defined("source", known)
-        documents = without_secrets(self._written.get("collections") or {})
+        documents = objects_without_secrets(self._written.get("collections"), inherited=False)
         for listed in sorted(made):
             owner = listed.storage_location if listed.storage_location in sources else None
             if not listed.progress:
@@ -240,5 +240,5 @@ class _Following:
         """The objects of a type: those of the file, if it is ours to say, else those there are."""
         if of not in self._types:
             return {each.name: each.definition for each in known if each.type == of}
-        said = without_secrets(self._written.get(f"{of}s") or {})
+        said = objects_without_secrets(self._written.get(f"{of}s"))
         return {name: each for name, each in said.items() if name not in self._dropped}
