@@ -23,7 +23,9 @@ from penstock.sources.postgres.checks import (
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.connect import Connection, connect, quote_literal
 from penstock.sources.postgres.errors import (
+    NotReady,
     OtherHistory,
+    Problem,
     SlotInvalidated,
     SlotLost,
     SlotPassed,
@@ -73,6 +75,12 @@ COPY_PROGRESS_SINCE: Final = 14_00_00
 
 BINARY_SINCE: Final = 14_00_00
 """The first version that streams values in binary."""
+
+NOT_LET_IN: Final = "28"
+"""The class of codes of a server that refuses a login."""
+
+CODED: Final = 100
+"""So often a server that we never followed is asked why it refuses; each time costs memory."""
 
 GIVE_UP_S: Final = 5.0
 """So long we wait for a server to hear that a slot is not wanted any more."""
@@ -168,6 +176,7 @@ class Upstream:
         self._identity: Identity | None = None
         self._slot = ""
         self._nudged_ms = 0
+        self._tried = 0
         self.waits_for = ""
         """What the server keeps us waiting for, if it does."""
 
@@ -200,7 +209,20 @@ class Upstream:
             NotReady: it is the `first` time, and we may not; it tells what to do.
         """
         self.close()
-        self._control = self._connect(replication=False)
+        try:
+            coded = first and self._tried < CODED
+            self._tried += 1
+            self._control = self._connect(replication=False, coded=coded)
+        except TransientError as error:
+            if first and error.sqlstate.startswith(NOT_LET_IN):
+                # One that was let in before may be let in again; this one never was.
+                problem = Problem(
+                    "it does not let us in",
+                    detail=error.detail,
+                    hint="Check user and password, and that its pg_hba.conf has a line for them.",
+                )
+                raise NotReady(where=self._config.where, problems=[problem]) from error
+            raise
         try:
             with self._connect(replication=True) as connection:
                 self._identity = identify(connection)
@@ -214,7 +236,8 @@ class Upstream:
         if found.standby:
             raise TransientError(
                 f'postgres source "{self._name}" is connected to a standby',
-                hint="It is tried again until the server is promoted, or another answers.",
+                hint="Connect to the primary; what runs keeps trying, until the server is promoted "
+                "or another answers.",
             )
         self._must_be_same(found.system_id, found.timeline)
 
@@ -454,10 +477,11 @@ class Upstream:
             self._control.close()
             self._control = None
 
-    def _connect(self, *, replication: bool) -> Connection:
+    def _connect(self, *, replication: bool, coded: bool = False) -> Connection:
         return connect(
             self._config.parameters,
             replication=replication,
+            coded=coded,
             application_name=f"penstock {self._name}",
         )
 
