@@ -2,7 +2,7 @@
 
 Every error names the line and the key and says what would be valid; all of them
 are told at once. None shows a value, which may have come from a variable and be a
-secret.
+secret; but for the names of tables and their columns, which are none.
 """
 
 import os

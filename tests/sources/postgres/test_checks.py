@@ -325,6 +325,25 @@ def test_all_problems_come_at_once(any_database: Database) -> None:
     require([], where="the shop")
 
 
+@pytest.mark.parametrize("made", [False, True], ids=["of somebody else", "of ours"])
+def test_what_a_table_lacks_that_is_not_published_yet_is_told_at_once(
+    any_database: Database, made: bool
+) -> None:
+    any_database.sql("CREATE TABLE u (id integer PRIMARY KEY); CREATE TABLE v (id integer)")
+    problems = found(any_database, "public.t", "public.u", "public.v", made=made)
+    told = [problem.message for problem in problems]
+    joining = [f'table public.{each} is not in publication "p"' for each in "uv" if not made]
+    assert told[: len(joining)] == joining
+    assert "table public.v has no replica identity" in told[len(joining)]
+    assert told[len(joining) + 1 :] == [
+        'role "reader" may not read table public.u',
+        'role "reader" may not read table public.v',
+    ]
+    for problem in problems:
+        cure(any_database, problem)
+    assert found(any_database, "public.t", "public.u", "public.v", made=made) == []
+
+
 def test_a_publication_is_created_by_who_may(any_database: Database) -> None:
     config = configured(any_database, "public.t", user="postgres", publication="new")
     as_reader = configured(any_database, "public.t", publication="new")

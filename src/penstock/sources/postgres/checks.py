@@ -39,6 +39,9 @@ OLDEST: Final = 120000
 THERE_ALREADY: Final = frozenset({"42710", "23505"})
 """The server's codes if somebody else created it first: just now, or at the same time."""
 
+FIRST_OF_USERS: Final = 16384
+"""The oid below which tables are the system's."""
+
 SENDERS: Final = 2
 """The stream, and the connection that creates a slot."""
 
@@ -71,7 +74,8 @@ def check(
     tables = [
         (spec, table)
         for name, table in described.items()
-        if (table.published or publication is None) and (spec := config.spec_of(name)) is not None
+        if (table.published or publication is None or _can_join(table, described))
+        and (spec := config.spec_of(name)) is not None
     ]
     return [
         *_server(server),
@@ -81,6 +85,20 @@ def check(
         *(problem for spec, table in tables for problem in sending(spec, table, config)),
         *reading(connection, server.role, tables),
     ]
+
+
+def _can_join(table: PgTable, described: Mapping[TableName, PgTable]) -> bool:
+    """Whether a table that is not published could be, beside those that are."""
+    sent = [each for each in described.values() if each.published]
+    return (
+        table.kind in ("r", "p")
+        and table.oid >= FIRST_OF_USERS
+        and table.persistence == "p"
+        and not any(
+            each.table_name in table.ancestors or table.table_name in each.ancestors
+            for each in sent
+        )
+    )
 
 
 def require(problems: Sequence[Problem], *, where: str) -> None:
