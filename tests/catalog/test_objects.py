@@ -17,7 +17,12 @@ from penstock.catalog.objects import (
     known_objects,
     resolved,
 )
-from penstock.catalog.secrets import HIDDEN, hides_secrets, without_secrets
+from penstock.catalog.secrets import (
+    HIDDEN,
+    hides_secrets,
+    objects_without_secrets,
+    without_secrets,
+)
 from penstock.errors import Fenced, TransientError
 from penstock.pipeline.file import CATALOG
 
@@ -158,12 +163,58 @@ def test_an_id_is_of_one_object_for_ever(histories):
         ({"password": "${P}"}, {"password": "${P}"}),
         ({"grpc": {"token": "geheim"}}, {"grpc": {"token": HIDDEN}}),
         ({"aws_secret_access_key": "geheim"}, {"aws_secret_access_key": HIDDEN}),
-        ({"a": ["postgresql://u:ge:he@im@h/d"]}, {"a": [f"postgresql://u:{HIDDEN}@im@h/d"]}),
+        ({"a": ["postgresql://u:geheim:ge@heim@h/d"]}, {"a": [f"postgresql://u:{HIDDEN}@h/d"]}),
+        ("postgresql://u:ge/geheim@h/d", f"postgresql://u:{HIDDEN}@h/d"),
+        ("postgresql://u:so geheim@h/d", f"postgresql://u:{HIDDEN}@h/d"),
+        ("postgresql://u@h:1/d?x=a@b", "postgresql://u@h:1/d?x=a@b"),
+        ("postgresql://[::1]/d?x=a@b", "postgresql://[::1]/d?x=a@b"),
+        (
+            "postgresql:///d?passwor%64=so geheim&user=u",
+            f"postgresql:///d?passwor%64={HIDDEN}&user=u",
+        ),
+        ("https://geheim@h/d", f"https://{HIDDEN}@h/d"),
+        ("https://u:${P}@h, https://${T}@h", "https://u:${P}@h, https://${T}@h"),
+        ("host=h password='so geheim' user=u", f"host=h password={HIDDEN} user=u"),
+        (r"host=h password = so\ geheim user=u", f"host=h password = {HIDDEN} user=u"),
+        ("host=h password='${P}' user=u", "host=h password='${P}' user=u"),
+        ("a=b&token=geheim&c=d", f"a=b&token={HIDDEN}&c=d"),
+        ({"password": 98765432, "sslmode": 1}, {"password": HIDDEN, "sslmode": 1}),
+        ({"password": None, "use_token": True}, {"password": None, "use_token": True}),
+        (
+            {"api_key": "geheim", "Authorization": "Bearer geheim"},
+            {"api_key": HIDDEN, "Authorization": HIDDEN},
+        ),
+        ({"Authorization": "Bearer ${T}"}, {"Authorization": "Bearer ${T}"}),
+        (
+            {"credentials": {"key": "geheim", "id": ["geheim", "${ID}"]}},
+            {"credentials": {"key": HIDDEN, "id": [HIDDEN, "${ID}"]}},
+        ),
+        (
+            {
+                "connector": {"grpc": {"address": "h:1"}},
+                "endpoint": {"odd": "geheim", "in": [{"even": "${E}", "n": 1}]},
+            },
+            {
+                "connector": {"grpc": {"address": "h:1"}},
+                "endpoint": {"odd": HIDDEN, "in": [{"even": "${E}", "n": 1}]},
+            },
+        ),
+        (
+            {"connector": "sqlite", "endpoint": {"path": "a.db"}},
+            {"connector": "sqlite", "endpoint": {"path": "a.db"}},
+        ),
     ],
-    ids=range(8),
 )
 def test_secrets_in_the_file_itself_are_not_kept(said, kept):
     assert without_secrets(said) == kept
     assert "geheim" not in json.dumps(without_secrets(said))
     assert hides_secrets(kept) == (HIDDEN in json.dumps(kept))
     assert without_secrets(kept) == kept
+
+
+def test_what_objects_are_called_says_nothing_of_secrets():
+    said = {"tokens": {"postgres": {"tables": ["public.t"]}}}
+    assert objects_without_secrets(said) == said
+    documents = {"shop.tokens": {"schema": {"properties": {"password": {"type": "string"}}}}}
+    assert objects_without_secrets(documents, inherited=False) == documents
+    assert objects_without_secrets(None) == {}

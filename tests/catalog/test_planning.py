@@ -51,6 +51,13 @@ def test_the_same_file_changes_nothing():
     assert plan(known(FILE), FILE, types=BOTH) == []
 
 
+def test_what_was_kept_before_it_was_hidden_has_not_changed():
+    file = copy.deepcopy(FILE)
+    file["sources"]["shop"]["postgres"]["connection"] = {"password": 98765432}
+    file["materializations"]["desk"]["endpoint"]["api_key"] = "geheim"
+    assert plan(known(file), file, types=BOTH) == []
+
+
 def test_a_new_lake_gets_all_of_it():
     assert [(each.action, each.name) for each in plan([], FILE, types=BOTH)] == [
         ("create", "shop"),

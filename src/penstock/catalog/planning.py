@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from penstock.catalog.objects import Object, Type
-from penstock.catalog.secrets import without_secrets
+from penstock.catalog.secrets import objects_without_secrets, without_secrets
 from penstock.errors import UsageError
 from penstock.pipeline.written import Missing, interpolated
 from penstock.sources.postgres.names import TableName
@@ -79,7 +79,7 @@ def plan(
         for each in ("source", "materialization")
         if each in types
         for change in _changes(
-            each, known, without_secrets(written.get(f"{each}s") or {}), environment
+            each, known, objects_without_secrets(written.get(f"{each}s")), environment
         )
     ]
 
@@ -119,10 +119,11 @@ def _is_of(source: str, collection: str) -> bool:
 
 
 def _collections(known: Sequence[Object], written: Mapping[str, Any]) -> Iterator[Change]:
-    said = without_secrets(written.get("collections") or {})
+    said = objects_without_secrets(written.get("collections"), inherited=False)
     for each in known:
         if each.type == "collection":
-            was, now = each.definition or {}, said.get(each.name) or {}
+            was = without_secrets(each.definition or {}, inherited=False)
+            now = said.get(each.name) or {}
             for action, what, *_ in _options(was, now, ignored=set()):
                 yield Change(action, "collection", each.name, f"its documents: {what}")
 
@@ -142,7 +143,8 @@ def _changes(
         elif name not in there:
             what = _new_source(said) if of == "source" else _new_materialization(said)
             yield Change("create", of, name, what)
-        elif (was := there[name].definition or {}) != said:
+        # Once more, since what was kept before may be hidden by now.
+        elif (was := without_secrets(there[name].definition or {})) != said:
             if of == "source":
                 made = _made_by(there[name], known)
                 found = _source_differences(was, said, made, environment)

@@ -26,7 +26,7 @@ from penstock.catalog.objects import (
     known_objects,
 )
 from penstock.catalog.planning import Change
-from penstock.catalog.secrets import without_secrets
+from penstock.catalog.secrets import objects_without_secrets
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join
 from penstock.engine.checking import changes_of, checked
@@ -233,7 +233,7 @@ class _Following:
         self._turn = threading.Lock()
         """One of our threads at a time: they would fence each other."""
 
-        self._documents = without_secrets(written.get("collections") or {})
+        self._documents = objects_without_secrets(written.get("collections"), inherited=False)
         self._held: set[tuple[str, str]] = set()
         """Tasks that have had their lock, by kind and name."""
 
@@ -285,7 +285,7 @@ class _Following:
 
     def _take(self, task: Task) -> None:
         """A task has its lock: write down what the file says of it."""
-        definition = without_secrets(self._written[f"{task.kind}s"][task.name])
+        definition = objects_without_secrets(self._written[f"{task.kind}s"])[task.name]
         with self._turn:
             self._held.add((task.kind, task.name))
 
