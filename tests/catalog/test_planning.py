@@ -51,6 +51,13 @@ def test_the_same_file_changes_nothing():
     assert plan(known(FILE), FILE, types=BOTH) == []
 
 
+def test_what_was_kept_before_it_was_hidden_has_not_changed():
+    file = copy.deepcopy(FILE)
+    file["sources"]["shop"]["postgres"]["connection"] = {"password": 98765432}
+    file["materializations"]["desk"]["endpoint"]["api_key"] = "geheim"
+    assert plan(known(file), file, types=BOTH) == []
+
+
 def test_a_new_lake_gets_all_of_it():
     assert [(each.action, each.name) for each in plan([], FILE, types=BOTH)] == [
         ("create", "shop"),
@@ -70,6 +77,57 @@ def test_documents_that_become_others_are_told():
     assert [str(each) for each in plan([*known(FILE), was], file, types=BOTH)] == [
         'alter collection "shop.public.a": its documents: schema is given'
     ]
+
+
+def test_a_name_that_moves_to_another_type_is_refused():
+    file = {"sources": {"desk": FILE["sources"]["shop"]}}
+    told = [str(each) for each in plan(known(FILE)[1:], file, types=("source",))]
+    assert len(told) == 1
+    assert told[0].startswith('refuse source "desk": its name')
+    assert "is that of a materialization" in told[0]
+
+
+def test_what_is_not_named_any_more_is_dropped_though_nothing_was_named_before():
+    was = copy.deepcopy(FILE)
+    del shop(was)["tables"]
+    made = [
+        Object(f"c{number}", name, "collection", "s0", None)
+        for number, name in enumerate(
+            ("shop_remap", "shop.public.a", "shop.public.Odd b", "shop.public.c")
+        )
+    ]
+    file = copy.deepcopy(was)
+    shop(file)["tables"] = ["a", 'public."Odd b"', "public.new"]
+    assert [str(each) for each in plan([*known(was), *made], file, types=BOTH)] == [
+        'alter source "shop": only the tables that are named now are followed',
+        'create source "shop": table public.new joins, and is copied',
+        'drop source "shop": table public.c is left out; its collection is destroyed',
+    ]
+
+
+def test_a_table_is_the_same_however_it_is_written():
+    file = copy.deepcopy(FILE)
+    shop(file)["tables"] = ['"public"."a"', "${B}"]
+    assert plan(known(FILE), file, types=BOTH, environment={"B": "b"}) == []
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ("${N}", "${N}", []),
+        (1, "${N}", ["backfill"]),
+        (3, "${N}", ["refuse"]),
+        ("${GONE}", "${N}", ["alter"]),
+        ("${GONE}", "${GONE}", []),
+    ],
+)
+def test_a_number_may_come_from_a_variable_which_is_not_told(was, now, told):
+    before, after = copy.deepcopy(FILE), copy.deepcopy(FILE)
+    desk(before)["bindings"][0].update(backfill=was)
+    desk(after)["bindings"][0].update(backfill=now, delete="soft")
+    found = plan(known(before), after, types=BOTH, environment={"N": "2"})
+    assert [each.action for each in found] == [*told, "alter"]
+    assert not any("2" in each.what for each in found)
 
 
 def desk(file):
@@ -150,13 +208,17 @@ def shop(file):
             lambda file: desk(file).update(connector="postgres"),
             [("refuse", "desk", "it has another connector")],
         ),
+        (
+            lambda file: desk(file).update(endpoint={"path": "other.db"}),
+            [("alter", "desk", "endpoint changes")],
+        ),
         (lambda file: desk(file).update(shards=2), [("alter", "desk", "shards is given")]),
         (
             lambda file: file["materializations"].clear(),
             [("drop", "desk", "its connector deletes what it wrote")],
         ),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_what_is_changed_is_told(change, told):
     assert changed(change) == told

@@ -8,7 +8,8 @@ import pytest
 
 import penstock.cli.compact as verb
 import penstock.persist as persist
-from penstock.errors import UsageError
+from penstock.catalog.objects import WRITER, Wanted, catalogued, known_objects
+from penstock.errors import Fenced, UsageError
 from tests.cli.test_verbs import penstock
 from tests.persist.shop import SCHEMA, by_hand
 
@@ -36,6 +37,15 @@ def test_a_small_merge_starts_no_spark_even_if_a_master_is_named(url):
     assert (told.returncode, told.stderr) == (0, "")
     assert "2 batches of 2000 updates became 1 of 2000" in told.stdout
     assert batches(url) == 1
+
+
+def test_the_catalog_is_compacted_under_the_id_that_all_use(tmp_path, capsys):
+    lake = f"file:{tmp_path / 'lake'}"
+    catalogued(lake, lambda _: [Wanted("shop", "source", {"postgres": {}})])
+    with pytest.raises(Fenced), persist.open(f"{lake}/catalog", writer=WRITER):
+        verb.compact(lake, wait=1)
+    assert "lake/catalog" in capsys.readouterr().out
+    assert len(known_objects(lake)) == 1
 
 
 def test_the_command_line_does_not_import_spark():

@@ -80,7 +80,9 @@ def test_what_the_server_lacks_is_said_with_its_remedy(database, tmp_path, capsy
     database.sql(f"CREATE ROLE {role} LOGIN")
     try:
         init(database.url(user=role), Path("-"))
-        assert "as the owner of the tables: CREATE PUBLICATION" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "as the owner of the tables: CREATE PUBLICATION" in text
+        assert "# see above: it must be created" in text
         database.sql("CREATE PUBLICATION penstock FOR TABLE orders, whole")
         init(database.url(user=role), Path("-"))
     finally:
@@ -95,7 +97,11 @@ def test_what_the_server_lacks_is_said_with_its_remedy(database, tmp_path, capsy
     assert f"#   Run: GRANT SELECT ON public.orders TO {role};" in text
     assert "#   Run: ALTER PUBLICATION penstock ADD TABLE public.measured;" in text
     assert "password" not in text
-    assert "the server is not ready" in told
+    assert "see above: it must be created" not in text
+    assert told.partition("next:\n")[2].splitlines() == [
+        "  do what stands at the top of the file: the server is not ready",
+        "  penstock up FILE",
+    ]
     assert "export" not in told
 
 

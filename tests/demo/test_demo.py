@@ -19,6 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from penstock import persist
@@ -185,6 +186,21 @@ server.start()
 print(server.pid, flush=True)
 sys.stdin.read()
 """
+
+
+def test_only_its_own_user_gets_to_a_server_that_nobody_asked_to_listen(folder: Path) -> None:
+    own = folder / "quiet"
+    own.mkdir(mode=0o755)
+    with LocalPostgres(own) as server:
+        assert server.sql("SHOW listen_addresses") == [("",)]
+        (socket,) = own.glob(".s.PGSQL.[0-9]*[0-9]")
+        assert socket.stat().st_mode & 0o077 == 0
+        with pytest.raises(UsageError, match="its socket only"):
+            server.url(host="tcp")
+        password = server.password
+    with LocalPostgres(own, tcp=True) as server, psycopg.connect(server.url(host="tcp")) as there:
+        assert there.execute("SELECT 1").fetchall() == [(1,)]
+        assert server.password == password != LocalPostgres(folder / "other").password
 
 
 def test_a_server_ends_with_whoever_is_killed(folder: Path, tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def _is_changed(shop: Shop) -> None:
 
 
 def _is_let_go(shop: Shop, up: Up) -> None:
-    assert "its target is kept" in shop.well("drop", LAKE, "one", "--keep-target")
+    assert "raise backfill" in shop.well("drop", LAKE, "one", "--keep-target")
     assert shop.in_sqlite("one.db", "customers") == [*range(1, shop.rows + 1)]
     assert shop.slots()
     assert shop.publications() == [("ours",)]

@@ -14,6 +14,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.dropping import drop_object, leave_tables
 from penstock.errors import IndeterminateError, UsageError
 from penstock.failpoints import Action, Failpoint, tripped
+from penstock.ingest.running import tasks_of
 from penstock.materialize import TasksHere
 from penstock.persist.holds import list_holds
 from penstock.persist.lake import open_store
@@ -60,12 +61,12 @@ materializations:
         wanted = [Wanted("shop", "source", written["sources"]["shop"])]
         wanted += [Wanted("desk", "materialization", written["materializations"]["desk"])]
         wanted += [Wanted("shop_progress", "source_progress", owner="shop")]
-        catalogued(self.lake, lambda _: wanted, writer=WRITER)
+        catalogued(self.lake, lambda _: wanted)
 
     def drop(self, name: str, **options: bool) -> None:
         [known] = [each for each in known_objects(self.lake) if each.name == name]
         drop_object(known, self.lake, writer=WRITER, **options)
-        forget_object(known, self.lake, writer=WRITER)
+        forget_object(known, self.lake)
 
     def slots(self) -> list[str]:
         return [
@@ -87,6 +88,11 @@ materializations:
         with persist.open(f"{self.lake}/shop", hold=False) as client:
             return client.collections(hidden=True)
 
+    def batches(self) -> list[str]:
+        """The objects in which updates are kept, of the source and of what goes out."""
+        found = self.folder.glob("lake/*/batch/*/*")
+        return [str(each) for each in found if "/catalog/" not in str(each)]
+
     def holds(self) -> list[str]:
         blob = open_store(f"{self.lake}/shop", persist.Settings())
         try:
@@ -104,6 +110,7 @@ materializations:
 def shop(tmp_path: Path, database: Database) -> Shop:
     made = Shop(tmp_path, database)
     made.bring()
+    assert made.batches()
     assert made.slots()
     assert made.publications() == ["penstock"]
     assert made.holds() == ["materialize-desk"]
@@ -129,6 +136,7 @@ def test_all_of_it_goes_however_often_it_is_cut_short(shop: Shop, cut_short: boo
     assert shop.slots() == []
     assert shop.publications() == []
     assert shop.collections() == []
+    assert shop.batches() == []
     assert known_objects(shop.lake) == []
 
 
@@ -155,16 +163,59 @@ def test_a_publication_of_somebody_else_stays(shop: Shop) -> None:
     assert shop.publications() == ["penstock"]
 
 
-def test_a_publication_that_another_source_may_need_stays(shop: Shop) -> None:
+def follow_with_another(shop: Shop, name: str = "store") -> Path:
+    """Follow the same tables into another lake, by the same publication; its file."""
     other = shop.folder / "other"
     other.mkdir()
     file = other / "other.yaml"
-    text = shop.file.read_text().replace("shop:", "store:").replace(shop.lake, f"file:{other}/lake")
+    text = shop.file.read_text().replace("shop:", f"{name}:")
+    text = text.replace(shop.lake, f"file:{other}/lake")
     file.write_text(text.partition("materializations:")[0])
     penstock.ingest.run(file, once=True)
+    return file
+
+
+def test_a_publication_goes_with_the_last_source_that_may_need_it(shop: Shop) -> None:
+    file = follow_with_another(shop)
     shop.drop("shop")
     assert shop.publications() == ["penstock"]
     assert len(shop.slots()) == 1
+    [task] = tasks_of(load(file), many=None)
+    with persist.open(task.url, writer=WRITER) as client:
+        task.drop(client, False)
+    assert shop.slots() == []
+    assert shop.publications() == []
+
+
+@pytest.mark.parametrize("name", ["store", "shop"], ids=["of another name", "of the same name"])
+def test_a_table_that_another_source_follows_stays_published(shop: Shop, name: str) -> None:
+    follow_with_another(shop, name)
+    shop.write("[public.a]")
+    leave_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
+    assert "shop.public.b" not in shop.collections()
+    assert shop.published() == {"a", "b"}
+
+
+def test_a_source_of_the_same_name_in_another_lake_did_not_make_it(shop: Shop) -> None:
+    file = follow_with_another(shop, "shop")
+    for slot in shop.slots():
+        shop.database.sql("SELECT pg_drop_replication_slot(%s)", [slot])
+    file.write_text(file.read_text().replace(", public.b]", "]"))
+    leave_tables("shop", load(file), clock=SYSTEM_CLOCK)
+    assert shop.published() == {"a", "b"}
+
+
+def test_a_table_can_be_left_out_of_a_publication_of_all_tables(shop: Shop) -> None:
+    [(comment,)] = shop.database.sql(
+        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication"
+    )
+    shop.database.sql(
+        "DROP PUBLICATION penstock; CREATE PUBLICATION penstock FOR ALL TABLES;"
+        f"COMMENT ON PUBLICATION penstock IS '{comment}'"
+    )
+    shop.write("[public.a]")
+    leave_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
+    assert "shop.public.b" not in shop.collections()
 
 
 def test_a_table_that_is_left_out_goes_and_one_that_joins_is_published(shop: Shop) -> None:
@@ -184,7 +235,7 @@ def test_a_table_that_is_left_out_goes_and_one_that_joins_is_published(shop: Sho
 
 def test_a_secret_that_was_not_kept_is_asked_for(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:(not kept)@h/d"}}
-    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)], writer=WRITER)
+    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)])
     with pytest.raises(UsageError, match="cannot be reached to be dropped") as refused:
         drop_object(known, shop.lake, writer=WRITER)
     assert "not kept" in refused.value.detail
@@ -192,7 +243,7 @@ def test_a_secret_that_was_not_kept_is_asked_for(shop: Shop) -> None:
 
 def test_a_variable_that_is_not_set_is_named(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:${NOT_THERE}@h/d"}}
-    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)], writer=WRITER)
+    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)])
     with pytest.raises(UsageError) as refused:
         drop_object(known, shop.lake, writer=WRITER, environment={})
     assert "${NOT_THERE}" in refused.value.detail

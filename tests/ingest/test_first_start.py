@@ -1,6 +1,7 @@
 """The first start: what is missing is told, and what cannot be is not tried for ever."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -9,6 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import TransientError
+from penstock.sources.postgres.config import PostgresConfig
+from penstock.sources.postgres.errors import NotReady
+from penstock.sources.postgres.source import PostgresSource
 from penstock.testing.postgres import Database
 from tests.ingest.pump import ENVIRONMENT, Pump, until
 
@@ -51,15 +57,44 @@ def test_a_role_that_may_not_replicate_is_told_what_helps(database: Database, fi
         database.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_once_does_not_wait_for_a_server_that_was_never_reached(database: Database, file) -> None:
-    for url in (
-        database.url(password="wrong", host="tcp"),
-        "postgresql://nobody@127.0.0.1:1/nothing",
-    ):
-        done = ingest(file(url), "--once")
+def test_once_does_not_wait_for_a_server_that_was_never_reached(file) -> None:
+    done = ingest(file("postgresql://nobody@127.0.0.1:1/nothing"), "--once")
+    assert done.returncode == 1
+    assert "cannot connect to" in done.stderr
+    assert "Check host, port, database, user and password" in done.stderr
+
+
+@pytest.mark.parametrize("password", ["wrong", ""], ids=["another", "none"])
+def test_nobody_waits_for_a_server_that_never_let_us_in(
+    database: Database, file, password: str
+) -> None:
+    database.sql("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION penstock FOR TABLE t")
+    role = f"role_{database.name}"
+    database.sql(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'right'")
+    try:
+        done = ingest(file(database.url(user=role, password=password, host="tcp")))
         assert done.returncode == 1
-        assert "cannot connect to" in done.stderr
-        assert "Check host, port, database, user and password" in done.stderr
+        assert "is not ready: it does not let us in" in done.stderr
+        assert "Check user and password" in done.stderr
+        assert "wrong" not in done.stderr
+    finally:
+        database.sql(f"DROP ROLE {role}")
+
+
+def test_what_was_followed_already_may_be_let_in_again(database: Database, tmp_path: Path) -> None:
+    url = database.url(password="wrong", host="tcp")
+    source = PostgresSource(
+        "shop",
+        PostgresConfig.parse({"url": url}),
+        location=f"file:{tmp_path}",
+        clock=SYSTEM_CLOCK,
+        chance=random.Random(1),
+        tasks=1,
+    )
+    with pytest.raises(TransientError):
+        source.check(followed=True)
+    with pytest.raises(NotReady):
+        source.check(followed=False)
 
 
 def test_a_password_that_is_taken_for_a_server_is_not_shown(file) -> None:

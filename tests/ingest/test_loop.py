@@ -309,9 +309,15 @@ def test_what_is_about_the_data_ends_the_loop_with_its_error(turn):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
-    source.fail("draw", DefiniteError("topic was deleted"))
+    source.fail("draw", DefiniteError("topic was deleted", hint="Drop it."))
     with pytest.raises(DefiniteError, match="topic was deleted"):
         run.ticks(1)
+    told = run.ingest.status()
+    assert told["phase"] == "stopped"
+    assert told["error"] == {"message": "topic was deleted", "detail": "", "hint": "Drop it."}
+    run.ticks(1)
+    assert run.ingest.status()["phase"] != "stopped"
+    assert not run.ingest.status().get("error")
 
 
 def test_a_source_that_goes_back_is_told_and_binds_nothing(turn):
@@ -411,7 +417,7 @@ def test_a_request_is_carried_out_and_answered(turn, tmp_path):
         run.ticks(1)
         thread.join(0.05)
         run = turn(source, ManualClock(run.clock.now_ms() + 2_000))
-    assert answers == [{"done": True, "left": {}}]
+    assert answers == [{"done": True, "left": {}, "mended": 0}]
     assert source.asked == [("words",)]
 
 

@@ -51,13 +51,15 @@ def pump(database: Database, tmp_path: Path) -> Iterator[Pump]:
         yield pump
 
 
-def resync(pump: Pump, *tables: str) -> None:
+def resync(pump: Pump, *tables: str) -> int:
+    """How many rows had to go or come."""
     blob = open_store(pump.storage, persist.Settings())
     said = ask(
         blob, "resync", tables, clock=SYSTEM_CLOCK, chance=random.Random(), patience_ms=30_000
     )
     blob.close()
     assert said["done"], said
+    return int(said["mended"])
 
 
 def updates_after(pump: Pump, table: str, time: int) -> pa.Table:
@@ -116,7 +118,7 @@ def test_an_error_ends_where_the_table_was_compared(pump: Pump, database: Databa
     database.sql("INSERT INTO whole VALUES (7, 'others go on')")
     database.sql("ALTER PUBLICATION penstock ADD TABLE keyed")
     still = pump.settle()
-    resync(pump, "public.keyed")
+    assert resync(pump, "public.keyed") == 100 + 2 * 9
     after = pump.settle()
     with pump.reader() as client:
         collection = client.collection("shop.public.keyed")
@@ -137,10 +139,10 @@ def test_the_command(pump: Pump, database: Database) -> None:
     told = run(app, ["resync", pump.location, "shop", "public.keyed", "--json"])
     assert (told.exit_code, told.output) == (
         0,
-        '{"source":"shop","tables":["public.keyed"],"done":true,"left":{}}\n',
+        '{"source":"shop","tables":["public.keyed"],"done":true,"left":{},"mended":0}\n',
     )
     told = run(app, ["resync", pump.location, "shop"])
-    assert (told.exit_code, told.output) == (0, "shop: compared and mended\n")
+    assert (told.exit_code, told.output) == (0, "shop: compared and mended; no row differed\n")
     told = run(app, ["resync", pump.location, "shop", "public.other"])
     assert told.exit_code != 0
     assert 'source "shop" does not follow a table "public.other"' in str(told.exception)
@@ -223,12 +225,13 @@ def test_tables_that_stay_in_error_are_told(pump: Pump, database: Database) -> N
     database.sql("ALTER TABLE keyed RENAME TO other")
     pump.settle()
     told = CliRunner().invoke(app, ["resync", pump.location, "shop"])
-    assert told.output == "shop: compared and mended\n"
+    assert told.output == "shop: compared and mended; no row differed\n"
     assert str(told.exception) == 'source "shop" has tables that were not mended: public.keyed'
     database.sql("ALTER TABLE other RENAME TO keyed")
     told = CliRunner().invoke(app, ["resync", pump.location, "shop", "--json"])
     assert told.exit_code == 0, told.exception
-    assert json.loads(told.output) == {"source": "shop", "tables": [], "done": True, "left": {}}
+    said = {"source": "shop", "tables": [], "done": True, "left": {}, "mended": 0}
+    assert json.loads(told.output) == said
     now = pump.settle()
     with pump.reader() as client:
         # Not its history: that leads through the error.
@@ -292,7 +295,8 @@ def test_once_ends_though_the_publication_is_gone(pump: Pump, database: Database
     database.sql("DROP PUBLICATION penstock; INSERT INTO keyed VALUES (501)")
     [(reached,)] = database.sql("SELECT pg_current_wal_insert_lsn()")
     process = pump.spawn("--once")
-    assert process.wait(60) == 0, pump.said()
+    assert process.wait(60) == 1, pump.said()
+    assert 'source "shop" has tables in error: public.keyed, public.whole' in pump.said()
     phases = {each["phase"] for each in pump.notes()["status"]["tables"]}
     assert phases == {"errored"}
     confirmed = f"SELECT bool_and(confirmed_flush_lsn >= '{reached}') FROM pg_replication_slots"

@@ -118,6 +118,7 @@ def materializing(
     connector: Connector[Any, Any] | None = None,
     section: Mapping[str, Any] | None = None,
     name: str = "local",
+    sources: Sequence[str] = (),
     **binding: Any,
 ) -> Iterator[Materializing]:
     """A materialization of the table, with a connector of its own and no stream kept before."""
@@ -151,6 +152,7 @@ def materializing(
                     name: CollectionSection.model_validate(each)
                     for name, each in (collections or {}).items()
                 },
+                sources=tuple(sources),
             )
         finally:
             forget_sessions()

@@ -84,6 +84,17 @@ def test_a_collection_that_is_behind_is_named(lake: str, table: Table, tmp_path:
     assert 'collection "shop.u"' in told["waits_for"]
 
 
+def test_a_collection_that_is_not_made_yet_is_named(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    endpoint = Endpoint("sqlite", tmp_path)
+    with (
+        materializing(lake, endpoint, tmp_path, collection="shop.x", sources=["shop"]) as waiting,
+        following(waiting) as until,
+    ):
+        until(lambda: waiting.status()["waits_for"] == "its source to make shop.x")
+
+
 def test_a_collection_nobody_makes_is_refused(lake: str, table: Table, tmp_path: Path) -> None:
     with (
         materializing(lake, Endpoint("sqlite", tmp_path), tmp_path, collection="shop.x") as wrong,

@@ -1,13 +1,27 @@
 """What a materialization writes down, as the page on the format at rest has it."""
 
+import base64
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
 from penstock import persist
+from penstock.errors import UsageError
+from penstock.materialize.applied import recall_applied
 from penstock.materialize.checkpoint import Checkpoint, Reached
+from penstock.persist.memory import Memory
+from penstock.pipeline.file import MaterializationSection
+from penstock.protocol.specs import (
+    CollectionSpec,
+    FieldSelection,
+    MaterializationBinding,
+    MaterializationSpec,
+)
+from penstock.protocol.wire import encode
 from tests.materialize.lake import Endpoint, Table, bring, notes
 
 PAGE = Path(__file__).parents[2] / "docs/reference/format.md"
@@ -40,3 +54,41 @@ def test_the_page_on_the_format_lists_the_notes(lake: str, table: Table, tmp_pat
         assert reached["collection"] == f"{table.client.state.location}/{collection.id}"
     assert [*msgspec.structs.asdict(Checkpoint("", {}))] == listed("Checkpoint")
     assert [*msgspec.structs.asdict(Reached("", 0, 0))] == [*listed("Reached"), "columns"]
+
+
+def test_what_is_said_of_endpoint_and_resources_is_not_kept(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    said = {"table": "t", "adopt": False}
+    given = [{"collection": "shop.t", "resource": said}]
+    endpoint = Endpoint("sqlite", tmp_path)
+    bring(lake, endpoint, tmp_path, bindings=given)
+    spec = base64.b64decode(notes(lake)["applied"]["spec"])
+    assert b"adopt" not in spec
+    assert b"t.db" not in spec
+    section = {"connector": "sqlite", "endpoint": endpoint.config, "bindings": given}
+    with persist.open(f"{lake}/local") as client:
+        memory = Memory(client, "local")
+        found = recall_applied(memory, MaterializationSection.model_validate(section))
+        assert found is not None
+        assert json.loads(found[0].bindings[0].resource_spec_json) == said
+        assert json.loads(found[0].endpoint_spec_json) == endpoint.config
+        said["adopt"] = True
+        with pytest.raises(UsageError, match='something else of resource "t"'):
+            recall_applied(memory, MaterializationSection.model_validate(section))
+
+
+def test_a_note_of_an_earlier_version_has_the_resources_itself() -> None:
+    resource = '{"table": "t"}'
+    collection = CollectionSpec("shop.t", (), ())
+    binding = MaterializationBinding(resource, ("t",), collection, FieldSelection())
+    spec = MaterializationSpec("local", "{}", (binding,))
+    known = {"spec": base64.b64encode(encode(spec)).decode(), "version": "v"}
+
+    class Remembered:
+        def recall(self, name: str) -> Any:
+            return known
+
+    section = MaterializationSection.model_validate({"connector": "sqlite", "bindings": []})
+    found = recall_applied(Remembered(), section)  # type: ignore[arg-type]
+    assert found == (spec, "v")

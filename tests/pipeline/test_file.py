@@ -28,6 +28,14 @@ sources:
 """
 
 
+LAUGHS = (
+    "{c0: &c0 [x]"
+    + "".join(f", c{n + 1}: &c{n + 1} [{', '.join([f'*c{n}'] * 9)}]" for n in range(30))
+    + "}"
+)
+"""A line of anchors that each stand for nine of the one before."""
+
+
 def written(folder: Path, text: str) -> Path:
     path = folder / "shop.yaml"
     path.write_text(text)
@@ -61,6 +69,25 @@ def test_what_is_left_out_has_a_default(tmp_path):
     [
         ("tick: 250ms", "tick: fast", "line 3, tick: this is not a length of time; write a whole"),
         ("tick: 250ms", "tick: 0s", "line 3, tick: give more than 0"),
+        ("tick: 250ms", f"tick: {'9' * 23}d", "line 3, tick: this is too much; give 36500d at"),
+        (
+            "retain: 24h",
+            f"retain: {'9' * 5_000}ms",
+            "line 4, retain: this is too much; give 36500d",
+        ),
+        (
+            "publication: penstock",
+            f"slot_warning: '{'9' * 5_000}'",
+            "a number of 18 digits at most",
+        ),
+        ("laptop-1", "''", "line 2, writer: give some text, or leave it out"),
+        ("publication: penstock", f"publication: {'s3cr3t' * 20}", "publication has 120 bytes"),
+        (
+            "tick: 250ms",
+            f"collections: {'[' * 3_000}{']' * 3_000}",
+            "line 3, the file: this is more",
+        ),
+        ("tick: 250ms", f"collections: {LAUGHS}", "collections.c6: its anchors stand for more"),
         (
             "retain: 24h",
             "retian: 24h",
@@ -148,6 +175,14 @@ def test_what_is_escaped_comes_back(text):
     missing: list[Missing] = []
     assert interpolated(escaped({"k": [text]}), {}, missing) == {"k": [text]}
     assert missing == []
+
+
+@pytest.mark.parametrize("schema", ["[" * 3_000, LAUGHS, "&a [*a]"], ids=["deep", "much", "itself"])
+def test_a_schema_that_is_too_much_is_refused(tmp_path, schema):
+    (tmp_path / "c.yaml").write_text(schema)
+    text = GOOD + "collections: {c: {key: [/id], schema: c.yaml}}\n"
+    with pytest.raises(UsageError, match='of collection "c" cannot be read'):
+        load(written(tmp_path, text), {"SHOP_PASSWORD": "s3cr3t"})
 
 
 def test_what_was_written_holds_no_values_and_means_the_same(tmp_path):

@@ -1,5 +1,6 @@
 """Tasks that are kept running: what fails alone, what waits for a person, what ends all."""
 
+import json
 import random
 import threading
 from dataclasses import dataclass, field
@@ -7,11 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock import persist
-from penstock.clock import SYSTEM_CLOCK
+from penstock.clock import SYSTEM_CLOCK, SystemClock
 from penstock.errors import DefiniteError, Fenced, TransientError, UsageError
 from penstock.persist.lake import open_store
 from penstock.persist.memory import PAUSED, Memory
 from penstock.persist.requests import ask, forget_old_answers
+from penstock.pipeline import running as under_test
 from penstock.pipeline.running import Running, Task
 
 
@@ -22,6 +24,7 @@ class Scripted:
     errors: list = field(default_factory=list)
     starts: int = 0
     runs: threading.Event = field(default_factory=threading.Event)
+    tables: list = field(default_factory=list)
 
     def run(self, stop, *, once):
         self.starts += 1
@@ -33,7 +36,7 @@ class Scripted:
         self.runs.clear()
 
     def status(self):
-        return {"rows": self.starts}
+        return {"rows": self.starts, "tables": self.tables}
 
 
 class Tasks:
@@ -44,6 +47,8 @@ class Tasks:
         self.loops: dict[str, Scripted] = {}
         self.tasks: list[Task] = []
         self.dropped: list[str] = []
+        self.drop_errors: list[Exception] = []
+        self.catalog_errors: list[Exception] = []
         self.stop = threading.Event()
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -53,13 +58,21 @@ class Tasks:
         url = f"{self.lake}/{name}"
 
         def drop(client, keep_target):
+            if self.drop_errors:
+                raise self.drop_errors.pop(0)
             self.dropped.append(f"{name} {keep_target}")
 
         self.tasks.append(Task(name, kind, url, writer, lambda _: loop, drop))
         return loop
 
-    def start(self, *, restarts=True, once=False):
-        self.running = Running(self.tasks, self.stop, restarts=restarts)
+    def _forget(self, task):
+        if self.catalog_errors:
+            raise self.catalog_errors.pop(0)
+
+    def start(self, *, restarts=True, once=False, clock=SYSTEM_CLOCK):
+        self.running = Running(
+            self.tasks, self.stop, restarts=restarts, clock=clock, dropped=self._forget
+        )
 
         def run():
             try:
@@ -91,6 +104,26 @@ class Tasks:
             )
         finally:
             blob.close()
+
+    def leave_ask(self, name, verb, *, until_ms=60_000):
+        """A request for which nobody waits at this end; its id."""
+        now = SYSTEM_CLOCK.now_ms()
+        id = f"{now:013d}-{random.getrandbits(32):08x}"
+        blob = open_store(f"{self.lake}/{name}", persist.Settings())
+        blob.put(f"asks/{id}", f'{{"verb": "{verb}", "until_ms": {now + until_ms}}}'.encode())
+        blob.close()
+        return id
+
+    def await_answer(self, name, id):
+        blob = open_store(f"{self.lake}/{name}", persist.Settings())
+        try:
+            for _ in range(3_000):
+                if (found := blob.get(f"answers/{id}")) is not None:
+                    return json.loads(found)
+                SYSTEM_CLOCK.wait(threading.Event(), 10)
+        finally:
+            blob.close()
+        raise AssertionError(f"{id} is not answered")
 
     def await_state(self, name, state):
         for _ in range(3_000):
@@ -241,11 +274,12 @@ def test_what_cannot_be_done_is_answered_and_the_task_goes_on(tasks):
     assert tasks.error is None
 
 
-def test_a_drop_does_not_come_long_after_it_was_meant(tasks):
+@pytest.mark.parametrize("age_ms", [7_200_000, 660_000])
+def test_a_drop_does_not_come_long_after_it_was_meant(tasks, age_ms):
     loop = tasks.add("a")
     persist.open(f"{tasks.lake}/a", writer="w").close()
     blob = open_store(f"{tasks.lake}/a", persist.Settings())
-    old = f"{SYSTEM_CLOCK.now_ms() - 7_200_000:013d}-0000002a"
+    old = f"{SYSTEM_CLOCK.now_ms() - age_ms:013d}-0000002a"
     blob.put(f"asks/{old}", b'{"verb": "drop"}')
     tasks.start()
     assert loop.runs.wait(60)
@@ -270,3 +304,208 @@ def test_answers_that_nobody_came_for_are_removed_once_they_are_old(tmp_path):
     forget_old_answers(blob, now_ms=now)
     assert [each.key for each in blob.list("answers/")] == [fresh]
     blob.close()
+
+
+def still_writes(client, name):
+    Memory(client, name).write_down({"mine": True})
+    client.close()
+
+
+def test_a_stopped_task_that_was_fenced_takes_nothing_back(tasks):
+    tasks.add("a", DefiniteError("no such column"))
+    tasks.add("b")
+    tasks.start()
+    tasks.await_state("a", "stopped")
+    other = persist.open(f"{tasks.lake}/a", writer="w")
+    tasks.leave_ask("a", "resume")
+    tasks.wait()
+    assert isinstance(tasks.error, Fenced)
+    assert tasks.loops["a"].starts == 1
+    still_writes(other, "a")
+
+
+def test_a_task_that_rests_learns_that_it_was_fenced(tasks, monkeypatch):
+    monkeypatch.setattr(under_test, "PROVE_EVERY_MS", 20)
+    loop = tasks.add("a")
+    tasks.start()
+    assert loop.runs.wait(60)
+    assert tasks.ask("a", "pause")["done"]
+    tasks.await_state("a", PAUSED)
+    other = persist.open(f"{tasks.lake}/a", writer="w")
+    tasks.wait()
+    assert isinstance(tasks.error, Fenced)
+    still_writes(other, "a")
+
+
+def test_a_place_taken_between_two_starts_is_not_taken_back(tasks):
+    class Overtaken(SystemClock):
+        other = None
+
+        def wait(self, event, timeout_ms):
+            if threading.current_thread().name == "a" and self.other is None:
+                self.other = persist.open(f"{tasks.lake}/a", writer="w")
+            return super().wait(event, timeout_ms)
+
+    clock = Overtaken()
+    loop = tasks.add("a", TransientError("away"))
+    tasks.start(clock=clock)
+    tasks.wait()
+    assert isinstance(tasks.error, Fenced)
+    assert loop.starts == 1
+    still_writes(clock.other, "a")
+
+
+def test_upkeep_that_was_fenced_ends_everything(tasks):
+    loop = tasks.add("a")
+    tasks.start()
+    assert loop.runs.wait(60)
+    other = persist.open(f"{tasks.lake}/a", writer="w")
+    tasks.leave_ask("a", "compact")
+    tasks.wait()
+    assert isinstance(tasks.error, Fenced)
+    still_writes(other, "a")
+
+
+def test_what_is_dropped_stays_so_though_the_catalog_cannot_be_written(tasks):
+    loop = tasks.add("a")
+    other = tasks.add("b")
+    tasks.catalog_errors.append(UsageError("the catalog is locked"))
+    tasks.start()
+    assert loop.runs.wait(60)
+    assert other.runs.wait(60)
+    assert tasks.ask("a", "drop")["done"]
+    tasks.await_state("a", "ended")
+    tasks.end()
+    assert (tasks.error, tasks.dropped, loop.starts) == (None, ["a False"], 1)
+
+
+def test_of_two_drops_at_once_both_are_answered(tasks):
+    loop = tasks.add("a")
+    other = tasks.add("b")
+    persist.open(f"{tasks.lake}/a", writer="w").close()
+    asked = [tasks.leave_ask("a", verb) for verb in ("drop", "drop", "pause")]
+    tasks.start()
+    assert other.runs.wait(60)
+    answers = [tasks.await_answer("a", id) for id in sorted(asked)]
+    tasks.end()
+    gone = [each for each in answers if each["done"]]
+    assert len(gone) >= 2
+    assert tasks.dropped == ["a False"]
+    assert loop.starts <= 2
+
+
+def test_what_was_not_foreseen_is_answered_too(tasks):
+    loop = tasks.add("a")
+    tasks.drop_errors.append(OSError("boom"))
+    tasks.start()
+    assert loop.runs.wait(60)
+    answer = tasks.ask("a", "drop")
+    assert answer["error"] == 'source "a" could not drop'
+    assert "OSError: boom" in answer["detail"]
+    assert tasks.ask("a", "drop")["done"]
+    tasks.wait()
+    assert tasks.error is None
+
+
+def test_a_request_for_which_nobody_waits_any_more_is_refused(tasks):
+    loop = tasks.add("a")
+    persist.open(f"{tasks.lake}/a", writer="w").close()
+    late = tasks.leave_ask("a", "drop", until_ms=-1)
+    tasks.start()
+    assert loop.runs.wait(60)
+    assert "came too late" in tasks.await_answer("a", late)["error"]
+    tasks.end()
+    assert tasks.dropped == []
+
+
+def test_a_request_that_was_withdrawn_while_the_task_was_busy_is_not_carried_out(tasks):
+    loop = tasks.add("a")
+    busy, goes_on = threading.Event(), threading.Event()
+
+    def slow(stop, *, once):
+        stop.wait()
+        busy.set()
+        goes_on.wait(60)
+
+    loop.run = slow
+    tasks.start()
+    tasks.await_state("a", "running")
+    id = tasks.leave_ask("a", "drop")
+    assert busy.wait(60)
+    blob = open_store(f"{tasks.lake}/a", persist.Settings())
+    blob.delete(f"asks/{id}")
+    blob.close()
+    loop.run = Scripted.run.__get__(loop)
+    goes_on.set()
+    assert loop.runs.wait(60)
+    tasks.end()
+    assert tasks.dropped == []
+
+
+def test_whatever_ends_the_waiting_withdraws_the_request(tmp_path):
+    class Ended(SystemClock):
+        def wait(self, event, timeout_ms):
+            raise SystemExit(143)
+
+    url = f"file:{tmp_path}/src"
+    persist.open(url, writer="w").close()
+    blob = open_store(url, persist.Settings())
+    with pytest.raises(SystemExit):
+        ask(blob, "drop", clock=Ended(), chance=random.Random(), patience_ms=1_000)
+    assert blob.list("asks/") == []
+    blob.close()
+
+
+def test_a_stopped_task_is_heard_once_it_can_be_opened_again(tasks):
+    with persist.open(f"{tasks.lake}/a", writer="somebody else"):
+        loop = tasks.add("a")
+        tasks.add("b")
+        tasks.start()
+        tasks.await_state("a", "stopped")
+        SYSTEM_CLOCK.wait(threading.Event(), 100)
+    assert tasks.ask("a", "resume")["done"]
+    assert loop.runs.wait(60)
+    tasks.end()
+
+
+def test_requests_that_cannot_be_read_do_not_keep_others_from_being_heard(tasks, monkeypatch):
+    tasks.add("a")
+    loop = tasks.add("b")
+    read = under_test.requests
+
+    def broken(blob, *, now_ms):
+        if blob.name.endswith("/a"):
+            raise RuntimeError("not foreseen")
+        return read(blob, now_ms=now_ms)
+
+    monkeypatch.setattr(under_test, "requests", broken)
+    tasks.start()
+    assert loop.runs.wait(60)
+    assert tasks.ask("b", "pause")["done"]
+    tasks.end()
+
+
+def test_once_is_no_success_if_a_task_is_paused(tasks):
+    with persist.open(f"{tasks.lake}/a", writer="w") as client:
+        Memory(client, "a").write_down({PAUSED: True})
+    loop = tasks.add("a")
+    later = tasks.add("m", kind="materialization")
+    tasks.start(once=True, restarts=False)
+    tasks.wait()
+    assert str(tasks.error) == 'source "a" is paused, so nothing was done for it'
+    assert tasks.error.hint.endswith(f"penstock resume {tasks.lake} a")
+    assert (loop.starts, later.starts) == (0, 0)
+
+
+def test_once_is_no_success_if_a_table_is_in_error(tasks):
+    loop = tasks.add("s")
+    loop.tables = [
+        {"name": "public.a", "error": ""},
+        {"name": "public.b", "error": "table public.b has changed"},
+    ]
+    later = tasks.add("m", kind="materialization")
+    tasks.start(once=True, restarts=False)
+    tasks.wait()
+    assert str(tasks.error) == 'source "s" has tables in error: public.b'
+    assert "has changed." in tasks.error.detail
+    assert later.starts == 1, "what can be brought is brought"

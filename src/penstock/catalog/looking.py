@@ -16,6 +16,7 @@ from penstock.persist.errors import shown_ms
 from penstock.persist.holds import Hold, list_holds
 from penstock.persist.lake import is_storage_location, storage_locations
 from penstock.persist.memory import PAUSED
+from penstock.persist.owners import lives
 from penstock.persist.readable import error_as_of
 from penstock.persist.state import END, CollectionState, State
 
@@ -98,6 +99,7 @@ class Looker:
                 "id": writer.id,
                 "host": writer.host,
                 "pid": writer.pid,
+                "lives": lives(writer),
                 "since": shown_ms(writer.taken_ms),
             },
             "collections": [
@@ -144,12 +146,12 @@ def _runners(client: Client, state: State, now_ms: int) -> dict[str, list[dict[s
                 "lag_ms": _lag_ms(name, told["status"], state, now_ms),
             }
             for name, told in notes.items()
-            if RECOVERY not in told
+            if not _materializes(told)
         ],
         "materializations": [
             {"materialization": name, **told["status"], "phase": _phase(told, state)}
             for name, told in notes.items()
-            if RECOVERY in told
+            if _materializes(told)
         ],
     }
 
@@ -158,7 +160,17 @@ def _phase(told: dict[str, Any], state: State) -> str:
     """What a task does: what it said last, if it can still be so."""
     if told.get(PAUSED):
         return PAUSED
-    return "stopped" if state.writer is None else told["status"].get("phase", "")
+    return told["status"].get("phase", "") if _runs(state) else "stopped"
+
+
+def _runs(state: State) -> bool:
+    """Whether somebody may write there; who was killed on this host does not."""
+    return state.writer is not None and lives(state.writer)
+
+
+def _materializes(told: dict[str, Any]) -> bool:
+    """Whether these are notes of a materialization; those of a source tell of their upstream."""
+    return RECOVERY in told or "kind" not in told["status"]
 
 
 def _lag_ms(source: str, status: dict[str, Any], state: State, now_ms: int) -> int | None:
@@ -168,7 +180,7 @@ def _lag_ms(source: str, status: dict[str, Any], state: State, now_ms: int) -> i
     may be now, and what it has reached upstream is older.
     """
     remap = state.named(f"{source}_remap")
-    if state.writer is None or remap is None or remap.upper == 0:
+    if not _runs(state) or remap is None or remap.upper == 0:
         return None
     return max(0, now_ms - (remap.upper - 1), status.get("lag_ms") or 0)
 

@@ -10,6 +10,8 @@ out in order and never again, whatever is dropped. A definition is what the file
 """
 
 import json
+import random
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -19,13 +21,23 @@ import pyarrow as pa
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join
-from penstock.errors import Fenced, InternalError
+from penstock.errors import Fenced, InternalError, TransientError
 from penstock.persist import AppendTo
 from penstock.persist.lake import is_storage_location
 from penstock.persist.memory import Memory
 from penstock.pipeline.file import CATALOG
+from penstock.retry import pauses_ms
 
-__all__ = ["Object", "Type", "Wanted", "catalogued", "forget_object", "known_objects"]
+__all__ = [
+    "WRITER",
+    "Object",
+    "Type",
+    "Wanted",
+    "as_wanted",
+    "catalogued",
+    "forget_object",
+    "known_objects",
+]
 
 Type = Literal["source", "source_progress", "collection", "materialization"]
 
@@ -51,7 +63,10 @@ PROGRESSES: Final = pa.schema(
     [pa.field(name, pa.string(), False) for name in ("id", "name", "source_id")],
 )
 LAST_ID: Final = "last id"
-TRIES: Final = 5
+WRITER: Final = "catalog"
+"""The id of its lock, for whoever takes it: one that died with it keeps nobody out."""
+
+TRIES: Final = 8
 """How often somebody else may come in between; each of them has then written what it knows."""
 
 
@@ -95,40 +110,57 @@ def known_objects(location: str) -> list[Object]:
         return _objects(client.collection("mz_objects"))
 
 
+def as_wanted(known: Sequence[Object]) -> list[Wanted]:
+    """What there is, as it is wanted if nothing is to change."""
+    names = {each.id: each.name for each in known}
+    return [
+        Wanted(each.name, each.type, each.definition, names.get(each.owner_id or ""))
+        for each in known
+    ]
+
+
 def catalogued(
     location: str,
     change: Callable[[Sequence[Object]], Iterable[Wanted]],
     *,
-    writer: str,
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Object]:
     """Let the lake have the objects that `change` makes of those there are; all of them then.
 
-    The lock is taken for this alone. Several processes may share a lake, each with its part
-    of it; one that comes in between is not a newer self, so this looks again and goes on.
+    The lock is taken for this alone, and not at all if nothing changes. Several processes
+    may share a lake, each with its part of it; one that comes in between is not a newer
+    self, so this looks again and goes on. What `change` finds out by itself it must find
+    out when it is called, which may be several times.
+
+    Raises:
+        TransientError: others came in between each time.
     """
+    known = known_objects(location)
+    if known and resolved(known, [*change(known)], 0)[0] == known:
+        return known
+    pauses = pauses_ms(random.Random())
     for turn in range(TRIES):
         try:
-            with persist.open(join(location, CATALOG), writer=f"{writer}-catalog") as client:
+            with persist.open(join(location, CATALOG), writer=WRITER) as client:
                 return _Catalog(client, clock).become(change)
-        except Fenced:
+        except Fenced as error:
             if turn == TRIES - 1:
-                raise
+                raise TransientError(
+                    f'catalog of location "{location}" cannot be written: others write it',
+                    hint="Try again; if it stays so, see who does: penstock status LOCATION",
+                ) from error
+            clock.wait(threading.Event(), next(pauses))
     raise InternalError("unreachable")
 
 
-def forget_object(gone: Object, location: str, *, writer: str, clock: Clock = SYSTEM_CLOCK) -> None:
+def forget_object(gone: Object, location: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """Let the lake have an object no more, nor what belongs to it."""
 
     def rest(known: Sequence[Object]) -> Iterable[Wanted]:
-        names = {each.id: each.name for each in known}
-        return [
-            Wanted(each.name, each.type, each.definition, names.get(each.owner_id or ""))
-            for each in known
-            if gone.id not in (each.id, each.owner_id)
-        ]
+        left = [each for each in known if gone.id not in (each.id, each.owner_id)]
+        return as_wanted(left)
 
-    catalogued(location, rest, writer=writer, clock=clock)
+    catalogued(location, rest, clock=clock)
 
 
 class _Catalog:

@@ -10,21 +10,35 @@ reach them.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from penstock.catalog.objects import Object, Type
-from penstock.catalog.secrets import without_secrets
+from penstock.catalog.secrets import objects_without_secrets, without_secrets
+from penstock.errors import UsageError
+from penstock.pipeline.written import Missing, interpolated
+from penstock.sources.postgres.names import TableName
 
-__all__ = ["Action", "Change", "plan"]
+__all__ = ["Action", "Change", "bound_to", "plan"]
 
 Action = Literal["create", "alter", "backfill", "drop", "refuse", "note"]
 
+
+STORED: Final[Sequence[Type]] = ("source", "materialization")
+"""Types of objects that have a storage location, called after them."""
 
 SOURCE_DROPPED: Final = (
     "its slot, and the publication if we made it, are dropped on the server; its collections "
     "are destroyed"
 )
 MATERIALIZATION_DROPPED: Final = "its connector deletes what it wrote; it holds nothing back"
+ENDPOINT_CHANGED: Final = (
+    "endpoint changes; if that is another target, it gets everything, and the one before keeps "
+    "what it has"
+)
+
+Environment = Mapping[str, str]
+NONE: Final[Environment] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +59,16 @@ class Change:
 
 
 def plan(
-    known: Sequence[Object], written: Mapping[str, Any], *, types: Sequence[Type]
+    known: Sequence[Object],
+    written: Mapping[str, Any],
+    *,
+    types: Sequence[Type],
+    environment: Environment = NONE,
 ) -> list[Change]:
-    """What the file as it is `written` changes of what is `known`, for these types of objects."""
+    """What the file as it is `written` changes of what is `known`, for these types of objects.
+
+    What variables hold, by the `environment`, is compared where it must be, and never told.
+    """
     bound = {
         str(binding.get("collection")): name
         for name, said in (written.get("materializations") or {}).items()
@@ -58,11 +79,22 @@ def plan(
         for each in ("source", "materialization")
         if each in types
         for change in _changes(
-            each,
-            {found.name: found for found in known if found.type == each},
-            without_secrets(written.get(f"{each}s") or {}),
+            each, known, objects_without_secrets(written.get(f"{each}s")), environment
         )
     ]
+
+
+def bound_to(source: str, known: Sequence[Object]) -> dict[str, str]:
+    """The materializations that take from a source, each with a collection that it takes."""
+    ids = {each.id for each in known if (each.type, each.name) == ("source", source)}
+    owned = {each.name for each in known if each.owner_id in ids}
+    return {
+        each.name: collection
+        for each in known
+        if each.type == "materialization"
+        for binding in (each.definition or {}).get("bindings") or ()
+        if (collection := str(binding.get("collection"))) in owned or _is_of(source, collection)
+    }
 
 
 def _unless_bound(change: Change, bound: Mapping[str, str]) -> Change:
@@ -79,36 +111,71 @@ def _unless_bound(change: Change, bound: Mapping[str, str]) -> Change:
 def _belongs(collection: str, change: Change) -> bool:
     if change.table:
         return collection == f"{change.name}.{change.table}"
-    return collection == change.name or collection.startswith(f"{change.name}.")
+    return _is_of(change.name, collection)
+
+
+def _is_of(source: str, collection: str) -> bool:
+    return collection == source or collection.startswith(f"{source}.")
 
 
 def _collections(known: Sequence[Object], written: Mapping[str, Any]) -> Iterator[Change]:
-    said = without_secrets(written.get("collections") or {})
+    said = objects_without_secrets(written.get("collections"), inherited=False)
     for each in known:
         if each.type == "collection":
-            was, now = each.definition or {}, said.get(each.name) or {}
+            was = without_secrets(each.definition or {}, inherited=False)
+            now = said.get(each.name) or {}
             for action, what, *_ in _options(was, now, ignored=set()):
                 yield Change(action, "collection", each.name, f"its documents: {what}")
 
 
-def _changes(of: Type, known: Mapping[str, Object], written: Mapping[str, Any]) -> Iterator[Change]:
-    source = of == "source"
-    differences = _source_differences if source else _materialization_differences
+def _changes(
+    of: Type, known: Sequence[Object], written: Mapping[str, Any], environment: Environment
+) -> Iterator[Change]:
+    there = {each.name: each for each in known if each.type == of}
+    others = {each.name: each.type for each in known if each.type in STORED and each.type != of}
     for name, said in written.items():
-        if name not in known:
-            what = _new_source(said) if source else _new_materialization(said)
+        if name in others:
+            what = (
+                f"its name, and with it the storage location, is that of a {others[name]}; drop "
+                "that first (penstock drop), or give this one another name"
+            )
+            yield Change("refuse", of, name, what)
+        elif name not in there:
+            what = _new_source(said) if of == "source" else _new_materialization(said)
             yield Change("create", of, name, what)
-        elif (was := known[name].definition or {}) != said:
-            for action, what, *table in differences(was, said):
+        # Once more, since what was kept before may be hidden by now.
+        elif (was := without_secrets(there[name].definition or {})) != said:
+            if of == "source":
+                made = _made_by(there[name], known)
+                found = _source_differences(was, said, made, environment)
+            else:
+                found = _materialization_differences(was, said, environment)
+            for action, what, *table in found:
                 yield Change(action, of, name, what, *table)
-    for name in known.keys() - written.keys():
-        yield Change("drop", of, name, SOURCE_DROPPED if source else MATERIALIZATION_DROPPED)
+    for name in [each for each in there if each not in written]:
+        dropped = SOURCE_DROPPED if of == "source" else MATERIALIZATION_DROPPED
+        yield Change("drop", of, name, dropped)
+
+
+def _made_by(source: Object, known: Sequence[Object]) -> list[str]:
+    """The collections of a source's tables, without its name before them."""
+    before = f"{source.name}."
+    return [
+        each.name.removeprefix(before)
+        for each in known
+        if each.type == "collection" and each.owner_id == source.id and each.name.startswith(before)
+    ]
 
 
 Difference = tuple[Action, str] | tuple[Action, str, str]
 
 
-def _source_differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _source_differences(
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    made: Sequence[str],
+    environment: Environment,
+) -> Iterator[Difference]:
     kinds = [next(iter(set(each) - {"progress"}), "") for each in (was, now)]
     if kinds[0] != kinds[1]:
         yield (
@@ -122,30 +189,40 @@ def _source_differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Itera
     if was.get("progress") != now.get("progress"):
         yield "alter", f"its progress is called {now.get('progress') or 'as by default'}"
     before, after = was[kinds[0]] or {}, now[kinds[0]] or {}
-    tables = [_by_name(each.get("tables")) for each in (before, after)]
-    if tables[0] is not None and tables[1] is not None:
-        for name in tables[1].keys() - tables[0].keys():
-            yield "create", f"table {name} joins, and is copied"
-        for name in tables[0].keys() - tables[1].keys():
-            yield "drop", f"table {name} is left out; its collection is destroyed", name
-        for name in tables[0].keys() & tables[1].keys():
-            if tables[0][name] != tables[1][name]:
-                yield (
-                    "refuse",
-                    (
-                        f"table {name} was followed with other columns; leave it out first "
-                        "(--allow-drop), and then name it again"
-                    ),
-                )
-    elif tables[0] is not None:
-        yield "alter", "all published tables are followed; those that join are copied"
-    elif tables[1] is not None:
-        yield "alter", "only the tables that are named now are followed"
+    tables = [_by_name(each.get("tables"), environment) for each in (before, after)]
+    match tables:
+        case [None, dict(named)]:
+            yield "alter", "only the tables that are named now are followed"
+            yield from _table_differences({each: _Table(each, {}) for each in made}, named)
+        case [dict(were), dict(named)]:
+            yield from _table_differences(were, named)
+        case [dict(), None]:
+            yield "alter", "all published tables are followed; those that join are copied"
+        case _:
+            pass
     yield from _options(before, after, ignored={"tables"})
 
 
+def _table_differences(
+    was: Mapping[str, "_Table"], now: Mapping[str, "_Table"]
+) -> Iterator[Difference]:
+    for each in [each for each in now if each not in was]:
+        yield "create", f"table {now[each].name} joins, and is copied"
+    for each in [each for each in was if each not in now]:
+        yield "drop", f"table {was[each].name} is left out; its collection is destroyed", each
+    for each in [each for each in now if each in was]:
+        if was[each].said != now[each].said:
+            yield (
+                "refuse",
+                (
+                    f"table {now[each].name} was followed with other columns; leave it out first "
+                    "(--allow-drop), and then name it again"
+                ),
+            )
+
+
 def _materialization_differences(
-    was: Mapping[str, Any], now: Mapping[str, Any]
+    was: Mapping[str, Any], now: Mapping[str, Any], environment: Environment
 ) -> Iterator[Difference]:
     if was.get("connector") != now.get("connector"):
         yield (
@@ -165,18 +242,25 @@ def _materialization_differences(
     for path in [each for each in before if each not in after]:
         yield "alter", f"resource {path} is not written any more; what is there stays"
     for path in [each for each in after if each in before]:
-        yield from _binding_differences(path, before[path], after[path])
-    yield from _options(was, now, ignored={"bindings"})
+        yield from _binding_differences(path, before[path], after[path], environment)
+    if was.get("endpoint") != now.get("endpoint"):
+        yield "alter", ENDPOINT_CHANGED
+    yield from _options(was, now, ignored={"bindings", "endpoint"})
 
 
 def _binding_differences(
-    path: str, was: Mapping[str, Any], now: Mapping[str, Any]
+    path: str, was: Mapping[str, Any], now: Mapping[str, Any], environment: Environment
 ) -> Iterator[Difference]:
-    counts = [int(each.get("backfill", 0)) for each in (was, now)]
-    if counts[1] > counts[0]:
+    said = now.get("backfill", 0)
+    before, after = (_count(each.get("backfill", 0), environment) for each in (was, now))
+    if before is None or after is None:
+        # What a variable held then, nobody knows any more.
+        if was.get("backfill", 0) != said:
+            yield "alter", f"resource {path} is written anew if backfill went up"
+    elif after > before:
         yield "backfill", f"resource {path} is written anew"
-    elif counts[1] < counts[0]:
-        yield "refuse", f"backfill of resource {path} went down to {counts[1]}; it only goes up"
+    elif after < before:
+        yield "refuse", f"backfill of resource {path} went down to {said}; it only goes up"
     if was.get("collection") != now.get("collection"):
         yield "backfill", f"resource {path} gets the whole of {now.get('collection')} instead"
     for action, what, *_ in _options(was, now, ignored={"backfill", "collection"}):
@@ -192,14 +276,50 @@ def _options(
             yield "alter", f"{key} {how}"
 
 
-def _by_name(tables: Any) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class _Table:
+    name: str
+    """As it is written."""
+
+    said: Mapping[str, Any]
+    """Of its columns."""
+
+
+def _by_name(tables: Any, environment: Environment) -> dict[str, _Table] | None:
+    """Tables that are named, by what their collections are called after the source."""
     if tables is None:
         return None
-    named = [each if isinstance(each, dict) else {"name": each} for each in tables]
+    named = [each if isinstance(each, dict) else {"name": str(each)} for each in tables]
     return {
-        each["name"]: {key: sorted(each[key]) for key in ("exclude", "text") if each.get(key)}
+        _called(each["name"], environment): _Table(
+            each["name"],
+            {key: sorted(each[key]) for key in ("exclude", "text") if each.get(key)},
+        )
         for each in named
     }
+
+
+def _called(name: str, environment: Environment) -> str:
+    try:
+        table = TableName.parse(_meant(name, environment))
+    except UsageError:
+        return name  # It is refused by whoever reads the file.
+    return f"{table.schema}.{table.name}"
+
+
+def _count(value: Any, environment: Environment) -> int | None:
+    """A number, if all of its variables are known."""
+    try:
+        return int(_meant(value, environment))
+    except ValueError:
+        return None
+
+
+def _meant(value: Any, environment: Environment) -> Any:
+    """What a value stands for, or itself if that cannot be known."""
+    missing: list[Missing] = []
+    meant = interpolated(value, environment, missing)
+    return value if missing else meant
 
 
 def _path(binding: Mapping[str, Any]) -> str:
@@ -213,8 +333,12 @@ def _path(binding: Mapping[str, Any]) -> str:
 def _new_source(said: Mapping[str, Any]) -> str:
     kind = next(iter(set(said) - {"progress"}), "")
     tables = (said.get(kind) or {}).get("tables")
-    which = "all tables that are published" if tables is None else ", ".join(_by_name(tables) or ())
+    which = "all tables that are published" if tables is None else ", ".join(_names(tables))
     return f"reads from {kind}: {which}"
+
+
+def _names(tables: Sequence[Any]) -> list[str]:
+    return [each["name"] if isinstance(each, dict) else str(each) for each in tables]
 
 
 def _new_materialization(said: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """`penstock compact`: do all upkeep now."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -13,6 +13,9 @@ from penstock.persist.compact import BigMerges, WhenNeeded
 from penstock.persist.lake import storage_locations
 
 __all__ = ["compact"]
+
+CATALOG: Final = "catalog"
+"""As `penstock.catalog.objects` has it, which brings a compiler along."""
 
 
 def compact(
@@ -41,14 +44,14 @@ def compact(
     Spark is started only for a merge that is too big for this process.
     """
     for url in storage_locations(location):
-        if writer is None and hears(url):
+        if writer is None and not _is_catalog(url) and hears(url):
             asked(url, "compact", wait=wait)
             if as_json:
                 print(encode_line({"location": url, "by": "its owner"}))
             else:
                 print(f"{url}: its owner has compacted it")
             continue
-        with persist.open(url, writer=writer or here("compact"), settings=SETTINGS) as client:
+        with persist.open(url, writer=writer or _id_for(url), settings=SETTINGS) as client:
             client.delegate_big_merges(_spark(client, master))
             before = _size(client)
             client.compact()
@@ -60,6 +63,15 @@ def compact(
                 f"{client.url}: {before['batches']} batches of {before['updates']} updates "
                 f"became {after['batches']} of {after['updates']}"
             )
+
+
+def _id_for(url: str) -> str:
+    """One of this process; for the catalog the one that all use, so that nobody is kept out."""
+    return CATALOG if _is_catalog(url) else here("compact")
+
+
+def _is_catalog(url: str) -> bool:
+    return url.rstrip("/").endswith(f"/{CATALOG}")
 
 
 def _spark(client: persist.Client, master: str | None) -> WhenNeeded:

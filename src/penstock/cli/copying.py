@@ -46,7 +46,7 @@ class Copies:
         self._progress: Progress | None = None
         if sys.stderr.isatty():
             self._progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.completed:,.0f} of about {task.total:,.0f} rows"),
                 TextColumn("{task.fields[rate]}"),

@@ -1,15 +1,17 @@
 """`penstock drop`: a source or a materialization, and all that was made for it."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from penstock.catalog.rows import encode_line
-from penstock.cli.asking import Wait, asked, hears, here, place_of
+from penstock.cli.asking import AlreadyDropped, Place, Wait, asked, hears, here, place_of
 from penstock.cli.options import AsJson, Location
 from penstock.errors import UsageError
 
 __all__ = ["drop"]
+
+KEPT: Final = "; its target is kept: to write there again, raise backfill"
 
 
 def drop(
@@ -21,6 +23,14 @@ def drop(
         bool,
         typer.Option("--keep-target", help="Leave what a materialization wrote where it is."),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Drop a source to which materializations are bound; they stop until they are "
+            "bound to another.",
+        ),
+    ] = False,
     wait: Wait = 600,
     as_json: AsJson = False,
 ) -> None:
@@ -29,27 +39,53 @@ def drop(
     A running owner does it and answers. If nobody runs it, it is done here, by what the
     catalog knows of it; variables that its definition uses must be set.
     """
+    try:
+        place = place_of(location, name)
+    except AlreadyDropped:
+        place = None
+    if place is not None:
+        if not force:
+            _check_nothing_is_bound(place, location)
+        if hears(place.url):
+            asked(place.url, "drop", keep_target=keep_target, wait=wait)
+        else:
+            _drop_here(place, location, keep_target=keep_target)
+    if as_json:
+        done = {"name": name, "done": "drop", "kept_target": keep_target}
+        print(encode_line({**done, "already": place is None}))
+    elif place is None:
+        print(f"{name}: was dropped already")
+    else:
+        print(f"{name}: dropped" + (KEPT if keep_target else ""))
+
+
+def _check_nothing_is_bound(place: Place, location: str) -> None:
+    from penstock.catalog.planning import bound_to
+
+    if bound := bound_to(place.name, place.known()):
+        told = (f'materialization "{each}" is bound to {what}' for each, what in bound.items())
+        raise UsageError(
+            f'source "{place.name}" cannot be dropped: {", ".join(told)}',
+            hint=f"First: penstock drop {location} {next(iter(bound))}, with --keep-target to "
+            "leave what it wrote. Or say --force; what is bound then stops.",
+        )
+
+
+def _drop_here(place: Place, location: str, *, keep_target: bool) -> None:
+    """Drop what nobody runs."""
     # Sources bring a compiler along, which no other verb should wait for.
-    from penstock.catalog.objects import forget_object, known_objects
+    from penstock.catalog.objects import forget_object
     from penstock.engine.dropping import drop_object
 
-    url = place_of(location, name)
-    if hears(url):
-        asked(url, "drop", keep_target=keep_target, wait=wait)
-    else:
-        known = [
-            each
-            for each in known_objects(location)
-            if each.name == name and each.type in ("source", "materialization")
-        ]
-        if not known:
-            raise UsageError(
-                f'location "{location}" knows nothing of "{name}" but its storage location',
-                hint="Start it once with penstock up FILE, and drop it then.",
-            )
-        drop_object(known[0], location, writer=here("drop"), keep_target=keep_target)
-        forget_object(known[0], location, writer=here("drop"))
-    if as_json:
-        print(encode_line({"name": name, "done": "drop", "kept_target": keep_target}))
-    else:
-        print(f"{name}: dropped" + ("; its target is kept" if keep_target else ""))
+    known = [
+        each
+        for each in place.known()
+        if each.name == place.name and each.type in ("source", "materialization")
+    ]
+    if not known or place.lake is None:
+        raise UsageError(
+            f'location "{location}" knows nothing of "{place.name}" but its storage location',
+            hint="Start it once with penstock up FILE, and drop it then.",
+        )
+    drop_object(known[0], place.lake, writer=here("drop"), keep_target=keep_target)
+    forget_object(known[0], place.lake)

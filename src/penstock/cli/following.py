@@ -77,7 +77,7 @@ def follow(
             teller.start(running)
             page.watch(running)
 
-        up.run(
+        ran = up.run(
             file,
             types=types,
             once=once,
@@ -88,6 +88,8 @@ def follow(
             spark_starts=lambda: None if as_json else _tell_spark(),
             allow_drop=allow_drop,
         )
+        if not ran and not as_json:
+            sys.stderr.write("that is dropped, and the file has nothing to run\n")
 
 
 def _tell_changes(found: "Sequence[Change]") -> None:

@@ -82,7 +82,9 @@ def _body(described: "Described", source: str, connection: Sequence[str]) -> Ite
     yield "    postgres:"
     yield "      connection:"
     yield from (f"        {line}" for line in connection)
-    yield "      publication: penstock          # created at the first start, if it is not there"
+    missing = any(each.message == _NO_PUBLICATION for each in described.problems)
+    made = "see above: it must be created" if missing else "created at the first start, if need be"
+    yield f"      publication: penstock          # {made}"
     yield "      tables:"
     for each in described.tables:
         for problem in each.problems:
@@ -156,6 +158,7 @@ def _name(database: str) -> str:
     return name if re.match("[A-Za-z_]", name) else f"db_{name}"
 
 
+_NO_PUBLICATION: Final = 'publication "penstock" does not exist'
 _NUMBER: Final = re.compile("[1-9][0-9]{0,9}")
 
 
@@ -211,12 +214,12 @@ def _tell(described: "Described", output: Path, variables: Sequence[str]) -> Non
     if left_out:
         told += f", {left_out} left out, with what to do about them"
     print(told if printed else f"wrote {output}: {told}", file=stream)
-    if described.problems:
-        print("the server is not ready; what to run stands at the top of the file", file=stream)
     if left_out == len(described.tables):
         print("do what the file says, and make it anew", file=stream)
         return
     print("next:", file=stream)
+    if described.problems:
+        print("  do what stands at the top of the file: the server is not ready", file=stream)
     for name in variables:
         print(f"  export {name}=…   # as it is, without the % codes of a URL", file=stream)
     print(f"  penstock up {'FILE' if printed else output}", file=stream)

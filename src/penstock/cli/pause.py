@@ -30,7 +30,7 @@ def resume(location: Location, name: Task, wait: Wait = 60, as_json: AsJson = Fa
 
 
 def _tell(verb: str, location: str, name: str, wait: int, *, as_json: bool) -> None:
-    url = place_of(location, name)
+    url = place_of(location, name).url
     running = hears(url)
     if running:
         asked(url, verb, wait=wait)

@@ -32,6 +32,8 @@ def plan(file: File, as_json: AsJson = False) -> None:
         print("nothing changes")
     for each in () if as_json else found:
         print(each)
+    if not as_json and any(each.action == "drop" for each in found):
+        print(f"what it drops it drops only if allowed to: penstock up {file} --allow-drop")
     if refused := [each for each in found if each.action == "refuse"]:
         raise UsageError(
             f"{len(refused)} of these would be refused",

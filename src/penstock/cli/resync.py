@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from penstock.catalog.rows import encode_line
-from penstock.cli.asking import Wait, asked, place_of
+from penstock.cli.asking import Wait, asked, hears, place_of
 from penstock.cli.options import AsJson, Location
 from penstock.errors import UsageError
 
@@ -27,14 +27,29 @@ def resync(
     The running owner of the source does it and answers; only rows that differ
     are written, at one time. An errored table can be read again from then on.
     """
-    left = asked(place_of(location, source), "resync", tables or [], wait=wait)["left"]
+    url = place_of(location, source).url
+    if not hears(url):
+        raise UsageError(
+            f'nobody runs source "{source}" of location "{location}", so it cannot be compared',
+            hint="Start it with penstock up FILE, and ask again.",
+        )
+    said = asked(url, "resync", tables or [], wait=wait)
+    # Owners of an older version do not tell how much they mended.
+    left, mended = said["left"], said.get("mended")
     if as_json:
-        print(encode_line({"source": source, "tables": tables or [], "done": True, "left": left}))
+        told = {"source": source, "tables": tables or [], "done": True, "left": left}
+        print(encode_line({**told, "mended": mended}))
     else:
-        print(f"{source}: compared and mended")
+        print(f"{source}: compared and mended{_how_much(mended)}")
     if left:
         raise UsageError(
             f'source "{source}" has tables that were not mended: {", ".join(left)}',
             detail=" ".join(f"{error.rstrip('.')}." for error in left.values()),
             hint="Do what each of them asks for, or wait for its copy; then resync it by name.",
         )
+
+
+def _how_much(mended: int | None) -> str:
+    if mended is None:
+        return ""
+    return f"; {mended} rows had to go or come" if mended else "; no row differed"

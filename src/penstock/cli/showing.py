@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from penstock.persist.state import END
@@ -18,7 +17,7 @@ WIDE: Final = 240
 def shown(found: Sequence[dict[str, Any]]) -> str:
     """Storage locations, one after the other."""
     # What reads a pipe has no width, and names cut off would be of no use to it.
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
+    console = Console(soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as said:  # By itself it would exit with 1 when its reader goes away.
         for each in found:
             _show(console, each)
@@ -60,7 +59,7 @@ def _show(console: Console, found: dict[str, Any]) -> None:
                 str(each.get("rows", "")),
                 _behind(each),
                 "" if held is None else f"{held} bytes",
-                escape(each.get("waits_for") or ""),
+                each.get("waits_for") or "",
             )
         console.print(table)
     if found["materializations"]:
@@ -102,8 +101,8 @@ def _show_materializations(console: Console, found: list[dict[str, Any]]) -> Non
             str(each["documents"]),
             str(each["bytes"]),
             ", ".join(f"{phase.removesuffix('_ms')} {ms} ms" for phase, ms in last.items()),
-            escape(each["waits_for"] or ""),
-            escape(each["error"] or ""),
+            each["waits_for"] or "",
+            each["error"] or "",
         )
     console.print(table)
     table = Table("materialization", "collection", "resource", "mode", "documents", "bytes", "")
@@ -129,7 +128,7 @@ def _show_materializations(console: Console, found: list[dict[str, Any]]) -> Non
 
 
 def _told(error: dict[str, Any]) -> str:
-    return escape(f"since {error['since']}: {error['message']}")
+    return f"since {error['since']}: {error['message']}"
 
 
 def _time(moment: int) -> str:

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.catalog.rows import encode_line
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Teller"]
 
 TOLD_EVERY_MS: Final = 1_000
+BEHIND_MS: Final = 5_000
+"""From here on, that something is behind is news, and so is that it is not any more."""
+
 COUNTED: Final = {"source": "rows", "materialization": "documents"}
 """What is counted of each kind of task."""
 
@@ -39,11 +43,8 @@ class Teller:
         first_row_ms: int | None = None
         while not SYSTEM_CLOCK.wait(self._stop, TOLD_EVERY_MS):
             told = running.status()
-            for name, status in told.items():
-                self._tell(name, status)
-            if not self._as_json:
-                for line in self._copies.lines(told):
-                    self._say(line.partition(":")[0], line)
+            with suppress(OSError):  # Nobody may be there to hear it.
+                self._tell_all(told)
             if first_row_ms is None and _has_rows(told):
                 first_row_ms = SYSTEM_CLOCK.boot_ms()
             if (
@@ -53,6 +54,16 @@ class Teller:
             ):
                 self._stop.set()
         self._copies.close()
+        if not self._as_json:
+            with suppress(OSError):
+                sys.stderr.write("stopping; what is under way is brought to its end\n")
+
+    def _tell_all(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, status in told.items():
+            self._tell(name, status)
+        if not self._as_json:
+            for line in self._copies.lines(told):
+                self._say(line.partition(":")[0], line)
 
     def _tell(self, name: str, status: Mapping[str, Any]) -> None:
         kind = status["kind"]
@@ -94,6 +105,7 @@ def _news(status: Mapping[str, Any]) -> object:
         status["state"],
         "following" if phase == "storing" else phase,
         status.get(COUNTED[status["kind"]]),
+        (status.get("lag_ms") or 0) >= BEHIND_MS,
         status.get("waits_for"),
         str(status["error"]),
     )

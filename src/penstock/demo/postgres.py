@@ -4,9 +4,9 @@
         server.sql("CREATE TABLE item (id int PRIMARY KEY)")
 
 A server refuses to run as root, so root runs it as an unprivileged user that
-exists already; no user is ever made. It listens on loopback and on a socket in
-its folder. The socket trusts everybody, TCP asks for a password; the folder
-itself belongs to the server's user alone.
+exists already; no user is ever made. It listens on a socket in its folder, to which
+only the server's user and root can get, and which trusts them; and on loopback only if
+asked to. There it wants a password, which is made for each server and is in its folder.
 
 It ends with whoever started it, also by `kill -9`, where the kernel tells a child
 of its parent's death (Linux, with `setpriv`, if the main thread has started it).
@@ -15,6 +15,7 @@ of its parent's death (Linux, with `setpriv`, if the main thread has started it)
 import contextlib
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -35,6 +36,9 @@ from penstock.errors import UsageError
 __all__ = ["SUPERUSER", "LocalPostgres", "await_claim", "bundled", "free_port", "quoted"]
 
 SUPERUSER: Final = "postgres"
+PASSWORD: Final = "superuser-password"
+"""The file in the folder of a server that has it."""
+
 PATIENCE_MS: Final = 60_000
 """How long a server may take to start or stop; recovery after a kill takes a second or two."""
 
@@ -63,11 +67,13 @@ class LocalPostgres:
         binaries: Path | None = None,
         settings: Mapping[str, object] | None = None,
         hba: Sequence[str] = (),
+        tcp: bool = False,
     ) -> None:
         """Its data will be in `folder`, which is made if it is not there.
 
         `binaries` are the bundled ones unless said. `settings` go into its
-        configuration; lines of `hba` stand before our own.
+        configuration; lines of `hba` stand before our own. With `tcp` it listens on
+        loopback too.
 
         Raises:
             UsageError: there are no binaries, nobody to run it as, or the path is too long.
@@ -75,7 +81,7 @@ class LocalPostgres:
         self.settings = {**SETTINGS, **(settings or {})}
         self.hba = tuple(hba)
         self.port = free_port()
-        self.password = "of-the-superuser"
+        self.tcp = tcp
         self.user = _unprivileged()
         self.folder = folder
         if len(os.fsencode(folder / f".s.PGSQL.{self.port}")) > SOCKET_BYTES:
@@ -86,6 +92,7 @@ class LocalPostgres:
             )
         folder.mkdir(mode=0o700, exist_ok=True)
         self._give(folder)
+        self.password = self._password()
         self.binaries = self._reachable(bundled() if binaries is None else binaries)
         self._process: subprocess.Popen[Any] | None = None
 
@@ -138,7 +145,10 @@ class LocalPostgres:
             self._init()
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._until_we_end("postgres", "-D", str(self.data), "-p", str(self.port)),
+                self._until_we_end(
+                    *("postgres", "-D", str(self.data), "-p", str(self.port)),
+                    *("-c", f"listen_addresses={'127.0.0.1' if self.tcp else ''}"),
+                ),
                 cwd=self.folder,
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
@@ -193,7 +203,15 @@ class LocalPostgres:
         host: Literal["socket", "tcp"] = "socket",
         **parameters: str,
     ) -> str:
-        """Where to connect. Over TCP the superuser's password is filled in."""
+        """Where to connect. Over TCP the superuser's password is filled in.
+
+        Raises:
+            UsageError: it does not listen there.
+        """
+        if host == "tcp" and not self.tcp:
+            raise UsageError(
+                "postgres server listens on its socket only", hint="Make it with tcp=True."
+            )
         if password is None and host == "tcp" and user == SUPERUSER:
             password = self.password
         login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
@@ -225,8 +243,7 @@ class LocalPostgres:
         return "\n".join(said.splitlines()[-lines:])
 
     def _init(self) -> None:
-        password = self.put("superuser-password", f"{self.password}\n".encode())
-        done = self._initdb(password)
+        done = self._initdb(self.put(PASSWORD, f"{self.password}\n".encode()))
         if done.returncode != 0:
             raise UsageError(
                 f'initdb of "{self.binaries}" failed',
@@ -237,8 +254,8 @@ class LocalPostgres:
                 f'to "{self.folder}": name a folder in /tmp, or run as an ordinary user.',
             )
         lines = {
-            "listen_addresses": "127.0.0.1",
             "unix_socket_directories": self.folder,
+            "unix_socket_permissions": "0700",
             **self.settings,
         }
         with (self.data / "postgresql.conf").open("a") as file:
@@ -247,6 +264,13 @@ class LocalPostgres:
                 file.write(f"{name} = '{text}'\n")
         rules = self.data / "pg_hba.conf"
         rules.write_text("".join(f"{line}\n" for line in self.hba) + rules.read_text())
+
+    def _password(self) -> str:
+        """That of the superuser: the one its data was made with, or a new one."""
+        try:
+            return (self.folder / PASSWORD).read_text().strip()
+        except FileNotFoundError:
+            return secrets.token_urlsafe()
 
     def _initdb(self, password: Path) -> "subprocess.CompletedProcess[str]":
         command = [

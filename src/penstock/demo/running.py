@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.demo.comparing import Compared, Places, books_in_sqlite, compare, position, time_at
+from penstock.demo.compiling import compiled_beside
 from penstock.demo.postgres import LocalPostgres
 from penstock.demo.shop import TABLES, Made, Traffic, open_shop, what_is_wrong
 from penstock.errors import UsageError
@@ -27,6 +28,8 @@ FIRST_ROW_MS: Final = 300_000
 
 DRAIN_MS: Final = 120_000
 STOP_S: Final = 60
+
+_COMPILES: Final = "; the very first run compiles its hot loops, about half a minute in all"
 
 _FILE: Final = """\
 # What `penstock demo` runs. A file of your own looks just like it.
@@ -101,8 +104,11 @@ def run(
     folder = folder.resolve()
     told = _Told(say, clock, clock.boot_ms() if began_ms is None else began_ms)
     told.say("Postgres starts …")
-    # Nobody will want its data after a power cut.
-    with LocalPostgres(folder / "postgres", settings={"fsync": "off"}) as server:
+    with (
+        compiled_beside(),
+        # Nobody will want its data after a power cut.
+        LocalPostgres(folder / "postgres", settings={"fsync": "off"}) as server,
+    ):
         server.sql("CREATE DATABASE shop")
         places = Places(server.url(database="shop"), f"file:{folder}/lake", folder / "shop.db")
         rows = open_shop(places.postgres)
@@ -330,11 +336,13 @@ def _copying(status: Mapping[str, Mapping[str, Any]], seeded: int) -> str:
             return f"{name} failed and is started again: {error['message']}"
     tables = status.get(SOURCE, {}).get("tables", ())
     if not tables:
-        return "waiting for the source's first look at Postgres …"
+        return f"waiting for the source's first look at Postgres{_COMPILES} …"
     copied = sum(table["rows"] for table in tables)
     if any(table["phase"] != "live" for table in tables):
         return f"first copy: {min(copied, seeded):,} of {seeded:,} rows"
-    waits = status.get(TARGET, {}).get("waits_for") or "Spark and its first transaction"
+    waits = status.get(TARGET, {}).get("waits_for") or (
+        f"Spark and its first transaction{_COMPILES}"
+    )
     return f"the first copy is in collections; SQLite waits for {waits} …"
 
 

@@ -5,6 +5,7 @@ asked to do it: a server may lack what is needed, a connector may refuse a field
 """
 
 import difflib
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +16,8 @@ from penstock import persist
 from penstock.catalog.objects import Type, known_objects
 from penstock.catalog.planning import Change, plan
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import PenstockError, StoreError, TransientError
+from penstock.connectors import BUILT_IN, built_in
+from penstock.errors import PenstockError, StoreError, TransientError, UsageError
 from penstock.ingest.running import source_of
 from penstock.materialize.building import build, check_config
 from penstock.materialize.client import Connection, connect
@@ -28,7 +30,7 @@ from penstock.pipeline import Pipeline, load, load_written
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.specs import CollectionSpec
 
-__all__ = ["checked", "planned"]
+__all__ = ["changes_of", "checked", "planned"]
 
 Shapes = Mapping[str, tuple[CollectionSpec, Any]]
 
@@ -36,29 +38,46 @@ Shapes = Mapping[str, tuple[CollectionSpec, Any]]
 def planned(file: str | Path, *, clock: Clock = SYSTEM_CLOCK) -> list[Change]:
     """What a file would change, and what would be refused."""
     pipeline, written = load(file), load_written(file)
-    types: Sequence[Type] = ("source", "materialization")
-    changes = plan(known_objects(pipeline.location), written, types=types)
+    changes = changes_of(pipeline, written, types=("source", "materialization"))
     objects: set[tuple[str, str]] = {("source", name) for name in pipeline.sources}
     objects |= {("materialization", name) for name in pipeline.materializations}
-    new = {each.name for each in changes if each.type == "source" and each.action == "create"}
-    followed = pipeline.sources.keys() - new
-    return [*changes, *checked(pipeline, objects, followed=followed, clock=clock)]
+    return [*changes, *checked(pipeline, objects, changes, clock=clock)]
+
+
+def changes_of(
+    pipeline: Pipeline, written: Mapping[str, Any], *, types: Sequence[Type]
+) -> list[Change]:
+    """What a file changes, as far as it is known without asking anybody else."""
+    unknown = [
+        Change("refuse", "materialization", name, wrong)
+        for name, section in pipeline.materializations.items()
+        if "materialization" in types and (wrong := _no_connector(section))
+    ]
+    refused = {(each.type, each.name) for each in unknown}
+    known = known_objects(pipeline.location)
+    found = plan(known, written, types=types, environment=os.environ)
+    # One that does not exist is a slip, whatever else would come of it.
+    return unknown + [each for each in found if (each.type, each.name) not in refused]
 
 
 def checked(
     pipeline: Pipeline,
     objects: Collection[tuple[str, str]],
+    changes: Sequence[Change],
     *,
-    followed: Collection[str] = (),
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Change]:
     """What would be done by others, or refused by them, for these objects.
 
-    Of sources that are `followed` already it is only seen whether they are reached.
+    Sources of which `changes` creates nothing are followed already; of these it is only seen
+    whether they are reached.
     """
+    new = {each.name for each in changes if each.type == "source" and each.action == "create"}
     sources = [name for name in pipeline.sources if ("source", name) in objects]
     materializations = [
-        name for name in pipeline.materializations if ("materialization", name) in objects
+        name
+        for name, section in pipeline.materializations.items()
+        if ("materialization", name) in objects and not _no_connector(section)
     ]
     if not sources and not materializations:
         return []
@@ -66,7 +85,7 @@ def checked(
     with ThreadPoolExecutor(4, thread_name_prefix="check") as pool:
         found = [
             *pool.map(
-                lambda name: [*_source(name, pipeline, clock, followed=name in followed)], sources
+                lambda name: [*_source(name, pipeline, clock, followed=name not in new)], sources
             ),
             *pool.map(
                 lambda name: [*_materialization(name, pipeline, shapes, clock)], materializations
@@ -100,6 +119,17 @@ def _materialization(
         yield Change("note", "materialization", name, f"cannot be checked now: {_told(error)}")
     except PenstockError as error:
         yield Change("refuse", "materialization", name, _told(error))
+
+
+def _no_connector(section: MaterializationSection) -> str:
+    """Why its connector cannot be one of ours; empty if it can, or is somebody else's."""
+    if not isinstance(section.connector, str) or section.connector in BUILT_IN:
+        return ""
+    try:
+        built_in(section.connector)
+    except UsageError as error:
+        return _told(error)
+    return ""
 
 
 def _applied(
@@ -137,7 +167,8 @@ def _never(collection: str, pipeline: Pipeline) -> str:
     elif section.postgres is None or section.postgres.tables is None:
         return ""
     else:
-        made = [f"{source}.{each.name}" for each in section.postgres.tables]
+        tables = section.postgres.tables
+        made = [f"{source}.{each.name.schema}.{each.name.name}" for each in tables]
     if collection in made:
         return ""
     close = difflib.get_close_matches(collection, made, n=1, cutoff=0.0)

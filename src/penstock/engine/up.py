@@ -1,39 +1,46 @@
 """A whole file, run: what it changes is applied, then its tasks are kept running.
 
-    file ─► plan ─► refused? ─► dropped ─► catalogued ─► tasks: sources, materializations
+    file ─► plan ─► refused? ─► dropped ─► tasks: sources, materializations
+                                             └─ lock ─► catalogued ─► followed
 
 One process and one Spark session for all of them. What fails is started again by itself,
-or waits for a person, and leaves the others alone.
+or waits for a person, and leaves the others alone. What the file says of an object is
+written down by who holds its lock, and so not by one that is refused it.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.catalog.listing import Listed, collections_of
+from penstock import persist
+from penstock.catalog.listing import collections_of
 from penstock.catalog.objects import (
     Object,
     Type,
     Wanted,
+    as_wanted,
     catalogued,
     forget_object,
     known_objects,
 )
-from penstock.catalog.planning import Change, plan
-from penstock.catalog.secrets import without_secrets
+from penstock.catalog.planning import Change
+from penstock.catalog.secrets import objects_without_secrets
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.checking import checked
+from penstock.durable import join
+from penstock.engine.checking import changes_of, checked
 from penstock.engine.dropping import drop_object, leave_tables
 from penstock.engine.jars import kafka_jars
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import PenstockError, UsageError
 from penstock.ingest import running as ingest
 from penstock.materialize import running as materialize
+from penstock.persist.errors import LockHeld
 from penstock.persist.lake import is_storage_location
 from penstock.persist.owners import lives, owner_of
 from penstock.pipeline import Pipeline, load, load_written
-from penstock.pipeline.running import Running, Task, told_of, writer_of
+from penstock.pipeline.running import Loop, Running, Task, told_of, writer_of
 from penstock.telemetry import fields, logger
 
 __all__ = ["BOTH", "run"]
@@ -56,8 +63,8 @@ def run(
     spark_starts: Callable[[], None] = lambda: None,
     allow_drop: bool = False,
     clock: Clock = SYSTEM_CLOCK,
-) -> None:
-    """Follow what `file` says until `stop` is set.
+) -> bool:
+    """Follow what `file` says until `stop` is set; whether there was anything to follow.
 
     With `once`, until all that was upstream at the start has been materialized and
     acknowledged. `told` is handed what runs, to look at while it does; `changes` what the
@@ -69,17 +76,19 @@ def run(
         PenstockError: what ended a task, of the first that was, when all have.
     """
     pipeline, written = load(file), load_written(file)
+    found = _agreed(pipeline, written, types, allow_drop=allow_drop)
     topics = "source" in types and any(each.kafka for each in pipeline.sources.values())
     kept = KeptSession(master, jars=kafka_jars if topics else tuple, starts=spark_starts)
     if topics or ("materialization" in types and pipeline.materializations):
         # While others answer; whoever needs it waits for it, and hears why it cannot start.
         threading.Thread(target=_warm, args=(kept,), name="spark", daemon=True).start()
-    found = _agreed(pipeline, written, types, allow_drop=allow_drop, clock=clock)
+    found += _asked(pipeline, found, clock)
     changes(found)
-    tasks = _tasks(pipeline, kept, types, clock)
+    catalog = _Following(pipeline, written, clock)
+    tasks = [catalog.followed(each) for each in _tasks(pipeline, kept, types, clock)]
     _apply(pipeline, found, tasks, clock)
-    catalog = _Following(pipeline, written, types, clock)
-    catalog.look()
+    if not tasks:
+        return False
     for task in tasks:
         _tell_takeover(task)
     running = Running(tasks, stop, restarts=not once, clock=clock, dropped=catalog.forget)
@@ -95,6 +104,7 @@ def run(
     finally:
         over.set()
         following.join()
+    return True
 
 
 def _tell_takeover(task: Task) -> None:
@@ -108,19 +118,23 @@ def _tell_takeover(task: Task) -> None:
 
 
 def _agreed(
-    pipeline: Pipeline,
-    written: dict[str, Any],
-    types: Sequence[Type],
-    *,
-    allow_drop: bool,
-    clock: Clock,
+    pipeline: Pipeline, written: dict[str, Any], types: Sequence[Type], *, allow_drop: bool
 ) -> list[Change]:
-    """What the file changes.
+    """What the file changes, before anybody else is asked.
 
     Raises:
         UsageError: some of it cannot be done, or must be allowed first.
     """
-    if not any(
+    found = changes_of(pipeline, written, types=types)
+    dropped = [each for each in found if each.action == "drop"]
+    _refuse(found)
+    if dropped and not allow_drop:
+        raise UsageError(
+            f"the file would {dropped[0]}",
+            detail=" ".join(f"It would also {each}." for each in dropped[1:]),
+            hint="If that is meant, say so: --allow-drop. Else put it back into the file.",
+        )
+    if not dropped and not any(
         pipeline.sources if each == "source" else pipeline.materializations for each in types
     ):
         raise UsageError(
@@ -128,24 +142,30 @@ def _agreed(
             + " and no ".join(f"{each}s" for each in types),
             hint="Give it one, as in the README.",
         )
-    found = plan(known_objects(pipeline.location), written, types=types)
+    return found
+
+
+def _asked(pipeline: Pipeline, found: Sequence[Change], clock: Clock) -> list[Change]:
+    """What servers and connectors would do about what has changed.
+
+    Raises:
+        UsageError: they refuse some of it.
+    """
     changed = {(each.type, each.name) for each in found if each.action in ("create", "alter")}
     if any(each.type == "collection" for each in found):
         changed |= {("materialization", name) for name in pipeline.materializations}
-    found += checked(pipeline, changed, clock=clock)
+    asked = checked(pipeline, changed, found, clock=clock)
+    _refuse(asked)
+    return asked
+
+
+def _refuse(found: Sequence[Change]) -> None:
     if refused := [each for each in found if each.action == "refuse"]:
         raise UsageError(
             f'{refused[0].type} "{refused[0].name}" is refused: {refused[0].what}',
             detail=" ".join(f"Also: {each}." for each in refused[1:]),
             hint="See all that the file would change: penstock plan FILE",
         )
-    if not allow_drop and (dropped := [each for each in found if each.action == "drop"]):
-        raise UsageError(
-            f"the file would {dropped[0]}",
-            detail=" ".join(f"It would also {each}." for each in dropped[1:]),
-            hint="If that is meant, say so: --allow-drop. Else put it back into the file.",
-        )
-    return found
 
 
 def _tasks(
@@ -164,16 +184,38 @@ def _tasks(
 def _apply(
     pipeline: Pipeline, changes: Sequence[Change], tasks: Sequence[Task], clock: Clock
 ) -> None:
-    """Drop what is left out: what takes from collections before what fills them."""
+    """Drop what is left out: what takes from collections before what fills them.
+
+    Raises:
+        LockHeld: somebody else has one of the locks; then nothing is dropped.
+    """
     known = {(each.type, each.name): each for each in known_objects(pipeline.location)}
-    running = {task.name for task in tasks}
-    gone = {(each.type, each.name) for each in changes if each.action == "drop"}
-    for each in sorted(gone):
-        if each[1] in running:
-            leave_tables(each[1], pipeline, clock=clock)
+    running = {(task.kind, task.name) for task in tasks}
+    gone = sorted({(each.type, each.name) for each in changes if each.action == "drop"})
+    if not gone:
+        return
+    writer = writer_of(pipeline)
+    for url in {join(pipeline.location, name) for _, name in gone} | {each.url for each in tasks}:
+        _refuse_if_held(url, writer)
+    for kind, name in gone:
+        if (kind, name) in running:
+            leave_tables(name, pipeline, clock=clock)
         else:
-            drop_object(known[each], pipeline.location, writer=writer_of(pipeline), clock=clock)
-            forget_object(known[each], pipeline.location, writer=writer_of(pipeline), clock=clock)
+            drop_object(known[kind, name], pipeline.location, writer=writer, clock=clock)
+            forget_object(known[kind, name], pipeline.location, clock=clock)
+
+
+def _refuse_if_held(url: str, writer: str) -> None:
+    other = owner_of(url) if is_storage_location(url) else None
+    if other is not None and other.id != writer:
+        raise LockHeld(
+            where=url,
+            writer=writer,
+            holder=other.id,
+            host=other.host,
+            pid=other.pid,
+            taken_ms=other.taken_ms,
+        )
 
 
 def _warm(kept: KeptSession) -> None:
@@ -184,25 +226,43 @@ def _warm(kept: KeptSession) -> None:
 
 
 class _Following:
-    """The catalog, kept in step with the file and with the collections that there are."""
+    """The catalog, kept in step with tasks that run and with the collections that there are."""
 
-    def __init__(
-        self, pipeline: Pipeline, written: dict[str, Any], types: Sequence[Type], clock: Clock
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, written: dict[str, Any], clock: Clock) -> None:
         self._pipeline = pipeline
         self._written = written
-        self._types = types
         self._clock = clock
-        self._dropped: set[str] = set()
-        self._seen: tuple[frozenset[Listed], int] | None = None
+        self._turn = threading.Lock()
+        """One of our threads at a time: they would fence each other."""
+
+        self._documents = objects_without_secrets(written.get("collections"), inherited=False)
+        self._held: set[tuple[str, str]] = set()
+        """Tasks that have had their lock, by kind and name."""
+
+        self._owed: set[tuple[str, str]] = set()
+        """Tasks that were dropped and are to be forgotten."""
+
+    def followed(self, task: Task) -> Task:
+        """A task that is in the catalog as the file has it, before it does anything."""
+
+        def build(client: persist.Client) -> Loop:
+            loop = task.build(client)
+            self._take(task)
+            return loop
+
+        return replace(task, build=build)
 
     def follow(self, over: threading.Event, running: Running) -> None:
-        """Look whenever sources have made or destroyed something."""
+        """Look whenever sources have made or destroyed something, and at the end."""
         seen: frozenset[str] = frozenset()
-        while not self._clock.wait(over, CATALOG_EVERY_MS):
+        ends = False
+        while not ends:
+            ends = self._clock.wait(over, CATALOG_EVERY_MS)
             try:
+                if self._owed:
+                    self._forget_owed()
                 there = running.collections()
-                if there != seen:
+                if there != seen or (ends and self._held):
                     self.look()
                 seen = there
             except PenstockError as error:
@@ -210,37 +270,67 @@ class _Following:
 
     def forget(self, task: Task) -> None:
         """A task was dropped."""
-        self._dropped.add(task.name)
-        self.look()
+        self._owed.add((task.kind, task.name))
+        self._forget_owed()
+
+    def _forget_owed(self) -> None:
+        """Nobody else forgets what was dropped, so it is tried until it is done."""
+        for each in known_objects(self._pipeline.location):
+            if (each.type, each.name) in self._owed:
+                with self._turn:
+                    forget_object(each, self._pipeline.location, clock=self._clock)
+        self._owed.clear()
 
     def look(self) -> None:
-        """Write down what has come and gone."""
-        made = collections_of(self._pipeline.location)
-        if (made, len(self._dropped)) != self._seen:
-            catalogued(
-                self._pipeline.location,
-                lambda known: self._wanted(known, made),
-                writer=writer_of(self._pipeline),
-                clock=self._clock,
-            )
-            self._seen = (made, len(self._dropped))
+        """Write down which collections have come and gone."""
+        self._write(self._listed)
 
-    def _wanted(self, known: Sequence[Object], made: Iterable[Listed]) -> Iterable[Wanted]:
-        for each in BOTH:
-            for name, definition in self._defined(each, known).items():
-                yield Wanted(name, each, definition)
-        sources = self._defined("source", known)
-        documents = without_secrets(self._written.get("collections") or {})
-        for listed in sorted(made):
+    def _take(self, task: Task) -> None:
+        """A task has its lock: write down what the file says of it."""
+        definition = objects_without_secrets(self._written[f"{task.kind}s"])[task.name]
+        with self._turn:
+            self._held.add((task.kind, task.name))
+
+        def defined(known: Sequence[Object]) -> Iterable[Wanted]:
+            wanted = {(each.type, each.name): each for each in as_wanted(known)}
+            wanted[task.kind, task.name] = Wanted(task.name, task.kind, definition)
+            for each in wanted.values():
+                ours = each.type == "collection" and self._is_ours(each)
+                yield replace(each, definition=self._documents.get(each.name)) if ours else each
+
+        self._write(defined)
+
+    def _listed(self, known: Sequence[Object]) -> Iterable[Wanted]:
+        """What is known, with the collections that there are.
+
+        SUBTLE: what is written was listed with the catalog's lock. Who wrote before has
+        listed before, so what they found is found here, too.
+        """
+        stored = [each for each in as_wanted(known) if each.type in BOTH]
+        yield from stored
+        sources = {each.name for each in stored if each.type == "source"}
+        before = {each.name: each for each in known if each.type == "collection"}
+        for listed in sorted(collections_of(self._pipeline.location)):
             owner = listed.storage_location if listed.storage_location in sources else None
             if not listed.progress:
-                yield Wanted(listed.name, "collection", documents.get(listed.name), owner)
+                made = Wanted(listed.name, "collection", owner=owner)
+                documents = before[made.name].definition if made.name in before else None
+                if made.name not in before and self._is_ours(made):
+                    documents = self._documents.get(made.name)
+                yield replace(made, definition=documents)
             elif owner is not None:
                 yield Wanted(listed.name, "source_progress", owner=owner)
 
-    def _defined(self, of: Type, known: Sequence[Object]) -> Mapping[str, Any]:
-        """The objects of a type: those of the file, if it is ours to say, else those there are."""
-        if of not in self._types:
-            return {each.name: each.definition for each in known if each.type == of}
-        said = without_secrets(self._written.get(f"{of}s") or {})
-        return {name: each for name, each in said.items() if name not in self._dropped}
+    def _is_ours(self, collection: Wanted) -> bool:
+        """Whether one of our tasks fills a collection, or takes from it."""
+        materializations = self._pipeline.materializations
+        return ("source", collection.owner) in self._held or any(
+            binding.collection == collection.name
+            for kind, name in self._held
+            if kind == "materialization"
+            for binding in materializations[name].bindings
+        )
+
+    def _write(self, change: Callable[[Sequence[Object]], Iterable[Wanted]]) -> None:
+        with self._turn:
+            catalogued(self._pipeline.location, change, clock=self._clock)

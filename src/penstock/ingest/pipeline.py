@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final
 
 from penstock import persist
@@ -67,6 +68,7 @@ HEAR_EVERY_MS: Final = 1_000
 
 OPENING: Final = "opening"
 RETRYING: Final = "retrying"
+STOPPED: Final = "stopped"
 """Phases in which nothing is asked of the source, so that it cannot tell its own."""
 
 
@@ -160,6 +162,9 @@ class Ingest:
         beat.start()
         self._source.stopping(stop)
         try:
+            if self.status().get("phase") in (RETRYING, STOPPED):
+                # What the process before said is not so any more.
+                self._note(phase=OPENING, waits_for="", error=None)
             while not stop.is_set():
                 try:
                     self._open()
@@ -186,6 +191,9 @@ class Ingest:
                     self._note(phase=RETRYING, waits_for=f"{error}. {error.detail}".strip())
                     self._source.close()
                     self._clock.wait(stop, pause)
+        except DefiniteError as error:
+            self._note_end(error)
+            raise
         finally:
             self._over.set()
             beat.join()
@@ -195,6 +203,12 @@ class Ingest:
             self._beside.close()
         if self._fenced is not None:
             raise self._fenced
+
+    def _note_end(self, error: DefiniteError) -> None:
+        """Let others see why it goes on no more, if the store lets us."""
+        told = {"message": str(error), "detail": error.detail, "hint": error.hint}
+        with suppress(PenstockError):
+            self._note(phase=STOPPED, waits_for="", error=told)
 
     def _beat(self, stop: threading.Event) -> None:
         """While nothing is committed for long: write down why, and so prove that we are the writer.
@@ -236,7 +250,7 @@ class Ingest:
             with self._memory.lock:
                 self._opening, self._proves_every_ms = False, None
         self._opened = True
-        if self.status().get("phase") in (OPENING, RETRYING):
+        if self.status().get("phase") in (OPENING, RETRYING, STOPPED):
             self._memory.write_down({"status": self._status(self._upper)})
 
     def _follow(self, stop: threading.Event) -> None:
@@ -303,7 +317,7 @@ class Ingest:
             self._bound = reached
         self._source.committed(reached)
         for request in asked:
-            answer(self._beside, request, left=self._left(request))
+            answer(self._beside, request, left=self._left(request), mended=tick.mended)
         self._compact(time)
 
     def _hear(self) -> list[Request]:

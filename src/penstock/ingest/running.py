@@ -121,6 +121,8 @@ def drop(client: persist.Client, name: str, source: Source) -> None:
     source.drop(Memory(client, name))
     pass_by(Failpoint.SLOT_DROPPED)
     client.destroy(*client.collections(hidden=True))
+    # Nobody may ever write here again, and only a writer deletes what is not needed.
+    client.compact()
     pass_by(Failpoint.DROP_DONE)
 
 

@@ -88,6 +88,8 @@ class Tick:
         self._staging_id: str | None = None
         self.rows = 0
         self.bytes = 0
+        self.mended = 0
+        """Rows that had to go or come where tables were compared."""
 
     def change(self, collection: str, *, gone: pa.Table, come: pa.Table) -> None:
         """Rows that go and rows that come."""
@@ -145,7 +147,13 @@ class Tick:
         copy = self._loader.read_again(collection, pieces, size=size, growing=grows)
         try:
             wanted = copy.files
-            yield lambda: self._mend(collection, wanted)
+
+            def mend() -> int:
+                differing = self._mend(collection, wanted)
+                self.mended += differing
+                return differing
+
+            yield mend
         finally:
             copy.let_go()
 

@@ -22,7 +22,7 @@ from penstock.protocol.specs import CollectionSpec, MaterializationBinding, Mate
 from penstock.protocol.wire import encode
 from penstock.reduce.annotation import Schema
 
-__all__ = ["Built", "Described", "build", "check_config", "endpoint_of"]
+__all__ = ["Built", "Described", "build", "check_config", "endpoint_of", "resources_of"]
 
 Described = tuple[CollectionSpec, Shape]
 """What a connector is told of a collection, and how its rows become that."""
@@ -157,6 +157,11 @@ def _check_keys(
 def endpoint_of(section: MaterializationSection) -> str:
     """What the connector is told of the endpoint."""
     return _json(section.endpoint)
+
+
+def resources_of(section: MaterializationSection) -> list[str]:
+    """What the connector is told of each resource."""
+    return [_json(_resource(binding)) for binding in section.bindings]
 
 
 def check_config(

@@ -160,7 +160,7 @@ class Materializing:
             self._lake = Lakeside(self._location, names, owner=owner_of(self.name))
         except CollectionMissing as error:
             if wait and all(self._made_by_a_source(each) for each in names):
-                raise _NotMade("its source to make a collection that is bound") from error
+                raise _NotMade(f"its source to make {error.name}") from error
             raise
         stack.callback(self._lake.close)
         self._address, self._security = reached_connector(

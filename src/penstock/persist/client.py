@@ -25,7 +25,7 @@ from penstock.data.codec import BUILT_IN
 from penstock.durable.cache import CachedBlob
 from penstock.durable.probe import probe
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
-from penstock.errors import DeterminateError, PenstockError, UsageError
+from penstock.errors import DeterminateError, Fenced, PenstockError, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.acceptance import accept, check_name, codec_of, schema_version
 from penstock.persist.also import Also, Grow, WriteTo, operations_of, with_growth
@@ -46,6 +46,7 @@ from penstock.persist.intake import Staged, apart, check_frontier, table_of
 from penstock.persist.lake import check_not_a_lake, open_store
 from penstock.persist.machine import Machine
 from penstock.persist.notify import Bell, Ear, News
+from penstock.persist.owners import lives
 from penstock.persist.read import FILES_ALONE, Reader
 from penstock.persist.settings import Settings
 from penstock.persist.staging import Staging
@@ -101,18 +102,26 @@ class Baton:
 
 
 def open(
-    url: str, *, writer: str | None = None, hold: bool = True, settings: Settings | None = None
+    url: str,
+    *,
+    writer: str | None = None,
+    after: int | None = None,
+    hold: bool = True,
+    settings: Settings | None = None,
 ) -> "Client":
     """Open one storage location.
 
     With `writer`, a reentrance id, it is opened for reading and writing: the
     same id takes over from a crashed or running predecessor, which is fenced;
-    another id is refused while one holds the lock. Without, only for reading;
+    another id is refused while one holds the lock. With `after`, the epoch in
+    which this process wrote last, it takes over from no other that came since.
+    Without `writer`, only for reading;
     `hold=False` then leaves no trace at all and needs no permission to write,
     at the price that compaction may get in the way, as an error that says so.
 
     Raises:
         LockHeld: another id is writing.
+        Fenced: a process with the same id has begun to write since epoch `after`, and lives.
         StoreRefused: the store cannot be trusted with a log, or refuses us.
     """
     settings = settings or Settings()
@@ -122,7 +131,7 @@ def open(
     try:
         if writer is not None:
             check_not_a_lake(url, steady)
-        return Client(steady, settings, writer=writer, hold=hold)
+        return Client(steady, settings, writer=writer, after=after, hold=hold)
     except BaseException:
         steady.close()
         raise
@@ -174,6 +183,7 @@ class Client:
         *,
         writer: str | None,
         hold: bool,
+        after: int | None = None,
         baton: Baton | None = None,
     ) -> None:
         self._blob = blob
@@ -191,7 +201,7 @@ class Client:
             self._parts.bell = bell = _bell(settings.notify)
             try:
                 if baton is None:
-                    self._take_lock(writer, bell)
+                    self._take_lock(writer, bell, after)
                 else:
                     self._machine.adopt(baton.epoch)
             except BaseException:
@@ -502,6 +512,17 @@ class Client:
         if f"d-{owner}" in list_holds(self._machine.blob):
             self.hold(owner).drop()
 
+    def prove(self) -> None:
+        """Look into the log whether this is still its writer, without writing anything.
+
+        Raises:
+            Fenced: another owner's epoch has begun.
+        """
+        if self._parts.committer is None or self._closed.is_set():
+            raise self._cannot_write()
+        self._machine.refresh()
+        self._machine.must_own()
+
     def compact(self) -> None:
         """Do all upkeep now: merge, roll up, let go of what nobody needs."""
         self._upkeep().compact()
@@ -525,7 +546,7 @@ class Client:
         if self._finalizer.detach() is not None:
             self._parts.close()
 
-    def _take_lock(self, writer: str, bell: Bell | None) -> None:
+    def _take_lock(self, writer: str, bell: Bell | None, after: int | None) -> None:
         clock = self._settings.clock
         me = Writer(
             id=writer,
@@ -547,6 +568,8 @@ class Client:
                     pid=held.pid,
                     taken_ms=held.taken_ms,
                 )
+            if after is not None and state.epoch != after:
+                _check_nobody_lives(self.url, state, after)
             return [TakeEpoch(me, state.location or name), OpenStaging(f"{state.epoch + 1}-0")]
 
         self._machine.take_epoch(plan)
@@ -629,6 +652,18 @@ class Client:
             return [Alter(id, structs.replace(wanted, version=stored.version + 1))]
 
         self.committer.run(plan, lambda _before, _after: None, touches=[id])
+
+
+def _check_nobody_lives(url: str, state: State, after: int) -> None:
+    """Refuse to take a lock back from a newer process with the same id."""
+    if (other := state.writer) is not None and lives(other):
+        raise Fenced(
+            f'writer of location "{url}" was fenced',
+            detail=f"It wrote in epoch {after}, and while it had let go of its lock epoch "
+            f'{state.epoch} has begun, of "{other.id}", process {other.pid} on host '
+            f'"{other.host}".',
+            hint="Only one writer may run. Stop this one, or the other.",
+        )
 
 
 def _bell(address: str) -> Bell | None:

@@ -63,6 +63,7 @@ class CollectionMissing(UsageError):
             hint="Name one of these. A table's is there once its source has copied it; a"
             " program makes one with create_or_load.",
         )
+        self.name = name
 
 
 class SinceError(UsageError):

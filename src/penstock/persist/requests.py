@@ -4,10 +4,13 @@ Whoever asks has no lock, and must not write the log. So a request is an object
 with a name of its own; the owner of the storage location looks for such objects
 at every tick, does what they ask and answers with another one. Whoever asked
 removes the answer. If they gave up they have removed the request, and there is no
-answer; if that crossed, the owner removes the answer once it is old.
+answer; if that crossed, the owner removes the answer once it is old. Who was killed
+removes nothing, so a request also says until when it is waited for.
 
-    asks/ID         {"verb": "resync", "tables": […], "keep_target": false, "asked_ms": …}
-    answers/ID      {"done": true, "left": {TABLE: WHY}}  or  {"done": false, "error": …}
+    asks/ID         {"verb": "resync", "tables": […], "keep_target": false,
+                     "asked_ms": …, "until_ms": …}
+    answers/ID      {"done": true, "left": {TABLE: WHY}, "mended": …}
+                    or {"done": false, "error": …}
 
 An ID begins with the time at which was asked.
 """
@@ -16,6 +19,7 @@ import random
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,10 +27,10 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.durable import Blob
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import PenstockError, StoreError, UsageError
 from penstock.telemetry import fields, logger
 
-__all__ = ["Request", "answer", "ask", "forget_old_answers", "requests"]
+__all__ = ["Request", "answer", "ask", "forget_old_answers", "is_still_asked", "requests"]
 
 log = logger("persist")
 
@@ -36,6 +40,9 @@ ID: Final = re.compile(r"([0-9]{13})-[0-9a-f]{8}")
 LOOK_MS: Final = 200
 OLD_MS: Final = 3_600_000
 """Nobody waits any more for what was asked so long ago."""
+
+UNSAID_MS: Final = 600_000
+"""How long somebody is taken to wait who did not say it, as older versions do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,17 @@ class Request:
     keep_target: bool = False
     """Of a materialization that is dropped: whether what it wrote stays."""
 
+    until_ms: int | None = None
+    """Until when somebody waits for it, by their calendar; None if they did not say."""
+
+    def is_late(self, now_ms: int) -> bool:
+        """Whether nobody can be waiting for it any more."""
+        named = ID.fullmatch(self.id)
+        if named is None or int(named[1]) < now_ms - OLD_MS:
+            return True
+        until_ms = int(named[1]) + UNSAID_MS if self.until_ms is None else self.until_ms
+        return until_ms < now_ms
+
 
 class _Asked(msgspec.Struct, frozen=True):
     """A request, as it is written."""
@@ -55,6 +73,7 @@ class _Asked(msgspec.Struct, frozen=True):
     verb: str
     tables: tuple[str, ...] = ()
     keep_target: bool = False
+    until_ms: int | None = None
 
 
 def ask(
@@ -67,27 +86,25 @@ def ask(
     chance: random.Random,
     patience_ms: int,
 ) -> Mapping[str, Any]:
-    """Ask, and wait for the answer.
+    """Ask, and wait for the answer. Whatever ends the waiting, the request does not stay.
 
     Raises:
         UsageError: nobody answered in time; the request is withdrawn.
     """
-    id = f"{clock.now_ms():013d}-{chance.getrandbits(32):08x}"
-    blob.put(
-        ASKS + id,
-        msgspec.json.encode(
-            {
-                "verb": verb,
-                "tables": [*tables],
-                "keep_target": keep_target,
-                "asked_ms": clock.now_ms(),
-            }
-        ),
-    )
+    asked_ms = clock.now_ms()
+    id = f"{asked_ms:013d}-{chance.getrandbits(32):08x}"
+    said = {
+        "verb": verb,
+        "tables": [*tables],
+        "keep_target": keep_target,
+        "asked_ms": asked_ms,
+        "until_ms": asked_ms + patience_ms,
+    }
     until = clock.boot_ms() + patience_ms
     never = threading.Event()
     withdrawn = False
     try:
+        blob.put(ASKS + id, msgspec.json.encode(said))
         while True:
             found = blob.get(ANSWERS + id)
             if found is not None:
@@ -102,8 +119,10 @@ def ask(
                 # Then one more look: it may have been answered just before.
                 blob.delete(ASKS + id)
                 withdrawn = True
-    except KeyboardInterrupt:
-        blob.delete(ASKS + id)
+    except BaseException:
+        # If the store is away it ends by its time; what happened is what must be heard of.
+        with suppress(StoreError):
+            blob.delete(ASKS + id)
         raise
     raise UsageError(
         f"nobody answered a request to {verb} within {patience_ms // 1_000} s",
@@ -137,14 +156,22 @@ def requests(blob: Blob, *, now_ms: int) -> list[Request]:
             )
             answer(blob, Request(id, ""), error=malformed)
         else:
-            asked = Request(id, said.verb, said.tables, said.keep_target)
-            named = ID.fullmatch(id)
-            if named is None or int(named[1]) < now_ms - OLD_MS:
-                late = UsageError(f'request "{id}" came too late', hint="Ask again.")
+            asked = Request(id, said.verb, said.tables, said.keep_target, said.until_ms)
+            if asked.is_late(now_ms):
+                late = UsageError(
+                    f'request "{id}" came too late',
+                    detail="By its owner's clock nobody waits for it any more.",
+                    hint="Ask again; if that is told at once, compare the clocks of both hosts.",
+                )
                 answer(blob, asked, error=late)
             else:
                 found.append(asked)
     return found
+
+
+def is_still_asked(blob: Blob, request: Request, *, now_ms: int) -> bool:
+    """Whether whoever asked waits for it still; for who comes to it long after it was heard."""
+    return not request.is_late(now_ms) and blob.get(ASKS + request.id) is not None
 
 
 def answer(
@@ -152,19 +179,22 @@ def answer(
     request: Request,
     *,
     left: Mapping[str, str] | None = None,
+    mended: int | None = None,
     error: PenstockError | None = None,
 ) -> None:
     """Say that it was done, but for the tables `left` as they are; or why not.
 
-    Nothing is said to who does not wait any more.
+    `mended` is how many rows had to go or come. Nothing is said to who does not wait any more.
     """
     if blob.get(ASKS + request.id) is None:
         return
-    said = (
-        {"done": True, "left": dict(left or {})}
-        if error is None
-        else {"done": False, "error": str(error), "detail": error.detail, "hint": error.hint}
-    )
+    said: dict[str, Any]
+    if error is not None:
+        said = {"done": False, "error": str(error), "detail": error.detail, "hint": error.hint}
+    else:
+        said = {"done": True, "left": dict(left or {})}
+        if mended is not None:
+            said["mended"] = mended
     blob.put(ANSWERS + request.id, msgspec.json.encode(said))
     blob.delete(ASKS + request.id)
 

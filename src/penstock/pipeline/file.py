@@ -2,7 +2,7 @@
 
 Every error names the line and the key and says what would be valid; all of them
 are told at once. None shows a value, which may have come from a variable and be a
-secret.
+secret; but for the names of tables and their columns, which are none.
 """
 
 import os
@@ -27,7 +27,15 @@ from penstock.pipeline.kafka import KafkaSection, kafka_of
 from penstock.pipeline.measures import Duration, Flag, FromOne, FromZero, Size
 from penstock.pipeline.problems import problems, told
 from penstock.pipeline.section import Section
-from penstock.pipeline.written import Missing, Written, escaped, interpolated, read, wrong
+from penstock.pipeline.written import (
+    Missing,
+    Written,
+    escaped,
+    interpolated,
+    read,
+    value_in,
+    wrong,
+)
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.postgres.config import PUBLICATION, PostgresConfig, TableSpec
 
@@ -333,7 +341,7 @@ class Pipeline(Section):
     location: str
     """The lake: file:./penstock-data, s3://bucket/prefix."""
 
-    writer: str | None = None
+    writer: Annotated[str, Field(min_length=1)] | None = None
     """Under which id its lock is taken; without it, one of the lake and the host."""
 
     tick: Annotated[Duration, Field(gt=0)] = 1_000
@@ -409,7 +417,7 @@ def _with_schemas(written: Written, environment: Mapping[str, str]) -> Written:
         if missing:
             raise _unset(written, missing)
         try:
-            section["schema"] = escaped(yaml.safe_load(where.read_text(encoding="utf-8")))
+            section["schema"] = escaped(value_in(where.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise UsageError(
                 f'schema "{where}" of collection "{name}" cannot be read',

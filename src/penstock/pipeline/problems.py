@@ -16,6 +16,7 @@ __all__ = ["problems", "told"]
 
 _NOUNS: Final = {
     "string_type": "text (quoted, if need be)",
+    "string_too_short": "some text, or leave it out",
     "int_type": "a whole number",
     "bool_type": "true or false",
     "dict_type": "a mapping",

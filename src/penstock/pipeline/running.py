@@ -26,7 +26,9 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import Blob, normal
 from penstock.errors import (
     Corruption,
+    DefiniteError,
     Fenced,
+    InternalError,
     PenstockError,
     StoreError,
     TransientError,
@@ -35,7 +37,13 @@ from penstock.errors import (
 from penstock.persist.errors import Closed
 from penstock.persist.lake import open_store
 from penstock.persist.memory import PAUSED, Memory
-from penstock.persist.requests import Request, answer, forget_old_answers, requests
+from penstock.persist.requests import (
+    Request,
+    answer,
+    forget_old_answers,
+    is_still_asked,
+    requests,
+)
 from penstock.pipeline.file import Pipeline
 from penstock.retry import pauses_ms
 from penstock.telemetry import fields, logger
@@ -48,6 +56,9 @@ Kind = Literal["source", "materialization"]
 
 HEAR_EVERY_MS: Final = 1_000
 FORGET_EVERY_MS: Final = 60_000
+PROVE_EVERY_MS: Final = 5_000
+"""How long a task that rests may not know that another has taken its place."""
+
 FIRST_PAUSE_MS: Final = 500
 LONGEST_PAUSE_MS: Final = 30_000
 OWN: Final = frozenset({"resync"})
@@ -117,7 +128,8 @@ class Running:
         """Run all of them to their end; with `once`, sources before what takes from them.
 
         Raises:
-            PenstockError: what ended a task, of the first that was.
+            PenstockError: what ended a task, of the first that was; or, with `once`, what a
+                task could not bring.
         """
         waves: Sequence[Sequence[_Kept]] = [
             [each for each in self.tasks.values() if each.task.kind == kind]
@@ -139,6 +151,9 @@ class Running:
         for each in sorted(self.tasks.values(), key=lambda each: not each.fatal):
             if each.error is not None:
                 raise each.error
+        for each in self.tasks.values():
+            if each.lacks is not None:
+                raise each.lacks
 
     def _run_together(self, wave: Sequence["_Kept"], *, once: bool) -> None:
         threads = [
@@ -164,8 +179,11 @@ class Running:
             for each in self.tasks.values():
                 try:
                     each.hear(forget=forget)
-                except StoreError as error:
+                except PenstockError as error:
                     log.warning("requests cannot be read", extra=told_of(each.task.name, error))
+                except Exception:
+                    # Whoever asks the other tasks must be heard all the same.
+                    log.exception("requests cannot be read", extra=fields(name=each.task.name))
             if forget:
                 forgot_ms = self._clock.boot_ms()
 
@@ -182,6 +200,9 @@ class _Kept:
         self.fatal = False
         """Whether that ends the whole."""
 
+        self.lacks: PenstockError | None = None
+        """What it could not bring, if it was to run once and came to its end."""
+
         self._running = running
         self._clock = running._clock
         self._stop = threading.Event()
@@ -191,6 +212,10 @@ class _Kept:
         self._restarts = 0
         self._loop: Loop | None = None
         self.client: persist.Client | None = None
+        self._epoch: int | None = None
+        """In which it wrote last."""
+
+        self._upkeep_error: Exception | None = None
         self._ending = threading.Event()
 
     def status(self) -> Mapping[str, Any]:
@@ -242,7 +267,7 @@ class _Kept:
         if request.verb == "compact":
             # Upkeep goes on beside what the task does.
             name = f"upkeep of {self.task.name}"
-            threading.Thread(target=self._answer, args=(request, client), name=name).start()
+            threading.Thread(target=self._keep_up, args=(request, client), name=name).start()
         else:
             self._asked.put(request)
             self._interrupt()
@@ -258,6 +283,19 @@ class _Kept:
             hint=f"First let it go on: penstock resume LOCATION {self.task.name}",
         )
 
+    def _keep_up(self, request: Request, client: persist.Client) -> None:
+        """Upkeep that was asked for. What it fails of is for the task's thread to judge."""
+        try:
+            self._answer(request, client)
+        except Exception as error:  # noqa: BLE001 - the thread's door: raised in the task's own
+            if client is self.client:
+                self._upkeep_error = error
+                self._interrupt()
+            else:
+                # SUBTLE: a client that was closed meanwhile has given up its lock, and that is
+                # no newer owner. The task goes on with another one, and hears this again.
+                self._taken.discard(request.id)
+
     # Its thread.
 
     def keep(self, once: bool) -> None:
@@ -270,29 +308,43 @@ class _Kept:
                 if self._ending.is_set() or not self._asked.empty():
                     self._interrupt()
                 try:
-                    with persist.open(self.task.url, writer=self.task.writer) as client:
-                        self.client = client
-                        if self._is_idle(client):
-                            if once:
-                                return
-                            self._wakes.wait()
-                        else:
-                            self._run(client, once=once)
-                            pauses = self._pauses()
-                        self._carry_out(client)
+                    self._check_upkeep()
+                    with persist.open(
+                        self.task.url, writer=self.task.writer, after=self._epoch
+                    ) as client:
+                        self.client, self._epoch = client, client.epoch
+                        try:
+                            if self._is_idle(client):
+                                if once:
+                                    self.error = self._is_paused()
+                                    return
+                                pauses = self._pauses()
+                                self._rest(client)
+                            else:
+                                self._run(client, once=once)
+                                pauses = self._pauses()
+                            self._check_upkeep()
+                            self._carry_out(client)
+                        finally:
+                            self.client = None
                         if once and self._asked.empty():
                             return
                 except Exception as error:  # noqa: BLE001 - the thread's door: told at the end
-                    if self.state == "stopped":
-                        self._wakes.wait()  # It cannot even be opened, so nothing is asked of it.
-                    else:
-                        self._judge(error, once=once)
-                finally:
-                    self.client = None
+                    had_stopped = self.state == "stopped"
+                    self._hear_of(error, once=once)
+                    if had_stopped and not self._ending.is_set():
+                        # It is heard only while it is open, so that is tried again, too.
+                        self._clock.wait(self._wakes, next(pauses))
                 if self.state == "restarting":
                     self._clock.wait(self._stop, next(pauses))
         finally:
             self.state = "stopped" if self.error is not None else "ended"
+
+    def _check_upkeep(self) -> None:
+        """Raise what upkeep that was asked for failed of, if it did."""
+        error, self._upkeep_error = self._upkeep_error, None
+        if error is not None:
+            raise error
 
     def _is_idle(self, client: persist.Client) -> bool:
         """Whether somebody must say that it may run."""
@@ -300,11 +352,56 @@ class _Kept:
             self.state, self.error = PAUSED, None
         return self.state in (PAUSED, "stopped")
 
+    def _rest(self, client: persist.Client) -> None:
+        """Wait until something is asked of it, and look whether it still is ours meanwhile.
+
+        Raises:
+            Fenced: another process has taken its place.
+        """
+        while not self._clock.wait(self._wakes, PROVE_EVERY_MS):
+            # Of a store that is away nothing can be learned; it may be back at the next look.
+            with suppress(StoreError):
+                client.prove()
+
+    def _is_paused(self) -> UsageError:
+        return UsageError(
+            f'{self.task.kind} "{self.task.name}" is paused, so nothing was done for it',
+            hint=f"Let it go on first: penstock resume {self._lake} {self.task.name}",
+        )
+
     def _run(self, client: persist.Client, *, once: bool) -> None:
         self._loop = self.task.build(client)
         self.state = "running"
         self._loop.run(self._stop, once=once)
         self.error = None
+        if once and self.task.kind == "source":
+            self.lacks = self._tables_in_error(self._loop.status().get("tables") or ())
+
+    def _tables_in_error(self, tables: Sequence[Mapping[str, Any]]) -> PenstockError | None:
+        errors = {each["name"]: each["error"] for each in tables if each.get("error")}
+        if not errors:
+            return None
+        return DefiniteError(
+            f'source "{self.task.name}" has tables in error: {", ".join(errors)}',
+            detail=" ".join(f"{error.rstrip('.')}." for error in dict.fromkeys(errors.values())),
+            hint="Do what each of them asks for, then compare them again while it runs: "
+            f"penstock resync {self._lake} {self.task.name}",
+        )
+
+    @property
+    def _lake(self) -> str:
+        return self.task.url.removesuffix(f"/{self.task.name}")
+
+    def _hear_of(self, error: Exception, *, once: bool) -> None:
+        """An error of its thread: it is judged, unless nothing is to come of it any more."""
+        name = self.task.name
+        if isinstance(error, Fenced) or self.state not in ("stopped", "ended"):
+            self._judge(error, once=once)
+        elif self.state == "ended":
+            log.warning("it was dropped, and then this failed", extra=told_of(name, error))
+        else:
+            # What it has stopped for is what people must see to.
+            log.warning("it has stopped, and cannot be asked now", extra=told_of(name, error))
 
     def _judge(self, error: Exception, *, once: bool) -> None:
         """What to do about an error: everything ends, or this waits, for a while or a person."""
@@ -340,20 +437,47 @@ class _Kept:
             except queue.Empty:
                 return
             self._answer(request, client)
+        self._say_it_is_gone()
+
+    def _say_it_is_gone(self) -> None:
+        """Answer all that was asked besides: whoever comes later finds nobody to ask."""
+        beside = self._beside()
+        try:
+            for request in requests(beside, now_ms=self._clock.now_ms()):
+                gone = UsageError(
+                    f'{self.task.kind} "{self.task.name}" cannot {request.verb}: it was dropped',
+                    hint=f"See what there is: penstock status {self._lake}",
+                )
+                answer(beside, request, error=None if request.verb == "drop" else gone)
+        finally:
+            beside.close()
 
     def _answer(self, request: Request, client: persist.Client) -> None:
         beside = self._beside()
         try:
+            # The task may have come to this long after it was asked, and they have gone.
+            if not is_still_asked(beside, request, now_ms=self._clock.now_ms()):
+                return
             try:
                 self._obey(request, client)
             except Fenced:
-                raise
+                raise  # Whoever took our place hears the request, too, and answers it.
             except PenstockError as error:
                 answer(beside, request, error=error)
+            except Exception as error:
+                answer(beside, request, error=self._mistake(request, error))
+                raise
             else:
                 answer(beside, request)
         finally:
             beside.close()
+
+    def _mistake(self, request: Request, error: Exception) -> InternalError:
+        return InternalError(
+            f'{self.task.kind} "{self.task.name}" could not {request.verb}',
+            detail=f"This was not foreseen: {type(error).__name__}: {error}.",
+            hint="Look at its log, and please report it. It may be asked again.",
+        )
 
     def _obey(self, request: Request, client: persist.Client) -> None:
         match request.verb:
@@ -364,8 +488,9 @@ class _Kept:
                 self.state, self.error = "starting", None
             case "drop":
                 self.task.drop(client, request.keep_target)
-                self._running._dropped(self.task)
+                # It is gone, whatever comes now: what is run again would be made anew.
                 self.state, self.error = "ended", None
+                self._tell_dropped()
             case "compact":
                 client.compact()
             case _:
@@ -373,6 +498,15 @@ class _Kept:
                     f'{self.task.kind} "{self.task.name}" cannot {request.verb}',
                     hint="Ask it to pause, resume, compact or drop; a source also to resync.",
                 )
+
+    def _tell_dropped(self) -> None:
+        try:
+            self._running._dropped(self.task)
+        except Exception as error:  # noqa: BLE001 - of the catalog, and not of this task
+            log.warning(
+                "it was dropped, but the catalog still has it; that is tried again",
+                extra=told_of(self.task.name, error),
+            )
 
     def _beside(self) -> Blob:
         return open_store(self.task.url, persist.Settings())

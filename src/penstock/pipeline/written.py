@@ -17,12 +17,18 @@ import yaml
 
 from penstock.errors import UsageError
 
-__all__ = ["VARIABLE", "Missing", "Written", "escaped", "interpolated", "read", "wrong"]
+__all__ = ["VARIABLE", "Missing", "Written", "escaped", "interpolated", "read", "value_in", "wrong"]
 
 VARIABLE: Final = r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
 _VARIABLE: Final = re.compile(rf"(\$?){VARIABLE}")
 
 Keys = tuple[str, ...]
+
+DEEPEST: Final = 100
+"""So many levels a file may have: more than anybody means, and far from where Python ends."""
+
+MOST: Final = 1_000_000
+"""So many values a file may hold once its anchors are written out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,8 @@ def read(path: Path) -> Written:
     """What is in the file at `path`.
 
     Raises:
-        UsageError: it cannot be read, is not YAML or no mapping, or has a key twice.
+        UsageError: it cannot be read, is not YAML or no mapping, has a key twice, is too deep
+            or holds too much.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -67,18 +74,25 @@ def read(path: Path) -> Written:
             f'pipeline file "{path}" cannot be read', detail=f"{error}.", hint="Check the path."
         ) from error
     try:
+        if (line := _too_deep(text)) is not None:
+            raise wrong(path, [(line, (), f"this is more than {DEEPEST} levels deep")])
         loader = yaml.SafeLoader(text)
         document = loader.get_single_node()
         if problems := list(_unclear(document, (), (), set())):
             raise wrong(path, problems)
+        if document is not None and (found := _too_much(document)) is not None:
+            what = f"its anchors stand for more than {MOST} values; write out what they mean"
+            raise wrong(path, [(*found, what)])
         content = None if document is None else loader.construct_document(document)
     except yaml.YAMLError as error:
         # Its own words would quote the line, which may hold a password.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"Line {mark.line + 1}, column {mark.column + 1}: "
-        what = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be parsed")
+        problem = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be parsed")
         raise UsageError(
-            f'pipeline file "{path}" is not YAML', detail=f"{where}{what}.", hint="Mend its syntax."
+            f'pipeline file "{path}" is not YAML',
+            detail=f"{where}{problem}.",
+            hint="Mend its syntax.",
         ) from None
     if document is None or not isinstance(content, dict):
         raise UsageError(
@@ -86,6 +100,21 @@ def read(path: Path) -> Written:
             hint="Begin with location: and sources:, as in the README.",
         )
     return Written(path, content, document)
+
+
+def value_in(text: str) -> Any:
+    """What a file of YAML or JSON says that has no variables, such as a schema.
+
+    Raises:
+        yaml.YAMLError: it is neither, is too deep or holds too much.
+    """
+    if (line := _too_deep(text)) is not None:
+        raise yaml.YAMLError(f"line {line} is more than {DEEPEST} levels deep")
+    loader = yaml.SafeLoader(text)
+    document = loader.get_single_node()
+    if document is not None and (found := _too_much(document)) is not None:
+        raise yaml.YAMLError(f"the anchors of line {found[0]} stand for more than {MOST} values")
+    return None if document is None else loader.construct_document(document)
 
 
 def wrong(path: Path, problems: Sequence[tuple[int, Keys, str]]) -> UsageError:
@@ -143,6 +172,50 @@ def interpolated(
             return _VARIABLE.sub(meant, value)
         case _:
             return value
+
+
+def _too_deep(text: str) -> int | None:
+    """The line at which there are too many levels; None if there is none."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEEPEST:
+                mark = event.start_mark
+                return 1 if mark is None else mark.line + 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+    return None
+
+
+def _too_much(document: yaml.Node) -> tuple[int, Keys] | None:
+    """Line and keys of what is too much once it is written out; None if nothing is."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = MOST + 1  # For whoever holds itself.
+            sizes[id(node)] = 1 + sum(size(each) for _, _, each in _inside(node))
+        return sizes[id(node)]
+
+    if size(document) <= MOST:
+        return None
+    node, line, keys = document, document.start_mark.line + 1, Keys()
+    for _ in range(DEEPEST):
+        step = next((each for each in _inside(node) if size(each[2]) > MOST), None)
+        if step is None:
+            break
+        line, keys, node = step[0], (*keys, step[1]), step[2]
+    return line, keys
+
+
+def _inside(node: yaml.Node) -> list[tuple[int, str, yaml.Node]]:
+    """What a node holds: each with its line and its key."""
+    if isinstance(node, yaml.SequenceNode):
+        return [(each.start_mark.line + 1, str(n), each) for n, each in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        return [(name.start_mark.line + 1, str(name.value), each) for name, each in node.value]
+    return []
 
 
 def _step(node: yaml.Node, key: str) -> tuple[int, yaml.Node] | None:

@@ -41,7 +41,7 @@ class PostgresServer(LocalPostgres):
         """`settings` go into its configuration; lines of `hba` stand before our own."""
         found = find_binaries(binaries)
         folder = Path(tempfile.mkdtemp(prefix="penstock-pg-", dir=_short_temporary()))
-        super().__init__(folder, binaries=found, settings=settings, hba=hba)
+        super().__init__(folder, binaries=found, settings=settings, hba=hba, tcp=True)
 
     def restart(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
         """Stop it, and start it on the same port."""

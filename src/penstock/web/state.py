@@ -106,7 +106,8 @@ def _tasks(
         for noted in where[f"{kind}s"]:
             said = dict(noted)
             name = said.pop(kind)
-            runs = where["writer"] is not None and said.get("phase") != "stopped"
+            writer = where["writer"]
+            runs = writer is not None and writer["lives"] and said.get("phase") != "stopped"
             tasks[name] = {
                 "name": name,
                 **said,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.sources.postgres import checks
 from penstock.sources.postgres.checks import (
     Problem,
     check,
@@ -20,6 +21,7 @@ from penstock.sources.postgres.config import PostgresConfig, TableSpec
 from penstock.sources.postgres.connect import connect
 from penstock.sources.postgres.errors import NotReady
 from penstock.sources.postgres.names import TableName
+from penstock.sources.postgres.publication import Maker, made_for
 from penstock.sources.postgres.slots import create_slot, slot_name
 from penstock.testing.postgres import Database, PostgresServer
 from tests.sources.postgres.older import Older
@@ -323,15 +325,59 @@ def test_all_problems_come_at_once(any_database: Database) -> None:
     require([], where="the shop")
 
 
+@pytest.mark.parametrize("made", [False, True], ids=["of somebody else", "of ours"])
+def test_what_a_table_lacks_that_is_not_published_yet_is_told_at_once(
+    any_database: Database, made: bool
+) -> None:
+    any_database.sql("CREATE TABLE u (id integer PRIMARY KEY); CREATE TABLE v (id integer)")
+    problems = found(any_database, "public.t", "public.u", "public.v", made=made)
+    told = [problem.message for problem in problems]
+    joining = [f'table public.{each} is not in publication "p"' for each in "uv" if not made]
+    assert told[: len(joining)] == joining
+    assert "table public.v has no replica identity" in told[len(joining)]
+    assert told[len(joining) + 1 :] == [
+        'role "reader" may not read table public.u',
+        'role "reader" may not read table public.v',
+    ]
+    for problem in problems:
+        cure(any_database, problem)
+    assert found(any_database, "public.t", "public.u", "public.v", made=made) == []
+
+
 def test_a_publication_is_created_by_who_may(any_database: Database) -> None:
     config = configured(any_database, "public.t", user="postgres", publication="new")
     as_reader = configured(any_database, "public.t", publication="new")
     with connect(as_reader.parameters) as reader:
-        assert not create_publication(reader, as_reader, made_for="shop")
+        assert not create_publication(reader, as_reader, made_for=Maker("shop"))
     with connect(config.parameters) as owner:
-        assert create_publication(owner, config, made_for="shop")
-        assert not create_publication(owner, config, made_for="shop")
+        assert create_publication(owner, config, made_for=Maker("shop"))
+        assert not create_publication(owner, config, made_for=Maker("shop"))
     assert found(any_database, "public.t", publication="new") == []
+
+
+def test_a_publication_that_another_source_made_just_before_will_do(
+    any_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(any_database, "public.t", user="postgres", publication="new")
+    with connect(config.parameters) as connection:
+        assert create_publication(connection, config, made_for=Maker("shop"))
+        monkeypatch.setattr(checks, "may_create_publication", lambda *_: True)
+        assert not create_publication(connection, config, made_for=Maker("store"))
+        assert made_for(connection, "new") == Maker("shop")
+
+
+def test_a_comment_names_a_source_and_its_lake() -> None:
+    here, there = (Maker.of("shop", f"file:/{each}") for each in ("here", "there"))
+    assert Maker.parse(str(here)) == here
+    assert not here.is_also(there)
+    assert not here.is_also(Maker.of("store", "file:/here"))
+    # As comments were before they named a lake.
+    before = Maker.parse("made by penstock for source shop")
+    assert before == Maker("shop")
+    assert before is not None
+    assert before.is_also(here)
+    assert here.is_also(before)
+    assert Maker.parse("of the analysts") is None
 
 
 def test_the_owner_of_the_tables_may_create_it(any_database: Database) -> None:
@@ -341,8 +387,8 @@ def test_the_owner_of_the_tables_may_create_it(any_database: Database) -> None:
     config = configured(any_database, "public.t", publication="new")
     everything = configured(any_database, publication="all")
     with connect(config.parameters) as owner:
-        assert create_publication(owner, config, made_for="shop")
-        assert not create_publication(owner, everything, made_for="shop")
+        assert create_publication(owner, config, made_for=Maker("shop"))
+        assert not create_publication(owner, everything, made_for=Maker("shop"))
 
 
 @pytest.mark.postgres(13)
@@ -366,7 +412,7 @@ def test_before_version_13_a_root_is_followed_by_its_partitions(any_database: Da
     ]
     with connect(asked[0].parameters) as connection:
         older: Any = Older(connection, 120000)
-        assert not create_publication(older, asked[0], made_for="shop")
+        assert not create_publication(older, asked[0], made_for=Maker("shop"))
         messages = [problem.message for problem in check(older, asked[0])]
         assert messages == [
             'publication "new" does not exist',
@@ -375,7 +421,7 @@ def test_before_version_13_a_root_is_followed_by_its_partitions(any_database: Da
                 "under their own names only"
             ),
         ]
-        assert create_publication(older, asked[1], made_for="shop")
+        assert create_publication(older, asked[1], made_for=Maker("shop"))
         assert check(older, asked[1]) == []
         assert [problem.message for problem in check(older, asked[0])] == messages[1:]
 
@@ -384,7 +430,7 @@ def test_a_publication_of_what_cannot_be_sent_is_not_tried(any_database: Databas
     any_database.sql("CREATE VIEW v AS SELECT 1 AS i")
     config = configured(any_database, "public.v", user="postgres", publication="new")
     with connect(config.parameters) as connection:
-        assert not create_publication(connection, config, made_for="shop")
+        assert not create_publication(connection, config, made_for=Maker("shop"))
         assert "public.v is a view" in check(connection, config)[1].message
 
 
@@ -396,12 +442,12 @@ def test_a_publication_never_makes_a_table_refuse_its_users(
     tables = ["public.t", "public.keyless"] if named else []
     config = configured(any_database, *tables, user="postgres", publication="new")
     with connect(config.parameters) as connection:
-        assert not create_publication(connection, config, made_for="shop")
+        assert not create_publication(connection, config, made_for=Maker("shop"))
         told = [problem.message for problem in check(connection, config)]
         assert told[0] == 'publication "new" does not exist'
         assert any("table public.keyless has no replica identity" in each for each in told)
         any_database.sql("ALTER TABLE keyless REPLICA IDENTITY FULL")
-        assert create_publication(connection, config, made_for="shop")
+        assert create_publication(connection, config, made_for=Maker("shop"))
     any_database.sql("INSERT INTO keyless VALUES (1); UPDATE keyless SET i = 2")
 
 

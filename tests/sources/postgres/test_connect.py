@@ -187,6 +187,9 @@ def test_a_password_is_used_and_never_shown(with_password: Database) -> None:
         connect(with_password.url(user=role, password=wrong, host="tcp"))
     assert wrong not in shown(raised.value)
     assert "authentication failed" in raised.value.detail
+    with pytest.raises(TransientError) as raised:
+        connect(with_password.url(user=role, password=wrong, host="tcp"), coded=True)
+    assert raised.value.sqlstate == "28P01"
 
 
 @pytest.mark.parametrize(

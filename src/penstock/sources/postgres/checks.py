@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.errors import SourceError
 from penstock.sources.postgres.catalog import PgTable, describe, find_oids
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.connect import Connection
@@ -16,6 +17,7 @@ from penstock.sources.postgres.errors import NotReady, Problem
 from penstock.sources.postgres.names import TableName, identifier
 from penstock.sources.postgres.publication import (
     OPERATIONS,
+    Maker,
     Publication,
     comment_of,
     find_publication,
@@ -34,6 +36,12 @@ __all__ = [
 ]
 
 OLDEST: Final = 120000
+THERE_ALREADY: Final = frozenset({"42710", "23505"})
+"""The server's codes if somebody else created it first: just now, or at the same time."""
+
+FIRST_OF_USERS: Final = 16384
+"""The oid below which tables are the system's."""
+
 SENDERS: Final = 2
 """The stream, and the connection that creates a slot."""
 
@@ -66,7 +74,8 @@ def check(
     tables = [
         (spec, table)
         for name, table in described.items()
-        if (table.published or publication is None) and (spec := config.spec_of(name)) is not None
+        if (table.published or publication is None or _can_join(table, described))
+        and (spec := config.spec_of(name)) is not None
     ]
     return [
         *_server(server),
@@ -76,6 +85,20 @@ def check(
         *(problem for spec, table in tables for problem in sending(spec, table, config)),
         *reading(connection, server.role, tables),
     ]
+
+
+def _can_join(table: PgTable, described: Mapping[TableName, PgTable]) -> bool:
+    """Whether a table that is not published could be, beside those that are."""
+    sent = [each for each in described.values() if each.published]
+    return (
+        table.kind in ("r", "p")
+        and table.oid >= FIRST_OF_USERS
+        and table.persistence == "p"
+        and not any(
+            each.table_name in table.ancestors or table.table_name in each.ancestors
+            for each in sent
+        )
+    )
 
 
 def require(problems: Sequence[Problem], *, where: str) -> None:
@@ -96,7 +119,7 @@ def publication_statement(connection: Connection, config: PostgresConfig) -> str
     return _creation(config, any(table.kind == "p" for table in tables), connection.server_version)
 
 
-def create_publication(connection: Connection, config: PostgresConfig, *, made_for: str) -> bool:
+def create_publication(connection: Connection, config: PostgresConfig, *, made_for: Maker) -> bool:
     """Create the publication if it does not exist and we may. Whether it was created.
 
     It says itself for which source it was made, so that it goes when that goes.
@@ -104,7 +127,13 @@ def create_publication(connection: Connection, config: PostgresConfig, *, made_f
     if not may_create_publication(connection, config):
         return False
     comment = comment_of(config.publication, made_for)
-    connection.execute(f"{publication_statement(connection, config)} {comment}")
+    try:
+        connection.execute(f"{publication_statement(connection, config)} {comment}")
+    except SourceError as error:
+        # Whether it will do, whoever made it, is for the checks to say.
+        if error.sqlstate in THERE_ALREADY:
+            return False
+        raise
     return True
 
 

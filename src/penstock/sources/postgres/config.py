@@ -91,7 +91,7 @@ class PostgresConfig:
         object.__setattr__(self, "where", shown(self.parameters))
         if not self.publication or len(self.publication.encode()) > 63:
             raise UsageError(
-                f'publication name "{self.publication}" has {len(self.publication.encode())} bytes',
+                f"the name of the publication has {len(self.publication.encode())} bytes",
                 hint="Names of publications have 1 to 63 bytes.",
             )
         if self.tables is not None and not self.tables:

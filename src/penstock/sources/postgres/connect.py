@@ -18,8 +18,9 @@ the data and a `TransientError` otherwise, with the server's own code in
 import contextlib
 import math
 import os
+import re
 import select
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -85,12 +86,14 @@ def connect(
     *,
     replication: bool = False,
     application_name: str = "penstock",
+    coded: bool = False,
 ) -> "Connection":
     """Connect to `where`, a URL, a connection string, or its parameters.
 
     Raises:
         UsageError: `where` cannot be understood.
-        TransientError: there is no connection, be it for the network or the password.
+        TransientError: there is no connection, be it for the network or the password; if
+            `coded`, with the server's code in `sqlstate`, where it gave one.
     """
     parameters = _parsed(where)
     known = parameters.get("service") or os.environ.get("PGSERVICE")
@@ -104,7 +107,7 @@ def connect(
     failed: TransientError | None = None
     for attempt in _attempts(parameters):
         try:
-            return _opened(attempt, replication=replication)
+            return _opened(attempt, replication=replication, coded=coded)
         except TransientError as error:
             failed = error
     assert failed is not None
@@ -121,18 +124,22 @@ def _attempts(parameters: Mapping[str, str]) -> list[dict[str, str]]:
     ]
 
 
-def _opened(parameters: Mapping[str, str], *, replication: bool) -> "Connection":
+def _opened(parameters: Mapping[str, str], *, replication: bool, coded: bool) -> "Connection":
     # SUBTLE: libpq's own way to connect keeps Python's lock all the while, and with it
     # every other thread, those that keep other servers informed among them.
     pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**parameters).encode())
     connection = Connection(pgconn, parameters, replication=replication)
     try:
-        if not _established(pgconn, int(parameters.get("connect_timeout", 0))):
-            raise TransientError(
-                f"cannot connect to {connection.where}", detail="It took too long."
-            )
-        if pgconn.status != pq.ConnStatus.OK:
-            raise connection.lost("cannot connect to")
+        with _overheard(pgconn) if coded else contextlib.nullcontext(str) as heard:
+            if not _established(pgconn, int(parameters.get("connect_timeout", 0))):
+                raise TransientError(
+                    f"cannot connect to {connection.where}", detail="It took too long."
+                )
+            if pgconn.status != pq.ConnStatus.OK:
+                error = connection.lost("cannot connect to")
+                if code := NO_PASSWORD if pgconn.needs_password else heard():
+                    error.__dict__["sqlstate"] = code
+                raise error
         pgconn.nonblocking = 0
         connection = Connection(pgconn, parameters, replication=replication)
         connection.pin()
@@ -140,6 +147,32 @@ def _opened(parameters: Mapping[str, str], *, replication: bool) -> "Connection"
         pgconn.finish()
         raise
     return connection
+
+
+@contextlib.contextmanager
+def _overheard(pgconn: pq.abc.PGconn) -> Iterator[Callable[[], str]]:
+    """Listen to what is said on a connection; hands over what tells the server's last code.
+
+    libpq keeps the code of an error to itself until there is a connection, and its words may
+    be in any language. What it says when it is traced is kept in memory alone, for there may
+    be a password in it. Each time costs some kilobytes for good, which psycopg never frees.
+    """
+    if not hasattr(os, "memfd_create"):
+        yield lambda: ""
+        return
+    with open(os.memfd_create("penstock"), "r+b") as file:  # noqa: PTH123 - it has no path
+        pgconn.trace(file.fileno())
+
+        def code() -> str:
+            pgconn.untrace()
+            file.seek(0)
+            found = _SAID_CODE.findall(file.read())
+            return found[-1].decode() if found else ""
+
+        try:
+            yield code
+        finally:
+            pgconn.untrace()
 
 
 def _established(pgconn: pq.abc.PGconn, timeout_s: int) -> bool:
@@ -345,7 +378,7 @@ class Connection:
         return TransientError(
             f"{what} {self.where}",
             detail=_sentence(said),
-            hint="Check host, port, database, user and password; it is tried again meanwhile.",
+            hint="Check host, port, database, user and password; what runs keeps trying.",
         )
 
     def redacted(self, text: str) -> str:
@@ -371,6 +404,11 @@ def server_error(where: str, said: Mapping[str, str]) -> SourceError:
     error.__dict__["sqlstate"] = code
     return error
 
+
+NO_PASSWORD: Final = "28P01"
+"""What the server would say if it were given none."""
+
+_SAID_CODE: Final = re.compile(rb'\tErrorResponse\t.*? C "([0-9A-Z]{5})"')
 
 DEFINITE: Final = frozenset({"0A", "22", "26", "34", "3F", "42", "54", "55000"})
 """Codes, and classes of codes, about the request or the data."""

@@ -15,25 +15,30 @@ Versions differ: partitioned tables can be published from 13 on, schemas,
 column lists and row filters from 15 on, generated columns from 18 on.
 """
 
+import hashlib
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from penstock.sources.postgres.connect import Connection
+from penstock.durable import normal
+from penstock.sources.postgres.connect import Connection, quote_literal
 from penstock.sources.postgres.names import TableName, identifier
 
 __all__ = [
     "OPERATIONS",
+    "Maker",
     "Publication",
     "alter_publication",
     "comment_of",
     "find_publication",
     "made_for",
+    "may_drop",
     "membership",
     "publication_columns",
     "publishable_oids",
 ]
 
 MADE: Final = "made by penstock for source "
+LAKE: Final = " of lake "
 
 OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 
@@ -55,6 +60,37 @@ class Publication:
 
     generated: bool = False
     """Whether stored generated columns are sent where there is no column list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """For whom we made a publication."""
+
+    source: str
+    lake: str = ""
+    """Which lake's; empty in comments that were written before lakes were told apart."""
+
+    @classmethod
+    def of(cls, source: str, location: str) -> Self:
+        """The source of that name in the lake at `location`, which is told by its hash alone."""
+        return cls(source, hashlib.sha256(normal(location).encode()).hexdigest()[:12])
+
+    @classmethod
+    def parse(cls, comment: str) -> Self | None:
+        """Who is named in a publication's comment; None if it is not one of ours."""
+        if not comment.startswith(MADE):
+            return None
+        source, _, lake = comment.removeprefix(MADE).partition(LAKE)
+        return cls(source, lake)
+
+    def is_also(self, other: "Maker") -> bool:
+        """Whether both are the same, as far as they say."""
+        return self.source == other.source and (
+            self.lake == other.lake or not (self.lake and other.lake)
+        )
+
+    def __str__(self) -> str:
+        return f"{MADE}{self.source}" + (f"{LAKE}{self.lake}" if self.lake else "")
 
 
 def find_publication(connection: Connection, name: str) -> Publication | None:
@@ -88,21 +124,29 @@ def publishable_oids(connection: Connection) -> list[int]:
     return [int(row[0] or 0) for row in rows]
 
 
-def comment_of(publication: str, source: str) -> str:
+def comment_of(publication: str, maker: Maker) -> str:
     """The statement by which a publication says for which source it was made."""
-    made = f"{MADE}{source}".replace("'", "''")
-    return f"COMMENT ON PUBLICATION {identifier(publication)} IS '{made}'"
+    return f"COMMENT ON PUBLICATION {identifier(publication)} IS {quote_literal(str(maker))}"
 
 
-def made_for(connection: Connection, publication: str) -> str | None:
-    """The source for which we made a publication; None if it is somebody else's."""
+def made_for(connection: Connection, publication: str) -> Maker | None:
+    """For whom we made a publication; None if it is somebody else's, or not there."""
     rows = connection.query(
         "SELECT pg_catalog.obj_description(p.oid, 'pg_publication')"
         " FROM pg_catalog.pg_publication p WHERE p.pubname = $1",
         [publication],
     )
-    said = rows[0][0] if rows else None
-    return said.removeprefix(MADE) if said is not None and said.startswith(MADE) else None
+    return Maker.parse(rows[0][0] or "") if rows else None
+
+
+def may_drop(connection: Connection, publication: str) -> bool:
+    """Whether the role of the connection may drop a publication."""
+    rows = connection.query(
+        "SELECT pg_catalog.pg_has_role(p.pubowner, 'USAGE')"
+        " FROM pg_catalog.pg_publication p WHERE p.pubname = $1",
+        [publication],
+    )
+    return bool(rows) and rows[0][0] == "t"
 
 
 def alter_publication(

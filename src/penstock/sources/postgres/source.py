@@ -292,27 +292,29 @@ class PostgresSource:
 
     def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
         """Forget the tables that the file does not name any more; first their collections go."""
+        known = notes.recall(memory)
         gone = [
             each.table
-            for each in notes.recall(memory).tables
+            for each in known.tables
             if self._config.spec_of(each.table.described.table_name) is None
         ]
         if not gone:
             return
         self._upstream.open()
         try:
-            self._upstream.unpublish([each.described.table_name for each in gone])
+            names = [each.described.table_name for each in gone]
+            self._upstream.unpublish(names, slots=_slots(known))
         finally:
             self._upstream.close()
         destroy([each.collection for each in gone])
         memory.write_down({notes.table_note(each.oid): None for each in gone})
 
     def drop(self, memory: Memory) -> None:
-        """Drop the slot, and the publication if we made it and nobody else of ours needs it."""
-        slot = notes.recall(memory).slot
+        """Drop the slot, and a publication that we made if nobody else of ours needs it."""
+        known = notes.recall(memory)
         self._upstream.open()
         try:
-            for name in filter(None, (slot.name, slot.replaces) if slot is not None else ()):
+            for name in _slots(known):
                 self._upstream.retire_slot(name, shared=False)
             self._upstream.drop_publication()
         finally:
@@ -509,3 +511,9 @@ class PostgresSource:
             tick.remember(f"table/{oid}", None)
         for name, value in written.items():
             tick.remember(name, value)
+
+
+def _slots(known: notes.Notes) -> list[str]:
+    """The slots that are noted as ours: the one we read, and one that it is to replace."""
+    slot = known.slot
+    return [] if slot is None else [*filter(None, (slot.name, slot.replaces))]

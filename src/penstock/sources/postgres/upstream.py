@@ -7,7 +7,7 @@ restored, or another one promoted in its place (hazard B5).
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,9 @@ from penstock.sources.postgres.checks import (
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.connect import Connection, connect, quote_literal
 from penstock.sources.postgres.errors import (
+    NotReady,
     OtherHistory,
+    Problem,
     SlotInvalidated,
     SlotLost,
     SlotPassed,
@@ -42,7 +44,13 @@ from penstock.sources.postgres.identity import (
 )
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.names import TableName, identifier
-from penstock.sources.postgres.publication import alter_publication, made_for
+from penstock.sources.postgres.publication import (
+    Maker,
+    alter_publication,
+    find_publication,
+    made_for,
+    may_drop,
+)
 from penstock.sources.postgres.slots import (
     Blocker,
     SlotState,
@@ -67,6 +75,12 @@ COPY_PROGRESS_SINCE: Final = 14_00_00
 
 BINARY_SINCE: Final = 14_00_00
 """The first version that streams values in binary."""
+
+NOT_LET_IN: Final = "28"
+"""The class of codes of a server that refuses a login."""
+
+CODED: Final = 100
+"""So often a server that we never followed is asked why it refuses; each time costs memory."""
 
 GIVE_UP_S: Final = 5.0
 """So long we wait for a server to hear that a slot is not wanted any more."""
@@ -162,6 +176,7 @@ class Upstream:
         self._identity: Identity | None = None
         self._slot = ""
         self._nudged_ms = 0
+        self._tried = 0
         self.waits_for = ""
         """What the server keeps us waiting for, if it does."""
 
@@ -194,7 +209,20 @@ class Upstream:
             NotReady: it is the `first` time, and we may not; it tells what to do.
         """
         self.close()
-        self._control = self._connect(replication=False)
+        try:
+            coded = first and self._tried < CODED
+            self._tried += 1
+            self._control = self._connect(replication=False, coded=coded)
+        except TransientError as error:
+            if first and error.sqlstate.startswith(NOT_LET_IN):
+                # One that was let in before may be let in again; this one never was.
+                problem = Problem(
+                    "it does not let us in",
+                    detail=error.detail,
+                    hint="Check user and password, and that its pg_hba.conf has a line for them.",
+                )
+                raise NotReady(where=self._config.where, problems=[problem]) from error
+            raise
         try:
             with self._connect(replication=True) as connection:
                 self._identity = identify(connection)
@@ -208,7 +236,8 @@ class Upstream:
         if found.standby:
             raise TransientError(
                 f'postgres source "{self._name}" is connected to a standby',
-                hint="It is tried again until the server is promoted, or another answers.",
+                hint="Connect to the primary; what runs keeps trying, until the server is promoted "
+                "or another answers.",
             )
         self._must_be_same(found.system_id, found.timeline)
 
@@ -236,11 +265,8 @@ class Upstream:
             NotReady: it is not so; it tells what to do about each problem.
         """
         if make:
-            create_publication(self.control, self._config, made_for=self._name)
-        could = not make and (
-            made_for(self.control, self._config.publication) == self._name
-            or may_create_publication(self.control, self._config)
-        )
+            create_publication(self.control, self._config, made_for=self._as_maker)
+        could = not make and (self._made_it() or may_create_publication(self.control, self._config))
         require(check(self.control, self._config, made=could), where=self._config.where)
 
     def probe(self, *, durable: int) -> Probe:
@@ -313,35 +339,68 @@ class Upstream:
 
     def publish_named(self) -> None:
         """Put into a publication that we made what the file names by now."""
-        if made_for(self.control, self._config.publication) == self._name:
-            named = {spec.name for spec in self._config.tables or ()}
-            there = published_tables(self.control, self._config.publication)
-            for name in sorted(named.difference(each.table_name for each in there), key=str):
-                if find_oids(self.control, [name]):
-                    alter_publication(self.control, self._config.publication, "ADD", name)
-
-    def unpublish(self, names: Sequence[TableName]) -> None:
-        """Take tables out of a publication that we made."""
-        if made_for(self.control, self._config.publication) == self._name:
-            there = published_tables(self.control, self._config.publication)
-            for name in sorted({*names}.intersection(each.table_name for each in there), key=str):
-                alter_publication(self.control, self._config.publication, "DROP", name)
-
-    def drop_publication(self) -> None:
-        """Drop the publication, if we made it and no slot of another source of ours is there."""
-        if made_for(self.control, self._config.publication) != self._name:
+        if not self._lists_tables():
             return
-        if others := [each.name for each in our_slots(self.control)]:
-            log.warning(
-                "the publication stays, as other slots of ours may need it",
-                extra=fields(
-                    source=self._name,
-                    publication=self._config.publication,
-                    slots=",".join(others),
-                ),
+        named = {spec.name for spec in self._config.tables or ()}
+        there = published_tables(self.control, self._config.publication)
+        for name in sorted(named.difference(each.table_name for each in there), key=str):
+            if find_oids(self.control, [name]):
+                alter_publication(self.control, self._config.publication, "ADD", name)
+
+    def unpublish(self, names: Sequence[TableName], *, slots: Collection[str]) -> None:
+        """Take tables out of a publication that we made, unless others of ours may need them.
+
+        `slots` are those of this source.
+        """
+        if not self._lists_tables():
+            return
+        if others := self._slots_but(slots):
+            self._keeps(
+                "what is left out stays published, as other slots of ours may need it", others
             )
             return
-        self.control.execute(f"DROP PUBLICATION {identifier(self._config.publication)}")
+        there = published_tables(self.control, self._config.publication)
+        for name in sorted({*names}.intersection(each.table_name for each in there), key=str):
+            alter_publication(self.control, self._config.publication, "DROP", name)
+
+    def drop_publication(self) -> None:
+        """Drop the publication, if one of ours made it and no slot of ours is there any more.
+
+        It need not be this source that made it: the last to go takes it away.
+        """
+        publication = self._config.publication
+        if made_for(self.control, publication) is None:
+            return
+        if others := self._slots_but(()):
+            self._keeps("the publication stays, as other slots of ours may need it", others)
+        elif not self._made_it() and not may_drop(self.control, publication):
+            self._keeps("the publication stays, as it belongs to another role", ())
+        else:
+            self.control.execute(f"DROP PUBLICATION {identifier(publication)}")
+
+    @property
+    def _as_maker(self) -> Maker:
+        return Maker.of(self._name, self._location)
+
+    def _made_it(self) -> bool:
+        maker = made_for(self.control, self._config.publication)
+        return maker is not None and maker.is_also(self._as_maker)
+
+    def _lists_tables(self) -> bool:
+        """Whether we made the publication, and it names tables that can come and go."""
+        found = find_publication(self.control, self._config.publication)
+        return found is not None and not found.all_tables and self._made_it()
+
+    def _slots_but(self, known: Collection[str]) -> list[str]:
+        return [each.name for each in our_slots(self.control) if each.name not in known]
+
+    def _keeps(self, why: str, slots: Sequence[str]) -> None:
+        log.warning(
+            why,
+            extra=fields(
+                source=self._name, publication=self._config.publication, slots=",".join(slots)
+            ),
+        )
 
     def retire_slot(self, name: str, *, shared: bool) -> None:
         """Remove a slot that was ours; if it is `shared` and in use, it is theirs now."""
@@ -418,10 +477,11 @@ class Upstream:
             self._control.close()
             self._control = None
 
-    def _connect(self, *, replication: bool) -> Connection:
+    def _connect(self, *, replication: bool, coded: bool = False) -> Connection:
         return connect(
             self._config.parameters,
             replication=replication,
+            coded=coded,
             application_name=f"penstock {self._name}",
         )
 

@@ -1,0 +1,77 @@
+"""Compiles, in a process beside a first run, what the way to an endpoint needs.
+
+Hot loops are compiled where they are first called, and kept on disk. In a very first run
+the source's come one after another and then those of transactions, each awaited; here the
+latter are called with next to nothing while the former are under way.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["compiled_beside"]
+
+
+@contextmanager
+def compiled_beside() -> Iterator[None]:
+    """Whatever runs in the block finds more and more of it compiled."""
+    if _compiled():
+        yield
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.demo.compiling"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _compiled() -> bool:
+    """Whether an earlier run has left the last of them on disk, beside its file."""
+    from penstock.sources.postgres.types import decimals
+
+    folder = Path(decimals.__file__).parent / "__pycache__"
+    return any(folder.glob("decimals._print*.nbi"))
+
+
+def main() -> None:
+    """Call each once, the one that takes longest first."""
+    from decimal import Decimal
+
+    import pyarrow as pa
+
+    from penstock.data.compiled import compile_always
+    from penstock.data.packed import key_hashes, pack, unpack
+    from penstock.protocol import slices
+    from penstock.sdk.once import Once
+    from penstock.sources.postgres.types.decimals import print_decimals
+    from penstock.sources.postgres.types.moments import print_timestamps
+
+    compile_always()
+    columns = [
+        pa.array([1, None]),
+        pa.array(["a", None]),
+        pa.array([1.5, None]),
+        pa.array([True, None]),
+    ]
+    # Bytes that are as packed keys are, whatever they hold.
+    cells = pa.array([b"a", b"b"])
+    message = slices.write(1, 1, [cells, cells, cells], [pa.array([True, False])])
+    slices.walk(message, 0, len(message), "a message")
+    packed = pack(columns)
+    unpack(packed, [column.type for column in columns])
+    key_hashes(packed)
+    Once().add(packed)
+    print_timestamps(pa.array([0], pa.timestamp("us", "UTC")))
+    print_decimals(pa.array([Decimal("1.50")]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Verbs that ask a running owner, or do it themselves: which names they take, how they end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock import persist
+from penstock.catalog.objects import Wanted, catalogued, known_objects
+from penstock.cli.main import app
+from penstock.clock import SYSTEM_CLOCK
+from penstock.persist.memory import PAUSED, Memory
+from penstock.pipeline.running import Running, Task
+
+SOURCE = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none", "tables": ["public.a"]}}
+DESK = {
+    "connector": "sqlite",
+    "endpoint": {"path": "./desk.db"},
+    "bindings": [{"collection": "shop.public.a", "resource": {"table": "a"}}],
+}
+
+
+class Rests:
+    """A loop that does nothing."""
+
+    def run(self, stop, *, once):
+        stop.wait()
+
+    def status(self):
+        return {}
+
+
+@pytest.fixture
+def lake(tmp_path):
+    url = f"file:{tmp_path}/lake"
+    wanted = [Wanted("shop", "source", SOURCE), Wanted("desk", "materialization", DESK)]
+    catalogued(url, lambda _: wanted)
+    for name in ("shop", "desk"):
+        with persist.open(f"{url}/{name}", writer="w") as client:
+            Memory(client, name).write_down({"status": {}})
+    return url
+
+
+def told(*words):
+    return CliRunner().invoke(app, [*words])
+
+
+def notes_of(url):
+    with persist.open(url, hold=False) as client:
+        return [each for each in client.collections(hidden=True) if each.endswith("/state")]
+
+
+def is_paused(lake, name):
+    with persist.open(f"{lake}/{name}", hold=False) as client:
+        return Memory(client, name).recall(PAUSED)
+
+
+@contextmanager
+def run(lake, name):
+    """Somebody who runs a source, as far as others can see."""
+    stop, runs = threading.Event(), threading.Event()
+
+    def build(_client):
+        runs.set()
+        return Rests()
+
+    def drop(client, _keep_target):
+        client.destroy(*client.collections(hidden=True))
+
+    running = Running([Task(name, "source", f"{lake}/{name}", "w", build, drop)], stop)
+    thread = threading.Thread(target=running.run, kwargs={"once": False})
+    thread.start()
+    try:
+        assert runs.wait(60)
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "drop", "resync"])
+@pytest.mark.parametrize(("below", "name"), [("/shop", "shpo"), ("", "catalog"), ("", "shpo")])
+def test_a_name_that_is_none_is_refused_and_nothing_is_written(lake, verb, below, name):
+    refused = told(verb, lake + below, name)
+    assert refused.exit_code != 0
+    assert f'has no source or materialization "{name}"' in str(refused.exception)
+    assert notes_of(f"{lake}/shop") == ["shop/state"]
+    assert not is_paused(lake, "shop")
+
+
+@pytest.mark.parametrize("below", ["", "/desk"])
+def test_a_location_may_be_the_lake_or_the_storage_location(lake, below):
+    assert told("pause", lake + below, "desk").exit_code == 0
+    assert is_paused(lake, "desk")
+    done = told("drop", lake + below, "desk", "--keep-target")
+    assert done.output.startswith("desk: dropped; its target is kept")
+    assert [each.name for each in known_objects(lake)] == ["shop"]
+    assert notes_of(f"{lake}/desk") == []
+
+
+@pytest.mark.parametrize("below", ["", "/desk"])
+def test_a_drop_that_is_repeated_says_so(lake, below):
+    assert told("drop", lake, "desk", "--keep-target").exit_code == 0
+    again = told("drop", lake + below, "desk")
+    assert (again.exit_code, again.output) == (0, "desk: was dropped already\n")
+    assert json.loads(told("drop", lake, "desk", "--json").output)["already"] is True
+    refused = told("pause", lake, "desk")
+    assert "was dropped already" in str(refused.exception)
+
+
+def test_a_source_from_which_something_is_taken_is_not_dropped(lake):
+    refused = told("drop", lake, "shop")
+    assert str(refused.exception) == (
+        'source "shop" cannot be dropped: materialization "desk" is bound to shop.public.a'
+    )
+    with run(lake, "shop"):
+        refused = told("drop", f"{lake}/shop", "shop")
+        assert 'materialization "desk" is bound' in str(refused.exception)
+        assert notes_of(f"{lake}/shop") == ["shop/state"]
+        assert told("drop", lake, "shop", "--force").output == "shop: dropped\n"
+    assert notes_of(f"{lake}/shop") == []
+
+
+def test_a_resync_that_nobody_hears_says_so_at_once(lake):
+    refused = told("resync", lake, "shop", "--wait", "600")
+    assert str(refused.exception).startswith('nobody runs source "shop"')
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_request_ends_with_who_asked(lake, tmp_path, number):
+    asks = tmp_path / "lake" / "shop" / "asks"
+    # Somebody holds the lock, lives and does not answer.
+    with persist.open(f"{lake}/shop", writer="w"):
+        asking = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", "pause", lake, "shop"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            for _ in range(6_000):
+                if asks.is_dir() and any(asks.iterdir()):
+                    break
+                SYSTEM_CLOCK.wait(threading.Event(), 10)
+            os.kill(asking.pid, number)
+            assert asking.wait(60) > 0
+        finally:
+            asking.kill()
+            asking.wait()
+    assert not any(asks.iterdir())

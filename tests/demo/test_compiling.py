@@ -1,0 +1,36 @@
+"""What is compiled beside a first run is called as it stands."""
+
+import subprocess
+import sys
+
+import pytest
+
+from penstock.demo import compiling
+
+
+def test_each_of_them_can_be_called() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock.demo.compiling"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_process_beside_ends_with_what_it_is_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(_command: list[str], **how: object) -> subprocess.Popen[bytes]:
+        process = real([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    monkeypatch.setattr(compiling, "_compiled", lambda: False)
+    monkeypatch.setattr(compiling.subprocess, "Popen", popen)
+    with compiling.compiled_beside():
+        assert started[0].poll() is None
+    assert started[0].returncode is not None
+    assert started[0].stdin is not None
+    started[0].stdin.close()

@@ -1,0 +1,50 @@
+"""The catalog beside what runs."""
+
+import threading
+
+import pytest
+
+from penstock.catalog.objects import known_objects
+from penstock.clock import SYSTEM_CLOCK
+from penstock.engine import up
+from penstock.errors import UsageError
+from penstock.pipeline import Pipeline
+from penstock.pipeline.running import Task
+
+SECTION = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none"}}
+
+
+class Nothing:
+    """Tasks that have no collections."""
+
+    def collections(self):
+        return frozenset()
+
+
+def test_what_was_dropped_is_forgotten_when_the_catalog_can_be_written_again(tmp_path, monkeypatch):
+    lake = f"file:{tmp_path}/lake"
+    written = {"location": lake, "sources": {"shop": SECTION, "till": SECTION}}
+    following = up._Following(Pipeline.model_validate(written), written, SYSTEM_CLOCK)
+    tasks = [
+        Task(name, "source", f"{lake}/{name}", "w", lambda _: None, lambda _client, _keep: None)
+        for name in ("shop", "till")
+    ]
+    for task in tasks:
+        following.followed(task).build(None)
+    forget, failures = up.forget_object, ["first", "second"]
+
+    def locked(*given, **named):
+        if failures:
+            raise UsageError(f"the catalog is locked, for the {failures.pop(0)} time")
+        return forget(*given, **named)
+
+    monkeypatch.setattr(up, "forget_object", locked)
+    task = tasks[0]
+    with pytest.raises(UsageError, match="for the first time"):
+        following.forget(task)
+    over = threading.Event()
+    over.set()
+    following.follow(over, Nothing())
+    assert [each.name for each in known_objects(lake)] == ["shop", "till"]
+    following.follow(over, Nothing())
+    assert [each.name for each in known_objects(lake)] == ["till"]

@@ -1,0 +1,205 @@
+"""A whole file, run: what is refused changes nothing, and what is agreed upon is done."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import persist
+from penstock.catalog.listing import Listed, collections_of
+from penstock.catalog.objects import Wanted, as_wanted, catalogued, known_objects
+from penstock.engine import up
+from penstock.engine.checking import planned
+from penstock.errors import UsageError
+from penstock.persist.errors import LockHeld
+from penstock.sources.postgres.source import PostgresSource
+from penstock.testing.postgres import Database
+
+NOBODY = "postgresql://u@127.0.0.1:1/d"
+"""A server that nobody is at."""
+
+
+class Lake:
+    """A lake, and the file that is run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"file:{folder}/lake"
+        self.file = folder / "shop.yaml"
+
+    def write(self, rest: str = "", *, writer: str = "a") -> Path:
+        self.file.write_text(f"location: {self.url}\nwriter: {writer}\ntick: 100ms\n{rest}")
+        return self.file
+
+    def names(self) -> dict[str, str]:
+        return {each.name: each.id for each in known_objects(self.url)}
+
+
+class Shop(Lake):
+    """Two tables, and sources that follow them."""
+
+    def __init__(self, folder: Path, database: Database) -> None:
+        super().__init__(folder)
+        self.database = database
+        database.sql("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
+
+    def run(self, *sources: str, writer: str = "a", allow_drop: bool = False) -> bool:
+        rest = "sources:\n" + "".join(sources) if sources else ""
+        file = self.write(rest, writer=writer)
+        return up.run(file, types=("source",), once=True, allow_drop=allow_drop)
+
+    def source(self, name: str, options: str = "tables: [public.a]") -> str:
+        return f"  {name}:\n    postgres: {{url: '{self.database.url()}', {options}}}\n"
+
+    def slots(self) -> int:
+        return len(self.database.sql(SLOTS))
+
+
+SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, database: Database) -> Shop:
+    return Shop(tmp_path, database)
+
+
+def test_all_of_it_is_in_the_catalog_at_the_end(shop: Shop) -> None:
+    assert shop.run(shop.source("shop"))
+    assert set(shop.names()) == {"shop", "shop.public.a", "shop_progress", "shop_remap"}
+
+
+def test_who_is_refused_a_lock_has_not_said_what_there_is(shop: Shop) -> None:
+    shop.run(shop.source("shop"))
+    before = known_objects(shop.url)
+    altered = shop.source("shop", "tables: [public.a], slot_warning: 777")
+    with persist.open(f"{shop.url}/shop", writer="a"):
+        with pytest.raises(LockHeld):
+            shop.run(altered, writer="b")
+        assert known_objects(shop.url) == before
+    shop.run(altered, writer="b")
+    assert "777" in str(known_objects(shop.url))
+
+
+def test_who_will_be_refused_a_lock_drops_nothing(shop: Shop) -> None:
+    shop.run(shop.source("left"))
+    shop.run(shop.source("left"), shop.source("shop"))
+    with persist.open(f"{shop.url}/shop", writer="a"), pytest.raises(LockHeld):
+        shop.run(shop.source("shop"), writer="b", allow_drop=True)
+    assert "left.public.a" in shop.names()
+    assert shop.slots() == 2
+    shop.run(shop.source("shop"), allow_drop=True)
+    assert "left.public.a" not in shop.names()
+    assert shop.slots() == 1
+
+
+def test_what_another_process_finds_keeps_its_id(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids: list[str] = []
+
+    def listed(location: str) -> frozenset[Listed]:
+        found = collections_of(location)
+        if not ids:  # Now another process makes a collection, and writes it down.
+            with persist.open(f"{shop.url}/other", writer="x") as client:
+                client.create_or_load("other.t", key=persist.TEXT, value=persist.TEXT)
+            there = Wanted("other.t", "collection")
+            made = catalogued(shop.url, lambda known: [*as_wanted(known), there])
+            ids.extend(each.id for each in made if each.name == "other.t")
+        return found
+
+    monkeypatch.setattr(up, "collections_of", listed)
+    shop.run(shop.source("shop"))
+    assert [shop.names()["other.t"]] == ids
+
+
+def test_tables_that_are_not_named_any_more_go_if_allowed(shop: Shop) -> None:
+    shop.database.sql("CREATE PUBLICATION penstock FOR TABLE a, b")
+    shop.run(shop.source("shop", "publication: penstock"))
+    assert {"shop.public.a", "shop.public.b"} <= set(shop.names())
+    with pytest.raises(UsageError, match=r"table public\.b is left out") as refused:
+        shop.run(shop.source("shop"))
+    assert "--allow-drop" in refused.value.hint
+    assert shop.run(shop.source("shop"), allow_drop=True)
+    assert "shop.public.b" not in shop.names()
+
+
+def test_a_source_that_is_followed_needs_no_more_of_the_server(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    check: Callable[..., None] = PostgresSource.check
+
+    def seen(self: PostgresSource, *, followed: bool) -> None:
+        asked.append(followed)
+        check(self, followed=followed)
+
+    monkeypatch.setattr(PostgresSource, "check", seen)
+    shop.run(shop.source("shop"))
+    shop.run(shop.source("shop", "tables: [public.a], slot_warning: 777"))
+    assert asked == [False, True]
+
+
+def test_a_file_that_has_nothing_left_drops_all_and_ends(shop: Shop) -> None:
+    shop.run(shop.source("shop"))
+    with pytest.raises(UsageError, match='the file would drop source "shop"'):
+        shop.run()
+    assert not shop.run(allow_drop=True)
+    assert known_objects(shop.url) == []
+    assert shop.slots() == 0
+    with pytest.raises(UsageError, match="nothing to run"):
+        shop.run(allow_drop=True)
+
+
+def test_a_name_that_moves_to_another_type_is_refused(lake: Lake) -> None:
+    said = {"connector": "sqlite", "bindings": []}
+    catalogued(lake.url, lambda _: [Wanted("shop", "materialization", said)])
+    file = lake.write(f"sources: {{shop: {{postgres: {{url: '{NOBODY}'}}}}}}")
+    with pytest.raises(UsageError, match="is that of a materialization"):
+        up.run(file, allow_drop=True)
+
+
+def bound(collection: str, connector: str = "sqlite") -> str:
+    return f"""
+sources:
+  shop:
+    postgres: {{url: "{NOBODY}", tables: ['public."Odd Name"', '"sh""op".a']}}
+materializations:
+  desk:
+    connector: {connector}
+    endpoint: {{path: desk.db}}
+    bindings:
+      - {{collection: '{collection}', resource: {{table: t}}}}
+"""
+
+
+def told(lake: Lake, rest: str) -> list[Any]:
+    found = planned(lake.write(rest))
+    return [(each.action, each.what) for each in found if each.type == "materialization"]
+
+
+def test_a_collection_of_a_table_whose_name_needs_quotes_may_be_bound(lake: Lake) -> None:
+    for name in ("shop.public.Odd Name", 'shop.sh"op.a'):
+        assert {action for action, _ in told(lake, bound(name))} == {"create", "note"}
+    [(_, wrong)] = [each for each in told(lake, bound("shop.public.odd")) if each[0] == "refuse"]
+    assert "did you mean shop.public.Odd Name?" in wrong
+
+
+def test_a_connector_that_does_not_exist_is_told_alone(lake: Lake) -> None:
+    said = {"connector": "sqlite", "bindings": []}
+    catalogued(lake.url, lambda _: [Wanted("desk", "materialization", said)])
+    rest = bound("shop.public.Odd Name", "sqllite")
+    [(action, what)] = told(lake, rest)
+    assert action == "refuse"
+    assert what.startswith('there is no connector "sqllite". There are ')
+    starts: list[None] = []
+    with pytest.raises(UsageError, match='is refused: there is no connector "sqllite"') as refused:
+        up.run(lake.file, spark_starts=lambda: starts.append(None), stop=threading.Event())
+    assert refused.value.detail == ""
+    assert starts == []
