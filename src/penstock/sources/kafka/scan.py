@@ -30,7 +30,7 @@ from penstock.data import DIFF, TIME, consolidate
 from penstock.data.packed import key_hashes, pack
 from penstock.errors import UsageError
 from penstock.sources.kafka.formats.format import Format
-from penstock.sources.source import Out
+from penstock.sources.source import Aside, Out
 
 __all__ = ["DATA", "ERRORS", "ERRORS_SCHEMA", "META", "Envelope", "KafkaScan", "Layout", "Told"]
 
@@ -173,6 +173,7 @@ class KafkaScan:
     marks: Mapping[int, bytes] = field(default_factory=dict)
     """By partition, the highest place in a database's log of events that were drawn before."""
 
+    aside: Mapping[str, Aside] = field(default_factory=dict)
     format: str = "kafka"
 
     @property
