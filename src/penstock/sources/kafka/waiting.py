@@ -135,7 +135,7 @@ class Waiting:
         self._keep_known(tick, done)
         self._let_go()
         if self._numbers != before:
-            tick.remember(NUMBERS, self._numbers)
+            tick.remember(NUMBERS, dict(self._numbers))
 
     # Applying.
 
