@@ -101,6 +101,7 @@ class InProcess:
         self._places = places
 
     def scan(self, task: ScanTask, _watch: Any) -> list[Scanned]:
+        assert task.shares, "Spark's tasks write to some collection"
         batches = [*self._batches(task.scan.options)]
         if self._places == 1:
             return [task.run(batches)]

@@ -67,7 +67,7 @@ def follow_many() -> None:
         follow(random.Random(seed))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(chance=st.randoms(use_true_random=False))
 def test_at_every_tick_a_prefix_of_whole_transactions_is_seen(chance: random.Random) -> None:
     follow(chance)

@@ -306,8 +306,9 @@ class TopicsSource:
                 topic: replace(scan, held=dict(held[topic])) for topic, scan in members.items()
             }
             aside = {output_of(ASIDE, topic): asides[topic] for topic in members}
-        into = {output_of(DATA, topic): self._collection(topic) for topic in members}
-        if self._config.on_bad_record == "set_aside" and members:
+        # All of them: a scan has an output, and that of markers alone has no use for one.
+        into = {output_of(DATA, topic): self._collection(topic) for topic in self._topics}
+        if self._config.on_bad_record == "set_aside":
             into[ERRORS] = f"{self.name}_errors"
         return TopicsScan(
             options={**some.options, **merged},
