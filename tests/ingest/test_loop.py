@@ -25,6 +25,7 @@ FIRST = START
 """The round time at which a loop begins, since nothing has been bound before."""
 PARTITIONS = {
     "kafka": (0, 1),
+    "kafka-topics": ("a-0", "b-0"),
     "kinesis": ("s-0", "s-1"),
     "postgres": ((),),
     "pubnub": (1, 2),

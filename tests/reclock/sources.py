@@ -24,6 +24,7 @@ from penstock.reclock.remap import encoded
 
 PARTITIONS: dict[str, list[Any]] = {
     "kafka": [0, 1, 2],
+    "kafka-topics": ["a-0", "a-1", "b-0"],
     "kinesis": ["shardId-000000000000", "shardId-000000000001", "x"],
     "postgres": [WHOLE],
     "pubnub": [1, 4, 7],

@@ -55,6 +55,7 @@ def test_a_remap_can_be_stored(shape: Shape):
 def test_the_columns_are_those_of_each_type_of_source():
     assert {name: shape.remap.names for name, shape in SHAPES.items()} == {
         "kafka": ["partition"],
+        "kafka-topics": ["partition"],
         "kinesis": ["shard", "sequence_number"],
         "postgres": ["ignored"],
         "pubnub": ["region"],
@@ -62,6 +63,7 @@ def test_the_columns_are_those_of_each_type_of_source():
     }
     assert {name: shape.progress.names for name, shape in SHAPES.items()} == {
         "kafka": ["mz_timestamp", "partition", "offset"],
+        "kafka-topics": ["mz_timestamp", "partition", "offset"],
         "kinesis": ["mz_timestamp", "shard_id", "sequence_number"],
         "postgres": ["mz_timestamp", "lsn"],
         "pubnub": ["mz_timestamp", "region", "timetoken"],

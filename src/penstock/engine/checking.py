@@ -163,7 +163,8 @@ def _never(collection: str, pipeline: Pipeline) -> str:
         meant = f"; did you mean {close[0]}{collection.removeprefix(source)}?" if close else ""
         return f'there is no collection "{collection}", and no source "{source}" to make it{meant}'
     if section.kafka is not None:
-        made = [source, f"{source}_errors"]
+        topics = section.kafka.topics
+        made = [*([f"{source}.{each}" for each in topics] or [source]), f"{source}_errors"]
     elif section.postgres is None or section.postgres.tables is None:
         return ""
     else:

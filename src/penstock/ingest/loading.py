@@ -6,7 +6,7 @@ objects under a staging id, and nothing is seen of them until they are linked.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -201,8 +201,12 @@ class Loader:
         """
         return self._load(collection, pieces, size, growing, None)
 
-    def scan(self, scan: Scan, staging: str, *, time: int) -> list[Scanned]:
+    def scan(
+        self, scan: Scan, into: Mapping[str, str], staging: str, *, time: int
+    ) -> list[Scanned]:
         """Read a range by Spark's tasks into files under `staging`, to the end.
+
+        `into` tells by output for which collection they are.
 
         Raises:
             PenstockError: what a task said was wrong.
@@ -218,11 +222,15 @@ class Loader:
         with ExitStack() as stack:
             found = {
                 output: stack.enter_context(self._client.collection(name).kept_files())
-                for output, name in scan.into.items()
+                for output, name in into.items()
             }
             proof = stack.enter_context(proof_left(self._client.url, staging))
             shares = {
-                output: replace(self._share(state, state.schemas, staging, time), proof=proof)
+                output: replace(
+                    # What is put aside is not seen, and its times need not be the tick's.
+                    self._share(state, state.schemas, staging, max(time, state.upper)),
+                    proof=proof,
+                )
                 for output, state in found.items()
             }
             told = self._many.scan(ScanTask(scan, shares, found), watch)

@@ -19,7 +19,7 @@ from penstock.persist.memory import Memory
 from penstock.pipeline import Pipeline, load
 from penstock.pipeline.file import SourceSection
 from penstock.pipeline.running import Running, Task, writer_of
-from penstock.sources.kafka.source import KafkaSource
+from penstock.sources.kafka.topics import kafka_source
 from penstock.sources.postgres.source import PostgresSource
 from penstock.sources.source import Source
 
@@ -101,7 +101,7 @@ def tasks_of(
 def source_of(name: str, section: SourceSection, location: str, clock: Clock) -> Source:
     """What reads the upstream of a section."""
     if section.kafka is not None:
-        return KafkaSource(name, section.kafka, clock=clock)
+        return kafka_source(name, section.kafka, clock=clock)
     assert section.postgres is not None
     return PostgresSource(
         name,

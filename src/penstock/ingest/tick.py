@@ -24,9 +24,9 @@ from penstock.failpoints import Failpoint, pass_by
 from penstock.ingest.loading import Copy, Loader
 from penstock.persist import AppendTo, Collection, StoredError
 from penstock.persist.also import Also, Begin, Fail, Grow, Recover, WriteTo
-from penstock.persist.batch import together
 from penstock.persist.memory import Memory
 from penstock.persist.state import Batch
+from penstock.persist.writing.task import all_of
 from penstock.sources.source import Piece, Scan
 
 __all__ = ["Tick"]
@@ -176,11 +176,23 @@ class Tick:
 
     def scan(self, scan: Scan) -> list[Any]:
         """Read a range by Spark's tasks, each straight into files; what each of them told."""
-        scanned = self._loader.scan(scan, self._staged_under(), time=self.time)
+        kept = {
+            output: self._kept(each.name, each.schema).name for output, each in scan.aside.items()
+        }
+        scanned = self._loader.scan(
+            scan, {**scan.into, **kept}, self._staged_under(), time=self.time
+        )
+
+        def written(output: str) -> Batch | None:
+            return all_of(each.batch(output) for each in scanned)
+
         for output, collection in scan.into.items():
-            batches = [batch for each in scanned if (batch := each.batch(output)) is not None]
-            if batches:
-                self._link(collection, together(batches))
+            if (batch := written(output)) is not None:
+                self._link(collection, batch)
+        for output, each in scan.aside.items():
+            if (batch := written(output)) is not None:
+                aside = self._aside.setdefault(each.name, _Drawn())
+                aside.files.append(_done(batch))
         return [each.told for each in scanned]
 
     def put_aside(self, name: str, rows: pa.Table) -> None:
@@ -199,6 +211,10 @@ class Tick:
             for part in kept.parts(self._files(aside)):
                 yield part.drop_columns([TIME, DIFF])
         yield from aside.loose
+
+    def take_back(self, name: str) -> None:
+        """Put nothing aside under that name in this tick after all; what was there stays."""
+        self._aside.pop(name, None)
 
     def throw_away(self, name: str) -> None:
         """Forget what was put aside under that name, once the tick is durable."""
@@ -263,9 +279,7 @@ class Tick:
 
     def _link(self, collection: str, batch: Batch) -> int:
         """Rows that are in files; how many there are."""
-        linked: Future[persist.Staged] = Future()
-        linked.set_result(persist.Staged(batch))
-        self._of(collection).files.append(linked)
+        self._of(collection).files.append(_done(batch))
         self.rows += batch.rows
         self.bytes += batch.size
         return batch.rows
@@ -373,6 +387,13 @@ class Tick:
                 widened = rows.column(each.name).cast(each.type)
                 rows = rows.set_column(at, each, widened)
         return rows
+
+
+def _done(batch: Batch) -> Future[persist.Staged]:
+    """Rows that are in files already."""
+    linked: Future[persist.Staged] = Future()
+    linked.set_result(persist.Staged(batch))
+    return linked
 
 
 def _with_diff(rows: pa.Table, diff: int) -> pa.Table:

@@ -1,4 +1,4 @@
-"""The section of a topic."""
+"""The section of a topic, or of several."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,8 +155,14 @@ class KafkaSection(Section):
     brokers: str | tuple[str, ...]
     """Some of the cluster: broker-1:9092,broker-2:9092."""
 
-    topic: str
+    topic: str | None = None
     """Its name."""
+
+    topics: tuple[str, ...] | dict[str, str | None] = ()
+    """Instead of one, several; each may have what Debezium calls its table."""
+
+    transactions: str | None = None
+    """The topic in which Debezium tells of the transactions that topics have events of."""
 
     format: SaidFormat
     """How values are decoded."""
@@ -167,8 +173,8 @@ class KafkaSection(Section):
     envelope: Literal["none", "upsert", "debezium"] = "none"
     """What a record means: a row, the row of its key, or a change of a row."""
 
-    key: tuple[str, ...] = ()
-    """The columns that tell rows apart."""
+    key: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    """The columns that tell rows apart; of several topics, those of each, or of all."""
 
     include: tuple[Included, ...] | dict[Included, str] = ()
     """What else of a record becomes a column, and its name if that is to be another."""
@@ -220,13 +226,17 @@ def _config(section: KafkaSection) -> KafkaConfig:
         case other:
             start = other
     tls, sasl = section.tls, section.sasl
+    topics, key = section.topics, section.key
     return KafkaConfig(
         brokers=section.brokers if isinstance(section.brokers, str) else ",".join(section.brokers),
-        topic=section.topic,
+        topic=section.topic or "",
+        topics=topics if isinstance(topics, dict) else dict.fromkeys(topics),
+        transactions=section.transactions,
         value=_chosen(section.format),
         key_format=None if key_format is None else _chosen(key_format),
         envelope=section.envelope,
-        key=section.key,
+        key=() if isinstance(key, dict) else key,
+        keys=key if isinstance(key, dict) else {},
         include={str(each): name for each, name in named.items()},
         start=start,
         on_bad_record=section.on_bad_record,

@@ -17,6 +17,7 @@ from penstock.reclock.mint import Closing, Minted, Regressed, Unmoved, close, mi
 from penstock.reclock.progress import progress_as_of, progress_changes, progress_name
 from penstock.reclock.remap import (
     KAFKA,
+    KAFKA_TOPICS,
     KINESIS,
     POSTGRES,
     PUBNUB,
@@ -42,6 +43,7 @@ from penstock.reclock.ticker import (
 
 __all__ = [
     "KAFKA",
+    "KAFKA_TOPICS",
     "KINESIS",
     "POSTGRES",
     "PUBNUB",

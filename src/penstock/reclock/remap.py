@@ -49,6 +49,7 @@ from penstock.progress import MAX_DIFF
 
 __all__ = [
     "KAFKA",
+    "KAFKA_TOPICS",
     "KINESIS",
     "POSTGRES",
     "PUBNUB",
@@ -332,6 +333,13 @@ KAFKA: Final = _shape(
     [("partition", pa.int32()), ("offset", pa.int64())],
     partitions_end=False,
 )
+KAFKA_TOPICS: Final = _shape(
+    "kafka-topics",
+    # As Kafka writes them: the topic, and after a dash the number.
+    [("partition", pa.string())],
+    [("partition", pa.string()), ("offset", pa.int64())],
+    partitions_end=False,
+)
 KINESIS: Final = _shape(
     "kinesis",
     [("shard", pa.string()), ("sequence_number", pa.string())],
@@ -356,6 +364,6 @@ S3: Final = _shape(
 )
 
 SHAPES: Final[Mapping[str, Shape]] = {
-    shape.name: shape for shape in (KAFKA, KINESIS, POSTGRES, PUBNUB, S3)
+    shape.name: shape for shape in (KAFKA, KAFKA_TOPICS, KINESIS, POSTGRES, PUBNUB, S3)
 }
 """By type of source."""

@@ -23,6 +23,7 @@ import pyarrow as pa
 from penstock.errors import DefiniteError
 
 __all__ = [
+    "Aside",
     "Frontier",
     "Load",
     "Loader",
@@ -86,6 +87,14 @@ class Piece(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Rows that are put aside: under which name, and with which columns."""
+
+    name: str
+    schema: pa.Schema
+
+
 class Out(Protocol):
     """Where a task puts what a scan gave; it becomes durable with the tick, or not at all."""
 
@@ -128,6 +137,11 @@ class Scan(Protocol):
     @property
     def into(self) -> Mapping[str, str]:
         """By output, the collection that its rows go to."""
+        ...
+
+    @property
+    def aside(self) -> Mapping[str, "Aside"]:
+        """By output, where rows go that are not to be seen: as by `Tick.put_aside`."""
         ...
 
     @property
@@ -245,6 +259,10 @@ class Tick(Protocol):
 
     def set_aside(self, name: str) -> Iterable[pa.Table]:
         """What was put aside under that name, this tick's too, in the order of that."""
+        ...
+
+    def take_back(self, name: str) -> None:
+        """Put nothing aside under that name in this tick after all; what was there stays."""
         ...
 
     def throw_away(self, name: str) -> None:

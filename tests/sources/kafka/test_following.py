@@ -49,6 +49,7 @@ class Topic:
             **self.options,
             **options,
         }
+        section = {name: value for name, value in section.items() if value is not None}
         file = self.folder / "pipeline.yaml"
         file.write_text(
             yaml.safe_dump(
@@ -125,6 +126,73 @@ def test_a_record_that_cannot_be_decoded_stops_the_source_and_is_named(topic: To
     assert [row["n"] for row in topic.rows()] == [1]
     (aside,) = topic.rows("clicks_errors")
     assert (aside["partition"], aside["offset"], aside["value"]) == (0, 1, b"oops")
+
+
+def test_transactions_over_two_topics_are_seen_whole(
+    kafka: KafkaBroker, topic_prefix: str, tmp_path: Path, kept: KeptSession
+) -> None:
+    orders, lines, transactions = (
+        f"{topic_prefix}shop.public.{name}" for name in ("orders", "lines", "transaction")
+    )
+    for name, partitions in ((orders, 2), (lines, 2), (transactions, 1)):
+        kafka.create_topic(name, partitions=partitions)
+    plain = Producer(kafka.client())
+    topic = Topic(kafka, "", tmp_path, kept)
+    options = {
+        "topic": None,
+        "topics": [orders, lines],
+        "transactions": transactions,
+        "format": {"json": {"columns": {"id": "bigint", "n": "bigint"}}},
+        "envelope": "debezium",
+        "key": {orders: ["id"], lines: ["id"]},
+    }
+
+    def send(name: str, partition: int, at: tuple[str, int, int], row: dict[str, int]) -> None:
+        transaction = dict(zip(("id", "total_order", "data_collection_order"), at, strict=True))
+        event = {"op": "c", "before": None, "after": row, "transaction": transaction}
+        produce(plain, name, [json.dumps(event)], partition=partition)
+
+    def seen() -> dict[str, list[int]]:
+        return {
+            name: sorted(row["n"] for row in topic.rows(f"clicks.{name}"))
+            for name in (orders, lines)
+        }
+
+    def mark(status: str, name: str, **counts: int) -> None:
+        collections = [
+            {"data_collection": f"public.{each}", "event_count": count}
+            for each, count in counts.items()
+        ]
+        said = {"status": status, "id": name, "data_collections": collections or None}
+        produce(plain, transactions, [json.dumps({"schema": {}, "payload": said})])
+
+    mark("BEGIN", "1")
+    send(orders, 0, ("1", 1, 1), {"id": 1, "n": 1})
+    send(lines, 0, ("1", 2, 1), {"id": 1, "n": 1})
+    send(lines, 1, ("1", 3, 2), {"id": 2, "n": 2})
+    mark("END", "1", orders=1, lines=2)
+    mark("BEGIN", "2")
+    send(orders, 0, ("2", 1, 1), {"id": 1, "n": 10})
+    topic.once(**options)
+    assert seen() == {orders: [1], lines: [1, 2]}
+    mark("END", "2", orders=1, lines=1)
+    topic.once(**options)
+    assert seen() == {orders: [1], lines: [1, 2]}
+    send(lines, 1, ("2", 2, 1), {"id": 2, "n": 20})
+    topic.once(**options)
+    assert seen() == {orders: [10], lines: [1, 20]}
+    with persist.open(topic.storage, hold=False) as client:
+        moved = [client.collection(f"clicks.{name}") for name in (orders, lines)]
+        times = [
+            {row["mz_timestamp"] for row in _updates(each) if row["n"] in (10, 20)}
+            for each in moved
+        ]
+    assert times[0] == times[1]
+    assert len(times[0]) == 1
+
+
+def _updates(collection: persist.Collection) -> list[dict[str, Any]]:
+    return [row for part in collection.parts() for row in part.to_pylist() if row["mz_diff"] > 0]
 
 
 def _seen(topic: Topic) -> list[tuple[int, int, str]]:

@@ -21,6 +21,8 @@ from penstock.sources.kafka.formats import (
     DebeziumJson,
     Format,
     JsonFormat,
+    MarkersAvro,
+    MarkersJson,
     ProtobufFormat,
     Registered,
     Registry,
@@ -103,6 +105,28 @@ class Chosen:
                 return TextFormat(self.name) if self.name else TextFormat()
             case "bytes":
                 return BytesFormat(self.name) if self.name else BytesFormat()
+
+    def markers(self) -> "Chosen":
+        """The same format, for the topic of transactions beside topics that have it.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if self.kind == "json":
+            return Chosen("json")
+        if self.kind == "avro" and self.registry is not None:
+            return Chosen("avro", registry=self.registry)
+        raise UsageError(
+            f"transactions do not go with format {self.kind}"
+            + (" and a schema that is given" if self.kind == "avro" else ""),
+            hint="Debezium tells of them as json, or as avro with a registry; choose what the "
+            "connector writes.",
+        )
+
+    def made_markers(self, decided: Any) -> Format:
+        """How records of a topic of transactions are decoded, of which this is the format."""
+        made = self.made(decided)
+        return MarkersAvro(made) if isinstance(made, AvroFormat) else MarkersJson()
 
     def made_debezium(self, decided: Any) -> Format:
         """How change events of Debezium are decoded, of which this is the format.

@@ -13,7 +13,7 @@ TLS and SASL are said once, in our words, and told to each in its own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -68,11 +68,22 @@ class KafkaConfig:
 
     brokers: str
     topic: str
+    """Empty, if there are several."""
+
     value: Chosen
     key_format: Chosen | None = None
     envelope: Envelope = "none"
     key: tuple[str, ...] = ()
     """The columns that tell rows apart; without, what the envelope says."""
+
+    topics: Mapping[str, str | None] = field(default_factory=dict)
+    """Several, each with what Debezium calls its table, if the name does not tell."""
+
+    transactions: str | None = None
+    """The topic that tells when transactions begin and end."""
+
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By topic, where each has its own key."""
 
     include: Mapping[str, str] = field(default_factory=dict)
     """What of a record besides its value becomes a column, and its name."""
@@ -92,6 +103,7 @@ class KafkaConfig:
     """Of Spark's alone."""
 
     def __post_init__(self) -> None:
+        self._check_topics()
         for name in (*self.properties, *self.reader_properties):
             if name in _OURS:
                 raise UsageError(
@@ -99,6 +111,68 @@ class KafkaConfig:
                     detail="It decides what is read, or it has a word of its own.",
                     hint="Take it out.",
                 )
+
+    def _check_topics(self) -> None:
+        if bool(self.topic) == bool(self.topics):
+            raise UsageError(
+                "a kafka source has either a topic or several topics",
+                hint="Give one of them: topic: NAME or topics: [NAME, NAME].",
+            )
+        if not self.topics:
+            if self.transactions is not None or self.keys:
+                raise UsageError(
+                    "transactions, and a key for each topic, are of a source with several topics",
+                    hint="Name the topics, even if it is one: topics: [NAME]",
+                )
+            return
+        if self.transactions is not None and self.envelope != "debezium":
+            raise UsageError(
+                f"transactions do not go with envelope {self.envelope}",
+                hint="Only Debezium tells of them: envelope: debezium",
+            )
+        if self.transactions in self.topics:
+            raise UsageError(
+                f'topic "{self.transactions}" is both one of transactions and one of events',
+                hint="Take it out of topics.",
+            )
+        if unknown := sorted(set(self.keys) - set(self.topics)):
+            raise UsageError(
+                f'there is a key for topic "{unknown[0]}", which is not among topics',
+                hint="Take it out, or add the topic.",
+            )
+        if self.transactions is not None and self.start != "earliest":
+            raise UsageError(
+                "a source with transactions starts where its topics begin",
+                detail="One that starts elsewhere would wait for what is missing of the first "
+                "transactions.",
+                hint="Take start out.",
+            )
+        if not isinstance(self.start, int | str):
+            raise UsageError(
+                "offsets to start at are of one topic, and there are several",
+                hint="Start at an end or at a time, or make a source of each topic.",
+            )
+        if self.value.subject is not None:
+            raise UsageError(
+                f'subject "{self.value.subject}" is of one topic, and there are several',
+                hint="Take it out, for each topic's own; or make a source of each topic.",
+            )
+        if self.transactions is not None:
+            self.value.markers()
+
+    def of(self, topic: str) -> "KafkaConfig":
+        """The same for one of several topics alone."""
+        one = replace(self, topic=topic, topics={}, transactions=None, keys={})
+        if topic == self.transactions:
+            return replace(
+                one,
+                value=self.value.markers(),
+                key_format=None,
+                envelope="none",
+                key=(),
+                include={},
+            )
+        return replace(one, key=self.keys.get(topic, self.key))
 
     def layout(self, value: Any, key: Any) -> Layout:
         """What records become, with what was decided about their formats.
@@ -114,7 +188,8 @@ class KafkaConfig:
     @property
     def where(self) -> str:
         """For people."""
-        return f'topic "{self.topic}" at {self.brokers}'
+        named = f'topic "{self.topic}"' if self.topic else f"topics {', '.join(self.topics)}"
+        return f"{named} at {self.brokers}"
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from penstock.errors import DefiniteError
 
-__all__ = ["BadRecord", "OffsetsGone", "TopicChanged", "TopicMissing"]
+__all__ = ["BadRecord", "NotOfTransaction", "OffsetsGone", "TopicChanged", "TopicMissing"]
 
 AGAIN = "To follow what is there now, drop the source and let it begin again."
 
@@ -61,4 +61,17 @@ class BadRecord(DefiniteError):
             detail=f"Nothing at or after it was taken.{more}",
             hint="Mend what sends such records and begin after them with a new source, or take "
             "the others and keep such ones apart: on_bad_record: set_aside.",
+        )
+
+
+class NotOfTransaction(DefiniteError):
+    """A topic has an event of a transaction that does not say so."""
+
+    def __init__(self, topic: str, transaction: str) -> None:
+        super().__init__(
+            f'topic "{topic}" has events of transaction "{transaction}", whose END does not '
+            "count them",
+            detail="No data collection that the END names is that of the topic, as far as its "
+            "name tells.",
+            hint=f"Say which it is: topics: {{{topic}: SCHEMA.TABLE}}",
         )

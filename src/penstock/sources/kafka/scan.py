@@ -15,9 +15,13 @@ a key are in one partition, and go by their offsets.
 A connector of Debezium that is started again may send events again that it had sent before.
 They stand at a lower place of the database's log than one before them in the partition, by
 which they are known, and are dropped.
+
+Where transactions count, an event of one is put aside until it is whole. An event without a
+transaction that comes after one in its partition waits with it, lest the earlier one overtakes
+it; any other is taken at once.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -30,14 +34,33 @@ from penstock.data import DIFF, TIME, consolidate
 from penstock.data.packed import key_hashes, pack
 from penstock.errors import UsageError
 from penstock.sources.kafka.formats.format import Format
-from penstock.sources.source import Out
+from penstock.sources.kafka.transactions import RUNS, merged, runs_of
+from penstock.sources.source import Aside, Out
 
-__all__ = ["DATA", "ERRORS", "ERRORS_SCHEMA", "META", "Envelope", "KafkaScan", "Layout", "Told"]
+__all__ = [
+    "ASIDE",
+    "DATA",
+    "ERRORS",
+    "ERRORS_SCHEMA",
+    "META",
+    "TOPIC",
+    "Envelope",
+    "Finishing",
+    "Held",
+    "KafkaScan",
+    "Layout",
+    "Told",
+    "changes_of",
+    "held_in",
+    "last_of",
+]
 
 Envelope: TypeAlias = Literal["none", "upsert", "debezium"]
 
 DATA: Final = "data"
 ERRORS: Final = "errors"
+ASIDE: Final = "aside"
+"""What goes to the collection, what cannot be taken, and what waits."""
 
 PARTITION: Final = "_partition"
 OFFSET: Final = "_offset"
@@ -64,7 +87,9 @@ ERRORS_SCHEMA: Final = pa.schema(
 )
 
 # Of prepared rows, besides the columns of the collection. No column of a record has such a name.
-_TOPIC: Final = "\0topic"
+TOPIC: Final = "\0topic"
+"""The topic of a prepared row."""
+
 _PARTITION: Final = "\0partition"
 _OFFSET: Final = "\0offset"
 _TIMESTAMP: Final = "\0timestamp"
@@ -73,7 +98,10 @@ _VALUE: Final = "\0value"
 _GONE: Final = "\0gone"
 _REASON: Final = "\0reason"
 _POSITION: Final = "\0position"
-_BAD: Final = (_TOPIC, _PARTITION, _OFFSET, _TIMESTAMP, _KEY, _VALUE, _REASON)
+_TRANSACTION: Final = "\0transaction"
+_TOTAL_ORDER: Final = "\0total_order"
+_ORDER: Final = "\0order"
+_BAD: Final = (TOPIC, _PARTITION, _OFFSET, _TIMESTAMP, _KEY, _VALUE, _REASON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +151,22 @@ class Layout:
         return pa.schema([*keys, *values, *others, *self._place()])
 
     @property
+    def aside(self) -> pa.Schema:
+        """What is kept of an event that waits for its transaction."""
+        return pa.schema(
+            [
+                pa.field("transaction", pa.string(), nullable=False),
+                pa.field("total_order", pa.int64(), nullable=False),
+                # Its place among the transaction's events of the topic; none if it is of none.
+                pa.field("order", pa.int64()),
+                pa.field("partition", pa.int32(), nullable=False),
+                pa.field("offset", pa.int64(), nullable=False),
+                pa.field("gone", pa.bool_(), nullable=False),
+                pa.field("row", pa.struct(list(self.schema)), nullable=False),
+            ]
+        )
+
+    @property
     def key_columns(self) -> tuple[str, ...]:
         """What tells rows apart, unless the file says otherwise."""
         if self.named and self.envelope != "upsert":
@@ -146,6 +190,14 @@ class Layout:
         ]
 
 
+class Held(NamedTuple):
+    """The last event of a partition that waits: at which offset, and where in which transaction."""
+
+    offset: int
+    transaction: str
+    total_order: int
+
+
 class Told(NamedTuple):
     """What a task tells of the records that it finished."""
 
@@ -156,6 +208,15 @@ class Told(NamedTuple):
 
     marks: Mapping[int, bytes]
     """By partition, the highest place in a database's log that an event stood at."""
+
+    runs: pa.Table
+    """Which events of which transactions came."""
+
+    held: Mapping[int, Held]
+    """By partition, the last that was put aside."""
+
+    aside: int
+    """How many rows were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +234,10 @@ class KafkaScan:
     marks: Mapping[int, bytes] = field(default_factory=dict)
     """By partition, the highest place in a database's log of events that were drawn before."""
 
+    held: Mapping[int, Held] | None = None
+    """By partition, the last event that waits from before; None if transactions do not count."""
+
+    aside: Mapping[str, Aside] = field(default_factory=dict)
     format: str = "kafka"
 
     @property
@@ -182,12 +247,19 @@ class KafkaScan:
 
     def prepare(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
         """Records, decoded."""
-        marks = dict(self.marks)
+        prepare = self.preparing()
         for batch in rows:
             if batch.num_rows:
-                yield self._prepared(pa.Table.from_batches([batch]), marks)
+                yield prepare(pa.Table.from_batches([batch]))
 
-    def _prepared(self, read: pa.Table, marks: dict[int, bytes]) -> pa.Table:
+    def preparing(self) -> Callable[[pa.Table], pa.Table]:
+        """What prepares one batch of records after the other."""
+        marks, held = dict(self.marks), None if self.held is None else dict(self.held)
+        return lambda read: self._prepared(read, marks, held)
+
+    def _prepared(
+        self, read: pa.Table, marks: dict[int, bytes], held: dict[int, Held] | None
+    ) -> pa.Table:
         layout, reasons = self.layout, dict[int, str]()
         columns: dict[str, pa.ChunkedArray] = {}
         if layout.key is not None:
@@ -203,6 +275,9 @@ class KafkaScan:
         columns.update(self._of_record(read))
         for row, reason in judged.reasons.items():
             reasons.setdefault(row, reason)
+        if held is not None:
+            for row in np.flatnonzero(_nowhere(values.rows)).tolist():
+                reasons.setdefault(row, "it is in a transaction and does not say where in it")
         count = read.num_rows
         skipped = judged.skipped
         bad_rows = np.zeros(count, bool)
@@ -220,7 +295,7 @@ class KafkaScan:
                 for name in ("key", "value")
             )
         inner = {
-            _TOPIC: read.column("topic"),
+            TOPIC: read.column("topic"),
             _PARTITION: read.column("partition"),
             _OFFSET: read.column("offset"),
             _TIMESTAMP: read.column("timestamp").cast(META["timestamp"]),
@@ -232,8 +307,11 @@ class KafkaScan:
             if judged.positions is None
             else judged.positions,
         }
+        if held is not None:
+            inner |= {name: values.rows.column(told) for name, told in _PLACES.items()}
         table = pa.table({**{name: columns[name] for name in layout.schema.names}, **inner})
-        return table.filter(pa.array(~skipped)) if skipped.any() else table
+        table = table.filter(pa.array(~skipped)) if skipped.any() else table
+        return table if held is None else _anchored(table, held)
 
     def _of_record(self, read: pa.Table) -> dict[str, pa.ChunkedArray]:
         """What is wanted of records besides their values."""
@@ -246,50 +324,96 @@ class KafkaScan:
 
     def places(self, rows: pa.Table, count: int) -> pa.Array:
         """For each record, where it meets the others of its key."""
-        packed = pack([rows.column(name).combine_chunks() for name in self.layout.key_columns])
-        return pa.array((key_hashes(packed).astype(np.int64) * count) >> 32, pa.int32())
+        places = _places([rows.column(name) for name in self.layout.key_columns], count)
+        if self.held is None:
+            return pa.array(places, pa.int32())
+        # What waits need not meet by its key; together, a transaction's events make one run.
+        waits = pc.is_valid(rows.column(_TRANSACTION)).to_numpy(zero_copy_only=False)
+        there = _places([rows.column(_TRANSACTION)], count)
+        return pa.array(np.where(waits, there, places), pa.int32())
 
     def finish(self, rows: Iterable[pa.Table], out: Out) -> Told:
         """Put the rows that records come to, and apart from them those that cannot be taken."""
-        records, bad, good = 0, list[pa.Table](), list[pa.Table]()
-        marks: dict[int, bytes] = {}
+        finishing = Finishing(self, out)
         for table in rows:
-            records += table.num_rows
-            reasons = table.column(_REASON)
-            if reasons.null_count < table.num_rows:
-                bad.append(table.filter(pc.is_valid(reasons)).select(_BAD))
-                table = table.filter(pc.is_null(reasons))
-            if self.layout.envelope == "none":
-                out.put(DATA, table.select(self.layout.schema.names))
-            else:
-                good.append(table)
-                _raise_marks(marks, table)
-        if good:
-            self._put_last(pa.concat_tables(good), out)
-        return self._told(records, bad, marks, out)
+            finishing.add(table)
+        return finishing.told()
 
-    def _put_last(self, rows: pa.Table, out: Out) -> None:
-        names, key = self.layout.schema.names, list(self.layout.key_columns)
-        by = (_TIMESTAMP, _PARTITION, _OFFSET)
-        last = _last_of(rows, key, by if self.layout.envelope == "upsert" else by[1:])
-        come = last.filter(pc.invert(last.column(_GONE))).select(names)
-        changes = [_with_diff(come, 1)]
-        if not self.fresh:
-            changes.append(_with_diff(out.stored(DATA, last.select(key)).select(names), -1))
-        out.put(DATA, consolidate(pa.concat_tables(changes)).drop_columns([TIME]))
 
-    def _told(
-        self, records: int, bad: list[pa.Table], marks: Mapping[int, bytes], out: Out
-    ) -> Told:
-        if not bad:
-            return Told(records, 0, None, marks)
-        rows = pa.concat_tables(bad).sort_by([(_PARTITION, "ascending"), (_OFFSET, "ascending")])
-        if ERRORS in self.into:
-            out.put(ERRORS, pa.table(rows.columns, schema=ERRORS_SCHEMA))
+class Finishing:
+    """What prepared records of one topic come to, one table after the other."""
+
+    def __init__(self, scan: KafkaScan, out: Out) -> None:
+        self._scan = scan
+        self._layout = scan.layout
+        self._out = out
+        self._records = 0
+        self._bad: list[pa.Table] = []
+        self._good: list[pa.Table] = []
+        self._marks: dict[int, bytes] = {}
+        self._runs: list[pa.Table] = []
+        self._held: dict[int, Held] = {}
+        self._aside = 0
+
+    def add(self, table: pa.Table) -> None:
+        """Take some more."""
+        self._records += table.num_rows
+        if self._scan.held is not None:
+            # What cannot be taken is an event of its transaction all the same.
+            known = table.filter(pc.is_valid(table.column(_TRANSACTION)))
+            self._runs.append(runs_of(known.column(_TRANSACTION), known.column(_ORDER)))
+        reasons = table.column(_REASON)
+        if reasons.null_count < table.num_rows:
+            self._bad.append(table.filter(pc.is_valid(reasons)).select(_BAD))
+            table = table.filter(pc.is_null(reasons))
+        if self._layout.envelope == "none":
+            self._out.put(DATA, table.select(self._layout.schema.names))
+            return
+        _raise_marks(self._marks, table)
+        if self._scan.held is not None:
+            waits = pc.is_valid(table.column(_TRANSACTION))
+            self._put_aside(table.filter(waits))
+            table = table.filter(pc.invert(waits))
+        self._good.append(table)
+
+    def told(self) -> Told:
+        """Put what is left, and tell of all."""
+        if self._good:
+            self._put_last(pa.concat_tables(self._good))
+        runs = merged(pa.concat_tables(self._runs)) if self._runs else RUNS.empty_table()
+        told = Told(self._records, 0, None, self._marks, runs, self._held, self._aside)
+        if not self._bad:
+            return told
+        rows = pa.concat_tables(self._bad)
+        rows = rows.sort_by([(_PARTITION, "ascending"), (_OFFSET, "ascending")])
+        if ERRORS in self._scan.into:
+            self._out.put(ERRORS, pa.table(rows.columns, schema=ERRORS_SCHEMA))
         topic, partition, offset, reason = (
-            rows.column(name)[0].as_py() for name in (_TOPIC, _PARTITION, _OFFSET, _REASON)
+            rows.column(name)[0].as_py() for name in (TOPIC, _PARTITION, _OFFSET, _REASON)
         )
-        return Told(records, rows.num_rows, (topic, partition, offset, reason), marks)
+        return told._replace(bad=rows.num_rows, first_bad=(topic, partition, offset, reason))
+
+    def _put_last(self, rows: pa.Table) -> None:
+        names, key = self._layout.schema.names, list(self._layout.key_columns)
+        by = (_TIMESTAMP, _PARTITION, _OFFSET)
+        last = last_of(rows, key, by if self._layout.envelope == "upsert" else by[1:])
+        come = last.filter(pc.invert(last.column(_GONE))).select(names)
+        stored = come.slice(0, 0)
+        if not self._scan.fresh:
+            stored = self._out.stored(DATA, last.select(key)).select(names)
+        self._out.put(DATA, changes_of(stored, come))
+
+    def _put_aside(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        self._aside += rows.num_rows
+        names = (_TRANSACTION, _TOTAL_ORDER, _ORDER, _PARTITION, _OFFSET, _GONE)
+        columns = [rows.column(name).combine_chunks() for name in self._layout.schema.names]
+        row = pa.StructArray.from_arrays(columns, fields=list(self._layout.schema))
+        arrays = [*(rows.column(name) for name in names), row]
+        self._out.put(ASIDE, pa.table(arrays, schema=self._layout.aside))
+        for partition, held in held_in(rows.select(names[:-1])).items():
+            self._held[partition] = max(held, self._held.get(partition, held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +531,77 @@ def _raise_marks(marks: dict[int, bytes], rows: pa.Table) -> None:
             marks[partition] = max(marks.get(partition, b""), position)
 
 
-def _last_of(rows: pa.Table, key: list[str], by: Sequence[str]) -> pa.Table:
+_PLACES: Final = {
+    _TRANSACTION: "transaction",
+    _TOTAL_ORDER: "total_order",
+    _ORDER: "data_collection_order",
+}
+
+
+def _nowhere(values: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which events are in a transaction and do not say where."""
+    orders = [pc.is_null(values.column(name)) for name in ("total_order", "data_collection_order")]
+    found = pc.and_(pc.is_valid(values.column("transaction")), pc.or_(*orders))
+    nowhere: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
+    return nowhere
+
+
+def _anchored(table: pa.Table, held: dict[int, Held]) -> pa.Table:
+    """Rows of no transaction with that of the last before them that waits, and raises `held`."""
+    partitions = table.column(_PARTITION).to_numpy()
+    bad = pc.is_valid(table.column(_REASON)).to_numpy(zero_copy_only=False)
+    owned = pc.is_valid(table.column(_TRANSACTION)).to_numpy(zero_copy_only=False) & ~bad
+    before = np.full(len(partitions), -1)
+    for partition in np.unique(partitions).tolist():
+        at = np.flatnonzero(partitions == partition)
+        before[at] = np.maximum.accumulate(np.where(owned[at], at, -1))
+    names = table.column(_TRANSACTION).combine_chunks()
+    totals = table.column(_TOTAL_ORDER).combine_chunks()
+    loose = ~owned & ~bad
+    taken = pa.array(np.where(owned | bad, np.arange(len(partitions)), before), pa.int64())
+    taken = pc.if_else(pa.array(loose & (before < 0)), pa.scalar(None, pa.int64()), taken)
+    names, totals = names.take(taken), totals.take(taken)
+    for partition, last in held.items():
+        here = pa.array(loose & (before < 0) & (partitions == partition))
+        names = pc.if_else(here, last.transaction, names)
+        totals = pc.if_else(here, last.total_order, totals)
+    for partition in np.unique(partitions[owned]).tolist():
+        row = int(np.flatnonzero(owned & (partitions == partition))[-1])
+        offset = table.column(_OFFSET)[row].as_py()
+        held[partition] = Held(offset, names[row].as_py(), totals[row].as_py())
+    for name, column in ((_TRANSACTION, names), (_TOTAL_ORDER, totals)):
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    return table
+
+
+def held_in(rows: pa.Table) -> dict[int, Held]:
+    """By partition, the last of rows that are or were put aside.
+
+    Their columns are those of what is put aside, in order, whatever they are called.
+    """
+    names, totals, _, partitions, offsets = rows.columns[:5]
+    numbers, at = partitions.to_numpy(), offsets.to_numpy()
+    found = {}
+    for partition in np.unique(numbers).tolist():
+        here = np.flatnonzero(numbers == partition)
+        row = int(here[np.argmax(at[here])])
+        found[partition] = Held(int(at[row]), names[row].as_py(), totals[row].as_py())
+    return found
+
+
+def _places(columns: Sequence[pa.ChunkedArray], count: int) -> npt.NDArray[np.int64]:
+    packed = pack([column.combine_chunks() for column in columns])
+    found: npt.NDArray[np.int64] = (key_hashes(packed).astype(np.int64) * count) >> 32
+    return found
+
+
+def changes_of(gone: pa.Table, come: pa.Table) -> pa.Table:
+    """Rows that go and come, with diffs, without those that do both."""
+    changes = [_with_diff(come, 1), _with_diff(gone, -1)]
+    return consolidate(pa.concat_tables(changes)).drop_columns([TIME])
+
+
+def last_of(rows: pa.Table, key: list[str], by: Sequence[str]) -> pa.Table:
     """Of each key, the last record."""
     ordered = rows.sort_by([(name, "ascending") for name in by])
     names = [f"c{number}" for number in range(len(key))]

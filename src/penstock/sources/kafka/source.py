@@ -47,11 +47,25 @@ class KafkaSource:
 
     kind = "kafka"
 
-    def __init__(self, name: str, config: KafkaConfig, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: KafkaConfig,
+        *,
+        clock: Clock,
+        upstream: Upstream | None = None,
+        errors: str | None = None,
+        among: bool = False,
+    ) -> None:
+        """One that is `among` others of a source has notes and an errors collection with them."""
         self.name = name
+        self.errors = f"{name}_errors" if errors is None else errors
+        """The collection of records that could not be taken."""
+
         self._config = config
         self._clock = clock
-        self._upstream = Upstream(config)
+        self._upstream = Upstream(config) if upstream is None else upstream
+        self._suffix = f" {config.topic}" if among else ""
         self._topic = Topic("", ())
         self._begins: dict[int, int] = {}
         """By partition, the first offset that is read, if that is not 0."""
@@ -68,36 +82,28 @@ class KafkaSource:
         self._above: dict[int, int] = {}
         """By partition, how many records are above the last stable offset."""
 
-    @property
-    def errors(self) -> str:
-        """The collection of records that could not be taken."""
-        return f"{self.name}_errors"
-
     # What the loop asks.
 
     def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
         """Find the topic, and be ready to go on from `bound`."""
         self._upstream.open()
-        known = memory.recall(NOTE)
+        known = memory.recall(NOTE + self._suffix)
         self._topic = self._upstream.topic(known=known is not None)
         self._compacted = self._upstream.compacted()
         self._bound = bound
-        config = self._config
         if known is None or bound is None:
             # Nothing is bound yet, so that all is decided anew.
             self._begins = self._first_offsets()
             begins = {str(each): offset for each, offset in self._begins.items()}
             known = {"id": self._topic.id, "begins": begins, **self._decided()}
-            memory.write_down({NOTE: known})
+            memory.write_down({NOTE + self._suffix: known})
         else:
             self._must_be(known["id"])
             self._begins = {int(each): offset for each, offset in known["begins"].items()}
-        self._layout = config.layout(known["value"], known["key"])
-        marks = memory.recall(MARKS) or {}
+        marks = memory.recall(MARKS + self._suffix) or {}
         self._marks = {int(each): bytes.fromhex(mark) for each, mark in marks.items()}
-        loader.make(self.name, self._layout.schema, self._layout.key_columns)
-        if self._sets_aside:
-            loader.make(self.errors, ERRORS_SCHEMA, ("topic", "partition", "offset"))
+        self._decide(known["value"], known["key"])
+        self._make(loader)
 
     def stopping(self, stop: threading.Event) -> None:
         """Nothing is waited for that would not answer by itself."""
@@ -119,13 +125,31 @@ class KafkaSource:
         if self._bound is None:
             for name in self.collections():
                 tick.begin(name)
-        ranges = self._ranges(upto)
-        if ranges:
-            self._check_kept(ranges)
-            told = tick.scan(self._scan(ranges))
-            self._judge(told)
-            self._raise_marks(tick, told)
+        scan = self.scan_of(upto)
+        if scan is not None:
+            self.learn(tick, tick.scan(scan))
         return {**(self._bound or {}), **upto}
+
+    def scan_of(self, upto: Frontier) -> KafkaScan | None:
+        """What reads the records below `upto`, if there are any.
+
+        Raises:
+            OffsetsGone: some were removed.
+        """
+        ranges = self._ranges(upto)
+        if not ranges:
+            return None
+        self._check_kept(ranges)
+        return self._scan(ranges)
+
+    def learn(self, tick: Tick, told: Sequence[Told]) -> None:
+        """What tasks told of the records that they read.
+
+        Raises:
+            BadRecord: one cannot be taken, and the file says to stop.
+        """
+        self._judge(told)
+        self._raise_marks(tick, told)
 
     def collections(self) -> Sequence[str]:
         """The topic's, and that of its errors."""
@@ -198,6 +222,15 @@ class KafkaSource:
         self._upstream.close()
 
     # Which topic, and which offsets.
+
+    def _decide(self, value: Any, key: Any) -> None:
+        """What records become, with what was decided about their formats."""
+        self._layout = self._config.layout(value, key)
+
+    def _make(self, loader: Loader) -> None:
+        loader.make(self.name, self._layout.schema, self._layout.key_columns)
+        if self._sets_aside:
+            loader.make(self.errors, ERRORS_SCHEMA, ("topic", "partition", "offset"))
 
     @property
     def _sets_aside(self) -> bool:
@@ -327,7 +360,7 @@ class KafkaSource:
                 self._marks[partition] = max(self._marks.get(partition, b""), mark)
         if any(each.marks for each in told):
             marks = {str(each): mark.hex() for each, mark in sorted(self._marks.items())}
-            tick.remember(MARKS, marks)
+            tick.remember(MARKS + self._suffix, marks)
 
     def _judge(self, told: Sequence[Told]) -> None:
         """What to do about records that could not be taken."""

@@ -11,6 +11,7 @@ from penstock.sources.kafka.formats.delimited import CsvFormat
 from penstock.sources.kafka.formats.documents import JsonFormat
 from penstock.sources.kafka.formats.format import Bad, Decoded, Format
 from penstock.sources.kafka.formats.inferring import infer, inferred_words
+from penstock.sources.kafka.formats.markers import MarkersAvro, MarkersJson
 from penstock.sources.kafka.formats.plain import BytesFormat, TextFormat
 from penstock.sources.kafka.formats.protobuf import ProtobufFormat
 from penstock.sources.kafka.formats.registry import NoSuchSchema, Registered, Registry
@@ -27,6 +28,8 @@ __all__ = [
     "Decoded",
     "Format",
     "JsonFormat",
+    "MarkersAvro",
+    "MarkersJson",
     "NoSuchSchema",
     "ProtobufFormat",
     "Registered",

@@ -1,0 +1,373 @@
+"""Several topics as one source; if Debezium tells of its transactions, each of them at one time.
+
+    probe   of every topic, what a source of it alone asks
+    draw    one Spark job over all of them, each into a collection `SOURCE.TOPIC`
+
+With a topic of transactions, events of a transaction go into side state first, and from there
+into their collections once the transaction is whole; see `transactions.py` for when that is.
+Side state is in the entry of the tick, as what was read is: what is bound is in a collection,
+or it waits. So the upper goes on while events wait, and status tells for what.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.clock import Clock
+from penstock.errors import DefiniteError
+from penstock.sources.kafka.config import KafkaConfig
+from penstock.sources.kafka.formats import Format
+from penstock.sources.kafka.scan import ASIDE, DATA, ERRORS, KafkaScan, Layout, Told
+from penstock.sources.kafka.source import KafkaSource
+from penstock.sources.kafka.topics_scan import Markers, ToldOfTopics, TopicsScan, output_of
+from penstock.sources.kafka.transactions import MARKERS, Transactions
+from penstock.sources.kafka.upstream import Upstream
+from penstock.sources.kafka.waiting import NUMBERS, Waiting
+from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
+
+__all__ = ["TopicsSource", "kafka_source"]
+
+FOLLOWED: Final = "topics"
+"""The note with the topics whose collections are seen, and that of transactions."""
+
+WAITS: Final = "waits"
+"""The note that says for which transaction is waited, and since when."""
+
+_RANGES: Final = ("assign", "startingOffsets", "endingOffsets")
+"""Options in which a topic has a part."""
+
+
+class _Topic(KafkaSource):
+    """One of several topics."""
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def bound(self) -> Frontier | None:
+        return self._bound
+
+    def check_whole(self) -> None:
+        """That no event is removed because another one of its key came."""
+        if self._compacted:
+            raise DefiniteError(
+                f'topic "{self._config.topic}" is compacted, and transactions would lack events',
+                hint="Set its cleanup.policy to delete, or leave transactions out.",
+            )
+
+
+class _MarkersTopic(_Topic):
+    """The topic of transactions, which becomes no collection."""
+
+    format: Format
+
+    def _decide(self, value: Any, key: Any) -> None:
+        super()._decide(value, key)
+        self.format = self._config.value.made_markers(value)
+
+    def _make(self, loader: Loader) -> None:
+        """There is none."""
+
+    def probe(self) -> Probe:
+        found = super().probe()
+        if (count := len(found.frontier)) != 1:
+            raise DefiniteError(
+                f'topic "{self._config.topic}" of transactions has {count} partitions',
+                detail="Over several, there is no order of transactions.",
+                hint="Let it have one, and begin again.",
+            )
+        return found
+
+
+class TopicsSource:
+    """Several topics of a cluster."""
+
+    kind = "kafka-topics"
+
+    def __init__(
+        self,
+        name: str,
+        config: KafkaConfig,
+        *,
+        clock: Clock,
+        upstream: Callable[[KafkaConfig], Upstream] = Upstream,
+    ) -> None:
+        self.name = name
+        self._config = config
+        self._clock = clock
+        self._bound: Frontier | None = None
+        self._waiting: Waiting | None = None
+        self._recalled = False
+        """Whether it knows what is in side state, which is looked at in a tick."""
+
+        self._since: tuple[str, int] | None = None
+        """For which transaction is waited, and since when."""
+
+        self._told = ""
+
+        def member(kind: type[_Topic], topic: str) -> Any:
+            own = config.of(topic)
+            return kind(
+                self._collection(topic),
+                own,
+                clock=clock,
+                upstream=upstream(own),
+                errors=f"{name}_errors",
+                among=True,
+            )
+
+        self._topics: dict[str, _Topic] = {each: member(_Topic, each) for each in config.topics}
+        told = config.transactions
+        self._markers: _MarkersTopic | None = None if told is None else member(_MarkersTopic, told)
+
+    @property
+    def _all(self) -> dict[str, _Topic]:
+        """All topics that are read."""
+        found = dict(self._topics)
+        if self._markers is not None and self._config.transactions is not None:
+            found[self._config.transactions] = self._markers
+        return found
+
+    def _collection(self, topic: str) -> str:
+        return f"{self.name}.{topic}"
+
+    # What the loop asks.
+
+    def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
+        """Find all topics, and be ready to go on from `bound`."""
+        self._bound = bound
+        followed = self._followed(memory) if bound is not None else []
+        by_topic = _by_topic(bound or {})
+        for topic, each in self._all.items():
+            known = topic in followed
+            each.open(memory, loader, by_topic.get(topic, {}) if known else None)
+        self._waiting = None
+        since = memory.recall(WAITS)
+        self._since = None if since is None else (since["for"], since["since"])
+        if self._markers is None:
+            return
+        for each in self._topics.values():
+            each.check_whole()
+        self._waiting = Waiting(
+            self._config.topics,
+            {topic: each.layout for topic, each in self._topics.items()},
+            {topic: self._collection(topic) for topic in self._topics},
+            memory.recall(NUMBERS) or {},
+        )
+        self._recalled = False
+
+    def _followed(self, memory: Memory) -> list[str]:
+        followed: list[str] = memory.recall(FOLLOWED) or []
+        if self._markers is not None and set(followed) != set(self._all):
+            raise DefiniteError(
+                f'source "{self.name}" has other topics than it had',
+                detail=f"They were {', '.join(followed)}. What transactions that were applied "
+                "did in another topic is not known.",
+                hint="Name these again. To follow others, drop the source and let it begin again.",
+            )
+        return followed
+
+    def stopping(self, stop: threading.Event) -> None:
+        """Nothing is waited for that would not answer by itself."""
+
+    def probe(self) -> Probe:
+        """How far all topics have come, by now at least."""
+        found = {topic: each.probe() for topic, each in self._all.items()}
+        bite = _of_all({topic: each.frontier for topic, each in found.items()})
+        reached = _of_all({topic: each.everything for topic, each in found.items()})
+        return Probe(bite, self._clock.now_ms(), reached if bite != reached else None)
+
+    def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
+        """Bring the records below `upto` into `tick`."""
+        self._begin(tick)
+        waiting = self._waiting
+        if waiting is not None and not self._recalled:
+            waiting.recall(tick)
+            self._recalled = True
+        scans = {
+            topic: scan
+            for topic, some in _by_topic(upto).items()
+            if (scan := self._all[topic].scan_of(some)) is not None
+        }
+        told: list[ToldOfTopics] = list(tick.scan(self._scan(scans))) if scans else []
+        by_topic: dict[str, list[Told]] = {
+            topic: [each.topics[topic] for each in told if topic in each.topics]
+            for topic in self._topics
+        }
+        for topic, each in self._topics.items():
+            each.learn(tick, by_topic[topic])
+        if waiting is not None:
+            markers = pa.concat_tables([MARKERS.empty_table(), *(each.markers for each in told)])
+            waiting.take(tick, by_topic, markers.sort_by("offset"))
+            self._note_since(tick, waiting.transactions)
+        return {**(self._bound or {}), **upto}
+
+    def collections(self) -> Sequence[str]:
+        """Each topic's, and that of errors."""
+        errors = [f"{self.name}_errors"] if self._config.on_bad_record == "set_aside" else []
+        return [*map(self._collection, self._topics), *errors]
+
+    def committed(self, frontier: Frontier | None) -> None:
+        """What was drawn is durable."""
+        self._bound = frontier
+        by_topic = _by_topic(frontier or {})
+        for topic, each in self._all.items():
+            each.committed(by_topic.get(topic, {}))
+
+    def resync(self, parts: Sequence[str]) -> None:
+        """Refused: topics are what they were."""
+        for each in self._topics.values():
+            each.resync(parts)
+
+    def status(self) -> Mapping[str, Any]:
+        """For people."""
+        each = {topic: one.status() for topic, one in self._all.items()}
+        partitions = [
+            {**row, "partition": _partition(topic, row["partition"])}
+            for topic, one in each.items()
+            for row in one["partitions"]
+        ]
+        waiting = self._waiting
+        return {
+            "kind": self.kind,
+            "server": self._config.where,
+            "phase": "copying" if self._bound is None else "following",
+            "position": ", ".join(f"{row['partition']}:{row['offset']}" for row in partitions),
+            "lag_records": sum(one["lag_records"] for one in each.values()),
+            "bad_records": sum(one["bad_records"] for one in each.values()),
+            "waiting_events": 0 if waiting is None else waiting.transactions.waiting(),
+            "waits_for": self.waits_for(),
+            "partitions": partitions,
+            "tables": [],
+        }
+
+    def proved(self) -> None:
+        """The cluster keeps nothing for us, and need not hear of it."""
+
+    def settled(self) -> bool:
+        """Whether the first binding is made."""
+        return self._bound is not None
+
+    def waits_for(self) -> str:
+        """Which transaction is not whole, and what of it is missing; or what holds back a topic."""
+        found = [told for each in self._all.values() if (told := each.waits_for())]
+        return "; ".join([*found, *([self._told] if self._told else [])])
+
+    def check(self, *, followed: bool) -> None:
+        """Nothing, if all topics are there and may be read."""
+        for each in self._all.values():
+            each.check(followed=followed)
+
+    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+        """Forget topics that the file does not name any more."""
+        if self._markers is not None:
+            return  # It is refused to go on without one.
+        followed: list[str] = memory.recall(FOLLOWED) or []
+        gone = [topic for topic in followed if topic not in self._topics]
+        if gone:
+            destroy([self._collection(topic) for topic in gone])
+            memory.write_down({FOLLOWED: [each for each in followed if each not in gone]})
+
+    def drop(self, memory: Memory) -> None:
+        """Nothing was made upstream."""
+
+    def close(self) -> None:
+        """Let go of the cluster."""
+        for each in self._all.values():
+            each.close()
+
+    # What is read, and what waits.
+
+    def _begin(self, tick: Tick) -> None:
+        new = [topic for topic, each in self._topics.items() if each.bound is None]
+        if not new:
+            return
+        for topic in new:
+            tick.begin(self._collection(topic))
+        if self._bound is None and self._config.on_bad_record == "set_aside":
+            tick.begin(f"{self.name}_errors")
+        tick.remember(FOLLOWED, [*self._all])
+
+    def _scan(self, scans: Mapping[str, KafkaScan]) -> TopicsScan:
+        some = next(iter(scans.values()))
+        merged = {name: _merged(name, scans.values()) for name in _RANGES}
+        members, aside = dict(scans), {}
+        if self._markers is not None and self._config.transactions is not None:
+            members.pop(self._config.transactions, None)
+        if self._waiting is not None:
+            held, asides = self._waiting.held, self._waiting.asides()
+            members = {
+                topic: replace(scan, held=dict(held[topic])) for topic, scan in members.items()
+            }
+            aside = {output_of(ASIDE, topic): asides[topic] for topic in members}
+        # All of them: a scan has an output, and that of markers alone has no use for one.
+        into = {output_of(DATA, topic): self._collection(topic) for topic in self._topics}
+        if self._config.on_bad_record == "set_aside":
+            into[ERRORS] = f"{self.name}_errors"
+        return TopicsScan(
+            options={**some.options, **merged},
+            secrets=some.secrets,
+            size=sum(scan.size for scan in scans.values()),
+            into=into,
+            aside=aside,
+            topics=members,
+            markers=None
+            if self._markers is None or self._config.transactions is None
+            else Markers(self._config.transactions, self._markers.format),
+        )
+
+    def _note_since(self, tick: Tick, transactions: Transactions) -> None:
+        """From when on a transaction is waited for, which a restart does not change."""
+        first = transactions.first()
+        if first is None:
+            if self._since is not None:
+                tick.remember(WAITS, None)
+            self._since, self._told = None, ""
+            return
+        if self._since is None or self._since[0] != first:
+            self._since = (first, self._clock.now_ms())
+            tick.remember(WAITS, {"for": first, "since": self._since[1]})
+        when = datetime.fromtimestamp(self._since[1] / 1_000, UTC).isoformat(timespec="seconds")
+        # Whoever asks may be another thread, and is told what was so at the last tick.
+        self._told = f"{transactions.lacks(first)}, since {when}; {transactions.waiting()} wait"
+
+
+def kafka_source(name: str, config: KafkaConfig, *, clock: Clock) -> KafkaSource | TopicsSource:
+    """What follows the topic of a section, or its topics."""
+    kind = TopicsSource if config.topics else KafkaSource
+    return kind(name, config, clock=clock)
+
+
+def _partition(topic: str, number: int) -> str:
+    """As Kafka writes it."""
+    return f"{topic}-{number}"
+
+
+def _of_all(frontiers: Mapping[str, Frontier]) -> dict[str, int]:
+    return {
+        _partition(topic, number): offset
+        for topic, frontier in frontiers.items()
+        for number, offset in frontier.items()
+    }
+
+
+def _by_topic(frontier: Frontier) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for partition, offset in frontier.items():
+        topic, _, number = partition.rpartition("-")
+        found.setdefault(topic, {})[int(number)] = offset
+    return found
+
+
+def _merged(name: str, scans: Any) -> str:
+    """What each scan says of its own topic, in one."""
+    found: dict[str, Any] = {}
+    for scan in scans:
+        found |= json.loads(scan.options[name])
+    return json.dumps(found)

@@ -1,0 +1,292 @@
+"""Events that wait for their transactions, in side state, and how they come into collections.
+
+Side state has names with a number:
+
+    events/TOPIC/3     events of transactions that are not whole
+    markers/7          what the topic of transactions said of them
+    applied/0          transactions that were applied, to know them if they are sent again
+
+What is left under a name when some of it is applied is written under the next number, and the
+numbers are a note in the same entry; so a restart finds an event there, or in its collection.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.data import DIFF
+from penstock.data.packed import key_hashes, pack
+from penstock.sources.kafka.scan import Held, Layout, Told, changes_of, held_in, last_of
+from penstock.sources.kafka.transactions import MARKERS, Transactions, runs_of
+from penstock.sources.source import Aside, Tick
+
+__all__ = ["NUMBERS", "Waiting"]
+
+NUMBERS: Final = "aside"
+"""The note."""
+
+KNOWN: Final = 100_000
+"""At least so many of the transactions that were applied last are known."""
+
+EVENT_BYTES: Final = 512
+"""About how much an event takes in memory."""
+
+APPLY_BYTES: Final = 128 << 20
+"""About how much of what is applied is in memory at once."""
+
+_APPLIED: Final = pa.schema(
+    [
+        pa.field("transaction", pa.string(), nullable=False),
+        pa.field("topics", pa.string(), nullable=False),
+    ]
+)
+"""Topics with blanks between them, of which no topic's name has one."""
+
+_MARKERS: Final = "markers"
+_KNOWN: Final = "applied"
+
+
+class Waiting:
+    """What waits, as long as a source is open."""
+
+    def __init__(
+        self,
+        topics: Mapping[str, str | None],
+        layouts: Mapping[str, Layout],
+        collections: Mapping[str, str],
+        numbers: Mapping[str, int],
+    ) -> None:
+        self.transactions = Transactions(topics)
+        self.held: dict[str, dict[int, Held]] = {topic: {} for topic in topics}
+        """By topic and partition, the last event that waits."""
+
+        self._layouts = layouts
+        self._collections = collections
+        self._numbers = dict(numbers)
+        self._durable: set[str] = set()
+        """Under which names there was something before this tick."""
+
+        self._known: dict[int, int] = {}
+        """By number, how many applied transactions are known."""
+
+        self._names: dict[int, list[str]] = {}
+
+    def asides(self) -> dict[str, Aside]:
+        """By topic, where events are put that come."""
+        return {
+            topic: Aside(self._name(_events(topic)), layout.aside)
+            for topic, layout in self._layouts.items()
+        }
+
+    def recall(self, tick: Tick) -> None:
+        """Find out what waits; the first that is asked."""
+        last = self._number(_KNOWN)
+        for number in (last - 1, last):
+            for part in tick.set_aside(f"{_KNOWN}/{number}"):
+                names, topics = (part.column(each).to_pylist() for each in _APPLIED.names)
+                self._learn_known(
+                    number,
+                    {n: frozenset(t.split()) for n, t in zip(names, topics, strict=True)},
+                )
+        markers = [MARKERS.empty_table(), *tick.set_aside(self._name(_MARKERS))]
+        self._note_durable(self._name(_MARKERS), markers[1:])
+        self.transactions.hear(pa.concat_tables(markers).sort_by("offset"))
+        for topic in self._layouts:
+            name = self._name(_events(topic))
+            for part in tick.set_aside(name):
+                self._note_durable(name, [part])
+                self.transactions.come(
+                    topic, runs_of(part.column("transaction"), part.column("order"))
+                )
+                self._hold(topic, held_in(part))
+        self._let_go()
+        names = {self._name(each) for each in (_MARKERS, *map(_events, self._layouts))}
+        tick.keep_aside(names | {f"{_KNOWN}/{last - 1}", f"{_KNOWN}/{last}"})
+
+    def take(self, tick: Tick, told: Mapping[str, Iterable[Told]], markers: pa.Table) -> None:
+        """What came in this tick: let what is whole now be seen, and keep the rest.
+
+        Raises:
+            NotOfTransaction: the END of a transaction does not speak of a topic.
+        """
+        found = self.transactions
+        fresh = found.hear(markers)
+        again = set()
+        for topic, each in ((topic, one) for topic, some in told.items() for one in some):
+            if found.come(topic, each.runs):
+                again.add(topic)
+            self._hold(topic, each.held)
+        ready = found.ready()
+        before = dict(self._numbers)
+        rows = {topic: sum(each.aside for each in some) for topic, some in told.items()}
+        sizes = {topic: found.events(topic, ready) for topic in self._layouts}
+        done = found.apply(ready)
+        for topic in self._layouts:
+            name = self._name(_events(topic))
+            there = name in self._durable or rows.get(topic, 0)
+            if there and (sizes[topic] or topic in again):
+                self._apply(tick, topic, ready, sizes[topic])
+            elif there:
+                self._durable.add(name)
+        self._keep_markers(tick, markers.take(pa.array(fresh, pa.int64())), applied=bool(ready))
+        self._keep_known(tick, done)
+        self._let_go()
+        if self._numbers != before:
+            tick.remember(NUMBERS, dict(self._numbers))
+
+    # Applying.
+
+    def _apply(self, tick: Tick, topic: str, ready: list[str], size: int) -> None:
+        """Events of transactions that are ready go to their collection, and leave side state."""
+        stem = _events(topic)
+        name = self._name(stem)
+        after = f"{stem}/{self._number(stem) + 1}"
+        passes = 1 + size * EVENT_BYTES // APPLY_BYTES
+        order = pa.array(ready, pa.string())
+        left = 0
+        for number in range(passes):
+            last: pa.Table | None = None
+            for part in tick.set_aside(name):
+                ranks, waits = self._judge(part, order)
+                if number == 0 and pc.any(waits).as_py():
+                    rest = part.filter(waits)
+                    left += rest.num_rows
+                    tick.put_aside(after, rest)
+                come = self._rows(topic, part, ranks).filter(pc.is_valid(ranks))
+                come = self._of_pass(topic, come, number, passes)
+                last = self._last(topic, come if last is None else pa.concat_tables([last, come]))
+            if last is not None and last.num_rows:
+                self._change(tick, topic, last)
+        if left or name in self._durable:
+            tick.throw_away(name)
+            self._durable.discard(name)
+            self._numbers[stem] = self._number(stem) + 1
+            if left:
+                self._durable.add(after)
+        else:
+            tick.take_back(name)
+
+    def _judge(self, part: pa.Table, ready: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """For each event when it is applied, if it is, and whether it waits on."""
+        coded = part.column("transaction").combine_chunks().dictionary_encode()
+        names = coded.dictionary
+        ranks = pc.index_in(names, value_set=ready).cast(pa.int64())
+        known = pa.array([self.transactions.is_applied(each) for each in names.to_pylist()])
+        ranks, known = ranks.take(coded.indices), known.take(coded.indices)
+        # Of no transaction, after an event that was sent again: nothing holds it back.
+        loose = pc.and_(pc.is_null(part.column("order").combine_chunks()), known)
+        first = pc.if_else(loose, pa.scalar(-1, pa.int64()), pa.scalar(None, pa.int64()))
+        return pc.coalesce(ranks, first), pc.invert(known)
+
+    def _rows(self, topic: str, part: pa.Table, ranks: pa.Array) -> pa.Table:
+        rows = part.column("row").combine_chunks()
+        names = self._layouts[topic].schema.names
+        columns = {name: pc.struct_field(rows, [at]) for at, name in enumerate(names)}
+        places = {each: part.column(each) for each in ("total_order", "offset", "gone")}
+        return pa.table(
+            {**columns, _RANK: ranks, **{_inner(each): column for each, column in places.items()}}
+        )
+
+    def _of_pass(self, topic: str, rows: pa.Table, number: int, passes: int) -> pa.Table:
+        if passes == 1 or not rows.num_rows:
+            return rows
+        keys = [rows.column(name).combine_chunks() for name in self._layouts[topic].key_columns]
+        hashes = key_hashes(pack(keys)).astype(np.int64)
+        return rows.filter(pa.array((hashes * passes) >> 32 == number))
+
+    def _last(self, topic: str, rows: pa.Table) -> pa.Table:
+        key = list(self._layouts[topic].key_columns)
+        return last_of(rows, key, (_RANK, _inner("total_order"), _inner("offset")))
+
+    def _change(self, tick: Tick, topic: str, last: pa.Table) -> None:
+        layout, collection = self._layouts[topic], self._collections[topic]
+        names = layout.schema.names
+        come = last.filter(pc.invert(last.column(_inner("gone")))).select(names)
+        stored = tick.lookup(collection, last.select(list(layout.key_columns))).select(names)
+        come = come.cast(layout.schema)
+        changes = changes_of(stored.cast(layout.schema), come)
+        diffs = changes.column(DIFF)
+        rows = changes.drop_columns([DIFF])
+        tick.change(
+            collection,
+            gone=rows.filter(pc.less(diffs, 0)),
+            come=rows.filter(pc.greater(diffs, 0)),
+        )
+
+    # Keeping.
+
+    def _keep_markers(self, tick: Tick, fresh: pa.Table, *, applied: bool) -> None:
+        name = self._name(_MARKERS)
+        if not applied:
+            if fresh.num_rows:
+                tick.put_aside(name, fresh)
+                self._durable.add(name)
+            return
+        if name in self._durable:
+            tick.throw_away(name)
+            self._durable.discard(name)
+            self._numbers[_MARKERS] = self._number(_MARKERS) + 1
+            name = self._name(_MARKERS)
+        left = self.transactions.markers()
+        if left.num_rows:
+            tick.put_aside(name, left)
+            self._durable.add(name)
+
+    def _keep_known(self, tick: Tick, done: Mapping[str, frozenset[str]]) -> None:
+        if not done:
+            return
+        number = self._number(_KNOWN)
+        if self._known.get(number, 0) >= KNOWN:
+            if number - 1 in self._known:
+                tick.throw_away(f"{_KNOWN}/{number - 1}")
+                self.transactions.forget(self._names.pop(number - 1))
+                del self._known[number - 1]
+            number += 1
+            self._numbers[_KNOWN] = number
+        self._learn_known(number, done)
+        topics = [" ".join(sorted(each)) for each in done.values()]
+        arrays = [pa.array([*done], pa.string()), pa.array(topics, pa.string())]
+        tick.put_aside(f"{_KNOWN}/{number}", pa.table(arrays, schema=_APPLIED))
+
+    def _learn_known(self, number: int, done: Mapping[str, frozenset[str]]) -> None:
+        self.transactions.remember(done)
+        self._known[number] = self._known.get(number, 0) + len(done)
+        self._names.setdefault(number, []).extend(done)
+
+    def _hold(self, topic: str, held: Mapping[int, Held]) -> None:
+        mine = self.held[topic]
+        for partition, each in held.items():
+            mine[partition] = max(each, mine.get(partition, each))
+
+    def _let_go(self) -> None:
+        """Whatever comes after an event that was applied waits for nothing."""
+        for mine in self.held.values():
+            for partition in [p for p, each in mine.items() if self._is_over(each)]:
+                del mine[partition]
+
+    def _is_over(self, held: Held) -> bool:
+        return self.transactions.is_applied(held.transaction)
+
+    def _note_durable(self, name: str, parts: Iterable[pa.Table]) -> None:
+        if any(part.num_rows for part in parts):
+            self._durable.add(name)
+
+    def _number(self, stem: str) -> int:
+        return self._numbers.get(stem, 0)
+
+    def _name(self, stem: str) -> str:
+        return f"{stem}/{self._number(stem)}"
+
+
+def _events(topic: str) -> str:
+    return f"events/{topic}"
+
+
+def _inner(name: str) -> str:
+    return f"\0{name}"
+
+
+_RANK: Final = _inner("rank")

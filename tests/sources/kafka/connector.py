@@ -1,0 +1,318 @@
+"""A cluster in memory, a connector of Debezium that writes to it, and tasks that read it.
+
+Everything but the broker, the JVM and Spark is ours: ticks, side state and collections are
+those of a location in memory.
+"""
+
+import itertools
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock import persist
+from penstock.ingest.loading import Loader
+from penstock.ingest.scanning import Scanned, ScanTask
+from penstock.ingest.tick import Tick
+from penstock.persist import AppendTo
+from penstock.persist.memory import Memory
+from penstock.reclock import KAFKA_TOPICS, Minted, accumulated, mint
+from penstock.sources.kafka.chosen import Chosen
+from penstock.sources.kafka.config import KafkaConfig
+from penstock.sources.kafka.topics import TopicsSource
+from penstock.sources.kafka.upstream import Topic
+from penstock.testing.clocks import ManualClock
+
+TOPICS = ("shop.public.a", "shop.public.b")
+TX = "shop.transaction"
+PARTITIONS = 2
+
+_SPARKS = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+    ]
+)
+_numbers = itertools.count()
+
+
+@dataclass
+class Cluster:
+    """Records by topic and partition."""
+
+    logs: dict[str, list[list[bytes | None]]] = field(default_factory=dict)
+
+    def make(self, topic: str, partitions: int) -> None:
+        self.logs[topic] = [[] for _ in range(partitions)]
+
+    def send(self, topic: str, partition: int, value: Any) -> tuple[str, int]:
+        """Where it went: the partition as remap has it, and the offset after it."""
+        log = self.logs[topic][partition]
+        log.append(None if value is None else json.dumps(value).encode())
+        return f"{topic}-{partition}", len(log)
+
+    def ends(self) -> dict[str, int]:
+        return {
+            f"{topic}-{number}": len(log)
+            for topic, logs in self.logs.items()
+            for number, log in enumerate(logs)
+        }
+
+
+class Upstream:
+    """What it says of a topic, as the real one does."""
+
+    def __init__(self, cluster: Cluster, config: KafkaConfig) -> None:
+        self._logs = cluster.logs[config.topic]
+        self._topic = config.topic
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def topic(self, *, known: bool = False) -> Topic:
+        return Topic(f"id of {self._topic}", tuple(range(len(self._logs))))
+
+    def stable_ends(self, partitions: Sequence[int]) -> dict[int, int]:
+        return {each: len(self._logs[each]) for each in partitions}
+
+    ends = stable_ends
+
+    def beginnings(self, partitions: Sequence[int]) -> dict[int, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def compacted(self) -> bool:
+        return False
+
+
+class InProcess:
+    """Tasks of a scan, one after the other; as many as `places` finish what meets."""
+
+    def __init__(self, cluster: Cluster, *, places: int) -> None:
+        self._cluster = cluster
+        self._places = places
+
+    def scan(self, task: ScanTask, _watch: Any) -> list[Scanned]:
+        assert task.shares, "Spark's tasks write to some collection"
+        batches = [*self._batches(task.scan.options)]
+        if self._places == 1:
+            return [task.run(batches)]
+        cut: dict[int, list[pa.Table]] = {}
+        for batch in batches:  # Each by a task of its own.
+            for place, table in task.cut([batch], self._places):
+                cut.setdefault(place, []).append(table)
+        return [task.finish(tables) for tables in cut.values()]
+
+    def _batches(self, options: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+        first, upper = (json.loads(options[name]) for name in ("startingOffsets", "endingOffsets"))
+        for topic, partitions in first.items():
+            for partition, start in partitions.items():
+                log = self._cluster.logs[topic][int(partition)]
+                rows = [
+                    (b"k", log[offset], topic, int(partition), offset, 0)
+                    for offset in range(start, upper[topic][partition])
+                ]
+                columns = [*zip(*rows, strict=True)] or [()] * len(_SPARKS)
+                arrays = [
+                    pa.array(each, kind.type) for each, kind in zip(columns, _SPARKS, strict=True)
+                ]
+                yield pa.record_batch(arrays, schema=_SPARKS)
+
+
+class Lake:
+    """A location, and a source that is followed into it, tick by tick."""
+
+    def __init__(self, cluster: Cluster, *, places: int = 1, **options: Any) -> None:
+        self.cluster = cluster
+        given = {
+            "topics": dict.fromkeys(TOPICS),
+            "transactions": TX,
+            "envelope": "debezium",
+            "key": ("id",),
+            **options,
+        }
+        value = Chosen("json", columns={"id": "bigint", "n": "bigint"})
+        self.config = KafkaConfig("nowhere:9092", "", value, **given)
+        self.url = f"memory:transactions-{next(_numbers)}/shop"
+        self.clock = ManualClock(1_700_000_000_000)
+        self.many: Any = InProcess(cluster, places=places)
+        self.client: persist.Client
+        self.open()
+
+    def open(self) -> None:
+        """Start, with what is durable."""
+        settings = persist.Settings(background=False)
+        self.client = persist.open(self.url, writer="test", settings=settings)
+        self._remap = self.client.create_or_load("cdc_remap", schema=KAFKA_TOPICS.remap, owner="c")
+        self._memory = Memory(self.client, "cdc")
+        self._loader = Loader(self.client, "cdc", many=self.many)
+        self._pool = ThreadPoolExecutor(1)
+        upper = self._remap.upper
+        rows = self._remap.snapshot(upper - 1).arrow() if upper else None
+        self.bound = None if rows is None else accumulated(KAFKA_TOPICS, rows)
+        self.source = TopicsSource(
+            "cdc",
+            self.config,
+            clock=self.clock,
+            upstream=lambda config: Upstream(self.cluster, config),  # type: ignore[arg-type,return-value]
+        )
+        self.source.open(self._memory, self._loader, self.bound)
+
+    def close(self) -> None:
+        """Stop, or be stopped."""
+        self._pool.shutdown()
+        self._loader.close()
+        self.client.close()
+
+    def tick(self, upto: Mapping[str, int] | None = None) -> None:
+        """Draw what is there, or a part of it."""
+        self.clock.move_ms(1_000)
+        probed = self.source.probe().frontier
+        time = self.clock.now_ms()
+        tick = Tick(self.client, "cdc", self._memory, time, self._loader, self._pool)
+        try:
+            reached = self.source.draw(tick, probed if upto is None else upto)
+            assert reached is not None
+            minted = mint(KAFKA_TOPICS, self.bound or {}, reached, at=time)
+            updates = [minted.updates] if isinstance(minted, Minted) else []
+            bind = AppendTo(self._remap, updates, self._remap.upper, time + 1)
+            tick.commit(self.source.collections(), bind)
+        finally:
+            tick.let_go()
+        self.bound = reached
+        self.source.committed(reached)
+
+    def contents(self) -> dict[str, dict[int, int]]:
+        """By topic and id, what is seen now."""
+        return {topic: self.rows(f"cdc.{topic}") for topic in self.config.topics}
+
+    def rows(self, collection: str) -> dict[int, int]:
+        found = self.client.collection(collection)
+        rows = found.snapshot(found.upper - 1).arrow().to_pylist()
+        assert len({row["id"] for row in rows}) == len(rows)
+        return {row["id"]: row["n"] for row in rows}
+
+    def hidden(self) -> list[str]:
+        """The names under which something is set aside."""
+        return [each for each in self.client.collections(hidden=True) if "/pending/" in each]
+
+
+@dataclass
+class Sent:
+    """A transaction as it was sent: what it does, and up to where each partition has it."""
+
+    changes: list[tuple[str, int, int | None]]
+    needs: dict[str, int] = field(default_factory=dict)
+
+
+class Connector:
+    """Writes transactions as Debezium does."""
+
+    def __init__(self, cluster: Cluster, *, positions: bool = True) -> None:
+        self.cluster = cluster
+        self.positions = positions
+        self.sent: list[Sent] = []
+        self.state: dict[str, dict[int, int]] = {topic: {} for topic in TOPICS}
+        self.snapshot: list[tuple[str, int, str, int, int]] = []
+        """What was read at first: topic, id, where it is, and the value."""
+
+        for topic in TOPICS:
+            cluster.make(topic, PARTITIONS)
+        cluster.make(TX, 1)
+
+    def read(self, topic: str, id: int, n: int) -> None:
+        """A row of the first snapshot."""
+        self.state[topic][id] = n
+        where, offset = self._send(topic, id, {"op": "r", "after": {"id": id, "n": n}})
+        self.snapshot.append((topic, id, where, offset, n))
+
+    def read_again(self, topic: str, id: int) -> None:
+        """A row as it is now, as of an incremental snapshot."""
+        if (n := self.state[topic].get(id)) is not None:
+            self._send(topic, id, {"op": "r", "after": {"id": id, "n": n}})
+
+    def commit(self, changes: Iterable[tuple[str, int, int | None]]) -> Sent:
+        """A transaction, all of it."""
+        sent = Sent([*changes])
+        self.sent.append(sent)
+        for topic, id, n in sent.changes:
+            if n is None:
+                self.state[topic].pop(id, None)
+            else:
+                self.state[topic][id] = n
+        self.resend(len(self.sent) - 1)
+        return sent
+
+    def resend(self, number: int, *, upto: int | None = None) -> None:
+        """Write a transaction, or its first messages, once more or for the first time."""
+        sent = self.sent[number]
+        for message in [*self._messages(number)][:upto]:
+            where, offset = message()
+            sent.needs.setdefault(where, 0)
+            if not getattr(sent, "done", False):
+                sent.needs[where] = offset
+        if upto is None:
+            sent.done = True  # type: ignore[attr-defined]
+
+    def _messages(self, number: int) -> Iterator[Any]:
+        name, counts = f"{number}:{number * 100}", dict.fromkeys(TOPICS, 0)
+        sent = self.sent[number]
+        yield lambda: self.cluster.send(TX, 0, {"status": "BEGIN", "id": name, "ts_ms": 1})
+        for at, (topic, id, n) in enumerate(sent.changes, 1):
+            counts[topic] += 1
+            event = {
+                "op": "d" if n is None else "u",
+                "before": {"id": id, "n": 0} if n is None else None,
+                "after": None if n is None else {"id": id, "n": n},
+                "transaction": {
+                    "id": name,
+                    "total_order": at,
+                    "data_collection_order": counts[topic],
+                },
+                "source": {
+                    "connector": "postgresql" if self.positions else "oracle",
+                    "sequence": json.dumps([str(number * 100), str(number * 100 + at)]),
+                },
+            }
+            yield lambda topic=topic, id=id, event=event: self._send(topic, id, event)
+        collections = [
+            {"data_collection": topic.removeprefix("shop."), "event_count": count}
+            for topic, count in counts.items()
+            if count
+        ] + [{"data_collection": "public.not_followed", "event_count": 7}]
+        end = {"status": "END", "id": name, "event_count": 7, "data_collections": collections}
+        yield lambda: self.cluster.send(TX, 0, end)
+
+    def _send(self, topic: str, id: int, event: Any) -> tuple[str, int]:
+        return self.cluster.send(topic, id % PARTITIONS, event)
+
+
+def random_history(chance: random.Random) -> Connector:
+    """A snapshot, transactions, and a connector that is started again now and then."""
+    made = Connector(Cluster(), positions=chance.random() > 0.5)
+    for id in range(chance.randrange(4)):
+        made.read(chance.choice(TOPICS), id, -1 - id)
+    for n in range(chance.randrange(1, 8)):
+        made.commit(
+            (
+                chance.choice(TOPICS),
+                chance.randrange(4),
+                None if chance.random() > 0.75 else 100 * n + at,
+            )
+            for at in range(chance.randrange(5))
+        )
+        if chance.random() > 0.8:
+            made.read_again(chance.choice(TOPICS), chance.randrange(4))
+        if chance.random() > 0.7:
+            back = chance.randrange(1, 3)
+            for number in range(max(0, n + 1 - back), n + 1):
+                made.resend(number)
+    return made

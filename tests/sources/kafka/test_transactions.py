@@ -1,0 +1,316 @@
+"""Transactions over several topics: each is seen whole or not at all, in order, at one time."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import DefiniteError, PenstockError, UsageError
+from penstock.sources.kafka.chosen import Chosen
+from penstock.sources.kafka.config import KafkaConfig
+from penstock.sources.kafka.topics import TopicsSource
+from penstock.sources.kafka.transactions import MARKERS, RUNS, Transactions, covering, merged
+from penstock.sources.kafka.waiting import Waiting
+from tests.sources.kafka.connector import TOPICS, TX, Cluster, Connector, Lake, random_history
+
+A, B = TOPICS
+
+
+def wanted(made: Connector, below: dict[str, int]) -> dict[str, dict[int, int]]:
+    """What must be seen when all that is `below` was read: a prefix of whole transactions."""
+    found: dict[str, dict[int, int]] = {topic: {} for topic in TOPICS}
+    for topic, id, where, offset, n in made.snapshot:
+        if offset <= below.get(where, 0):
+            found[topic][id] = n
+    for sent in made.sent:
+        if any(offset > below.get(where, 0) for where, offset in sent.needs.items()):
+            break
+        for topic, id, n in sent.changes:
+            if n is None:
+                found[topic].pop(id, None)
+            else:
+                found[topic][id] = n
+    return found
+
+
+def follow(chance: random.Random) -> None:
+    """Follow a history in ticks that end anywhere, with restarts anywhere."""
+    made = random_history(chance)
+    lake = Lake(made.cluster, places=chance.choice([1, 3]))
+    try:
+        ends = made.cluster.ends()
+        below = dict.fromkeys(ends, 0)
+        while below != ends:
+            below = {
+                # The least that can be drawn makes the longest steps, and shrinks to few ticks.
+                each: offset + (most := min(4, ends[each] - offset)) - chance.randrange(1 + most)
+                for each, offset in below.items()
+            }
+            lake.tick(below)
+            assert lake.contents() == wanted(made, below)
+            if chance.random() > 0.7:
+                lake.close()
+                lake.open()
+        assert lake.contents() == made.state
+        assert lake.source.status()["waits_for"] == ""
+        assert lake.source.status()["waiting_events"] == 0
+    finally:
+        lake.close()
+
+
+def follow_many() -> None:
+    for seed in range(60):
+        follow(random.Random(seed))
+
+
+@settings(deadline=None, max_examples=40)
+@given(chance=st.randoms(use_true_random=False))
+def test_at_every_tick_a_prefix_of_whole_transactions_is_seen(chance: random.Random) -> None:
+    follow(chance)
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events are applied before their END."""
+    real = TopicsSource._scan
+
+    def scan(self: Any, scans: Any) -> Any:
+        found = real(self, scans)
+        for each in found.topics.values():
+            object.__setattr__(each, "held", None)
+        return found
+
+    monkeypatch.setattr(TopicsSource, "_scan", scan)
+
+
+def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is whole is applied."""
+    monkeypatch.setattr(
+        Transactions,
+        "ready",
+        lambda self: [name for name, end in self._ends.items() if not self._lacking(name, end)],
+    )
+
+
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is dropped by a restart."""
+    monkeypatch.setattr(Waiting, "recall", lambda _self, tick: tick.keep_aside(set()))
+
+
+def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event that comes twice is counted twice."""
+    monkeypatch.setattr(
+        "penstock.sources.kafka.transactions.merged", lambda runs: runs.combine_chunks()
+    )
+
+
+@pytest.mark.parametrize("plant", [at_once, any_order, forgetful, uncounted])
+def test_a_bug_that_is_planted_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, PenstockError)):
+        follow_many()
+
+
+@pytest.fixture
+def made() -> Connector:
+    return Connector(Cluster())
+
+
+@pytest.fixture
+def lake(made: Connector) -> Any:
+    found = Lake(made.cluster)
+    yield found
+    found.close()
+
+
+def test_an_end_that_never_comes_stalls_the_source_and_is_told(made: Connector, lake: Lake) -> None:
+    made.commit([(A, 1, 1)])
+    made.sent.append(type(made.sent[0])([(A, 1, 2), (B, 1, 2)]))
+    made.resend(1, upto=3)
+    made.commit([(B, 7, 7)])
+    lake.tick()
+    began = lake.clock.now_ms()
+    assert lake.contents() == {A: {1: 1}, B: {}}
+    lake.tick()
+    lake.close()
+    lake.open()
+    lake.tick()
+    status = lake.source.status()
+    assert status["waits_for"].startswith('the END of transaction "1:100", since 2023-11-14T')
+    assert status["waits_for"].endswith("; 3 wait")
+    assert status["waiting_events"] == 3
+    assert lake._memory.recall("waits") == {"for": "1:100", "since": began}
+    made.resend(1)
+    lake.tick()
+    assert lake.contents() == {A: {1: 2}, B: {1: 2, 7: 7}}
+    assert lake.source.status()["waits_for"] == ""
+
+
+def test_events_that_are_missing_are_told(made: Connector, lake: Lake) -> None:
+    made.commit([(A, 1, 1), (A, 2, 1), (B, 1, 1)])
+    lake.tick({f"{A}-0": 0, f"{A}-1": 1, f"{B}-0": 0, f"{B}-1": 0, f"{TX}-0": 2})
+    assert lake.contents() == {A: {}, B: {}}
+    told = lake.source.waits_for()
+    assert f'1 of 2 in topic "{A}", 1 of 1 in topic "{B}"' in told
+
+
+def test_what_is_whole_leaves_side_state(made: Connector, lake: Lake) -> None:
+    for n in range(3):
+        made.commit([(A, n, n), (B, n, n)])
+        lake.tick()
+    there = lake.hidden()
+    for n in range(3, 6):
+        made.commit([(A, n, n), (B, n, n)])
+        lake.tick()
+    assert lake.hidden() == there
+    for name in there:
+        rows = sum(part.num_rows for part in lake.client.collection(name).parts())
+        assert rows == (6 if "applied" in name else 0)
+
+
+def test_topics_without_transactions_are_taken_as_they_come(made: Connector) -> None:
+    lake = Lake(made.cluster, transactions=None)
+    made.commit([(A, 1, 1), (B, 2, 2)])
+    lake.tick({f"{A}-0": 0, f"{A}-1": 1, f"{B}-0": 0, f"{B}-1": 0})
+    assert lake.contents() == {A: {1: 1}, B: {}}
+    lake.tick()
+    assert lake.contents() == {A: {1: 1}, B: {2: 2}}
+    lake.close()
+
+
+def test_a_topic_whose_name_tells_another_table_is_refused_and_can_be_told(
+    made: Connector,
+) -> None:
+    made.commit([(A, 1, 1)])
+    told: dict[str, str | None] = {A: "public.c", B: None}
+    lake = Lake(made.cluster, topics=told)
+    with pytest.raises(DefiniteError, match="whose END does not count them") as error:
+        lake.tick()
+    assert f"topics: {{{A}:" in error.value.hint
+    lake.close()
+
+
+def test_that_is_found_also_of_events_that_come_after_their_transaction(made: Connector) -> None:
+    made.commit([(A, 1, 1)])
+    lake = Lake(made.cluster, topics={A: "public.c", B: None})
+    lake.tick({f"{A}-0": 0, f"{A}-1": 0, f"{B}-0": 0, f"{B}-1": 0, f"{TX}-0": 2})
+    with pytest.raises(DefiniteError, match="whose END does not count them"):
+        lake.tick()
+    lake.close()
+
+
+def test_several_partitions_have_no_order_of_transactions(made: Connector, lake: Lake) -> None:
+    made.cluster.make(TX, 2)
+    other = Lake(made.cluster)
+    with pytest.raises(DefiniteError, match="of transactions has 2 partitions"):
+        other.tick()
+    other.close()
+
+
+def test_other_topics_are_refused_once_transactions_were_applied(
+    made: Connector, lake: Lake
+) -> None:
+    lake.tick()
+    lake.close()
+    lake.config = KafkaConfig(
+        "nowhere:9092", "", lake.config.value, topics={A: None}, transactions=TX,
+        envelope="debezium", key=("id",),
+    )  # fmt: skip
+    with pytest.raises(DefiniteError, match="has other topics than it had"):
+        lake.open()
+
+
+def test_a_record_among_transactions_that_says_nothing_stops_the_source(
+    made: Connector, lake: Lake
+) -> None:
+    made.cluster.send(TX, 0, {"what": "ever"})
+    with pytest.raises(DefiniteError, match="offset 0 of partition 0") as error:
+        lake.tick()
+    assert "does not say which transaction" in str(error.value)
+
+
+def test_many_applied_at_once_are_applied_in_passes(
+    made: Connector, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sources.kafka.waiting.APPLY_BYTES", 2048)
+    for n in range(20):
+        made.commit([(A, id, n * 10 + id) for id in range(n, n + 5)])
+    lake.tick()
+    assert lake.contents() == made.state
+
+
+def test_transactions_applied_long_ago_are_forgotten(
+    made: Connector, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sources.kafka.waiting.KNOWN", 2)
+    for n in range(7):
+        made.commit([(A, n, n)])
+        lake.tick()
+    assert [name for name in lake.hidden() if "applied" in name] == [
+        "cdc/pending/applied/2",
+        "cdc/pending/applied/3",
+    ]
+    made.resend(6)
+    lake.close()
+    lake.open()
+    lake.tick()
+    assert lake.source.waits_for() == ""
+    assert lake.contents() == made.state
+
+
+def marked(*rows: tuple[str, str]) -> pa.Table:
+    columns = [*zip(*((name, at, said, "{}") for at, (said, name) in enumerate(rows)), strict=True)]
+    return pa.table([pa.array(each) for each in columns], schema=MARKERS)
+
+
+def test_what_ends_while_another_is_open_waits_for_it() -> None:
+    known = Transactions({"t": None})
+    known.hear(marked(("BEGIN", "1"), ("BEGIN", "2"), ("END", "2")))
+    assert known.ready() == []
+    assert known.first() == "1"
+    known.hear(marked(*[("BEGIN", "x")] * 3, ("END", "1")).slice(3))
+    assert known.ready() == ["2", "1"]
+
+
+def runs(*rows: tuple[str, int, int]) -> pa.Table:
+    return pa.table([pa.array(each) for each in zip(*rows, strict=True)], schema=RUNS)
+
+
+def test_runs_are_merged_where_they_touch() -> None:
+    found = merged(runs(("x", 4, 5), ("y", 1, 9), ("x", 1, 2), ("x", 3, 3), ("y", 2, 3)))
+    rows = sorted(tuple(row.values()) for row in found.to_pylist())
+    assert rows == [("x", 1, 5), ("y", 1, 9)]
+    apart = merged(runs(("x", 1, 1), ("x", 3, 3)))
+    assert apart.num_rows == 2
+
+
+def test_a_topic_is_of_the_table_that_its_name_ends_with() -> None:
+    topics = {"p.db.s.a": None, "p.s.ba": None, "other": "s.c"}
+    assert covering(["s.a", "db.s.a", "a", "s.c", "x.y"], topics) == {
+        "db.s.a": "p.db.s.a",
+        "s.c": "other",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"topic": "a", "topics": {"b": None}}, "either a topic or several"),
+        ({}, "either a topic or several"),
+        ({"topic": "a", "transactions": "t"}, "several topics"),
+        ({"topics": {"a": None}, "transactions": "t", "envelope": "none"}, "envelope none"),
+        ({"topics": {"a": None}, "transactions": "a"}, "both one of transactions"),
+        ({"topics": {"a": None}, "keys": {"b": ("id",)}}, 'key for topic "b"'),
+        ({"topics": {"a": None}, "transactions": "t", "start": "latest"}, "where its topics begin"),
+        ({"topics": {"a": None}, "start": {0: 1}}, "of one topic"),
+    ],
+)
+def test_what_a_file_may_not_say(options: dict[str, Any], told: str) -> None:
+    given = {"topic": "", "envelope": "debezium", **options}
+    with pytest.raises(UsageError, match=told):
+        KafkaConfig("nowhere:9092", value=Chosen("json"), **given)
