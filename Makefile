@@ -74,6 +74,10 @@ $(DELTA)/.ready: requirements-delta.txt pyproject.toml scripts/setup | $(READY)
 bench-postgres: setup debian $(DEBEZIUM)/.ready ## a Postgres followed beside its own tools and beside Debezium; slow
 	$(PY) benchmarks/postgres.py
 
+.PHONY: bench-kafka
+bench-kafka: setup ## a topic followed beside Spark's own ways from Kafka to Parquet
+	$(PY) benchmarks/kafka.py
+
 .PHONY: bench-connectors
 bench-connectors: setup debian ## connectors beside their endpoints' own bulk ways
 	$(PY) benchmarks/connectors.py
