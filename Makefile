@@ -54,6 +54,7 @@ soak: setup debian ## the long tests, the nemeses, each for FOR seconds, and a c
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m pytest -m long --hypothesis-seed=$(SEED)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.faults.nemesis --for $(FOR)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.ingest.nemesis --for $(FOR)
+	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.sources.kafka.nemesis --for $(FOR)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.chaos.soak --for $(FOR)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.e2e.outside --for $(FOR)
 	$(PY) -m tests.e2e.cluster
