@@ -57,12 +57,25 @@ def stored(url: str, source: str) -> Stored:
     """All that can be read of a source, with its times."""
     with persist.open(url, hold=True) as client:
         rows = _all_of(client.collection(source))
-        moves = _all_of(client.collection(f"{source}_remap"))
+        bound = _bound(client, source)
     changes = zip(
         *(rows.column(name).to_pylist() for name in ("_partition", "_offset", "text", TIME, DIFF)),
         strict=True,
     )
-    read = steps(KAFKA, moves)
+    return Stored(tuple(Change(*change) for change in changes), bound)
+
+
+def bound_ends(url: str, source: str) -> dict[int, int]:
+    """How far each partition is bound; nothing, before the first binding."""
+    with persist.open(url, hold=False) as client:
+        try:
+            return Stored((), _bound(client, source)).ends
+        except (persist.CollectionMissing, persist.NotYetComplete):
+            return {}
+
+
+def _bound(client: persist.Client, source: str) -> dict[int, tuple[Place, ...]]:
+    read = steps(KAFKA, _all_of(client.collection(f"{source}_remap")))
     bound = defaultdict[int, list[Place]](list)
     for partition, time, offset in zip(
         keys_of(KAFKA, read.partitions),
@@ -72,10 +85,7 @@ def stored(url: str, source: str) -> Stored:
     ):
         assert isinstance(partition, int)
         bound[partition].append((time, offset or 0))
-    return Stored(
-        tuple(Change(*change) for change in changes),
-        {partition: tuple(moves) for partition, moves in bound.items()},
-    )
+    return {partition: tuple(moves) for partition, moves in bound.items()}
 
 
 def wrong_in(found: Stored, committed: Iterable[Record], ends: Mapping[int, int]) -> list[str]:
@@ -136,10 +146,4 @@ def _all_of(collection: persist.Collection) -> pa.Table:
             changes = listener.next_changes(timeout_ms=0)
             assert changes is not None
             pieces.append(changes.arrow())
-    first = pieces[0]
-    if TIME not in first.column_names:
-        # Contents as of a time: each row once.
-        ones = pa.array([1] * first.num_rows, pa.int64())
-        times = pa.array([since] * first.num_rows, pa.int64())
-        pieces[0] = first.append_column(TIME, times).append_column(DIFF, ones)
     return pa.concat_tables(pieces)

@@ -11,6 +11,7 @@ ends with status 1, the folder and what was wrong at the first that breaks a pro
 """
 
 import argparse
+import logging
 import os
 import random
 import shutil
@@ -27,16 +28,18 @@ import yaml
 from confluent_kafka import KafkaException, Producer
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.persist import CollectionMissing
 from penstock.testing.kafka import KafkaBroker
 from tests.ingest.pump import until
-from tests.sources.kafka.checker import Stored, stored, wrong_in
+from tests.sources.kafka.checker import Stored, bound_ends, stored, wrong_in
 from tests.sources.kafka.clients import consume, ends
 
 TOPIC = "clicks"
 SOURCE = "clicks"
 MOST_PARTITIONS = 6
 PATIENCE_MS = 180_000
+
+QUIET = logging.getLogger("nemesis.client")
+QUIET.setLevel(logging.CRITICAL + 1)
 
 
 class Sender:
@@ -108,7 +111,8 @@ class Sender:
                 transaction__timeout__ms=8_000,
                 message__timeout__ms=5_000,
                 topic__metadata__refresh__interval__ms=500,
-            )
+            ),
+            logger=QUIET,  # It is fenced now and then, and says so.
         )
         try:
             producer.init_transactions(5)
@@ -263,10 +267,7 @@ class Round:
     def _bound(self) -> dict[int, int]:
         if not (self.folder / "lake" / SOURCE).exists():
             return {}
-        try:
-            return stored(self.storage, SOURCE).ends
-        except CollectionMissing:
-            return {}
+        return bound_ends(self.storage, SOURCE)
 
     def _await_move(self) -> None:
         before = self._bound()
