@@ -54,6 +54,7 @@ soak: setup debian ## the long tests, the nemeses, each for FOR seconds, and a c
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m pytest -m long --hypothesis-seed=$(SEED)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.faults.nemesis --for $(FOR)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.ingest.nemesis --for $(FOR)
+	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.sources.kafka.nemesis --for $(FOR)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.chaos.soak --for $(FOR)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.e2e.outside --for $(FOR)
 	$(PY) -m tests.e2e.cluster
@@ -73,6 +74,10 @@ $(DELTA)/.ready: requirements-delta.txt pyproject.toml scripts/setup | $(READY)
 .PHONY: bench-postgres
 bench-postgres: setup debian $(DEBEZIUM)/.ready ## a Postgres followed beside its own tools and beside Debezium; slow
 	$(PY) benchmarks/postgres.py
+
+.PHONY: bench-kafka
+bench-kafka: setup ## a topic followed beside Spark's own ways from Kafka to Parquet
+	$(PY) benchmarks/kafka.py
 
 .PHONY: bench-connectors
 bench-connectors: setup debian ## connectors beside their endpoints' own bulk ways

@@ -12,7 +12,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,12 +63,15 @@ def main(
     title: str,
     figures: Mapping[str, Figure],
     prepare: Callable[[Path, bool], AbstractContextManager[Any]],
+    *,
+    parents: Sequence[argparse.ArgumentParser] = (),
 ) -> None:
     """Measure what the command line asks for, one figure after the other, on what `prepare` gives.
 
     `prepare` gets an empty folder, which is removed at the end, and whether to be quick.
+    `parents` know what more the command line may ask for, and is read by whoever calls.
     """
-    parser = argparse.ArgumentParser(description=title)
+    parser = argparse.ArgumentParser(description=title, parents=list(parents))
     parser.add_argument("--dir", type=Path, help="measure on this folder's disk [build/]")
     parser.add_argument("--quick", action="store_true", help="less of everything, rougher figures")
     parser.add_argument("--only", action="append", choices=figures, help="just this; repeatable")

@@ -24,6 +24,9 @@ TOLD: Final = "told binary"
 PLACE_BYTES: Final = 64 << 20
 """About how much of what meets is finished by one task."""
 
+FEW_BYTES: Final = 4 << 20
+"""A range of about so much is read by one task: more would take longer to start than to read."""
+
 WATCH_S: Final = 0.5
 """So often it is asked whether what Spark does is still wanted."""
 
@@ -118,9 +121,9 @@ class SparkTasks:
 
     def _scanned(self, frame: DataFrame, task: ScanTask) -> DataFrame:
         count = -(-task.scan.size // PLACE_BYTES)
-        if not task.scan.meets:
+        if not task.scan.meets and task.scan.size > FEW_BYTES:
             return frame.mapInArrow(_finishing(lambda rows: task.run(rows)), TOLD)
-        if count == 1:
+        if not task.scan.meets or count == 1:
             # One task for all is sooner done than what brings rows together.
             return frame.coalesce(1).mapInArrow(_finishing(lambda rows: task.run(rows)), TOLD)
 

@@ -15,6 +15,7 @@ from penstock import persist
 from penstock.engine.jars import kafka_jars
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import PenstockError
+from penstock.ingest.spark import FEW_BYTES
 from penstock.testing.kafka import KafkaBroker
 from tests.sources.kafka.clients import consume, produce, transactional
 
@@ -80,7 +81,11 @@ def topic(kafka: KafkaBroker, topic_prefix: str, tmp_path: Path, kept: KeptSessi
     return Topic(kafka, f"{topic_prefix}clicks", tmp_path, kept)
 
 
-def test_a_topic_is_what_a_committed_reader_sees(topic: Topic) -> None:
+@pytest.mark.parametrize("few_bytes", [FEW_BYTES, 0], ids=["by-one-task", "by-many"])
+def test_a_topic_is_what_a_committed_reader_sees(
+    topic: Topic, few_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.ingest.spark.FEW_BYTES", few_bytes)
     plain = Producer(topic.broker.client())
     produce(plain, topic.name, ["a", "b"], partition=0)
     given_up = transactional(topic.broker, f"{topic.name}-1")

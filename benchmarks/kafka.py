@@ -1,0 +1,448 @@
+"""A topic into a collection, beside Spark's own ways from Kafka to Parquet.
+
+A broker of its own, on this machine, holds a backlog of JSON records of 200 bytes in four
+partitions. Every side brings all of it, and each that runs on Spark does so in the same
+session. That all end with the same rows is checked before anything is timed, and a
+difference ends the benchmark with status 3. Freshness is that of a `penstock ingest` in a
+process of its own: from when the broker has acknowledged a record to when somebody who
+listens to the collection has it.
+
+    make bench-kafka
+    python benchmarks/kafka.py --quick --records 500000 --only vs_plain_spark
+
+Each figure is a line for people as it comes; the last line is one JSON object.
+"""
+
+import argparse
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import Producer
+from measure import Figure, Measured, in_turn, main, medians
+from pyspark.sql import DataFrame, SparkSession  # noqa: TID251 - it is measured beside us.
+from pyspark.sql import functions as F  # noqa: N812, TID251 - as Spark's users write it.
+
+import penstock.ingest
+import penstock.spark as ps
+from penstock import persist
+from penstock.engine.jars import kafka_jars
+from penstock.engine.kept.spark import KeptSession
+from penstock.testing.kafka import KafkaBroker
+
+RECORDS: Final = 10_000_000
+PARTITIONS: Final = 4
+RECORD_BYTES: Final = 200
+RATE: Final = 1_000
+"""Records a second, of which freshness is measured."""
+
+BATCHES: Final = 50
+"""So often a second some of them are sent."""
+
+PATIENCE_S: Final = 600
+DIFFERENT: Final = 3
+"""The exit status when two sides that should give the same rows do not."""
+
+COLUMNS: Final = {
+    "id": "bigint",
+    "account": "int",
+    "amount": "double",
+    "paid": "boolean",
+    "at": "timestamptz",
+    "note": "text",
+}
+DDL: Final = "id bigint, account int, amount double, paid boolean, at timestamp, note string"
+"""The same, as Spark's users write it."""
+
+BACKLOG: Final = "backlog"
+SOURCE: Final = "bench"
+
+
+@dataclass
+class Bench:
+    """A broker with a backlog, and a session."""
+
+    folder: Path
+    quick: bool
+    records: int
+    broker: KafkaBroker
+    kept: KeptSession
+    used: Iterator[int] = field(default_factory=count)
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.kept.get()
+
+    def times(self, full: int, *, quick: int) -> int:
+        """How often: `full`, or `quick` while developing."""
+        return quick if self.quick else full
+
+    def another(self, what: str) -> Path:
+        """A folder that nobody has used."""
+        return self.folder / f"{what}-{next(self.used)}"
+
+
+# The same rows, in three ways.
+
+
+def _ours(bench: Bench, lake: Path) -> None:
+    """All that is there, durable in a collection."""
+    file = _file(bench, lake, BACKLOG, tick="1s")
+    penstock.ingest.run(file, once=True, stop=threading.Event(), many=bench.kept)
+
+
+def _plain(bench: Bench, target: Path) -> None:
+    """As a batch job by hand."""
+    read = bench.spark.read.format("kafka").options(**_options(bench)).load()
+    _parsed(read).write.parquet(str(target))
+
+
+def _structured(bench: Bench, target: Path) -> None:
+    """As a query by hand that looks for more every second, until it has all."""
+    read = bench.spark.readStream.format("kafka").options(**_options(bench)).load()
+    query = (
+        _parsed(read)
+        .writeStream.format("parquet")
+        .option("path", str(target))
+        .option("checkpointLocation", f"{target}-checkpoint")
+        .trigger(processingTime="1 second")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+
+def _options(bench: Bench) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": bench.broker.bootstrap,
+        "subscribe": BACKLOG,
+        "startingOffsets": "earliest",
+    }
+
+
+def _parsed(read: DataFrame) -> DataFrame:
+    record = F.from_json(F.col("value").cast("string"), DDL).alias("record")
+    parsed = read.select(record, F.col("partition"), F.col("offset"))
+    return parsed.select(
+        "record.*", F.col("partition").alias("_partition"), F.col("offset").alias("_offset")
+    )
+
+
+def vs_plain_spark(bench: Bench) -> Measured:
+    """Our rate over that of a batch job from Kafka to Parquet."""
+    return _compared(bench, _plain, "a batch job")
+
+
+def vs_structured_streaming(bench: Bench) -> Measured:
+    """Our rate over that of a Structured Streaming query from Kafka to Parquet."""
+    return _compared(bench, _structured, "Structured Streaming")
+
+
+def _compared(bench: Bench, by_hand: Callable[[Bench, Path], None], called: str) -> Measured:
+    lake, target = bench.another("lake"), bench.another("parquet")
+    _ours(bench, lake)
+    by_hand(bench, target)
+    _check_same(
+        ps.read(bench.spark, f"file:{lake}/{SOURCE}", SOURCE),
+        bench.spark.read.parquet(str(target)),
+        bench.records,
+    )
+    for each in (lake, target):
+        shutil.rmtree(each)
+
+    def timed(way: Callable[[Bench, Path], None]) -> tuple[float, float]:
+        into = bench.another("timed")
+        begun, used = time.perf_counter(), _processor_s(bench)
+        way(bench, into)
+        took = time.perf_counter() - begun, _processor_s(bench) - used
+        for each in bench.folder.glob(f"{into.name}*"):
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        return took
+
+    turns = bench.times(5, quick=2)
+    sides = in_turn(turns, lambda: timed(_ours), lambda: timed(by_hand))
+    ours_s, theirs_s = medians(([took for took, _ in sides[0]], [took for took, _ in sides[1]]))
+    ours_used_s, theirs_used_s = medians(
+        ([used for _, used in sides[0]], [used for _, used in sides[1]])
+    )
+    rates = bench.records / ours_s, bench.records / theirs_s
+    return Measured(
+        rates[0] / rates[1],
+        f"Penstock {rates[0]:,.0f} records/s, {called} {rates[1]:,.0f} records/s; "
+        f"of the processor {ours_used_s:.1f} s and {theirs_used_s:.1f} s",
+        {
+            "records": bench.records,
+            "ours_s": ours_s,
+            "theirs_s": theirs_s,
+            "ours_processor_s": ours_used_s,
+            "theirs_processor_s": theirs_used_s,
+            "all_ours_s": [took for took, _ in sides[0]],
+            "all_theirs_s": [took for took, _ in sides[1]],
+        },
+    )
+
+
+def _processor_s(bench: Bench) -> float:
+    """What we and all that we started have used of the processor, without the broker.
+
+    Who has more processes gets more of a machine that others use too; this is the same there.
+    """
+    parents, used = dict[int, int](), dict[int, int]()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name of a program, in brackets, may hold anything.
+            words = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # It has ended.
+        pid = int(entry.parent.name)
+        parents[pid] = int(words[1])
+        used[pid] = sum(map(int, words[11:15]))  # Its own, and of those that it has buried.
+    ours, left_out = {os.getpid()}, set(bench.broker.pids.values())
+    waiting = [os.getpid()]
+    while waiting:
+        parent = waiting.pop()
+        below = {pid for pid, its in parents.items() if its == parent} - left_out - ours
+        ours |= below
+        waiting += below
+    return sum(used.get(pid, 0) for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
+def _check_same(ours: DataFrame, theirs: DataFrame, records: int) -> None:
+    sums = [_content(ours), _content(theirs)]
+    if sums[0] != sums[1] or sums[0][0] != records:
+        found = f"(rows, sum of hashes) {sums[0]} and {sums[1]} of {records} records"
+        print(f"the two sides differ: {found}", file=sys.stderr)
+        sys.exit(DIFFERENT)
+
+
+def _content(frame: DataFrame) -> tuple[int, int]:
+    hashed = F.xxhash64(*sorted(frame.columns)).cast("decimal(38,0)")
+    row = frame.agg(F.count(F.lit(1)).alias("rows"), F.sum(hashed).alias("sum")).collect()[0]
+    return int(row["rows"]), int(row["sum"] or 0)
+
+
+# How fresh a collection is.
+
+
+def freshness_ms(bench: Bench) -> Measured:
+    """From acknowledged by the broker to told to a listener, at 1,000 records a second."""
+    warm_s, seconds = bench.times(10, quick=5), bench.times(60, quick=10)
+    lake, topic = bench.another("lake"), "fresh"
+    bench.broker.create_topic(topic, partitions=PARTITIONS)
+    producer = Producer(bench.broker.client(linger__ms=0))
+    _send(producer, topic, range(PARTITIONS))
+    acknowledged: dict[int, float] = {}
+    seen: dict[int, float] = {}
+    over = threading.Event()
+    with _ingesting(bench, _file(bench, lake, topic, tick="250ms")) as said:
+        listening = threading.Thread(target=_listen, args=(lake, seen, over, said), daemon=True)
+        listening.start()
+        _await(lambda: len(seen) >= PARTITIONS, said)
+        total, rows = (warm_s + seconds) * RATE, RATE // BATCHES
+        begun, first = time.perf_counter(), 1_000
+        for number in range(total // rows):
+            ids = range(first + number * rows, first + (number + 1) * rows)
+            _send(producer, topic, ids, acknowledged)
+            _rest(begun + (number + 1) / BATCHES - time.perf_counter())
+        reached = total / (time.perf_counter() - begun)
+        _await(lambda: first + total - 1 in seen, said)
+        over.set()
+        listening.join()
+    waits = [
+        1_000 * (seen[id] - moment)
+        for id, moment in acknowledged.items()
+        if id >= first + warm_s * RATE
+    ]
+    found = statistics.quantiles(waits, n=100)
+    value = {"p50": found[49], "p99": found[98]}
+    return Measured(value, f"{reached:,.0f} records/s, in milliseconds", value)
+
+
+@contextmanager
+def _ingesting(bench: Bench, file: Path) -> Iterator[Callable[[], str]]:
+    """A process that follows; gives what it said, and fails when it has ended."""
+    log = file.with_suffix(".log")
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", "ingest", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+
+    def told() -> str:
+        text = log.read_text(errors="replace")[-3_000:]
+        if process.poll() is not None:
+            raise RuntimeError(f"it ended with {process.returncode}: {text}")
+        return text
+
+    try:
+        yield told
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _listen(
+    lake: Path, seen: dict[int, float], over: threading.Event, said: Callable[[], str]
+) -> None:
+    storage = lake / SOURCE
+    _await(lambda: over.is_set() or storage.exists(), said)
+    while not over.is_set():
+        with persist.open(f"file:{storage}", hold=False) as client:
+            try:
+                found = client.collection(SOURCE)
+            except persist.CollectionMissing:
+                _rest(0.05)
+                continue
+            with found.listen(-1, snapshot=False) as listener:
+                while not over.is_set():
+                    changes = listener.next_changes(timeout_ms=1_000)
+                    if changes is not None:
+                        now = time.perf_counter()
+                        for id in changes.arrow().column("id").to_pylist():
+                            seen.setdefault(id, now)
+
+
+def _await(claim: Callable[[], bool], said: Callable[[], str]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not claim():
+        if time.monotonic() > until:
+            raise RuntimeError(f"waited in vain: {said()}")
+        said()
+        _rest(0.02)
+
+
+def _rest(seconds: float) -> None:
+    if seconds > 0:
+        threading.Event().wait(seconds)
+
+
+# Records.
+
+
+def _file(bench: Bench, lake: Path, topic: str, *, tick: str) -> Path:
+    file = bench.folder / f"{lake.name}.json"
+    section = {
+        "brokers": bench.broker.bootstrap,
+        "topic": topic,
+        "format": {"json": {"columns": COLUMNS}},
+    }
+    file.write_text(
+        # JSON is YAML, too.
+        json.dumps(
+            {"location": f"file:{lake}", "tick": tick, "sources": {SOURCE: {"kafka": section}}}
+        )
+    )
+    return file
+
+
+def _send(
+    producer: Producer, topic: str, ids: range, acknowledged: dict[int, float] | None = None
+) -> None:
+    """Each acknowledged, when this returns; if wanted, when it was."""
+    failed: list[Any] = []
+
+    def delivered(id: int, error: Any, _: Any) -> None:
+        if error is not None:
+            failed.append(error)
+        elif acknowledged is not None:
+            acknowledged[id] = time.perf_counter()
+
+    for id in ids:
+        told = functools.partial(delivered, id)
+        producer.produce(topic, value=_record(id), partition=id % PARTITIONS, on_delivery=told)
+    producer.flush(PATIENCE_S)
+    if failed:
+        raise RuntimeError(f"records were not taken: {failed[0]}")
+
+
+def _fill(broker: KafkaBroker, records: int) -> None:
+    """The backlog, in bulk."""
+    broker.create_topic(BACKLOG, partitions=PARTITIONS)
+    producer = Producer(
+        broker.client(
+            linger__ms=50,
+            batch__size=1_000_000,
+            queue__buffering__max__messages=200_000,
+            queue__buffering__max__kbytes=200_000,
+            acks="all",
+        )
+    )
+    begun = time.perf_counter()
+    for id in range(records):
+        value, partition = _record(id), id % PARTITIONS
+        while True:
+            try:
+                producer.produce(BACKLOG, value=value, partition=partition)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    if producer.flush(PATIENCE_S):
+        raise RuntimeError("the broker did not take all records")
+    took = time.perf_counter() - begun
+    print(f"{records:,} records of {RECORD_BYTES} bytes sent in {took:.0f} s", flush=True)
+
+
+_WORDS: Final = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz ", k=4_096))
+
+
+def _record(id: int) -> bytes:
+    at = id % 3_900
+    head = (
+        f'{{"id":{id},"account":{id % 100_003},"amount":{id % 1_000_000 / 100},'
+        f'"paid":{"true" if id % 3 else "false"},'
+        f'"at":"2026-01-{1 + id % 28:02}T12:{id % 60:02}:{id % 59:02}.{id % 1_000:03}Z","note":"'
+    )
+    return f'{head}{_WORDS[at : at + RECORD_BYTES - len(head) - 2]}"}}'.encode()
+
+
+FIGURES: Final = {
+    "vs_plain_spark": Figure(vs_plain_spark, "≥ 0.85", lambda value: value >= 0.85),
+    "vs_structured_streaming": Figure(vs_structured_streaming, "≥ 1.0", lambda value: value >= 1.0),
+    "freshness_ms": Figure(freshness_ms, "none", lambda _: True),
+}
+
+
+@contextmanager
+def prepared(folder: Path, quick: bool, *, records: int) -> Iterator[Bench]:
+    """A broker with the backlog, and a session that can read it."""
+    kept = KeptSession(jars=kafka_jars)
+    with KafkaBroker() as broker:
+        _fill(broker, records)
+        try:
+            kept.get()
+            yield Bench(folder, quick, records, broker, kept)
+        finally:
+            kept.get().stop()
+
+
+if __name__ == "__main__":
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument(
+        "--records", type=int, default=RECORDS, help="how long the backlog is [%(default)s]"
+    )
+    asked, _ = own.parse_known_args()
+    title = (__doc__ or "").partition("\n")[0]
+    main(title, FIGURES, functools.partial(prepared, records=asked.records), parents=[own])

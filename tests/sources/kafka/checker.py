@@ -1,0 +1,149 @@
+"""What was stored of a topic, judged against what a committed reader sees of it.
+
+Every record is there once, and no other; what is bound only rises, and every record has the
+time of the first binding that covers it; at the end all that is stable is bound. These are
+invariant 29, and what a restart must not change.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pyarrow as pa
+
+from penstock import persist
+from penstock.data import DIFF, TIME
+from penstock.reclock.remap import KAFKA, keys_of, offsets_of, steps
+from tests.sources.kafka.clients import Record
+
+Place = tuple[int, int]
+"""A partition and an offset."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row that came or went."""
+
+    partition: int
+    offset: int
+    text: str
+    time: int
+    diff: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A source: the changes of its collection, and what was bound when."""
+
+    changes: tuple[Change, ...]
+    bound: Mapping[int, tuple[Place, ...]]
+    """By partition, the times at which it moved and the offset it moved to."""
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """How far each partition is bound."""
+        return {partition: moves[-1][1] for partition, moves in self.bound.items() if moves}
+
+    def begins_with(self, earlier: "Stored") -> bool:
+        """Whether nothing of what was stored earlier is different now."""
+        return set(earlier.changes) <= set(self.changes) and all(
+            self.bound.get(partition, ())[: len(moves)] == moves
+            for partition, moves in earlier.bound.items()
+        )
+
+
+def stored(url: str, source: str) -> Stored:
+    """All that can be read of a source, with its times."""
+    with persist.open(url, hold=True) as client:
+        rows = _all_of(client.collection(source))
+        bound = _bound(client, source)
+    changes = zip(
+        *(rows.column(name).to_pylist() for name in ("_partition", "_offset", "text", TIME, DIFF)),
+        strict=True,
+    )
+    return Stored(tuple(Change(*change) for change in changes), bound)
+
+
+def bound_ends(url: str, source: str) -> dict[int, int]:
+    """How far each partition is bound; nothing, before the first binding."""
+    with persist.open(url, hold=False) as client:
+        try:
+            return Stored((), _bound(client, source)).ends
+        except (persist.CollectionMissing, persist.NotYetComplete):
+            return {}
+
+
+def _bound(client: persist.Client, source: str) -> dict[int, tuple[Place, ...]]:
+    read = steps(KAFKA, _all_of(client.collection(f"{source}_remap")))
+    bound = defaultdict[int, list[Place]](list)
+    for partition, time, offset in zip(
+        keys_of(KAFKA, read.partitions),
+        read.times.to_pylist(),
+        offsets_of(read.offsets),
+        strict=True,
+    ):
+        assert isinstance(partition, int)
+        bound[partition].append((time, offset or 0))
+    return {partition: tuple(moves) for partition, moves in bound.items()}
+
+
+def wrong_in(found: Stored, committed: Iterable[Record], ends: Mapping[int, int]) -> list[str]:
+    """Which promises are broken; `ends` are the last stable offsets, when all is over."""
+    return [*_rows(found, committed), *_bindings(found, ends), *_times(found)]
+
+
+def _rows(found: Stored, committed: Iterable[Record]) -> list[str]:
+    held = Counter[tuple[int, int, str]]()
+    for change in found.changes:
+        held[change.partition, change.offset, change.text] += change.diff
+    wanted = Counter(
+        (each.partition, each.offset, (each.value or b"").decode()) for each in committed
+    )
+    wrong = []
+    if missing := wanted - held:
+        wrong.append(f"{missing.total()} records are missing, such as {min(missing)}")
+    if extra := held - wanted:
+        wrong.append(f"{extra.total()} should not be there, such as {min(extra)}")
+    if gone := [change for change in found.changes if change.diff != 1]:
+        wrong.append(f"a record came or went otherwise than once: {gone[0]}")
+    return wrong
+
+
+def _bindings(found: Stored, ends: Mapping[int, int]) -> list[str]:
+    wrong = []
+    for partition, moves in found.bound.items():
+        for (earlier, offset), (later, next_offset) in pairwise(moves):
+            if later <= earlier or next_offset <= offset:
+                wrong.append(
+                    f"partition {partition} was bound to {offset} at {earlier}, and to "
+                    f"{next_offset} at {later}"
+                )
+    reached = {partition: end for partition, end in ends.items() if end}
+    if found.ends != reached:
+        wrong.append(f"bound is {found.ends}, and the topic had come to {reached}")
+    return wrong
+
+
+def _times(found: Stored) -> list[str]:
+    wrong = []
+    for change in found.changes:
+        moves = found.bound.get(change.partition, ())
+        covering = next((time for time, upper in moves if change.offset < upper), None)
+        if covering != change.time:
+            wrong.append(
+                f"offset {change.offset} of partition {change.partition} came at {change.time}, "
+                f"and was bound at {covering}"
+            )
+    return wrong[:5]
+
+
+def _all_of(collection: persist.Collection) -> pa.Table:
+    since, upper = collection.since, collection.upper
+    pieces = [collection.snapshot(since).arrow()]
+    with collection.listen(since) as listener:
+        while listener.frontier < upper:
+            changes = listener.next_changes(timeout_ms=0)
+            assert changes is not None
+            pieces.append(changes.arrow())
+    return pa.concat_tables(pieces)

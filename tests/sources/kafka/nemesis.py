@@ -1,0 +1,341 @@
+"""A topic under load, a pipeline that follows it, and somebody who does both harm.
+
+    python -m tests.sources.kafka.nemesis --for SECONDS [--seed N]
+
+Producers send all the time, in transactions that they commit, give up or leave open for a
+while. Meanwhile the pipeline's process and the broker are killed, and the topic gets more
+partitions. After each round what is stored is judged against what a committed reader sees
+(`checker.py`), and judged again when the pipeline was started once more, which must not
+change what was there. It runs rounds until the time is over, prints the seed of each, and
+ends with status 1, the folder and what was wrong at the first that breaks a promise.
+"""
+
+import argparse
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from confluent_kafka import KafkaException, Producer
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.testing.kafka import KafkaBroker
+from tests.ingest.pump import until
+from tests.sources.kafka.checker import Stored, bound_ends, stored, wrong_in
+from tests.sources.kafka.clients import consume, ends
+
+TOPIC = "clicks"
+SOURCE = "clicks"
+MOST_PARTITIONS = 6
+PATIENCE_MS = 180_000
+
+QUIET = logging.getLogger("nemesis.client")
+QUIET.setLevel(logging.CRITICAL + 1)
+
+
+class Sender:
+    """Sends in transactions, some of which come to nothing."""
+
+    def __init__(self, round_: "Round", name: str, seed: int) -> None:
+        self._round = round_
+        self._name = name
+        self._chance = random.Random(seed)
+        self._stop = threading.Event()
+        self._producer: Producer | None = None
+        self._sent = 0
+        self._thread = threading.Thread(target=self._run, name=name)
+
+    def __enter__(self) -> "Sender":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send no more, and leave nothing open."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._transaction()
+            except KafkaException:
+                self._give_up()
+            SYSTEM_CLOCK.wait(self._stop, self._chance.choice([5, 20, 100]))
+        self._producer = None
+        # Who begins anew under the name ends what was left open under it.
+        until(self._began_anew, "the broker to end what was left open", PATIENCE_MS)
+
+    def _transaction(self) -> None:
+        if self._producer is None and not self._began_anew():
+            return
+        assert self._producer is not None
+        self._producer.begin_transaction()
+        for _ in range(self._chance.randrange(1, 20)):
+            self._sent += 1
+            self._producer.produce(
+                TOPIC,
+                value=f"{self._name} {self._sent}",
+                partition=self._chance.randrange(self._round.partitions),
+            )
+        self._producer.flush(5)
+        if self._chance.random() < 0.1:
+            SYSTEM_CLOCK.wait(self._stop, 1_500)
+        if self._chance.random() < 0.7:
+            self._producer.commit_transaction(10)
+        else:
+            self._producer.abort_transaction(10)
+
+    def _give_up(self) -> None:
+        try:
+            if self._producer is not None:
+                self._producer.abort_transaction(5)
+        except KafkaException:
+            self._producer = None
+
+    def _began_anew(self) -> bool:
+        producer = Producer(
+            self._round.broker.client(
+                transactional__id=self._name,
+                transaction__timeout__ms=8_000,
+                message__timeout__ms=5_000,
+                topic__metadata__refresh__interval__ms=500,
+            ),
+            logger=QUIET,  # It is fenced now and then, and says so.
+        )
+        try:
+            producer.init_transactions(5)
+        except KafkaException:
+            return False
+        self._producer = producer
+        return True
+
+
+class Round:
+    """One broker, one pipeline, and harm for some seconds."""
+
+    def __init__(self, broker: KafkaBroker, folder: Path, seed: int) -> None:
+        self.broker = broker
+        self.folder = folder
+        self.chance = random.Random(seed)
+        self.partitions = 2
+        broker.create_topic(TOPIC, partitions=self.partitions)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.harmed = 0
+        section: dict[str, Any] = {
+            "brokers": broker.bootstrap,
+            "topic": TOPIC,
+            "format": "text",
+            "bite": self.chance.choice([200, 1_000_000]),
+        }
+        self.file = folder / "pipeline.yaml"
+        self.file.write_text(
+            yaml.safe_dump(
+                {
+                    "location": f"file:{folder / 'lake'}",
+                    "tick": "100ms",
+                    "retain": "1d",
+                    "sources": {SOURCE: {"kafka": section}},
+                }
+            )
+        )
+
+    def play(self, seconds: float) -> list[str]:
+        """Do harm until the time is over, then let all of it arrive; what is wrong."""
+        harms = [*3 * [self.kill_process], self.kill_both, *2 * [self.kill_broker]]
+        harms += [self.add_partition]
+        try:
+            with ExitStack() as stack:
+                senders = [
+                    stack.enter_context(Sender(self, name, self.chance.getrandbits(32)))
+                    for name in ("one", "two")
+                ]
+                self.start()
+                self.await_rows()
+                deadline = SYSTEM_CLOCK.boot_ms() + int(seconds * 1_000)
+                while self.harmed < 2 or SYSTEM_CLOCK.boot_ms() < deadline:
+                    self._wait(self.chance.choice([300, 2_000, 8_000]))
+                    harm = self.chance.choice(harms)
+                    say(f"  {harm.__name__}")
+                    harm()
+                    self.harmed += 1
+                for sender in senders:
+                    sender.stop()
+            self.settle()
+        finally:
+            self.kill()
+        found = stored(self.storage, SOURCE)
+        wrong = wrong_in(found, consume(self.broker, TOPIC), self.stable_ends())
+        return wrong + self._again(found)
+
+    @property
+    def storage(self) -> str:
+        return f"file:{self.folder / 'lake' / SOURCE}"
+
+    # The pipeline.
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "said").open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.cli.main", "ingest", str(self.file), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+        return self.process
+
+    def kill(self) -> None:
+        """The process, and then what it started: Spark's would else end a little later."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def await_rows(self) -> None:
+        """Until some can be read."""
+        self._await(lambda: bool(self._bound()), "the first binding")
+
+    def settle(self) -> None:
+        """Until all that is stable is bound; nobody sends any more."""
+        until(
+            lambda: all(
+                stable == end
+                for _, stable, end in (
+                    ends(self.broker.admin, TOPIC, each) for each in range(self.partitions)
+                )
+            ),
+            "all transactions to have ended",
+            PATIENCE_MS,
+        )
+        reached = {each: end for each, end in self.stable_ends().items() if end}
+        self._await(lambda: self._bound() == reached, f"{reached} to be bound")
+
+    def stable_ends(self) -> dict[int, int]:
+        return {each: ends(self.broker.admin, TOPIC, each)[1] for each in range(self.partitions)}
+
+    # Harm.
+
+    def kill_process(self) -> None:
+        self.kill()
+        self._wait(self.chance.choice([0, 500]))
+        self.start()
+        if self.chance.random() < 0.7:
+            # Else it is killed while it starts.
+            self._await_move()
+
+    def kill_broker(self) -> None:
+        self.broker.kill()
+        self._wait(self.chance.choice([0, 3_000]))
+        self.broker.start()
+
+    def kill_both(self) -> None:
+        self.broker.kill()
+        self.kill()
+        self.broker.start()
+        self.start()
+        self._await_move()
+
+    def add_partition(self) -> None:
+        if self.partitions < MOST_PARTITIONS:
+            self.broker.add_partitions(TOPIC, self.partitions + 1)
+            self.partitions += 1
+
+    # Looking.
+
+    def _again(self, before: Stored) -> list[str]:
+        """What a start with nothing to do has changed."""
+        status = self.start("--once").wait(PATIENCE_MS / 1_000)
+        after = stored(self.storage, SOURCE)
+        wrong = [] if status == 0 else [f"it ended with {status}: {self.said()}"]
+        if not after.begins_with(before) or len(after.changes) != len(before.changes):
+            wrong.append("a start with nothing to do has changed what was stored")
+        return wrong
+
+    def _bound(self) -> dict[int, int]:
+        if not (self.folder / "lake" / SOURCE).exists():
+            return {}
+        return bound_ends(self.storage, SOURCE)
+
+    def _await_move(self) -> None:
+        before = self._bound()
+        self._await(lambda: self._bound() != before, "it to go on")
+
+    def _await(self, claim: Any, what: str) -> None:
+        def holds() -> bool:
+            if self.process is not None and self.process.poll() is not None:
+                raise AssertionError(f"it ended with {self.process.returncode}: {self.said()}")
+            SYSTEM_CLOCK.wait(threading.Event(), 200)
+            return bool(claim())
+
+        try:
+            until(holds, what, PATIENCE_MS)
+        except TimeoutError as error:
+            error.add_note(self.said())
+            raise
+
+    def said(self) -> str:
+        """What the processes wrote, the end of it."""
+        path = self.folder / "said"
+        return path.read_text(errors="replace")[-4_000:] if path.exists() else ""
+
+    def _wait(self, ms: int) -> None:
+        SYSTEM_CLOCK.wait(threading.Event(), ms)
+
+
+def play(seed: int, seconds: float) -> list[str]:
+    """One round on a broker of its own; what it broke."""
+    folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
+    with KafkaBroker() as broker:
+        try:
+            wrong = Round(broker, folder, seed).play(seconds)
+        except BaseException:
+            say(f"what was stored is in {folder}")
+            raise
+    if wrong:
+        say("\n".join([*wrong[:20], f"what was stored is in {folder}"]))
+    else:
+        shutil.rmtree(folder)
+    return wrong
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--for", dest="seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int)
+    asked = parser.parse_args()
+    seed = asked.seed
+    if seed is None:
+        seed = int(os.environ.get("PENSTOCK_TEST_SEED") or random.SystemRandom().getrandbits(31))
+    deadline = SYSTEM_CLOCK.boot_ms() + int(asked.seconds * 1_000)
+    rounds = 0
+    while rounds == 0 or SYSTEM_CLOCK.boot_ms() < deadline:
+        left = (deadline - SYSTEM_CLOCK.boot_ms()) / 1_000
+        say(f"round {rounds}: --seed {seed}")
+        if play(seed, max(10, min(60, left))):
+            return 1
+        rounds += 1
+        seed += 1
+    say(f"{rounds} rounds, no promise broken")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""What the nemesis of topics finds: in a short run without Spark, and in a long one with it."""
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from penstock.demo.postgres import await_claim
+from penstock.sources.kafka.source import KafkaSource
+from penstock.sources.kafka.upstream import Upstream
+from penstock.testing.kafka import KafkaBroker
+from tests.sources.kafka.checker import Change, Place, Stored, wrong_in
+from tests.sources.kafka.clients import PATIENCE_S, consume, ends, produce, transactional
+from tests.sources.kafka.nemesis import play
+from tests.sources.kafka.test_topics import Followed, Ranges, patiently
+
+SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
+
+
+class Reading(Ranges):
+    """A tick that reads its ranges as a committed reader does, to what is stable."""
+
+    def __init__(self, broker: KafkaBroker, topic: str, time: int) -> None:
+        super().__init__()
+        self.broker, self.topic, self.time = broker, topic, time
+        self.changes: list[Change] = []
+
+    def scan(self, scan: Any) -> list[Any]:
+        super().scan(scan)
+        consumer = Consumer(
+            self.broker.client(
+                group__id="nobody",
+                isolation__level="read_committed",
+                enable__auto__commit=False,
+                enable__partition__eof=True,
+                auto__offset__reset="error",
+            )
+        )
+        try:
+            for partition, (first, upper) in self.read.items():
+                if first >= ends(self.broker.admin, self.topic, partition)[1]:
+                    continue  # A committed reader waits there, and is not told of an end.
+                consumer.assign([TopicPartition(self.topic, partition, first)])
+                while True:
+                    message = consumer.poll(PATIENCE_S)
+                    assert message is not None
+                    if (error := message.error()) is not None:
+                        assert error.code() == KafkaError._PARTITION_EOF, error
+                        break
+                    offset = message.offset()
+                    assert offset is not None
+                    if offset >= upper:
+                        break
+                    text = (message.value() or b"").decode()
+                    self.changes.append(Change(partition, offset, text, self.time, 1))
+        finally:
+            consumer.close()
+        return []
+
+
+class Kept(Followed):
+    """What a source would have stored."""
+
+    def __init__(self, broker: KafkaBroker, topic: str, **options: Any) -> None:
+        self.changes: list[Change] = []
+        self.moves: dict[int, tuple[Place, ...]] = {}
+        self.ticks = 0
+        super().__init__(broker, topic, **options)
+
+    def tick(self) -> dict[int, tuple[int, int]]:
+        self.ticks += 1
+        tick = Reading(self.broker, self.topic, self.ticks)
+        before = self.bound or {}
+        bound = self.source.draw(tick, patiently(self.source.probe).frontier)  # type: ignore[arg-type]
+        assert bound is not None
+        self.bound = bound
+        self.source.committed(bound)
+        self.changes += tick.changes
+        for partition, offset in bound.items():
+            if offset != before.get(partition, 0):
+                self.moves[partition] = (*self.moves.get(partition, ()), (self.ticks, offset))
+        return tick.read
+
+    @property
+    def stored(self) -> Stored:
+        return Stored(tuple(self.changes), self.moves)
+
+
+def wrong_after(broker: KafkaBroker, topic: str, seed: int) -> list[str]:
+    """Transactions that end or not, more partitions, and starts amid them; what was wrong."""
+    chance, partitions = random.Random(seed), 2
+    followed = Kept(broker, topic, bite=chance.choice([7, 1_000]))
+    idle = [transactional(broker, f"{topic}-{number}") for number in range(3)]
+    plain = Producer(broker.client())
+    open_ones: list[Producer] = []
+
+    def begin() -> None:
+        if idle:
+            producer = idle.pop()
+            producer.begin_transaction()
+            open_ones.append(producer)
+            send(producer)
+
+    def send(producer: Producer = plain) -> None:
+        values = [str(chance.getrandbits(32)) for _ in range(chance.randrange(1, 5))]
+        produce(producer, topic, values, partition=chance.randrange(partitions))
+
+    def end() -> None:
+        if open_ones:
+            producer = open_ones.pop(chance.randrange(len(open_ones)))
+            ending = chance.choice([producer.commit_transaction, producer.abort_transaction])
+            ending(PATIENCE_S)
+            idle.append(producer)
+
+    deeds: list[Callable[[], Any]] = [begin, begin, end, send, *3 * [followed.tick]]
+    for number in range(40):
+        chance.choice(deeds)()
+        if number == 20:
+            broker.add_partitions(topic, partitions := 3)
+            for producer in (plain, *idle, *open_ones):
+                producer.list_topics(topic, PATIENCE_S)  # Else they know of it later.
+        if number % 13 == 0:
+            followed.begin()
+    begin()
+    followed.tick()
+    while open_ones:
+        end()
+
+    def over() -> bool:
+        found = [ends(broker.admin, topic, each) for each in range(partitions)]
+        return all(stable == end for _, stable, end in found)
+
+    await_claim(over, "all transactions to have ended")
+    while followed.tick():
+        pass
+    reached = {each: ends(broker.admin, topic, each)[1] for each in range(partitions)}
+    return wrong_in(followed.stored, consume(broker, topic), reached)
+
+
+@pytest.fixture
+def topic(kafka: KafkaBroker, topic_prefix: str) -> str:
+    kafka.create_topic(f"{topic_prefix}nemesis", partitions=2)
+    return f"{topic_prefix}nemesis"
+
+
+def test_no_promise_is_broken_without_harm_to_processes(kafka: KafkaBroker, topic: str) -> None:
+    assert wrong_after(kafka, topic, SEED) == []
+
+
+def test_the_bug_of_probing_the_high_watermark_is_found(
+    kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Upstream, "stable_ends", Upstream.ends)
+    wrong = wrong_after(kafka, topic, 2_026)
+    assert any("records are missing" in each for each in wrong), wrong
+
+
+def test_the_bug_of_binding_what_was_read_is_found(
+    kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = KafkaSource.draw
+
+    def draw_and_bind_what_was_read(self: KafkaSource, tick: Any, upto: Any) -> Any:
+        known = self._bound or {}
+        draw(self, tick, upto)
+        if not tick.changes:
+            tick.read = {}  # It would ask for the same for ever.
+        return {**known, **{each.partition: each.offset + 1 for each in tick.changes}}
+
+    monkeypatch.setattr(KafkaSource, "draw", draw_and_bind_what_was_read)
+    wrong = wrong_after(kafka, topic, 2_026)
+    assert any("the topic had come to" in each for each in wrong), wrong
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_no_promise_is_broken() -> None:
+    wrong = play(SEED, 30)
+    assert not wrong, "\n".join(wrong[:10])
