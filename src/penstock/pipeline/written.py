@@ -80,9 +80,9 @@ def read(path: Path) -> Written:
         document = loader.get_single_node()
         if problems := list(_unclear(document, (), (), set())):
             raise wrong(path, problems)
-        if document is not None and (found := _too_much(document)) is not None:
-            what = f"its anchors stand for more than {MOST} values; write out what they mean"
-            raise wrong(path, [(*found, what)])
+        if document is not None and (much := _too_much(document)) is not None:
+            too_much = f"its anchors stand for more than {MOST} values; write out what they mean"
+            raise wrong(path, [(*much, too_much)])
         content = None if document is None else loader.construct_document(document)
     except yaml.YAMLError as error:
         # Its own words would quote the line, which may hold a password.
@@ -181,8 +181,7 @@ def _too_deep(text: str) -> int | None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > DEEPEST:
-                mark = event.start_mark
-                return 1 if mark is None else mark.line + 1
+                return event.start_mark.line + 1 if event.start_mark is not None else 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
     return None
