@@ -22,9 +22,9 @@ from confluent_kafka import TopicPartition as Place
 # These are public, and not said to be.
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
-    ConfigResource,
-    OffsetSpec,
-    ResourceType,
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    OffsetSpec,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
 from penstock.errors import DefiniteError, PenstockError, TransientError
