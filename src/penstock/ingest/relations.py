@@ -40,6 +40,10 @@ NOTE = "progress"
 """Under which name a source writes down how its progress is called."""
 
 
+ATTEMPTS = 10
+"""So often notes are looked at again that were compacted meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class BindingsOf:
     """The bindings of one source, as users see them under one name."""
@@ -141,11 +145,23 @@ def notes_in(client: Client) -> dict[str, dict[str, Any]]:
     for name in client.collections(hidden=True):
         source, slash, what = name.partition("/")
         if slash and what == "state":
-            notes = client.collection(name)
-            if notes.upper:
-                contents = notes.snapshot(notes.upper - 1)
-                found[source] = {update.data[0]: update.data[1] for update in contents}
-    return found
+            found[source] = _newest(client.collection(name))
+    return {source: told for source, told in found.items() if told is not None}
+
+
+def _newest(notes: Collection) -> dict[str, Any] | None:
+    """The contents as they are now, of what its writer compacts as it goes."""
+    for attempt in range(ATTEMPTS):
+        if not notes.upper:
+            return None
+        try:
+            contents = notes.snapshot(notes.upper - 1)
+            return {update.data[0]: update.data[1] for update in contents}
+        except SinceError:
+            # It went on between the two looks.
+            if attempt == ATTEMPTS - 1:
+                raise
+    return None
 
 
 def find_bindings(
