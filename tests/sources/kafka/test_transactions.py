@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DefiniteError, PenstockError, UsageError
+from penstock.pipeline.kafka import KafkaSection, kafka_of
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.topics import TopicsSource
@@ -314,3 +315,20 @@ def test_what_a_file_may_not_say(options: dict[str, Any], told: str) -> None:
     given = {"topic": "", "envelope": "debezium", **options}
     with pytest.raises(UsageError, match=told):
         KafkaConfig("nowhere:9092", value=Chosen("json"), **given)
+
+
+def test_what_a_file_says_of_several_topics() -> None:
+    section = {
+        "brokers": "b:9092",
+        "topics": {"a": "public.a", "b": None},
+        "transactions": "t",
+        "format": {"json": {"columns": {"id": "bigint"}}},
+        "envelope": "debezium",
+        "key": {"a": ["id"], "b": ["id", "n"]},
+    }
+    config = kafka_of(KafkaSection.model_validate(section))
+    assert config.topics == {"a": "public.a", "b": None}
+    assert config.of("b").key == ("id", "n")
+    assert (config.of("t").envelope, config.of("t").value) == ("none", Chosen("json"))
+    listed = kafka_of(KafkaSection.model_validate({**section, "topics": ["a", "b"]}))
+    assert listed.topics == {"a": None, "b": None}
