@@ -176,8 +176,8 @@ def test_upserts_are_a_dictionary(ticks: list[list[tuple[str, str | None]]], tas
 
 
 def test_the_bug_of_keeping_the_first_of_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    last = scanning._last_of
-    monkeypatch.setattr(scanning, "_last_of", lambda rows, key, by: last(rows.slice(0, 1), key, by))
+    last = scanning.last_of
+    monkeypatch.setattr(scanning, "last_of", lambda rows, key, by: last(rows.slice(0, 1), key, by))
     with pytest.raises(AssertionError):
         test_a_backlog_of_one_key_is_one_change()
 
@@ -248,6 +248,8 @@ def test_a_truncation_and_a_deletion_of_nothing_are_told() -> None:
 def test_a_layout_says_what_it_needs() -> None:
     with pytest.raises(UsageError, match="needs to know what keys are"):
         Layout("upsert", VALUE)
+    with pytest.raises(UsageError, match="tells rows apart by the records' keys: key"):
+        Layout("upsert", VALUE, KEY, named=("value",))
     with pytest.raises(UsageError, match="needs to know the key of the rows"):
         Layout("debezium", DebeziumJson(ROW))
     with pytest.raises(UsageError, match='no column "no"'):

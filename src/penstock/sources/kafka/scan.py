@@ -127,6 +127,13 @@ class Layout:
                 "envelope upsert needs to know what keys are",
                 hint="Say how they are decoded: key_format: text, or as format says it.",
             )
+        if self.envelope == "upsert" and self.key is not None and self.named:
+            keys = self.key.schema.names
+            if set(self.named) != set(keys):
+                raise UsageError(
+                    f"envelope upsert tells rows apart by the records' keys: {', '.join(keys)}",
+                    hint="Leave key out, or choose another envelope.",
+                )
         if self.envelope == "debezium" and not self.named:
             raise UsageError(
                 "envelope debezium needs to know the key of the rows",
