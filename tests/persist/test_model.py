@@ -855,7 +855,7 @@ def lets_the_old_writer_write(patch):
 
 
 def ignores_who_holds_the_lock(patch):
-    def plan_refuses_nobody(self, writer, bell):
+    def plan_refuses_nobody(self, writer, bell, after):
         self._machine.take_epoch(
             lambda state: [
                 TakeEpoch(Writer(writer), state.location or "l"),
