@@ -13,12 +13,13 @@ socket trusts everybody, TCP asks for a password, so that both ways in can be te
 
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import psycopg
 
@@ -26,6 +27,9 @@ from penstock.demo.postgres import SUPERUSER, LocalPostgres, await_claim, bundle
 from penstock.errors import UsageError
 
 __all__ = ["Database", "PostgresServer", "find_binaries"]
+
+
+_OURS: Final = secrets.token_urlsafe()
 
 
 class PostgresServer(LocalPostgres):
@@ -42,6 +46,10 @@ class PostgresServer(LocalPostgres):
         found = find_binaries(binaries)
         folder = Path(tempfile.mkdtemp(prefix="penstock-pg-", dir=_short_temporary()))
         super().__init__(folder, binaries=found, settings=settings, hba=hba, tcp=True)
+
+    def _password(self) -> str:
+        """The same for all servers of a process: one may stand in for another."""
+        return _OURS
 
     def restart(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
         """Stop it, and start it on the same port."""
