@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import re
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -186,7 +187,7 @@ def test_a_mirror_of_mavens_settings_is_asked_with_its_login(
 ) -> None:
     jar = repository.put("org.example:one:1.0")
     monkeypatch.delenv("DEFAULT_ARTIFACT_REPOSITORY")
-    monkeypatch.setattr(the_jars, "CENTRAL", "http://127.0.0.1:1")
+    monkeypatch.setattr(the_jars, "public_repository", lambda: "http://127.0.0.1:1")
     monkeypatch.setenv("WORD", "of mouth")
     repository.login = f"Basic {base64.b64encode(b'me:of mouth').decode()}"
     settings = Path.home() / ".m2" / "settings.xml"
@@ -249,3 +250,21 @@ def test_the_brokers_list_has_each_jar_once_and_pinned() -> None:
     assert len({jar.name for jar in listed}) == len(listed)
     assert all(len(jar.sha256 or "") == 64 for jar in listed)
     assert "kafka_2.13" in {jar.name for jar in listed}
+
+
+def test_where_those_of_this_very_spark_are_missing_others_that_were_tried_are_taken(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And taken again from then on, without asking anybody."""
+    missing, older = Jar.of("org.example:one:2.0"), repository.put("org.example:one:1.0")
+    monkeypatch.setattr(the_jars, "kafka_list", lambda: [missing])
+    monkeypatch.setattr(the_jars, "_tried_instead", lambda: [older])
+    (found,) = the_jars.kafka_jars()
+    assert found.name == "one-1.0.jar"
+    repository.asked.clear()
+    assert the_jars.kafka_jars() == [found]
+    assert repository.asked == []
+
+
+def test_a_public_repository_is_known_to_sparks_own_resolver() -> None:
+    assert re.fullmatch(r"https://[^/]+/maven2", the_jars.public_repository())

@@ -7,7 +7,8 @@ said without a network. A jar comes from the first of these that has it:
     the folder of jars      PENSTOCK_JARS, or `penstock/jars` in the user's cache
     Maven's own folder      ~/.m2/repository, or what Maven's settings name
     a repository            DEFAULT_ARTIFACT_REPOSITORY, as for Spark itself; else a mirror of
-                            Maven's settings; else Maven Central
+                            Maven's settings; else the one that Spark's own
+                            resolver has built in
 
 Fetching is done by Python alone, so that it works where pip does: with its certificates and
 its proxy. Java has trust and proxy settings of its own, and following what poms say leads to
@@ -29,6 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -42,8 +44,6 @@ from penstock.telemetry import fields, logger
 __all__ = ["Jar", "jars_folder", "jars_for", "kafka_jars", "kafka_list", "read_pins"]
 
 log = logger("engine")
-
-CENTRAL: Final = "https://repo1.maven.org/maven2"
 
 PATIENCE_S: Final = 60
 """How long a repository may be silent."""
@@ -120,11 +120,12 @@ def kafka_jars() -> list[Path]:
     Raises:
         UsageError: they are neither here nor to be had; it says which file belongs where.
     """
-    wanted = kafka_list()
+    wanted, others = kafka_list(), _tried_instead()
+    if others and _here(others) and not _here(wanted):
+        return jars_for(others)  # As last time, whether or not there is a network now.
     try:
         return jars_for(wanted)
     except UsageError:
-        others = _tried_instead()
         if not others:
             raise
         with suppress(UsageError):
@@ -177,6 +178,11 @@ def _tried_instead() -> list[Jar]:
     return [pins.get(each) or Jar.of(each) for each in named]
 
 
+def _here(jars: Iterable[Jar]) -> bool:
+    """Whether all of them were fetched before."""
+    return all(_fits(jars_folder() / jar.file, jar) for jar in jars)
+
+
 def jars_for(jars: Iterable[Jar]) -> list[Path]:
     """The files of these jars, each fetched if it is not here yet.
 
@@ -199,6 +205,29 @@ def jars_for(jars: Iterable[Jar]) -> list[Path]:
     if problems:
         raise _missing(wanted, folder, maven, problems)
     return [folder / jar.file for jar in wanted]
+
+
+def public_repository() -> str:
+    """Where Spark's own resolver goes unless it is told otherwise: what its Ivy has built in.
+
+    Raises:
+        UsageError: PySpark is not installed, or has no such resolver.
+    """
+    found = find_spec("pyspark")
+    for folder in (found and found.submodule_search_locations) or ():
+        for ivy in Path(folder, "jars").glob("ivy-*.jar"):
+            with zipfile.ZipFile(ivy) as classes:
+                built_in = _BUILT_IN.search(classes.read(_RESOLVER))
+            if built_in is not None:
+                return built_in[0].decode().rstrip("/")
+    raise UsageError(
+        "no repository is known from which jars could be fetched",
+        hint="Name one in DEFAULT_ARTIFACT_REPOSITORY, or install PySpark, which knows one.",
+    )
+
+
+_RESOLVER: Final = "org/apache/ivy/plugins/resolver/IBiblioResolver.class"
+_BUILT_IN: Final = re.compile(rb"https://[a-z0-9./-]+/maven2/")
 
 
 def jars_folder() -> Path:
@@ -251,7 +280,7 @@ class _Maven:
             if "!central" not in of and {"central", "*", "external:*"} & set(of):
                 url = _filled(mirror.findtext("url", "")).strip().rstrip("/")
                 return cls(url, local, _login(root, mirror.findtext("id", "").strip()))
-        return cls(CENTRAL, local)
+        return cls(public_repository(), local)
 
     @property
     def shown(self) -> str:
