@@ -177,7 +177,10 @@ class Shop:
 
     def write_notes(self) -> None:
         """What tasks leave in the lake for others to see; the warehouse has ended."""
-        Memory(self.client, "shop").write_down({"status": self.source()})
+        notes = Memory(self.client, "shop")
+        notes.write_down({"status": self.source()})
+        # What its history may forget is settled after it: stand still only then.
+        notes.collection.allow_compaction(0).result()
         with persist.open(
             f"{self.location}/warehouse", writer="w", settings=self.settings
         ) as client:
