@@ -211,17 +211,23 @@ def test_metrics_are_the_state_as_numbers(shop, served, clock):
     assert found["penstock_collection_upper_seconds", "", 'a "closed" \\one'] == float("inf")
     assert found["penstock_materialization_transactions_total", "warehouse"] == 1
     assert found["penstock_task_restarts_total", "shop", "source"] == 0
-    of_topics = {"penstock_source_lag_records", "penstock_source_bad_records_total"}
+    of_topics = {
+        "penstock_source_lag_records",
+        "penstock_source_bad_records_total",
+        "penstock_source_waiting_events",
+    }
     assert {name for name, *_ in found} == {metric.name for metric in METRICS} - of_topics
 
 
 def test_metrics_of_a_topic_are_in_records(shop, served, monkeypatch):
     told = {**shop.source(), "kind": "kafka", "lag_records": 7, "bad_records": 2}
+    told["waiting_events"] = 3
     monkeypatch.setattr(shop, "source", lambda: told)
     shop.tick(5)
     text = ask(served.url, "/metrics").body.decode()
     assert 'penstock_source_lag_records{source="shop"} 7.0' in text
     assert 'penstock_source_bad_records_total{source="shop"} 2.0' in text
+    assert 'penstock_source_waiting_events{source="shop"} 3.0' in text
 
 
 def test_the_page_about_metrics_lists_what_there_is():

@@ -6,6 +6,7 @@ through; the entry only links them. Data, remap, the source's notes and all
 uppers are in that one entry, so a restart finds all of them or none.
 """
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -230,7 +231,8 @@ class Tick:
 
     def remember(self, name: str, value: Any) -> None:
         """Write down a plain JSON value for the next start; None forgets it."""
-        self._notes[name] = value
+        # A copy: whoever remembers it may go on with it before this is durable.
+        self._notes[name] = copy.deepcopy(value)
 
     def commit(self, visible: Sequence[str], remap: AppendTo | None) -> None:
         """Make all of it durable, in one entry; without `remap` nothing of it is seen yet."""

@@ -26,7 +26,7 @@ from penstock.errors import UsageError
 from penstock.pipeline.kafka import KafkaSection, kafka_of
 from penstock.pipeline.measures import Duration, Flag, FromOne, FromZero, Size
 from penstock.pipeline.problems import problems, told
-from penstock.pipeline.section import Section
+from penstock.pipeline.section import FOLDER, Section
 from penstock.pipeline.written import (
     Missing,
     Written,
@@ -387,7 +387,7 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> Pipe
     if missing:
         raise _unset(written, missing)
     try:
-        return Pipeline.model_validate(content)
+        return Pipeline.model_validate(content, context={FOLDER: written.path.parent})
     except ValidationError as error:
         found = problems(written, error, Pipeline.model_json_schema())
         raise wrong(written.path, list(found)) from None

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from penstock.errors import UsageError
 from penstock.pipeline.measures import Flag, FromOne, FromZero
 from penstock.pipeline.problems import told
-from penstock.pipeline.section import Section
+from penstock.pipeline.section import File, Section
 from penstock.sources.kafka.chosen import Chosen, Kind
 from penstock.sources.kafka.config import BITE, KafkaConfig, Sasl, Start, Tls
 from penstock.sources.kafka.formats import Registry
@@ -29,7 +29,7 @@ class RegistrySection(Section):
     password: str | None = Field(None, repr=False)
     """The password, best as ${NAME}."""
 
-    ca: Path | None = None
+    ca: File | None = None
     """A file: who must have signed its certificate."""
 
 
@@ -43,7 +43,7 @@ class JsonSection(Section):
 class AvroSection(Section):
     """Records that are Avro, with a registry or with a schema that is given."""
 
-    document: Path | None = Field(None, alias="schema")
+    document: File | None = Field(None, alias="schema")
     """A file: the schema that all records have."""
 
     registry: RegistrySection | None = None
@@ -56,7 +56,7 @@ class AvroSection(Section):
 class ProtobufSection(Section):
     """Records that are messages of Protocol Buffers."""
 
-    descriptor: Path
+    descriptor: File
     """A file: what protoc --descriptor_set_out --include_imports wrote."""
 
     message: str
@@ -136,13 +136,13 @@ class SaslSection(Section):
 class KafkaTlsSection(Section):
     """Certificates for the line to brokers, as files that every task sees."""
 
-    ca: Path | None = None
+    ca: File | None = None
     """Who must have signed theirs."""
 
-    certificate: Path | None = None
+    certificate: File | None = None
     """Our own."""
 
-    key: Path | None = None
+    key: File | None = None
     """Its key."""
 
 
@@ -181,6 +181,9 @@ class KafkaSection(Section):
 
     start: Literal["earliest", "latest"] | dict[FromZero, FromZero] | datetime = "earliest"
     """Where to begin: an end of the topic, offsets by partition, or a time."""
+
+    group: Annotated[str, Field(min_length=1)] | None = None
+    """A consumer group that is told what is durable, for those who watch lags; never read."""
 
     on_bad_record: Literal["stop", "set_aside"] = "stop"
     """What to do about a record that cannot be decoded: stop, or keep it in SOURCE_errors."""
@@ -239,6 +242,7 @@ def _config(section: KafkaSection) -> KafkaConfig:
         keys=key if isinstance(key, dict) else {},
         include={str(each): name for each, name in named.items()},
         start=start,
+        group=section.group,
         on_bad_record=section.on_bad_record,
         bite=section.bite,
         bites_of_compacted=section.bites_of_compacted,

@@ -120,6 +120,10 @@ METRICS: Final = (
         "Records that could not be decoded and were set aside, since its process started.",
     ),
     Told(
+        "penstock_source_waiting_events", "sources", ("source",), _field("waiting_events"),
+        "Events of transactions over several topics that are not whole yet.",
+    ),
+    Told(
         "penstock_source_slot_bytes", "sources", ("source",), _field("slot_bytes"),
         "How much log its replication slot makes the server keep.",
     ),

@@ -3,7 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from penstock.testing.kafka import KafkaBroker
@@ -95,3 +101,17 @@ def ends(admin: AdminClient, topic: str, partition: int = 0) -> tuple[int, int, 
         ask(OffsetSpec.latest(), IsolationLevel.READ_COMMITTED),
         ask(OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),
     )
+
+
+def group_offsets(broker: KafkaBroker, group: str) -> dict[tuple[str, int], int]:
+    """Where a consumer group stands, by topic and partition."""
+    asked = broker.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    places = asked[group].result(PATIENCE_S).topic_partitions
+    return {(place.topic, place.partition): place.offset for place in places}
+
+
+def move_group(broker: KafkaBroker, group: str, topic: str, offsets: dict[int, int]) -> None:
+    """Let it stand elsewhere."""
+    places = [TopicPartition(topic, each, offset) for each, offset in offsets.items()]
+    wanted = [ConsumerGroupTopicPartitions(group, places)]
+    broker.admin.alter_consumer_group_offsets(wanted)[group].result(PATIENCE_S)

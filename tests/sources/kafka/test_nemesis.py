@@ -175,6 +175,59 @@ def test_the_bug_of_binding_what_was_read_is_found(
     assert any("the topic had come to" in each for each in wrong), wrong
 
 
+def states_that_never_were(broker: KafkaBroker, topic: str) -> list[dict[str, str]]:
+    """Of a topic from which old values are removed: what was seen of it, and never was so."""
+    settings = {"cleanup.policy": "compact", "segment.ms": 100, "max.compaction.lag.ms": 100}
+    broker.create_topic(topic, settings=settings)
+    sender = Producer(broker.client())
+    state: dict[str, str] = {}
+    were: list[dict[str, str]] = [{}]
+    followed = Kept(broker, topic, bite=1)
+    seen: list[dict[str, str]] = []
+
+    def send(key: str, value: str) -> None:
+        produce(sender, topic, [f"{key} {value}"], key=key)
+        state[key] = value
+        were.append(dict(state))
+
+    def tick() -> bool:
+        moved = followed.tick()
+        rows = sorted(followed.changes, key=lambda each: each.offset)
+        seen.append(dict(row.text.split(" ") for row in rows))
+        return bool(moved)
+
+    send("a", "1")
+    send("b", "1")
+    tick()
+    for key, value in (("a", "2"), ("b", "2"), ("b", "3"), ("a", "3")):
+        send(key, value)
+
+    def compacted() -> bool:
+        # A segment that is written to is never compacted; a later record ends it.
+        send("c", str(len(were)))
+        return not any(each.value in (b"a 2", b"b 2") for each in consume(broker, topic))
+
+    await_claim(compacted, "old values to be removed")
+    while tick():
+        pass
+    assert seen[-1] == state
+    return [each for each in seen if each not in were]
+
+
+def test_a_compacted_topic_is_never_seen_as_it_never_was(
+    kafka: KafkaBroker, topic_prefix: str
+) -> None:
+    assert states_that_never_were(kafka, f"{topic_prefix}state") == []
+
+
+def test_the_bug_of_bites_of_a_compacted_topic_is_found(
+    kafka: KafkaBroker, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Upstream, "compacted", lambda _: False)
+    found = states_that_never_were(kafka, f"{topic_prefix}state")
+    assert {"a": "1", "b": "3"} in found
+
+
 @pytest.mark.long
 @pytest.mark.spark
 def test_no_promise_is_broken() -> None:

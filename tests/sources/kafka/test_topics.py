@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.demo.postgres import await_claim
@@ -22,7 +22,13 @@ from penstock.sources.kafka.source import KafkaSource
 from penstock.sources.kafka.upstream import Upstream
 from penstock.testing.clocks import ManualClock
 from penstock.testing.kafka import KafkaBroker
-from tests.sources.kafka.clients import PATIENCE_S, produce, transactional
+from tests.sources.kafka.clients import (
+    PATIENCE_S,
+    group_offsets,
+    move_group,
+    produce,
+    transactional,
+)
 
 T = TypeVar("T")
 
@@ -284,6 +290,45 @@ def test_a_source_does_not_start_in_a_partition_that_is_not_there(
 ) -> None:
     with pytest.raises(UsageError, match="to start in partition 7, which is not there"):
         Followed(kafka, topic, start={7: 1})
+
+
+def test_a_group_is_told_what_is_durable_and_never_asked(kafka: KafkaBroker, topic: str) -> None:
+    """Vector K06."""
+    followed = Followed(kafka, topic, group=f"{topic}-watched")
+    followed.send(3)
+    tick = Ranges()
+    upto = patiently(followed.source.probe).frontier
+    followed.bound = followed.source.draw(tick, upto)  # type: ignore[arg-type]
+    followed.source.close()
+    assert group_offsets(kafka, f"{topic}-watched") == {}
+    followed.begin()
+    followed.source.committed(followed.bound)
+    followed.source.close()
+    assert group_offsets(kafka, f"{topic}-watched") == {(topic, 0): 3, (topic, 1): 0}
+    followed.send(2)
+    move_group(kafka, f"{topic}-watched", topic, {0: 1})
+    followed.begin()
+    assert followed.tick() == {0: (3, 5)}
+    followed.source.close()
+    assert group_offsets(kafka, f"{topic}-watched") == {(topic, 0): 5, (topic, 1): 0}
+
+
+def test_a_group_that_cannot_be_told_stops_nothing_and_is_told_later(
+    kafka: KafkaBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed = Followed(kafka, topic, group=f"{topic}-taken")
+    member = Consumer(kafka.client(group__id=f"{topic}-taken"))
+    member.subscribe([topic])
+    await_claim(lambda: member.poll(0.1) is not None or member.assignment(), "a member to join")
+    followed.send(1)
+    assert followed.tick() == {0: (0, 1)}
+    followed.source.close()
+    assert "a consumer group cannot be told how far the source has come" in caplog.text
+    member.close()
+    followed.begin()
+    followed.tick()
+    followed.source.close()
+    assert group_offsets(kafka, f"{topic}-taken") == {(topic, 0): 1, (topic, 1): 0}
 
 
 def test_whatever_is_sent_each_offset_is_read_in_one_tick(kafka: KafkaBroker, topic: str) -> None:

@@ -89,6 +89,9 @@ class KafkaConfig:
     """What of a record besides its value becomes a column, and its name."""
 
     start: Start = "earliest"
+    group: str | None = None
+    """A consumer group that is told how far the source has come, for others to see."""
+
     on_bad_record: Literal["stop", "set_aside"] = "stop"
     bite: int = BITE
     bites_of_compacted: bool = False

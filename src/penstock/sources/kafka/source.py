@@ -19,6 +19,7 @@ from penstock.clock import Clock
 from penstock.errors import UsageError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import BadRecord, OffsetsGone, TopicChanged
+from penstock.sources.kafka.group import Group
 from penstock.sources.kafka.scan import DATA, ERRORS, ERRORS_SCHEMA, KafkaScan, Layout, Told
 from penstock.sources.kafka.upstream import Topic, Upstream
 from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
@@ -65,6 +66,8 @@ class KafkaSource:
         self._config = config
         self._clock = clock
         self._upstream = Upstream(config) if upstream is None else upstream
+        group = config.group
+        self._group = None if group is None else Group(group, self._upstream, clock)
         self._suffix = f" {config.topic}" if among else ""
         self._topic = Topic("", ())
         self._begins: dict[int, int] = {}
@@ -158,6 +161,8 @@ class KafkaSource:
     def committed(self, frontier: Frontier | None) -> None:
         """What was drawn is durable."""
         self._bound = frontier
+        if frontier and self._group is not None:
+            self._group.tell(frontier)
 
     def resync(self, parts: Sequence[str]) -> None:
         """Refused: a topic is what it was."""
@@ -219,6 +224,8 @@ class KafkaSource:
 
     def close(self) -> None:
         """Let go of the cluster."""
+        if self._group is not None:
+            self._group.close()
         self._upstream.close()
 
     # Which topic, and which offsets.

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
 from confluent_kafka import TopicPartition as Place
 
 # These are public, and not said to be.
@@ -138,6 +145,16 @@ class Upstream:
         found = self._answer(asked[resource], known=True)
         return "compact" in str(found["cleanup.policy"].value)
 
+    def tell_group(self, group: str, offsets: Mapping[int, int]) -> "Future[Any]":
+        """Let a consumer group stand at these offsets; nobody waits for the answer."""
+        places = [Place(self._config.topic, each, offset) for each, offset in offsets.items()]
+        asked: Mapping[str, Future[Any]] = self._ask(
+            lambda admin: admin.alter_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, places)], request_timeout=PATIENCE_S
+            )
+        )
+        return asked[group]
+
     def sample(self, partitions: Sequence[int], count: int) -> pa.Table:
         """Keys and values of some of the first records that are kept, at most so many.
 
@@ -217,6 +234,17 @@ class Upstream:
         except TimeoutError:
             raise self._unreached("nobody answers") from None
 
+    def _look_around(self) -> None:
+        """Let the client hear of brokers anew.
+
+        It asks the one on and on that it took for the controller, even if that one was killed.
+        """
+        assert self._admin is not None
+        try:
+            self._admin.list_topics(self._config.topic, timeout=PATIENCE_S)
+        except KafkaException as error:
+            self._heard = error.args[0]
+
     def _failed(self, error: KafkaError) -> PenstockError:
         """Whether to try again, or what somebody must do."""
         assert self._admin is not None
@@ -230,6 +258,8 @@ class Upstream:
                     detail=f"{_told(each, self._config.secrets)}.",
                     hint="Allow it to describe and read the topic, or mend sasl of the source.",
                 )
+        if error.code() == KafkaError._TIMED_OUT:
+            self._look_around()
         return self._unreached(_told(error, self._config.secrets))
 
     def _unreached(self, reason: str) -> TransientError:

@@ -1,0 +1,88 @@
+"""A consumer group that is told how far we have come, for those who watch the lag of groups.
+
+It is told after what was read is durable, and it is never asked: where we go on is in the
+lake, and nowhere else. So a group that hears nothing, or is set to something else by others,
+changes nothing but what is shown.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.clock import Clock
+from penstock.sources.kafka.upstream import Upstream
+from penstock.telemetry import fields, logger
+
+__all__ = ["Group"]
+
+log = logger("sources.kafka")
+
+AGAIN_MS: Final = 5_000
+"""So long after it could not be told it is tried again."""
+
+LAST_S: Final = 5
+"""So long the last word is waited for."""
+
+
+class Group:
+    """Told by the thread that ticks, which never waits for it."""
+
+    def __init__(self, name: str, upstream: Upstream, clock: Clock) -> None:
+        self._name = name
+        self._upstream = upstream
+        self._clock = clock
+        self._reached: Mapping[int, int] = {}
+        self._told: Mapping[int, int] = {}
+        self._answer: Future[Any] | None = None
+        self._failed_ms: int | None = None
+
+    def tell(self, reached: Mapping[int, int]) -> None:
+        """By partition, the offset below which all is durable."""
+        self._reached = reached
+        self._listen()
+        if self._answer is None and reached != self._told and not self._rests():
+            self._told = reached
+            self._answer = self._upstream.tell_group(self._name, reached)
+
+    def close(self) -> None:
+        """Tell it the last, if it answers."""
+        self._wait()
+        self.tell(self._reached)
+        self._wait()
+        self._reached = self._told = {}
+
+    def _wait(self) -> None:
+        if self._answer is not None:
+            wait([self._answer], timeout=LAST_S)
+            self._listen()
+
+    def _listen(self) -> None:
+        if self._answer is None or not self._answer.done():
+            return
+        error, self._answer = _error_of(self._answer), None
+        if error is None:
+            self._failed_ms = None
+            return
+        if self._failed_ms is None:
+            log.warning(
+                "a consumer group cannot be told how far the source has come",
+                extra=fields(group=self._name, reason=error.str()),
+            )
+        self._failed_ms = self._clock.boot_ms()
+        self._told = {}
+
+    def _rests(self) -> bool:
+        failed_ms = self._failed_ms
+        return failed_ms is not None and self._clock.boot_ms() - failed_ms < AGAIN_MS
+
+
+def _error_of(answer: Future[Any]) -> KafkaError | None:
+    """Of an answer that is there."""
+    try:
+        places = answer.result().topic_partitions
+    except KafkaException as error:
+        found: KafkaError = error.args[0]
+        return found
+    return next((place.error for place in places if place.error is not None), None)

@@ -1,0 +1,69 @@
+"""A topic of a real broker and a lake that follows it, through Spark."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import penstock.ingest
+from penstock import persist
+from penstock.engine.kept.spark import KeptSession
+from penstock.testing.kafka import KafkaBroker
+from tests.sources.kafka.clients import consume
+
+
+class Topic:
+    """A topic, and a lake that follows it."""
+
+    def __init__(
+        self, broker: KafkaBroker, name: str, folder: Path, kept: KeptSession, **options: Any
+    ) -> None:
+        self.broker, self.name, self.folder, self.kept = broker, name, folder, kept
+        self.options: dict[str, Any] = {"format": "text", **options}
+
+    @property
+    def storage(self) -> str:
+        return f"file:{self.folder}/lake/clicks"
+
+    def once(self, **options: Any) -> None:
+        """Bring all that is there now."""
+        file = self.write_file(**options)
+        penstock.ingest.run(file, once=True, stop=threading.Event(), many=self.kept)
+
+    def write_file(self, **options: Any) -> Path:
+        """What says to follow it."""
+        section = {
+            "brokers": self.broker.bootstrap,
+            "topic": self.name,
+            **self.options,
+            **options,
+        }
+        section = {name: value for name, value in section.items() if value is not None}
+        file = self.folder / "pipeline.yaml"
+        file.write_text(
+            yaml.safe_dump(
+                {
+                    "location": f"file:{self.folder}/lake",
+                    "tick": "50ms",
+                    "sources": {"clicks": {"kafka": section}},
+                }
+            )
+        )
+        return file
+
+    def rows(self, collection: str = "clicks") -> list[dict[str, Any]]:
+        with persist.open(self.storage, hold=False) as client:
+            found = client.collection(collection)
+            return found.snapshot(found.upper - 1).arrow().to_pylist()
+
+    def seen(self) -> list[tuple[int, int, str]]:
+        """What is in the lake: partition, offset and text."""
+        return sorted((row["_partition"], row["_offset"], row["text"]) for row in self.rows())
+
+    def committed(self) -> list[tuple[int, int, str]]:
+        """What a committed reader sees in the topic."""
+        return [
+            (record.partition, record.offset, (record.value or b"").decode())
+            for record in consume(self.broker, self.name)
+        ]

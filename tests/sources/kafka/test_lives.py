@@ -1,0 +1,254 @@
+"""What happens to a topic, its broker and its cluster while Spark's connector follows it."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+
+import penstock.ingest
+from penstock import persist
+from penstock.demo.postgres import await_claim
+from penstock.engine.kept.spark import KeptSession
+from penstock.errors import DefiniteError, UsageError
+from penstock.ingest.relations import notes_in
+from penstock.testing.kafka import KafkaBroker, Tls
+from tests.certificates import authority, certificate
+from tests.fix_kafka import make_broker
+from tests.ingest.pump import until
+from tests.sources.kafka.clients import (
+    PATIENCE_S,
+    consume,
+    ends,
+    group_offsets,
+    produce,
+    transactional,
+)
+from tests.sources.kafka.lake import Topic
+
+pytestmark = pytest.mark.spark
+
+PATIENCE_MS = 120_000
+SECRET = "n0t-to-be-seen"
+
+
+@contextmanager
+def following(topic: Topic, **options: Any) -> Iterator[Callable[[], None]]:
+    """Follow it, in this process; gives what fails if it has ended."""
+    stop, file = threading.Event(), topic.write_file(**options)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(penstock.ingest.run, file, stop=stop, many=topic.kept)
+
+        def goes_on() -> None:
+            assert not running.done(), running.exception()
+
+        try:
+            yield goes_on
+        finally:
+            stop.set()
+            running.result(PATIENCE_S)
+
+
+def await_all(topic: Topic, goes_on: Callable[[], None]) -> None:
+    """Until the lake has what a committed reader sees."""
+
+    def all_there() -> bool:
+        goes_on()
+        try:
+            return topic.seen() == topic.committed()
+        except (persist.CollectionMissing, persist.NotYetComplete, UsageError):
+            return False
+
+    until(all_there, "all records to be in the lake", PATIENCE_MS)
+
+
+def status(topic: Topic) -> dict[str, Any]:
+    with persist.open(topic.storage, hold=False) as client:
+        return notes_in(client)["clicks"]["status"]
+
+
+def test_a_partition_is_added(followed: Topic) -> None:
+    sender = Producer(followed.broker.client(topic__metadata__refresh__interval__ms=500))
+    produce(sender, followed.name, ["before"])
+    followed.once()
+    followed.broker.add_partitions(followed.name, 3)
+    produce(Producer(followed.broker.client()), followed.name, ["in the new one"], partition=2)
+    followed.once()
+    assert followed.seen() == followed.committed()
+    assert len(followed.seen()) == 2
+
+
+def test_a_transaction_hangs(followed: Topic) -> None:
+    produce(Producer(followed.broker.client()), followed.name, ["before"])
+    hanging = transactional(followed.broker, f"{followed.name}-hanging")
+    hanging.begin_transaction()
+    produce(hanging, followed.name, ["open"])
+    produce(Producer(followed.broker.client()), followed.name, ["after"])
+    followed.once()
+    assert [text for _, _, text in followed.seen()] == ["before"]
+    assert "hold back records: 2 of partition 0" in status(followed)["waits_for"]
+    hanging.abort_transaction()
+    await_claim(
+        lambda: ends(followed.broker.admin, followed.name)[1] == 4, "the transaction to have ended"
+    )
+    followed.once()
+    assert [text for _, _, text in followed.seen()] == ["before", "after"]
+    assert status(followed)["waits_for"] == ""
+
+
+def test_a_topic_is_compacted(
+    kafka: KafkaBroker, topic_prefix: str, tmp_path: Path, kept: KeptSession
+) -> None:
+    topic = Topic(
+        kafka,
+        f"{topic_prefix}state",
+        tmp_path,
+        kept,
+        format={"json": {"columns": {"n": "bigint"}}},
+        envelope="upsert",
+    )
+    settings = {"cleanup.policy": "compact", "segment.ms": 100, "max.compaction.lag.ms": 100}
+    kafka.create_topic(topic.name, settings=settings)
+    sender = Producer(kafka.client())
+    produce(sender, topic.name, ['{"n": 0}'], key="never again")
+    for key in ("a", "b"):
+        produce(sender, topic.name, [json.dumps({"n": n}) for n in range(5)], key=key)
+
+    def compacted() -> bool:
+        # A segment that is written to is never compacted; a later record ends it.
+        produce(sender, topic.name, ['{"n": 9}'], key="a")
+        return len(consume(kafka, topic.name)) < 6
+
+    await_claim(compacted, "old values to be removed")
+    topic.once()
+    found = {row["key"]: row["n"] for row in topic.rows()}
+    assert found == {"never again": 0, "a": 9, "b": 4}
+
+
+def test_retention_overtakes(followed: Topic) -> None:
+    sender = Producer(followed.broker.client())
+    produce(sender, followed.name, ["read"] * 2)
+    followed.once(group=f"{followed.name}-group")
+    produce(sender, followed.name, ["gone"] * 3)
+    place = TopicPartition(followed.name, 0, 4)
+    for answer in followed.broker.admin.delete_records([place]).values():
+        answer.result(PATIENCE_S)
+    with pytest.raises(DefiniteError) as told:
+        followed.once(group=f"{followed.name}-group")
+    assert "offsets 2 to 3 of partition 0" in f"{told.value} {told.value.detail}"
+    assert "offsets 2 to 3 of partition 0" in str(status(followed)["error"])
+    # What was there before is still there, and nobody was told of more.
+    assert [text for _, _, text in followed.seen()] == ["read"] * 2
+    assert group_offsets(followed.broker, f"{followed.name}-group")[followed.name, 0] == 2
+
+
+def test_a_topic_is_deleted_and_made_again(followed: Topic) -> None:
+    """Vector R27, but that what was bound stays bound: the past can still be read."""
+    produce(Producer(followed.broker.client()), followed.name, ["of the first"])
+    followed.once()
+    followed.broker.delete_topic(followed.name)
+    with pytest.raises(DefiniteError, match="topic was deleted"):
+        followed.once()
+    followed.broker.create_topic(followed.name, partitions=2)
+    produce(Producer(followed.broker.client()), followed.name, ["of the second"] * 3)
+    with pytest.raises(DefiniteError, match="topic was recreated"):
+        followed.once()
+    assert [text for _, _, text in followed.seen()] == ["of the first"]
+
+
+def test_a_broker_is_killed_and_comes_back(tmp_path: Path, kept: KeptSession) -> None:
+    with make_broker() as broker:
+        broker.create_topic("clicks", partitions=2)
+        topic = Topic(broker, "clicks", tmp_path, kept)
+        produce(Producer(broker.client()), "clicks", ["before"] * 3)
+        with following(topic) as goes_on:
+            await_all(topic, goes_on)
+            broker.kill()
+            until(lambda: status(topic)["phase"] == "retrying", "it to be told", PATIENCE_MS)
+            assert "cannot be reached" in status(topic)["waits_for"]
+            broker.start()
+            produce(Producer(broker.client()), "clicks", ["after"] * 3, partition=1)
+            await_all(topic, goes_on)
+            assert status(topic)["phase"] == "following"
+            broker.restart()
+            produce(Producer(broker.client()), "clicks", ["at last"])
+            await_all(topic, goes_on)
+        assert len(topic.seen()) == 7
+
+
+@pytest.mark.long
+def test_another_node_leads(tmp_path: Path, kept: KeptSession) -> None:
+    with make_broker(nodes=3) as broker:
+        broker.create_topic("clicks", partitions=2)
+        topic = Topic(broker, "clicks", tmp_path, kept)
+        sender = Producer(broker.client(acks="all"))
+        produce(sender, "clicks", ["before"] * 3)
+        with following(topic) as goes_on:
+            await_all(topic, goes_on)
+            for number in range(3):
+                leader = broker.describe_topic("clicks").partitions[0].leader
+                assert leader is not None
+                broker.kill(leader.id)
+                produce(sender, "clicks", [f"without {leader.id}"] * 3)
+                produce(sender, "clicks", [f"without {leader.id}"] * 3, partition=1)
+                await_all(topic, goes_on)
+                assert len(topic.seen()) == 3 + 6 * (number + 1)
+                broker.start()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBroker, Path]]:
+    """A broker that speaks TLS, asks for a certificate and knows a user, and who signs."""
+    folder = tmp_path_factory.mktemp("tls")
+    signer = authority(folder, "authority")
+    tls = Tls(*certificate(folder, "localhost", signer), signer, clients="required")
+    with make_broker(tls=tls, users={"penstock": SECRET}) as broker:
+        broker.create_topic("clicks")
+        produce(Producer(broker.client()), "clicks", ["seen"])
+        yield broker, signer
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_broker_that_asks_who_is_there(
+    guarded: tuple[KafkaBroker, Path],
+    mechanism: str,
+    tmp_path: Path,
+    kept: KeptSession,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker, signer = guarded
+    topic = Topic(
+        broker,
+        "clicks",
+        tmp_path,
+        kept,
+        brokers=broker.bootstrap_for("SASL_SSL"),
+        tls={"ca": str(signer)},
+        sasl={"mechanism": mechanism, "username": "penstock", "password": SECRET},
+    )
+    topic.once()
+    assert topic.seen() == topic.committed()
+    assert SECRET not in caplog.text
+    assert SECRET not in json.dumps(status(topic))
+
+
+def test_a_broker_that_asks_for_a_certificate(
+    guarded: tuple[KafkaBroker, Path], tmp_path: Path, kept: KeptSession
+) -> None:
+    broker, signer = guarded
+    ours, key = certificate(tmp_path, "penstock", signer)
+    topic = Topic(
+        broker,
+        "clicks",
+        tmp_path,
+        kept,
+        brokers=broker.bootstrap_for("SSL"),
+        tls={"ca": str(signer), "certificate": str(ours), "key": str(key)},
+    )
+    topic.once()
+    assert topic.seen() == topic.committed()
