@@ -61,8 +61,10 @@ ABOUT = {
     "R21": "as is, in our form: what is bound is taken back, and the upper is the last one",
     "R22": "as is",
     "R25": "decided: reported, with no error and nothing minted",
-    "R27": "decided in part: a topic that is gone has gone back, and is reported",
-    "R28": "as is: nothing in the offsets tells",
+    "R27": "decided in part: a topic that is gone has gone back, and is reported; its source "
+    "stops with a definite error, and what was bound stays (tests/sources/kafka/test_lives.py)",
+    "R28": "as is: nothing in the offsets tells; the topic's id does",
+    "R30": "as is, of a real topic (tests/sources/kafka/test_topics.py)",
     "R40": "as is: kept as text, compared as a number",
     "R41": "in part: the order that a source's frontiers keep is kept by its times",
     "R42": "in part, likewise",
@@ -70,10 +72,6 @@ ABOUT = {
 }
 
 NOT_APPLICABLE_YET = {
-    "R27": "that a deleted topic ends the source with a definite error is for the Kafka client "
-    "to say, which asks for topics by id and knows a deletion from a failure",
-    "R30": "where a new source begins to read, when the log no longer has its beginning, is for "
-    "the Kafka client to find out",
     "R41": "that children are read only when their parent is drained is for the Kinesis client, "
     "which knows parents",
     "R42": "that a merged shard waits for both parents, likewise",

@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -15,6 +16,14 @@ from penstock.errors import UsageError
 from penstock.sources.kafka import scan as scanning
 from penstock.sources.kafka.formats import DebeziumJson, JsonFormat, TextFormat
 from penstock.sources.kafka.scan import DATA, ERRORS, KafkaScan, Layout
+
+CASES = {
+    case["id"]: case
+    for case in json.loads(
+        (Path(__file__).parents[2] / "vectors" / "materialize.json").read_text()
+    )["cases"]
+    if case["id"].startswith("K")
+}
 
 KEY = TextFormat("key")
 VALUE = TextFormat("value")
@@ -107,12 +116,20 @@ class Store:
         return told
 
 
+def test_every_case_about_kafka_is_spoken_for() -> None:
+    """Here, but for K06, which is in test_topics.py."""
+    assert CASES.keys() == {"K02", "K03", "K04", "K06"}
+
+
 def test_a_missing_key_is_null_and_what_says_nothing_is_skipped() -> None:
     """Vector K03."""
-    store = Store(NONE)
-    sent = [("hello", "world"), (None, "foo"), (None, None), ("bar", None)]
-    store.scan([Sent(*each, offset=at) for at, each in enumerate(sent)])
-    assert sorted(store.rows, key=str) == [("hello", "world", 0, 0), (None, "foo", 0, 1)]
+    store, case = Store(NONE), CASES["K03"]
+    sent = [Sent(*each, offset=at) for at, each in enumerate(case["given"]["msgs"])]
+    store.scan(sent[:3])
+    wanted = case["expect"]["rows_after_3"]
+    assert sorted(([key, value] for key, value, *_ in store.rows), key=str) == wanted
+    assert not store.errors
+    store.scan(sent[3:])
     (error,) = store.errors
     assert (error["offset"], error["key"]) == (3, b"bar")
     assert "has a key and no value" in error["reason"]
@@ -121,7 +138,8 @@ def test_a_missing_key_is_null_and_what_says_nothing_is_skipped() -> None:
 def test_a_record_without_a_key_is_no_upsert() -> None:
     """Vector K02; what takes the error back there is skipped here, since errors are rows."""
     store = Store(UPSERT)
-    store.scan([Sent(None, "x"), Sent(None, None, offset=1)])
+    msgs = CASES["K02"]["given"]["msgs"]
+    store.scan([Sent(*each, offset=at) for at, each in enumerate(msgs)])
     assert not store.rows
     (error,) = store.errors
     assert "it has no key" in error["reason"]
@@ -129,12 +147,12 @@ def test_a_record_without_a_key_is_no_upsert() -> None:
 
 def test_a_backlog_of_one_key_is_one_change() -> None:
     """Vector K04."""
-    store = Store(UPSERT)
-    store.scan(
-        *([Sent("k", f"{n}-{at}", offset=n * 100 + at) for at in range(100)] for n in range(20))
-    )
-    assert store.rows == {("k", "19-99"): 1}
-    assert store.changes == 1
+    store, case = Store(UPSERT), CASES["K04"]
+    count, each = case["given"]["updates_of_key_1"], 50_000
+    firsts = range(0, count, each)
+    store.scan(*([Sent("1", str(at), 0, at) for at in range(n, n + each)] for n in firsts))
+    assert store.rows == {("1", str(count - 1)): 1}
+    assert store.changes == case["expect"]["sink_records"]
 
 
 def test_the_order_is_timestamp_partition_offset() -> None:
