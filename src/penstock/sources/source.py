@@ -136,7 +136,7 @@ class Scan(Protocol):
 
     @property
     def into(self) -> Mapping[str, str]:
-        """By output, the collection that its rows go to."""
+        """By output, the collection that its rows go to; there is at least one."""
         ...
 
     @property
