@@ -4,6 +4,9 @@ import base64
 import hashlib
 import io
 import re
+import subprocess
+import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -15,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.demo.postgres import await_claim
 from penstock.engine import jars as the_jars
-from penstock.engine.jars import Jar, jars_folder, jars_for, kafka_list, read_pins
+from penstock.engine.jars import Jar, jars_folder, jars_for, kafka_list, read_pins, unpacked
 from penstock.errors import UsageError
 from penstock.testing import kafka
 
@@ -38,7 +42,19 @@ class Repository:
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr("name", coordinates * 1_000)
-        content = packed.getvalue()
+        return self._have(coordinates, packed.getvalue(), pinned)
+
+    def put_program(self, files: int) -> Jar:
+        """Have a program of so many files in one archive."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+            for number in range(files):
+                entry = tarfile.TarInfo(f"lib/{number}")
+                entry.size = 4
+                archive.addfile(entry, io.BytesIO(b"some"))
+        return self._have("org.example:app:1.0:tar.gz:all", packed.getvalue(), True)
+
+    def _have(self, coordinates: str, content: bytes, pinned: bool) -> Jar:
         sha256 = hashlib.sha256(content).hexdigest()
         jar = Jar.of(coordinates, sha256 if pinned else None)
         self.files[jar.path] = content
@@ -209,6 +225,43 @@ def test_a_mirror_of_mavens_settings_is_asked_with_its_login(
         assert repository.asked == []
 
 
+def test_coordinates_may_say_which_of_several_files() -> None:
+    jar = Jar.of("org.example:app:1.0:tar.gz:all")
+    assert jar.path == "org/example/app/1.0/app-1.0-all.tar.gz"
+    assert jar.coordinates == "org.example:app:1.0:tar.gz:all"
+
+
+def test_many_at_once_unpack_an_archive_once(repository: Repository) -> None:
+    program = repository.put_program(files=50)
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: unpacked(program), range(8)))
+    assert found == {jars_folder() / "app-1.0-all"}
+    assert len(list((jars_folder() / "app-1.0-all" / "lib").iterdir())) == 50
+    assert not (jars_folder() / ".app-1.0-all").exists()
+    # From then on the archive itself is not looked at.
+    (jars_folder() / program.file).unlink()
+    asked = len(repository.asked)
+    assert unpacked(program) in found
+    assert len(repository.asked) == asked
+
+
+def test_what_was_killed_while_it_unpacked_leaves_no_folder(repository: Repository) -> None:
+    program = repository.put_program(files=5_000)
+    jars_for([program])
+    folder, half = jars_folder() / "app-1.0-all", jars_folder() / ".app-1.0-all"
+    code = f"from penstock.engine.jars import Jar, unpacked; unpacked({program!r})"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        await_claim((half / "lib" / "0").exists, "the first file to be unpacked")
+    finally:
+        child.kill()
+        child.wait()
+    assert half.exists()
+    assert not folder.exists()
+    assert len(list((unpacked(program) / "lib").iterdir())) == 5_000
+    assert not half.exists()
+
+
 def test_kafka_is_of_the_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(the_jars.KAFKA_JARS, raising=False)
     listed = kafka_list()
@@ -234,7 +287,7 @@ def test_kafka_can_be_of_other_jars(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.sha256 is not None
 
 
-@pytest.mark.parametrize("wrong", ["", "one", "a:b", "a:b:c:d", "../a:b:1"])
+@pytest.mark.parametrize("wrong", ["", "one", "a:b", "a:b:c:d", "../a:b:1", "a:b:1:tar.gz:../c"])
 def test_coordinates_of_another_form_are_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match="cannot be looked for"):
         Jar.of(wrong)

@@ -14,13 +14,18 @@ Fetching is done by Python alone, so that it works where pip does: with its cert
 its proxy. Java has trust and proxy settings of its own, and following what poms say leads to
 other hosts. A jar is written under another name and then renamed, so that several processes
 may fetch it at once.
+
+What is no jar but an archive of many, as whole programs are, is kept in the same way and
+unpacked beside itself.
 """
 
 import base64
+import fcntl
 import hashlib
 import os
 import re
 import shutil
+import tarfile
 import tempfile
 import urllib.error
 import urllib.request
@@ -41,7 +46,7 @@ from penstock.engine.java import user_cache
 from penstock.errors import UsageError
 from penstock.telemetry import fields, logger
 
-__all__ = ["Jar", "jars_folder", "jars_for", "kafka_jars", "kafka_list", "read_pins"]
+__all__ = ["Jar", "jars_folder", "jars_for", "kafka_jars", "kafka_list", "read_pins", "unpacked"]
 
 log = logger("engine")
 
@@ -68,7 +73,7 @@ _TRIED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By version of Spark, jars of older ones with which our tests pass."""
 
-_COORDINATES: Final = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+")
+_COORDINATES: Final = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+(:[\w.-]+:[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +86,15 @@ class Jar:
     sha256: str | None = None
     """What it must be, if that is known; else what its repository says of it is believed."""
 
+    packaging: str = "jar"
+    """How its file ends."""
+
+    classifier: str = ""
+    """Which of several files of one version it is, if there are several."""
+
     @classmethod
     def of(cls, coordinates: str, sha256: str | None = None) -> "Jar":
-        """`group:name:version`.
+        """`group:name:version`, or `group:name:version:packaging:classifier`.
 
         Raises:
             UsageError: it has another form.
@@ -91,20 +102,27 @@ class Jar:
         if not _COORDINATES.fullmatch(coordinates):
             raise UsageError(
                 f'jar "{coordinates}" cannot be looked for',
-                detail="The coordinates of a jar are group:name:version.",
+                detail="The coordinates of a jar are group:name:version, and perhaps "
+                ":packaging:classifier.",
             )
-        group, name, number = coordinates.split(":")
-        return cls(group, name, number, sha256)
+        group, name, number, *more = coordinates.split(":")
+        return cls(group, name, number, sha256, *more)
 
     @property
     def coordinates(self) -> str:
         """As Maven has them."""
-        return f"{self.group}:{self.name}:{self.version}"
+        more = f":{self.packaging}:{self.classifier}" if self.classifier else ""
+        return f"{self.group}:{self.name}:{self.version}{more}"
+
+    @property
+    def stem(self) -> str:
+        """What its file is called, but for how it ends."""
+        return "-".join(filter(None, (self.name, self.version, self.classifier)))
 
     @property
     def file(self) -> str:
         """What its file is called."""
-        return f"{self.name}-{self.version}.jar"
+        return f"{self.stem}.{self.packaging}"
 
     @property
     def path(self) -> str:
@@ -205,6 +223,28 @@ def jars_for(jars: Iterable[Jar]) -> list[Path]:
     if problems:
         raise _missing(wanted, folder, maven, problems)
     return [folder / jar.file for jar in wanted]
+
+
+def unpacked(archive: Jar) -> Path:
+    """The folder with what is in an archive, which is fetched and unpacked if it is not here yet.
+
+    Raises:
+        UsageError: it is neither here nor to be had; it says which file belongs where.
+    """
+    folder = jars_folder() / archive.stem
+    if folder.is_dir():
+        return folder
+    (file,) = jars_for([archive])
+    half = folder.with_name(f".{archive.stem}")
+    with folder.with_name(f".{archive.stem}.lock").open("w") as lock:
+        # Whoever is killed lets go of it, and leaves a half to the next.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            shutil.rmtree(half, ignore_errors=True)
+            with tarfile.open(file) as packed:
+                packed.extractall(half, filter="data")
+            half.rename(folder)
+    return folder
 
 
 def public_repository() -> str:
