@@ -1,7 +1,8 @@
-"""A real Kafka, one broker a session, and names of its own for the topics of each test.
+"""A real Kafka and a real schema registry, one of each a session, and names for each test.
 
 A broker is up in about five seconds, a topic in a tenth of one. A test that kills or
-restarts a broker makes its own.
+restarts a broker makes its own. A registry keeps its schemas and its port, so that a test
+may kill it and start it again.
 """
 
 import itertools
@@ -13,6 +14,7 @@ import pytest
 # Imported where it is used: every run loads this file, few need Kafka.
 if TYPE_CHECKING:
     from penstock.testing.kafka import KafkaBroker
+    from penstock.testing.registry import SchemaRegistry
 
 _numbers = itertools.count()
 
@@ -38,6 +40,20 @@ def kafka() -> "Iterator[KafkaBroker]":
     """The broker, which answers."""
     with make_broker() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def schema_registry() -> "Iterator[SchemaRegistry]":
+    """The registry, which answers; its archive may have to be fetched first."""
+    from penstock.errors import UsageError
+    from penstock.testing.registry import SchemaRegistry
+
+    try:
+        registry = SchemaRegistry()
+    except UsageError as missing:
+        pytest.skip(f"{missing}: {missing.detail} {missing.hint}")
+    with registry:
+        yield registry
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from penstock.engine.jars import jars_for, read_pins
 from penstock.engine.java import find_java
 from penstock.errors import UsageError
 
-__all__ = ["KafkaBroker", "Protocol", "Tls"]
+__all__ = ["JAVA_OPTIONS", "KafkaBroker", "Protocol", "Tls", "until_we_end"]
 
 HOST: Final = "127.0.0.1"
 USUAL_PORT: Final = 9092
@@ -429,7 +429,7 @@ class KafkaBroker:
         properties = str(node.folder / "server.properties")
         with (node.folder / "log").open("ab") as log:
             node.process = subprocess.Popen(
-                _until_we_end(self._java_command(node, "kafka.Kafka", properties)),
+                until_we_end(self._java_command(node, "kafka.Kafka", properties)),
                 cwd=node.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -529,7 +529,8 @@ def _listens(port: int) -> bool:
         return line.connect_ex((HOST, port)) == 0
 
 
-def _until_we_end(command: list[str]) -> list[str]:
+def until_we_end(command: list[str]) -> list[str]:
+    """A command whose process is killed when ours ends, also by a kill, where that can be had."""
     # The signal of a parent's death comes when the *thread* that started
     # the child ends, so only the main thread may ask for it.
     if threading.current_thread() is threading.main_thread() and shutil.which("setpriv"):

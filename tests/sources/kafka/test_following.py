@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from penstock import persist
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import PenstockError
 from penstock.ingest.spark import FEW_BYTES
 from penstock.testing.kafka import KafkaBroker
-from tests.sources.kafka.clients import produce, transactional
+from penstock.testing.registry import SchemaRegistry
+from tests.sources.kafka.clients import PATIENCE_S, produce, transactional
 from tests.sources.kafka.lake import Topic
 
 pytestmark = pytest.mark.spark
@@ -55,6 +59,39 @@ def test_json_upsert_keeps_the_last_of_a_key(followed: Topic) -> None:
     produce(plain, followed.name, [json.dumps({"n": 8})], key="y", partition=1)
     followed.once(**options)
     assert [(row["key"], row["n"]) for row in followed.rows()] == [("y", 8)]
+
+
+def test_avro_of_a_registry_is_followed_through_a_change_of_its_schema(
+    followed: Topic, schema_registry: SchemaRegistry
+) -> None:
+    plain = Producer(followed.broker.client())
+    avro = {"avro": {"registry": {"url": schema_registry.url}}}
+    options = {"format": avro, "key_format": avro, "envelope": "upsert"}
+
+    def send(key: str, value: dict[str, Any] | None, *fields: dict[str, Any]) -> None:
+        schema = {"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}]}
+        schema["fields"] += fields  # type: ignore[operator]
+        with SchemaRegistryClient({"url": schema_registry.url}) as client:
+            write_key = AvroSerializer(client, '"string"')
+            write = AvroSerializer(client, json.dumps(schema))
+            plain.produce(
+                followed.name,
+                key=write_key(key, SerializationContext(followed.name, MessageField.KEY)),
+                value=write(value, SerializationContext(followed.name, MessageField.VALUE)),
+                partition=0,
+            )
+        assert plain.flush(PATIENCE_S) == 0
+
+    send("x", {"n": 1})
+    send("y", {"n": 2})
+    followed.once(**options)
+    assert sorted((row["value"], row["n"]) for row in followed.rows()) == [("x", 1), ("y", 2)]
+    send("x", {"n": 3, "added": "z"}, {"name": "added", "type": "string", "default": ""})
+    send("y", None)
+    followed.once(**options)
+    # The columns are those of the beginning.
+    assert [(row["value"], row["n"]) for row in followed.rows()] == [("x", 3)]
+    assert "added" not in followed.rows()[0]
 
 
 def test_a_record_that_cannot_be_decoded_stops_the_source_and_is_named(followed: Topic) -> None:

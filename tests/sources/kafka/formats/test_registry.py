@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from penstock.errors import DefiniteError, TransientError, UsageError
 from penstock.sources.kafka.formats import NoSuchSchema, Registry
@@ -20,6 +22,26 @@ from tests.sources.kafka.formats.registry_server import Answers, serving
 def server() -> Iterator[Answers]:
     with serving() as answers:
         yield answers
+
+
+def test_the_server_of_these_tests_is_one_for_confluents_own_client(server: Answers):
+    reference = {"name": "a.B", "subject": "b", "version": 2}
+    server.schemas[7] = {"schema": '"string"', "references": [reference]}
+    server.subjects["shop%20orders", "latest"] = {
+        "subject": "shop orders", "version": 3, "id": 9, "schema": "{}", "schemaType": "PROTOBUF",
+    }  # fmt: skip
+    with SchemaRegistryClient({"url": server.url}) as client:
+        found = client.get_schema(7)
+        assert (found.schema_str, found.schema_type) == ('"string"', "AVRO")
+        assert found.references == [SchemaReference(**reference)]
+        latest = client.get_latest_version("shop orders")
+        assert (latest.schema_id, latest.version, latest.schema.schema_type) == (9, 3, "PROTOBUF")
+        with pytest.raises(SchemaRegistryError) as no_schema:
+            client.get_schema(8)
+        with pytest.raises(SchemaRegistryError) as no_subject:
+            client.get_version("b", 2)
+    assert (no_schema.value.http_status_code, no_schema.value.error_code) == (404, 40403)
+    assert (no_subject.value.http_status_code, no_subject.value.error_code) == (404, 40401)
 
 
 def test_a_schema_is_fetched_once_by_its_id(server: Answers):

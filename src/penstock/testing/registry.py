@@ -1,0 +1,163 @@
+"""A real schema registry in a temporary folder, to be treated badly.
+
+    with SchemaRegistry() as registry:
+        client = SchemaRegistryClient({"url": registry.url})
+        …
+        registry.kill()       # as a power cut of the process, not of the disk
+        registry.start()      # on the same port, with the same schemas
+
+It is Apicurio's, which speaks Confluent's interface, from its archive, which is fetched once;
+see `engine/jars.py`. It listens on 127.0.0.1 only, lets everybody in, and keeps schemas in a
+file, each there before its writer is answered.
+"""
+
+import shutil
+import signal
+import subprocess
+import tempfile
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from penstock.demo.postgres import await_claim, free_port
+from penstock.engine.jars import read_pins, unpacked
+from penstock.engine.java import find_java
+from penstock.errors import UsageError
+from penstock.testing.kafka import JAVA_OPTIONS, until_we_end
+
+__all__ = ["SchemaRegistry"]
+
+HOST: Final = "127.0.0.1"
+PATIENCE_MS: Final = 60_000
+INTERFACE: Final = "/apis/ccompat/v7"
+"""Confluent's, below which the registry has others of its own."""
+
+
+class SchemaRegistry:
+    """A registry, which can be killed and started again on the same port."""
+
+    def __init__(self) -> None:
+        """It is not started yet.
+
+        Raises:
+            UsageError: there is no Java, or its archive is not to be had.
+        """
+        self._java = find_java()
+        (archive,) = read_pins(_PINS)
+        (self._program,) = unpacked(archive).glob("*-runner.jar")
+        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-registry-"))
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """Where clients of Confluent's interface ask."""
+        return f"http://{HOST}:{self._port}{INTERFACE}"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, if it runs."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def start(self) -> None:
+        """Start it if it does not run, and wait until it answers."""
+        if self.pid is None:
+            with (self.folder / "log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    until_we_end(self._command()),
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        try:
+            await_claim(self._answers, "the schema registry to answer")
+        except TimeoutError as error:
+            error.add_note(self.log_tail())
+            raise
+
+    def stop(self) -> None:
+        """Let it end in order."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it with SIGKILL. What was acknowledged is on its disk."""
+        self._end(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, and remove the folder. Safe to call twice."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The end of what it printed."""
+        try:
+            said = (self.folder / "log").read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        return "\n".join(said[-lines:])
+
+    def _command(self) -> list[str]:
+        settings = {
+            "java.io.tmpdir": self.folder,
+            "quarkus.http.host": HOST,
+            "quarkus.http.port": self._port,
+            "quarkus.http.access-log.enabled": "false",
+            # Without a delay an answer means that the schema is in the file.
+            "apicurio.datasource.url": f"jdbc:h2:file:{self.folder}/schemas;WRITE_DELAY=0",
+            "apicurio.datasource.jdbc.initial-size": 1,
+            "apicurio.datasource.jdbc.min-size": 1,
+            "apicurio.datasource.jdbc.max-size": 4,
+            "apicurio.import.work-dir": self.folder,
+            "apicurio.storage.snapshot.location": self.folder,
+        }
+        return [
+            *(str(self._java.program), *JAVA_OPTIONS, "-Xmx128m"),
+            *(f"-D{name}={value}" for name, value in settings.items()),
+            *("-jar", str(self._program)),
+        ]
+
+    def _answers(self) -> bool:
+        if self.pid is None:
+            raise UsageError("the schema registry did not start", detail=self.log_tail())
+        line = HTTPConnection(HOST, self._port, timeout=2)
+        try:
+            line.request("GET", f"{INTERFACE}/subjects")
+            return line.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False  # It listens before it has its tables.
+        finally:
+            line.close()
+
+    def _end(self, how: signal.Signals) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(how)
+        try:
+            process.wait(PATIENCE_MS / 1_000)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+_PINS: Final = Path(__file__).with_name("registry.txt")
