@@ -68,7 +68,9 @@ class Chosen:
         if self.kind == "json" and self.columns == "infer":
             return inferred_words(sample())
         if self.kind == "avro" and self.registry is not None:
-            return msgspec.to_builtins(self.registry.latest(self.subject or subject))
+            found = self.registry.latest(self.subject or subject)
+            # By way of the text, since its tuples are none of JSON's.
+            return msgspec.json.decode(msgspec.json.encode(found))
         return None
 
     def made(self, decided: Any) -> Format:
