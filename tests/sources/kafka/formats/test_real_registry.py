@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from penstock.errors import DefiniteError, TransientError
+from penstock.engine.jars import read_pins
+from penstock.errors import DefiniteError, TransientError, UsageError
 from penstock.sources.kafka.formats import (
     AvroFormat,
     JsonFormat,
@@ -20,6 +22,7 @@ from penstock.sources.kafka.formats import (
     ProtobufFormat,
     Registry,
 )
+from penstock.testing import registry as testing_registry
 from penstock.testing.registry import SchemaRegistry
 from tests.sources.kafka.formats.given import column, decoded, reasons, values
 from tests.sources.kafka.formats.test_avro import member, record
@@ -124,6 +127,14 @@ def test_keys_and_values_have_subjects_of_their_own(
     assert "cannot be read as ours" in reason
 
 
+def test_a_subject_may_have_any_name(
+    client: SchemaRegistryClient, registry: Registry, topic_prefix: str
+):
+    name = f"{topic_prefix}shop/orders é?#%+"
+    client.register_schema(name, Schema('"string"', "AVRO"))
+    assert registry.latest(name).schema == '"string"'
+
+
 def test_what_does_not_exist_is_told_as_confluents_registry_does(
     client: SchemaRegistryClient, registry: Registry, topic_prefix: str
 ):
@@ -198,4 +209,19 @@ def test_framed_json_is_no_json(client: SchemaRegistryClient, topic_prefix: str)
     write = JSONSerializer(json.dumps(schema), client)
     context = SerializationContext(f"{topic_prefix}orders", MessageField.VALUE)
     found = decoded(JsonFormat.of({"id": "bigint"}), write({"id": 1}, context))
-    assert len(found.bad) == 1
+    assert reasons(found) == ["it is not JSON: expecting value, at byte 0"]
+
+
+def test_a_registry_that_does_not_start_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (archive,) = read_pins(testing_registry._PINS)
+    (tmp_path / archive.stem).mkdir()
+    (tmp_path / archive.stem / "broken-runner.jar").write_text("no jar")
+    monkeypatch.setenv("PENSTOCK_JARS", str(tmp_path))
+    broken = SchemaRegistry()
+    with pytest.raises(UsageError, match="did not start") as refused, broken:
+        pass
+    assert "broken-runner.jar" in refused.value.detail
+    assert broken.pid is None
+    assert not broken.folder.exists()
