@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.demo.postgres import await_claim
 from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
@@ -44,8 +45,11 @@ class Notes:
         return sorted(self.values)
 
     def write_down(self, values: Mapping[str, Any]) -> None:
-        # As JSON, which is how they come back at the next start.
-        self.values.update(json.loads(json.dumps(dict(values))))
+        # By the codec of notes, which is how they come back at the next start, or are refused.
+        for name, value in values.items():
+            self.values[name] = persist.JSON.decode(
+                persist.JSON.encode(value), persist.JSON.version
+            )
 
 
 class Ranges:
