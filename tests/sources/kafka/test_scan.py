@@ -15,7 +15,8 @@ from penstock.data import DIFF
 from penstock.errors import UsageError
 from penstock.sources.kafka import scan as scanning
 from penstock.sources.kafka.formats import DebeziumJson, JsonFormat, TextFormat
-from penstock.sources.kafka.scan import DATA, ERRORS, KafkaScan, Layout
+from penstock.sources.kafka.layout import DATA, ERRORS, Layout
+from penstock.sources.kafka.scan import KafkaScan
 
 CASES = {
     case["id"]: case
@@ -250,7 +251,9 @@ def test_events_that_a_restarted_connector_sends_again_are_dropped() -> None:
 def test_the_bug_of_taking_them_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
-    monkeypatch.setattr(scanning, "_again", lambda positions, *_: np.zeros(len(positions), bool))
+    monkeypatch.setattr(
+        scanning, "sent_again", lambda positions, *_: np.zeros(len(positions), bool)
+    )
     with pytest.raises(AssertionError):
         test_events_that_a_restarted_connector_sends_again_are_dropped()
 

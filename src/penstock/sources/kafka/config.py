@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from penstock.errors import UsageError
 from penstock.sources.kafka.chosen import Chosen
-from penstock.sources.kafka.scan import Envelope, Layout
+from penstock.sources.kafka.layout import Envelope, Layout
 
 __all__ = ["BITE", "KafkaConfig", "Sasl", "Start", "Tls"]
 

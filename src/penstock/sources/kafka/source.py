@@ -20,7 +20,8 @@ from penstock.errors import UsageError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import BadRecord, OffsetsGone, TopicChanged
 from penstock.sources.kafka.group import Group
-from penstock.sources.kafka.scan import DATA, ERRORS, ERRORS_SCHEMA, KafkaScan, Layout, Told
+from penstock.sources.kafka.layout import DATA, ERRORS, ERRORS_SCHEMA, Layout
+from penstock.sources.kafka.scan import KafkaScan, Told
 from penstock.sources.kafka.upstream import Topic, Upstream
 from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
 from penstock.telemetry import fields, logger

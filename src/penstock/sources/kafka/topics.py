@@ -22,7 +22,8 @@ from penstock.clock import Clock
 from penstock.errors import DefiniteError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.formats import Format
-from penstock.sources.kafka.scan import ASIDE, DATA, ERRORS, KafkaScan, Layout, Told
+from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS, Layout
+from penstock.sources.kafka.scan import KafkaScan, Told
 from penstock.sources.kafka.source import KafkaSource
 from penstock.sources.kafka.topics_scan import Markers, ToldOfTopics, TopicsScan, output_of
 from penstock.sources.kafka.transactions import MARKERS, Transactions

@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 
 from penstock.sources.kafka.errors import BadRecord
 from penstock.sources.kafka.formats import Format
-from penstock.sources.kafka.scan import ERRORS, TOPIC, Finishing, KafkaScan, Told
+from penstock.sources.kafka.layout import ERRORS
+from penstock.sources.kafka.prepared import TOPIC
+from penstock.sources.kafka.scan import Finishing, KafkaScan, Told
 from penstock.sources.kafka.transactions import MARKERS
 from penstock.sources.source import Aside, Out
 

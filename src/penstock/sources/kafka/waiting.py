@@ -19,7 +19,10 @@ import pyarrow.compute as pc
 
 from penstock.data import DIFF
 from penstock.data.packed import key_hashes, pack
-from penstock.sources.kafka.scan import Held, Layout, Told, changes_of, held_in, last_of
+from penstock.sources.kafka.changes import changes_of, last_of
+from penstock.sources.kafka.held import Held, held_in
+from penstock.sources.kafka.layout import Layout
+from penstock.sources.kafka.scan import Told
 from penstock.sources.kafka.transactions import MARKERS, Transactions, runs_of
 from penstock.sources.source import Aside, Tick
 
