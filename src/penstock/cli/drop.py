@@ -6,7 +6,7 @@ import typer
 
 from penstock.catalog.rows import encode_line
 from penstock.cli.asking import AlreadyDropped, Place, Wait, asked, hears, here, place_of
-from penstock.cli.options import AsJson, Location
+from penstock.cli.options import AsJson, Location, Task
 from penstock.errors import UsageError
 
 __all__ = ["drop"]
@@ -16,9 +16,7 @@ KEPT: Final = "; its target is kept: to write there again, raise backfill"
 
 def drop(
     location: Location,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of a source or a materialization.")
-    ],
+    name: Task,
     keep_target: Annotated[
         bool,
         typer.Option("--keep-target", help="Leave what a materialization wrote where it is."),

@@ -1,13 +1,13 @@
-"""What `up`, `ingest` and `materialize` have in common: options, and how they run."""
+"""What `up`, `ingest` and `materialize` have in common: their options, and how they run."""
 
 import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from penstock.cli.options import AsJson, File
 from penstock.cli.stopping import stop_on_signals
 from penstock.cli.telling import Teller
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from penstock.catalog.planning import Change
     from penstock.pipeline.running import Running
 
-__all__ = ["AllowDrop", "File", "For", "Http", "Master", "Once", "follow"]
+__all__ = ["follows"]
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's file.")]
+Verb: TypeAlias = Callable[..., None]
+
 Once = Annotated[
     bool,
     typer.Option(
@@ -49,47 +50,58 @@ AllowDrop = Annotated[
 ]
 
 
-def follow(
-    file: Path,
-    types: "Sequence[Type]",
-    *,
-    once: bool,
-    for_seconds: int | None,
-    master: str | None,
-    http: str,
-    allow_drop: bool,
-    as_json: bool,
-) -> None:
-    """Follow what the file says of these types of objects, and tell how it goes."""
-    # Sources bring a compiler along, which no other verb should wait for.
-    from penstock.engine import up
-    from penstock.pipeline import load
-    from penstock.web.beside import page_beside
+def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]], Verb]:
+    """Make a verb of a function, which follows what a file says of these types of objects.
 
-    stop = threading.Event()
-    stop_on_signals(stop)
-    teller = Teller(stop, for_seconds, as_json=as_json)
-    with page_beside(load(file).location, http) as page:
-        if page.url and not as_json:
-            sys.stderr.write(f"the page is at {page.url}\n")
+    The function gives its name and its docstring. `http` is where the page is served
+    unless the option says it.
+    """
+    page_at = http
 
-        def told(running: "Running") -> None:
-            teller.start(running)
-            page.watch(running)
+    def verb(
+        file: File,
+        once: Once = False,
+        for_seconds: For = None,
+        master: Master = None,
+        http: Http = page_at,
+        allow_drop: AllowDrop = False,
+        as_json: AsJson = False,
+    ) -> None:
+        # Sources bring a compiler along, which no other verb should wait for.
+        from penstock.engine import up
+        from penstock.pipeline import load
+        from penstock.web.beside import page_beside
 
-        ran = up.run(
-            file,
-            types=types,
-            once=once,
-            stop=stop,
-            told=told,
-            changes=lambda found: None if as_json else _tell_changes(found),
-            master=master,
-            spark_starts=lambda: None if as_json else _tell_spark(),
-            allow_drop=allow_drop,
-        )
-        if not ran and not as_json:
-            sys.stderr.write("that is dropped, and the file has nothing to run\n")
+        stop = threading.Event()
+        stop_on_signals(stop)
+        teller = Teller(stop, for_seconds, as_json=as_json)
+        with page_beside(load(file).location, http) as page:
+            if page.url and not as_json:
+                sys.stderr.write(f"the page is at {page.url}\n")
+
+            def told(running: "Running") -> None:
+                teller.start(running)
+                page.watch(running)
+
+            ran = up.run(
+                file,
+                types=types,
+                once=once,
+                stop=stop,
+                told=told,
+                changes=lambda found: None if as_json else _tell_changes(found),
+                master=master,
+                spark_starts=lambda: None if as_json else _tell_spark(),
+                allow_drop=allow_drop,
+            )
+            if not ran and not as_json:
+                sys.stderr.write("that is dropped, and the file has nothing to run\n")
+
+    def named(function: Callable[[], None]) -> Verb:
+        verb.__name__, verb.__doc__ = function.__name__, function.__doc__
+        return verb
+
+    return named
 
 
 def _tell_changes(found: "Sequence[Change]") -> None:

@@ -1,13 +1,15 @@
 """Arguments that several verbs take, and what they mean."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock import persist
 
-__all__ = ["SETTINGS", "AsJson", "Hold", "Location", "Name"]
+__all__ = ["SETTINGS", "AsJson", "AsOf", "File", "Hold", "Location", "Name", "Task"]
 
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's file.")]
 Location = Annotated[
     str,
     typer.Argument(
@@ -16,6 +18,10 @@ Location = Annotated[
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="Name of the collection.")]
+Task = Annotated[str, typer.Argument(metavar="NAME", help="Name of a source or a materialization.")]
+AsOf = Annotated[
+    str, typer.Option(metavar="T", help="Epoch milliseconds, RFC 3339, earliest or latest.")
+]
 Hold = Annotated[
     bool,
     typer.Option(

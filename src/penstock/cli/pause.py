@@ -1,18 +1,12 @@
 """`penstock pause` and `penstock resume`: a task that rests, and goes on."""
 
-from typing import Annotated
-
-import typer
-
 from penstock import persist
 from penstock.catalog.rows import encode_line
 from penstock.cli.asking import Wait, asked, hears, here, place_of
-from penstock.cli.options import SETTINGS, AsJson, Location
+from penstock.cli.options import SETTINGS, AsJson, Location, Task
 from penstock.persist.memory import PAUSED, Memory
 
 __all__ = ["pause", "resume"]
-
-Task = Annotated[str, typer.Argument(metavar="NAME", help="Name of a source or a materialization.")]
 
 
 def pause(location: Location, name: Task, wait: Wait = 60, as_json: AsJson = False) -> None:

@@ -1,8 +1,7 @@
 """`penstock plan`: what a file would change, and nothing done."""
 
 from penstock.catalog.rows import encode_line
-from penstock.cli.following import File
-from penstock.cli.options import AsJson
+from penstock.cli.options import AsJson, File
 from penstock.errors import UsageError
 
 __all__ = ["plan"]

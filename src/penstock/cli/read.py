@@ -1,12 +1,9 @@
 """`penstock read`: the rows of a collection as of a time."""
 
 import sys
-from typing import Annotated
-
-import typer
 
 from penstock.catalog.rows import encode_line, rows_of
-from penstock.cli.options import SETTINGS, AsJson, Hold, Location, Name
+from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.errors import InternalError
 from penstock.ingest.relations import BindingsOf, find_bindings
 from penstock.persist import Client
@@ -18,9 +15,7 @@ __all__ = ["read"]
 def read(
     location: Location,
     collection: Name,
-    as_of: Annotated[
-        str, typer.Option(metavar="T", help="Epoch milliseconds, RFC 3339, earliest or latest.")
-    ] = "latest",
+    as_of: AsOf = "latest",
     hold: Hold = True,
     as_json: AsJson = True,
 ) -> None:

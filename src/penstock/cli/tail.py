@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import typer
 
 from penstock.catalog.rows import encode_line, rows_of
-from penstock.cli.options import SETTINGS, AsJson, Hold, Location, Name
+from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
 from penstock.ingest.relations import Followed, find_bindings
@@ -20,9 +20,7 @@ __all__ = ["tail"]
 def tail(
     location: Location,
     collection: Name,
-    as_of: Annotated[
-        str, typer.Option(metavar="T", help="Epoch milliseconds, RFC 3339, earliest or latest.")
-    ] = "latest",
+    as_of: AsOf = "latest",
     until: Annotated[
         str | None, typer.Option(metavar="T", help="Stop before this time; without it, follow.")
     ] = None,
