@@ -15,16 +15,12 @@ rounds until the time is over, prints the seed of each, and ends with status 1
 and the history's folder at the first round that breaks a promise.
 """
 
-import argparse
-import os
 import random
-import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Event as Never
 
@@ -42,6 +38,7 @@ from tests.faults.history import Event, Listening, Recorder, read_history
 from tests.faults.inspect import inspected
 from tests.faults.stage import HOUR_MS, Actor, ManualClock, SlowClock, Stage
 from tests.faults.validator import Violation, violations
+from tests.rounds import in_folder, parser_of, rounds, say
 
 STORES = ("file", "power", "memory")
 
@@ -369,52 +366,23 @@ def play_simulation(seed: int, *, power: bool, turns: int = 150) -> list[Violati
 # The command.
 
 
-@contextmanager
-def _kept_if_broken(keep: list[bool]) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
-    try:
-        yield folder
-    finally:
-        if not keep:
-            shutil.rmtree(folder)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--for", dest="seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int)
+    parser = parser_of(__doc__)
     parser.add_argument("--store", choices=STORES, action="append")
     asked = parser.parse_args()
-    seed = asked.seed
-    if seed is None:
-        seed = int(os.environ.get("PENSTOCK_TEST_SEED") or random.SystemRandom().getrandbits(32))
     stores = asked.store or [*STORES]
-    print(f"seed {seed}; to replay a round: --seed N --store S --for 1", flush=True)
-    deadline = SYSTEM_CLOCK.boot_ms() + int(asked.seconds * 1_000)
-    rounds = 0
-    while rounds == 0 or SYSTEM_CLOCK.boot_ms() < deadline:
-        store = stores[rounds % len(stores)]
-        left = (deadline - SYSTEM_CLOCK.boot_ms()) / 1_000
-        keep: list[bool] = []
-        with _kept_if_broken(keep) as folder:
-            print(f"round {rounds}: --store {store} --seed {seed}", flush=True)
-            try:
-                if store == "file":
-                    found = play_processes(seed, max(5, min(30, left)), folder)
-                else:
-                    found = play_simulation(seed, power=store == "power")
-            except BaseException:
-                keep.append(True)
-                print(f"history in {folder}", flush=True)
-                raise
-            if found:
-                keep.append(True)
-                print(*found, f"history in {folder}", sep="\n", flush=True)
-                return 1
-        rounds += 1
-        seed += 1
-    print(f"{rounds} rounds, no promise broken", flush=True)
+    for number, seed, seconds in rounds(asked):
+        store = stores[number % len(stores)]
+        say(f"round {number}: --store {store} --seed {seed}")
+        if in_folder(partial(_play, store, seed, max(5, min(30, seconds)))):
+            return 1
     return 0
+
+
+def _play(store: str, seed: int, seconds: float, folder: Path) -> list[Violation]:
+    if store == "file":
+        return play_processes(seed, seconds, folder)
+    return play_simulation(seed, power=store == "power")
 
 
 if __name__ == "__main__":

@@ -11,15 +11,12 @@ each round what is stored is judged tick by tick and compared with the tables
 ends with status 1, the folder and what was wrong at the first that breaks a promise.
 """
 
-import argparse
 import logging
 import os
 import random
 import shutil
 import sys
-import tempfile
-import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psycopg
@@ -34,6 +31,7 @@ from tests.ingest.checker import broken, differing, histories
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
+from tests.rounds import in_folder, parser_of, play_rounds, say, wait
 
 STEPS = (
     Failpoint.SLOT_INTENDED,
@@ -84,7 +82,7 @@ class Round:
             try:
                 self.pump.start()
                 while SYSTEM_CLOCK.boot_ms() < deadline:
-                    self._wait(self.chance.choice([50, 300, 900]))
+                    wait(self.chance.choice([50, 300, 900]))
                     harm = self.chance.choice(harms)
                     say(f"  {harm.__name__}")
                     harm()
@@ -110,7 +108,7 @@ class Round:
     def trip(self) -> None:
         """A step fails, having happened or not, and the pipeline starts again."""
         arm(self.chance.choice(STEPS), Action.ERROR, at_pass=self.chance.randrange(1, 9))
-        self._wait(600)
+        wait(600)
         disarm()
 
     def kill_process(self) -> None:
@@ -139,7 +137,7 @@ class Round:
 
     def stall(self) -> None:
         self.proxy.stall()
-        self._wait(self.chance.choice([200, 3_000]))
+        wait(self.chance.choice([200, 3_000]))
         self.proxy.flow()
 
     # To the slot.
@@ -198,7 +196,7 @@ class Round:
             self.copy.rename(self.server.data)
         give(self.server, self.server.data)
         self.server.start()
-        self._wait(self.chance.choice([0, 1_500]))
+        wait(self.chance.choice([0, 1_500]))
         self.proxy.refuses = False
 
     def _sql(self, text: str, parameters: list[object] | None = None) -> None:
@@ -215,57 +213,27 @@ class Round:
             self._stop()
             self.pump.start()
 
-    def _wait(self, ms: int) -> None:
-        SYSTEM_CLOCK.wait(threading.Event(), ms)
-
 
 def play(seed: int, seconds: float, *, processes: bool = True) -> list[str]:
     """One round on a server of its own; what it broke."""
-    folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
     settings = {**QUICK, "wal_sender_timeout": "2s"}
-    with PostgresServer(settings=settings) as server:
-        round_ = Round(server, folder, seed, processes=processes)
-        try:
-            wrong = round_.play(seconds)
-        except BaseException:
-            say(f"what was stored is in {folder}")
-            raise
-        finally:
-            round_.close()
-    if wrong:
-        say("\n".join([*wrong[:20], f"what was stored is in {folder}"]))
-    else:
-        shutil.rmtree(folder)
-    return wrong
 
+    def on_a_server(folder: Path) -> list[str]:
+        with (
+            PostgresServer(settings=settings) as server,
+            closing(Round(server, folder, seed, processes=processes)) as round_,
+        ):
+            return round_.play(seconds)
 
-def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    return in_folder(on_a_server)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--for", dest="seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int)
-    asked = parser.parse_args()
+    asked = parser_of(__doc__).parse_args()
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(FieldsFormatter("    %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    seed = asked.seed
-    if seed is None:
-        seed = int(os.environ.get("PENSTOCK_TEST_SEED") or random.SystemRandom().getrandbits(31))
-    deadline = SYSTEM_CLOCK.boot_ms() + int(asked.seconds * 1_000)
-    rounds = 0
-    while rounds == 0 or SYSTEM_CLOCK.boot_ms() < deadline:
-        left = (deadline - SYSTEM_CLOCK.boot_ms()) / 1_000
-        say(f"round {rounds}: --seed {seed}")
-        if play(seed, max(10, min(60, left))):
-            return 1
-        rounds += 1
-        seed += 1
-    say(f"{rounds} rounds, no promise broken")
-    return 0
+    return play_rounds(asked, play)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,12 @@ change what was there. It runs rounds until the time is over, prints the seed of
 ends with status 1, the folder and what was wrong at the first that breaks a promise.
 """
 
-import argparse
 import logging
-import os
 import random
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +24,14 @@ from confluent_kafka import KafkaException, Producer
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.testing.kafka import KafkaBroker
-from tests.ingest.pump import until
+from tests.e2e.process import Up, until
+from tests.rounds import in_folder, parser_of, play_rounds, say, wait
 from tests.sources.kafka.checker import Stored, bound_ends, stored, wrong_in
 from tests.sources.kafka.clients import consume, ends
 
 TOPIC = "clicks"
 SOURCE = "clicks"
 MOST_PARTITIONS = 6
-PATIENCE_MS = 180_000
 
 QUIET = logging.getLogger("nemesis.client")
 QUIET.setLevel(logging.CRITICAL + 1)
@@ -75,7 +70,7 @@ class Sender:
             SYSTEM_CLOCK.wait(self._stop, self._chance.choice([5, 20, 100]))
         self._producer = None
         # Who begins anew under the name ends what was left open under it.
-        until(self._began_anew, "the broker to end what was left open", PATIENCE_MS)
+        until(self._began_anew, "the broker to end what was left open")
 
     def _transaction(self) -> None:
         if self._producer is None and not self._began_anew():
@@ -131,7 +126,7 @@ class Round:
         self.chance = random.Random(seed)
         self.partitions = 2
         broker.create_topic(TOPIC, partitions=self.partitions)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.up: Up | None = None
         self.harmed = 0
         section: dict[str, Any] = {
             "brokers": broker.bootstrap,
@@ -139,6 +134,7 @@ class Round:
             "format": "text",
             "bite": self.chance.choice([200, 1_000_000]),
         }
+        self.log = folder / "said"
         self.file = folder / "pipeline.yaml"
         self.file.write_text(
             yaml.safe_dump(
@@ -165,7 +161,7 @@ class Round:
                 self.await_rows()
                 deadline = SYSTEM_CLOCK.boot_ms() + int(seconds * 1_000)
                 while self.harmed < 2 or SYSTEM_CLOCK.boot_ms() < deadline:
-                    self._wait(self.chance.choice([300, 2_000, 8_000]))
+                    wait(self.chance.choice([300, 2_000, 8_000]))
                     harm = self.chance.choice(harms)
                     say(f"  {harm.__name__}")
                     harm()
@@ -185,24 +181,13 @@ class Round:
 
     # The pipeline.
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "said").open("ab") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.cli.main", "ingest", str(self.file), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
-        return self.process
+    def start(self, *arguments: str) -> Up:
+        self.up = Up(self.folder, "ingest", str(self.file), *arguments, log=self.log)
+        return self.up
 
     def kill(self) -> None:
-        """The process, and then what it started: Spark's would else end a little later."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        if self.up is not None:
+            self.up.kill()
 
     def await_rows(self) -> None:
         """Until some can be read."""
@@ -218,7 +203,6 @@ class Round:
                 )
             ),
             "all transactions to have ended",
-            PATIENCE_MS,
         )
         reached = {each: end for each, end in self.stable_ends().items() if end}
         self._await(lambda: self._bound() == reached, f"{reached} to be bound")
@@ -230,7 +214,7 @@ class Round:
 
     def kill_process(self) -> None:
         self.kill()
-        self._wait(self.chance.choice([0, 500]))
+        wait(self.chance.choice([0, 500]))
         self.start()
         if self.chance.random() < 0.7:
             # Else it is killed while it starts.
@@ -238,7 +222,7 @@ class Round:
 
     def kill_broker(self) -> None:
         self.broker.kill()
-        self._wait(self.chance.choice([0, 3_000]))
+        wait(self.chance.choice([0, 3_000]))
         self.broker.start()
 
     def kill_both(self) -> None:
@@ -257,7 +241,7 @@ class Round:
 
     def _again(self, before: Stored) -> list[str]:
         """What a start with nothing to do has changed."""
-        status = self.start("--once").wait(PATIENCE_MS / 1_000)
+        status = self.start("--once").wait()
         after = stored(self.storage, SOURCE)
         wrong = [] if status == 0 else [f"it ended with {status}: {self.said()}"]
         if not after.begins_with(before) or len(after.changes) != len(before.changes):
@@ -273,68 +257,35 @@ class Round:
         before = self._bound()
         self._await(lambda: self._bound() != before, "it to go on")
 
-    def _await(self, claim: Any, what: str) -> None:
+    def _await(self, claim: Callable[[], bool], what: str) -> None:
         def holds() -> bool:
-            if self.process is not None and self.process.poll() is not None:
-                raise AssertionError(f"it ended with {self.process.returncode}: {self.said()}")
-            SYSTEM_CLOCK.wait(threading.Event(), 200)
-            return bool(claim())
+            assert self.up is not None
+            self.up.check()
+            return claim()
 
         try:
-            until(holds, what, PATIENCE_MS)
-        except TimeoutError as error:
+            until(holds, what)
+        except AssertionError as error:
             error.add_note(self.said())
             raise
 
     def said(self) -> str:
         """What the processes wrote, the end of it."""
-        path = self.folder / "said"
-        return path.read_text(errors="replace")[-4_000:] if path.exists() else ""
-
-    def _wait(self, ms: int) -> None:
-        SYSTEM_CLOCK.wait(threading.Event(), ms)
+        return self.log.read_text(errors="replace")[-4_000:]
 
 
 def play(seed: int, seconds: float) -> list[str]:
     """One round on a broker of its own; what it broke."""
-    folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
-    with KafkaBroker() as broker:
-        try:
-            wrong = Round(broker, folder, seed).play(seconds)
-        except BaseException:
-            say(f"what was stored is in {folder}")
-            raise
-    if wrong:
-        say("\n".join([*wrong[:20], f"what was stored is in {folder}"]))
-    else:
-        shutil.rmtree(folder)
-    return wrong
 
+    def on_a_broker(folder: Path) -> list[str]:
+        with KafkaBroker() as broker:
+            return Round(broker, folder, seed).play(seconds)
 
-def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    return in_folder(on_a_broker)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--for", dest="seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int)
-    asked = parser.parse_args()
-    seed = asked.seed
-    if seed is None:
-        seed = int(os.environ.get("PENSTOCK_TEST_SEED") or random.SystemRandom().getrandbits(31))
-    deadline = SYSTEM_CLOCK.boot_ms() + int(asked.seconds * 1_000)
-    rounds = 0
-    while rounds == 0 or SYSTEM_CLOCK.boot_ms() < deadline:
-        left = (deadline - SYSTEM_CLOCK.boot_ms()) / 1_000
-        say(f"round {rounds}: --seed {seed}")
-        if play(seed, max(10, min(60, left))):
-            return 1
-        rounds += 1
-        seed += 1
-    say(f"{rounds} rounds, no promise broken")
-    return 0
+    return play_rounds(parser_of(__doc__).parse_args(), play)
 
 
 if __name__ == "__main__":
