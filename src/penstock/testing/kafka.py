@@ -36,16 +36,21 @@ from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.demo.postgres import await_claim, free_port
+from penstock.demo.process import (
+    ServerProcess,
+    await_claim,
+    free_port,
+    free_ports,
+    until_we_end,
+)
 from penstock.engine.jars import jars_for, read_pins
 from penstock.engine.java import find_java
 from penstock.errors import UsageError
 
-__all__ = ["JAVA_OPTIONS", "KafkaBroker", "Protocol", "Tls", "until_we_end"]
+__all__ = ["JAVA_OPTIONS", "KafkaBroker", "Protocol", "Tls"]
 
 HOST: Final = "127.0.0.1"
 USUAL_PORT: Final = 9092
-PATIENCE_MS: Final = 60_000
 ANSWER_S: Final = 20.0
 """How long one question to the broker may take."""
 
@@ -120,11 +125,7 @@ class _Node:
     """By listener."""
 
     identity: str
-    process: "subprocess.Popen[bytes] | None" = None
-
-    @property
-    def running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+    process: ServerProcess
 
 
 class KafkaBroker:
@@ -197,17 +198,14 @@ class KafkaBroker:
     @property
     def pids(self) -> dict[int, int]:
         """The process id of each node that runs."""
-        return {
-            node.number: node.process.pid
-            for node in self._nodes
-            if node.process is not None and node.running
-        }
+        found = {node.number: node.process.pid for node in self._nodes}
+        return {number: pid for number, pid in found.items() if pid is not None}
 
     # Its life.
 
     def start(self, node: int | None = None) -> None:
         """Start the nodes that do not run, or only this one, and wait until they answer."""
-        chosen = [each for each in self._chosen(node) if not each.running]
+        chosen = [each for each in self._chosen(node) if not each.process.running]
         for each in chosen:
             if not (each.folder / "data").exists():
                 self._format(each)
@@ -235,14 +233,8 @@ class KafkaBroker:
 
     def log_tail(self, lines: int = 30) -> str:
         """The end of what each node printed."""
-        parts: list[str] = []
-        for node in self._nodes:
-            try:
-                said = (node.folder / "log").read_text(errors="replace").splitlines()
-            except FileNotFoundError:
-                continue
-            parts += [f"node {node.number}:", *said[-lines:]]
-        return "\n".join(parts)
+        said = [(node.number, node.process.log_tail(lines)) for node in self._nodes]
+        return "\n".join(f"node {number}:\n{tail}" for number, tail in said if tail)
 
     # Its topics.
 
@@ -324,9 +316,8 @@ class KafkaBroker:
         names += ["SASL_SSL"] if self._tls and self._users else []
         folder = self.folder / f"node{number}"
         folder.mkdir()
-        return _Node(
-            number, folder, dict(zip(names, _free_ports(len(names)), strict=True)), _identity()
-        )
+        ports = dict(zip(names, free_ports(len(names)), strict=True))
+        return _Node(number, folder, ports, _identity(), ServerProcess(folder))
 
     def _chosen(self, node: int | None) -> list[_Node]:
         return self._nodes if node is None else [self._nodes[node - 1]]
@@ -427,22 +418,15 @@ class KafkaBroker:
 
     def _launch(self, node: _Node) -> None:
         properties = str(node.folder / "server.properties")
-        with (node.folder / "log").open("ab") as log:
-            node.process = subprocess.Popen(
-                until_we_end(self._java_command(node, "kafka.Kafka", properties)),
-                cwd=node.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        command = self._java_command(node, "kafka.Kafka", properties)
+        node.process.start(until_we_end(command, "KILL"))
 
     def _await_answer(self) -> None:
         """Until every node that runs is known to the cluster, and says so."""
         for node in self._nodes:
-            if node.running:
+            if node.process.running:
                 self._await(lambda node=node: _listens(node.ports["PLAINTEXT"]), "to listen")  # type: ignore[misc]
-        running = {node.number for node in self._nodes if node.running}
+        running = {node.number for node in self._nodes if node.process.running}
         # Too few for a majority can have no controller to answer.
         if len(running) * 2 > len(self._nodes):
             self._await(lambda: running <= self._known(), "to answer")
@@ -457,30 +441,20 @@ class KafkaBroker:
     def _await(self, claim: Callable[[], bool], what: str) -> None:
         def alive() -> bool:
             for node in self._nodes:
-                if node.process is not None and node.process.poll() not in (None, *_ENDED_BY_US):
+                if node.process.status not in (None, *_ENDED_BY_US):
                     raise UsageError(
                         f"kafka node {node.number} did not start", detail=self.log_tail()
                     )
             return claim()
 
-        try:
-            await_claim(alive, f"kafka {what}")
-        except TimeoutError as error:
-            error.add_note(self.log_tail())
-            raise
+        await_claim(alive, f"kafka {what}", said=self.log_tail)
 
     def _end(self, node: int | None, how: signal.Signals) -> None:
-        chosen = [each for each in self._chosen(node) if each.running]
-        for each in chosen:
-            if each.process is not None:
-                each.process.send_signal(how)
-        for each in chosen:
-            if each.process is not None:
-                try:
-                    each.process.wait(PATIENCE_MS / 1_000)
-                except subprocess.TimeoutExpired:
-                    each.process.kill()
-                    each.process.wait()
+        chosen = [each.process for each in self._chosen(node) if each.process.running]
+        for process in chosen:
+            process.signal(how)
+        for process in chosen:
+            process.wait_or_kill()
 
 
 _PINS: Final = Path(__file__).with_name("kafka.txt")
@@ -511,31 +485,10 @@ def _identity() -> str:
     return base64.urlsafe_b64encode(b"\0" + os.urandom(15)).decode().rstrip("=")
 
 
-def _free_ports(count: int) -> list[int]:
-    # All are taken before one is given back, so that no two are the same.
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 def _listens(port: int) -> bool:
     with socket.socket() as line:
         line.settimeout(1)
         return line.connect_ex((HOST, port)) == 0
-
-
-def until_we_end(command: list[str]) -> list[str]:
-    """A command whose process is killed when ours ends, also by a kill, where that can be had."""
-    # The signal of a parent's death comes when the *thread* that started
-    # the child ends, so only the main thread may ask for it.
-    if threading.current_thread() is threading.main_thread() and shutil.which("setpriv"):
-        return ["setpriv", "--pdeathsig", "KILL", "--", *command]
-    return command
 
 
 def _answer(asked: "Future[_Result]") -> _Result:

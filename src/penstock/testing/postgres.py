@@ -23,7 +23,8 @@ from typing import Any, Final, Literal
 
 import psycopg
 
-from penstock.demo.postgres import SUPERUSER, LocalPostgres, await_claim, bundled, quoted
+from penstock.demo.postgres import SUPERUSER, LocalPostgres, bundled, quoted
+from penstock.demo.process import await_claim
 from penstock.errors import UsageError
 
 __all__ = ["Database", "PostgresServer", "find_binaries"]

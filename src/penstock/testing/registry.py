@@ -13,23 +13,21 @@ file, each there before its writer is answered.
 
 import shutil
 import signal
-import subprocess
 import tempfile
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from penstock.demo.postgres import await_claim, free_port
+from penstock.demo.process import ServerProcess, await_claim, free_port, until_we_end
 from penstock.engine.jars import read_pins, unpacked
 from penstock.engine.java import find_java
 from penstock.errors import UsageError
-from penstock.testing.kafka import JAVA_OPTIONS, until_we_end
+from penstock.testing.kafka import JAVA_OPTIONS
 
 __all__ = ["SchemaRegistry"]
 
 HOST: Final = "127.0.0.1"
-PATIENCE_MS: Final = 60_000
 INTERFACE: Final = "/apis/ccompat/v7"
 """Confluent's, below which the registry has others of its own."""
 
@@ -47,8 +45,8 @@ class SchemaRegistry:
         (archive,) = read_pins(_PINS)
         (self._program,) = unpacked(archive).glob("*-runner.jar")
         self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-registry-"))
+        self._process = ServerProcess(self.folder)
 
     def __enter__(self) -> Self:
         try:
@@ -74,26 +72,13 @@ class SchemaRegistry:
     @property
     def pid(self) -> int | None:
         """Its process id, if it runs."""
-        process = self._process
-        return process.pid if process is not None and process.poll() is None else None
+        return self._process.pid
 
     def start(self) -> None:
         """Start it if it does not run, and wait until it answers."""
         if self.pid is None:
-            with (self.folder / "log").open("ab") as log:
-                self._process = subprocess.Popen(
-                    until_we_end(self._command()),
-                    cwd=self.folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-        try:
-            await_claim(self._answers, "the schema registry to answer")
-        except TimeoutError as error:
-            error.add_note(self.log_tail())
-            raise
+            self._process.start(until_we_end(self._command(), "KILL"))
+        await_claim(self._answers, "the schema registry to answer", said=self.log_tail)
 
     def stop(self) -> None:
         """Let it end in order."""
@@ -110,11 +95,7 @@ class SchemaRegistry:
 
     def log_tail(self, lines: int = 30) -> str:
         """The end of what it printed."""
-        try:
-            said = (self.folder / "log").read_text(errors="replace").splitlines()
-        except FileNotFoundError:
-            return ""
-        return "\n".join(said[-lines:])
+        return self._process.log_tail(lines)
 
     def _command(self) -> list[str]:
         settings = {
@@ -149,15 +130,8 @@ class SchemaRegistry:
             line.close()
 
     def _end(self, how: signal.Signals) -> None:
-        process = self._process
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(how)
-        try:
-            process.wait(PATIENCE_MS / 1_000)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        self._process.signal(how)
+        self._process.wait_or_kill()
 
 
 _PINS: Final = Path(__file__).with_name("registry.txt")

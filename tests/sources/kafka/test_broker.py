@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from penstock.demo.postgres import await_claim
+from penstock.demo.process import await_claim
 from penstock.testing.kafka import KafkaBroker, Protocol, Tls
 from tests.certificates import authority, certificate
 from tests.fix_kafka import make_broker

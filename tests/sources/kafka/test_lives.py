@@ -13,7 +13,7 @@ from confluent_kafka import Producer, TopicPartition
 
 import penstock.ingest
 from penstock import persist
-from penstock.demo.postgres import await_claim
+from penstock.demo.process import await_claim
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import DefiniteError, UsageError
 from penstock.ingest.relations import notes_in

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from penstock.demo.postgres import await_claim
+from penstock.demo.process import await_claim
 from penstock.sources.kafka.source import KafkaSource
 from penstock.sources.kafka.upstream import Upstream
 from penstock.testing.kafka import KafkaBroker

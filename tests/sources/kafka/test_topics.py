@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
-from penstock.demo.postgres import await_claim
+from penstock.demo.process import await_claim
 from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
 from penstock.retry import pauses_ms
 from penstock.sources.kafka.chosen import Chosen
