@@ -150,7 +150,7 @@ class Actor:
 
     @property
     def upkeep(self) -> Upkeep:
-        upkeep = self.client._parts.upkeep
+        upkeep = self.client._workings.upkeep
         assert upkeep is not None
         return upkeep
 
@@ -168,7 +168,7 @@ class Actor:
         self.blob.dead = True
         self.client._finalizer.detach()
         with suppress(PenstockError):
-            self.client._parts.close()
+            self.client._workings.close()
 
 
 @dataclass

@@ -63,6 +63,7 @@ from penstock.persist import (
     SinceError,
     StoredError,
     WriteTo,
+    workings,
 )
 from penstock.persist.gc import Collector
 from penstock.persist.holds import list_holds
@@ -551,7 +552,7 @@ class Persist(RuleBasedStateMachine):
         """What is held: by objects beside the log, and by listeners of the writer's own."""
         ids = {c.id: name for name, c in self.named().items()}
         held = [hold.sinces for _, hold in list_holds(self.store()).values()]
-        held.append(self.client._parts.claims.needs()[0])
+        held.append(self.client._workings.claims.needs()[0])
         found: dict[str, int] = {}
         for sinces in held:
             for id, since in sinces.items():
@@ -855,15 +856,15 @@ def lets_the_old_writer_write(patch):
 
 
 def ignores_who_holds_the_lock(patch):
-    def plan_refuses_nobody(self, writer, bell, after):
-        self._machine.take_epoch(
+    def plan_refuses_nobody(machine, _settings, writer, **_more):
+        machine.take_epoch(
             lambda state: [
                 TakeEpoch(Writer(writer), state.location or "l"),
                 OpenStaging(f"{state.epoch + 1}-0"),
             ]
         )
 
-    patch.setattr(Client, "_take_lock", plan_refuses_nobody)
+    patch.setattr(workings, "take_lock", plan_refuses_nobody)
 
 
 def waits_for_truncated_entries(patch):

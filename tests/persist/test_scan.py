@@ -23,8 +23,15 @@ from tests.persist.test_compact import Job
 from penstock.data import DIFF, TIME
 from penstock.durable.memory import Shelf
 from penstock.errors import UsageError
-from penstock.persist import Client, Collection, NotYetComplete, SinceError, compact, scan
-from penstock.persist import client as client_module
+from penstock.persist import (
+    Client,
+    Collection,
+    NotYetComplete,
+    SinceError,
+    compact,
+    scan,
+    workings,
+)
 from penstock.persist.batch import Slice, slices_of
 from penstock.persist.state import END, Batch, CollectionState, columns_of
 
@@ -108,7 +115,7 @@ class History:
         model = ModelCollection([Version(0, tuple(SCHEMA.names))])
         with (
             mock.patch.object(compact, "FOLD_BYTES", self.fold_bytes),
-            mock.patch.object(client_module, "probe"),  # Half the time of a history.
+            mock.patch.object(workings, "probe"),  # Half the time of a history.
             opened(Shelf(), **self.settings) as client,
         ):
             if self.job:

@@ -377,7 +377,7 @@ def test_s23_files_live_as_long_as_a_reader_may_need_them(shelf):
             client.compact()
             assert first not in client.state.linked()
             alive.append(first in shelf.objects)
-        reader._parts.claims.close()
+        reader._workings.claims.close()
         client.compact()
         alive.append(first in shelf.objects)
     assert alive == CASES["S23"]["expect"]["b0_alive"]

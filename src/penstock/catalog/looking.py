@@ -15,8 +15,8 @@ from penstock.persist import Client
 from penstock.persist.errors import shown_ms
 from penstock.persist.holds import Hold, list_holds
 from penstock.persist.lake import is_storage_location, storage_locations
+from penstock.persist.lock import lives
 from penstock.persist.memory import PAUSED
-from penstock.persist.owners import lives
 from penstock.persist.readable import error_as_of
 from penstock.persist.state import END, CollectionState, State
 

@@ -17,8 +17,8 @@ from penstock.cli.options import SETTINGS
 from penstock.durable import join, normal
 from penstock.errors import UsageError
 from penstock.persist.lake import is_storage_location, open_store
+from penstock.persist.lock import lives
 from penstock.persist.machine import Machine
-from penstock.persist.owners import lives
 from penstock.persist.requests import ask
 from penstock.persist.state import State
 

@@ -38,7 +38,7 @@ from penstock.ingest import running as ingest
 from penstock.materialize import running as materialize
 from penstock.persist.errors import LockHeld
 from penstock.persist.lake import is_storage_location
-from penstock.persist.owners import lives, owner_of
+from penstock.persist.lock import lives, owner_of
 from penstock.pipeline import Pipeline, load, load_written
 from penstock.pipeline.running import Loop, Running, Task, told_of, writer_of
 from penstock.telemetry import fields, logger

@@ -6,9 +6,6 @@ after, and gives the lock back; a client that is merely forgotten is closed when
 it is collected or the program ends, and one that is killed loses nothing.
 """
 
-import os
-import socket
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,34 +19,19 @@ from msgspec import structs
 
 from penstock.data import TIME, Codec
 from penstock.data.codec import BUILT_IN
-from penstock.durable.cache import CachedBlob
-from penstock.durable.probe import probe
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
-from penstock.errors import DeterminateError, Fenced, PenstockError, UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.errors import PenstockError, UsageError
 from penstock.persist.acceptance import accept, check_name, codec_of, schema_version
 from penstock.persist.also import Also, Grow, WriteTo, operations_of, with_growth
-from penstock.persist.batch import Batches
 from penstock.persist.collection import AppendTo, Collection, piece_of
-from penstock.persist.compact import BigMerges, Merger
-from penstock.persist.errors import Closed, CollectionMissing, LockHeld
-from penstock.persist.gc import Collector
-from penstock.persist.holds import (
-    Claims,
-    DurableHold,
-    LeasedClaims,
-    LocalClaims,
-    NoClaims,
-    list_holds,
-)
+from penstock.persist.compact import BigMerges
+from penstock.persist.errors import Closed, CollectionMissing
+from penstock.persist.holds import DurableHold, list_holds
 from penstock.persist.intake import Staged, apart, check_frontier, table_of
 from penstock.persist.lake import check_not_a_lake, open_store
-from penstock.persist.machine import Machine
-from penstock.persist.notify import Bell, Ear, News
-from penstock.persist.owners import lives
+from penstock.persist.lock import Baton, check_writer_id
 from penstock.persist.read import FILES_ALONE, Reader
 from penstock.persist.settings import Settings
-from penstock.persist.staging import Staging
 from penstock.persist.state import (
     Alter,
     Batch,
@@ -57,28 +39,16 @@ from penstock.persist.state import (
     Create,
     Destroy,
     Discard,
-    OpenStaging,
     Operation,
-    Release,
     SchemaVersion,
     State,
-    TakeEpoch,
-    Writer,
     columns_of,
 )
 from penstock.persist.upkeep import Upkeep
-from penstock.persist.write import (
-    Append,
-    Appended,
-    Committer,
-    Piece,
-    UpperMismatch,
-)
-from penstock.telemetry import fields, logger
+from penstock.persist.workings import Workings
+from penstock.persist.write import Append, Appended, Committer, Piece, UpperMismatch
 
-__all__ = ["Baton", "Client", "Unsealed", "open", "release", "take_up"]
-
-log = logger("persist")
+__all__ = ["Client", "Unsealed", "open", "take_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +59,6 @@ class Unsealed:
     updates: int
     lower: int
     upper: int
-
-
-@dataclass(frozen=True, slots=True)
-class Baton:
-    """A writer's lock on its way from one process to another, with the files it waits for."""
-
-    url: str
-    writer: str
-    epoch: int
-    staging: str
 
 
 def open(
@@ -126,7 +86,7 @@ def open(
     """
     settings = settings or Settings()
     if writer is not None:
-        _check_writer_id(writer)
+        check_writer_id(writer)
     steady = open_store(url, settings, writing=writer is not None)
     try:
         if writer is not None:
@@ -152,27 +112,6 @@ def take_up(baton: Baton, *, settings: Settings | None = None) -> "Client":
         raise
 
 
-def release(
-    url: str, *, holder: str | None = None, settings: Settings | None = None
-) -> Writer | None:
-    """Give up the lock on behalf of a writer that is dead; who it was, if there was one.
-
-    Should it live after all, it is fenced: this costs it its work, never data.
-    With `holder`, only if that id has it.
-    """
-    settings = settings or Settings()
-    blob = open_store(url, settings)
-    try:
-        machine = Machine(blob, settings)
-        found = machine.load().writer
-        if found is None or (holder is not None and found.id != holder):
-            return None
-        machine.take_epoch(lambda state: [TakeEpoch(None, state.location)], own=False)
-        return found
-    finally:
-        blob.close()
-
-
 class Client:
     """An open storage location. See `open`."""
 
@@ -186,49 +125,27 @@ class Client:
         after: int | None = None,
         baton: Baton | None = None,
     ) -> None:
+        self._workings = workings = Workings(blob, settings)
         self._blob = blob
         self._settings = settings
-        self._machine = Machine(blob, settings)
-        self._cache = CachedBlob(blob, bound_bytes=settings.cache_bytes)
-        self._batches = Batches(blob, self._cache, settings)
-        self._news = News()
-        self._ear = Ear(self._news)
-        self._closed = threading.Event()
-        self._parts = _Parts(blob, self._closed, self._ear)
-        if writer is not None:
-            probe(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
-            self._machine.load()
-            self._parts.bell = bell = _bell(settings.notify)
-            try:
-                if baton is None:
-                    self._take_lock(writer, bell, after)
-                else:
-                    self._machine.adopt(baton.epoch)
-            except BaseException:
-                if bell is not None:
-                    bell.close()
-                raise
-            self._start_writing(bell, baton)
+        self._machine = workings.machine
+        self._batches = workings.batches
+        self._closed = workings.closed
+        if writer is None:
+            workings.read(hold=hold)
         else:
-            self._machine.load()
-            owner = f"{socket.gethostname()}-{os.getpid()}"
-            claims: Claims = (
-                LeasedClaims(self._machine, settings, owner=owner)
-                if hold
-                else NoClaims(self._machine)
-            )
-            self._parts.claims = claims
+            workings.write(writer, after=after, baton=baton)
         self.reader = Reader(
-            machine=self._machine,
-            batches=self._batches,
-            claims=self._parts.claims,
+            machine=workings.machine,
+            batches=workings.batches,
+            claims=workings.claims,
             settings=settings,
             owns_writer=writer is not None,
-            news=self._news,
-            ear=self._ear,
-            closed=self._closed,
+            news=workings.news,
+            ear=workings.ear,
+            closed=workings.closed,
         )
-        self._finalizer = weakref.finalize(self, _Parts.close_forgotten, self._parts)
+        self._finalizer = weakref.finalize(self, Workings.close_forgotten, workings)
 
     def __enter__(self) -> "Client":
         return self
@@ -290,7 +207,7 @@ class Client:
         accept(found, wanted, where=self.url)
         if key is not None and value is not None:
             self._batches.codecs[found.id] = (key, value)
-        if found.schemas[-1].codecs != wanted.codecs and self._parts.committer is not None:
+        if found.schemas[-1].codecs != wanted.codecs and self._workings.committer is not None:
             self._move_codecs(found.id, wanted)
         return Collection(self, found.id, name)
 
@@ -495,7 +412,7 @@ class Client:
         assert state.writer is not None
         baton = Baton(self.url, state.writer.id, state.epoch, staging)
         if self._finalizer.detach() is not None:
-            self._parts.close(release=False)
+            self._workings.close(release=False)
         return baton
 
     def share_staged(self, batch: Batch) -> None:
@@ -518,7 +435,7 @@ class Client:
         Raises:
             Fenced: another owner's epoch has begun.
         """
-        if self._parts.committer is None or self._closed.is_set():
+        if self._workings.committer is None or self._closed.is_set():
             raise self._cannot_write()
         self._machine.refresh()
         self._machine.must_own()
@@ -541,82 +458,18 @@ class Client:
         May be called twice. Raises if the lock could not be released because
         this writer was fenced or broke; everything is closed all the same.
         """
-        if self._parts.committer is not None:
-            self._parts.committer.must_not_be_closed_from_here()
+        if self._workings.committer is not None:
+            self._workings.committer.must_not_be_closed_from_here()
         if self._finalizer.detach() is not None:
-            self._parts.close()
-
-    def _take_lock(self, writer: str, bell: Bell | None, after: int | None) -> None:
-        clock = self._settings.clock
-        me = Writer(
-            id=writer,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            taken_ms=clock.now_ms(),
-            address=bell.address if bell else "",
-        )
-        name = f"l{self._settings.chance.getrandbits(64):016x}"
-
-        def plan(state: State) -> list[Operation]:
-            if state.writer is not None and state.writer.id != writer:
-                held = state.writer
-                raise LockHeld(
-                    where=self.url,
-                    writer=writer,
-                    holder=held.id,
-                    host=held.host,
-                    pid=held.pid,
-                    taken_ms=held.taken_ms,
-                )
-            if after is not None and state.epoch != after:
-                _check_nobody_lives(self.url, state, after)
-            return [TakeEpoch(me, state.location or name), OpenStaging(f"{state.epoch + 1}-0")]
-
-        self._machine.take_epoch(plan)
-
-    def _start_writing(self, bell: Bell | None, baton: Baton | None) -> None:
-        machine, settings, parts = self._machine, self._settings, self._parts
-        epoch = machine.epoch
-        assert epoch is not None
-        staging = Staging(epoch, None if baton is None else baton.staging)
-        claims = LocalClaims(machine, settings)
-        collector = Collector(machine, claims, settings)
-        if bell is not None:
-            bell.start(machine.state.location)
-        news = self._news
-
-        def wake(seqno: int) -> None:
-            news.tell()
-            if bell is not None:
-                bell.ring(seqno)
-
-        parts.claims = claims
-        parts.machine = machine
-        merger = Merger(self._batches, staging, settings)
-        parts.upkeep = Upkeep(machine, merger, collector, settings)
-        parts.committer = Committer(
-            machine, self._batches, staging, allow=collector.allow_and_settle, wake=wake
-        )
-        left = [
-            c.name
-            for c in machine.state.collections.values()
-            if any(batch.upper > c.upper for batch in c.batches)
-        ]
-        if left:
-            log.warning(
-                "found updates that were written and not sealed; see Client.unsealed",
-                extra=fields(location=self.url, collections=left),
-            )
-        if settings.background:
-            parts.upkeep.start()
+            self._workings.close()
 
     @property
     def committer(self) -> Committer:
         """Where work is queued; for the collections of this client."""
-        self._parts.must_not_be_forked()
-        if self._parts.committer is None or self._closed.is_set():
+        self._workings.must_not_be_forked()
+        if self._workings.committer is None or self._closed.is_set():
             raise self._cannot_write()
-        return self._parts.committer
+        return self._workings.committer
 
     def _must_be_ours(self, collection: Collection) -> None:
         if collection.client is not self:
@@ -634,9 +487,9 @@ class Client:
         )
 
     def _upkeep(self) -> Upkeep:
-        if self._parts.upkeep is None or self._closed.is_set():
+        if self._workings.upkeep is None or self._closed.is_set():
             raise self._cannot_write()
-        return self._parts.upkeep
+        return self._workings.upkeep
 
     def _named(self, state: State, name: str) -> CollectionState:
         found = state.named(name)
@@ -652,97 +505,3 @@ class Client:
             return [Alter(id, structs.replace(wanted, version=stored.version + 1))]
 
         self.committer.run(plan, lambda _before, _after: None, touches=[id])
-
-
-def _check_nobody_lives(url: str, state: State, after: int) -> None:
-    """Refuse to take a lock back from a newer process with the same id."""
-    if (other := state.writer) is not None and lives(other):
-        raise Fenced(
-            f'writer of location "{url}" was fenced',
-            detail=f"It wrote in epoch {after}, and while it had let go of its lock epoch "
-            f'{state.epoch} has begun, of "{other.id}", process {other.pid} on host '
-            f'"{other.host}".',
-            hint="Only one writer may run. Stop this one, or the other.",
-        )
-
-
-def _bell(address: str) -> Bell | None:
-    """What wakes listeners of other processes, if it can; they poll all the same."""
-    if not address:
-        return None
-    try:
-        return Bell(address)
-    except OSError as error:
-        log.warning("listeners cannot be woken", extra=fields(address=address, error=str(error)))
-        return None
-
-
-class _Parts:
-    """What a client has running, apart from it, so that it can be closed when it is gone."""
-
-    def __init__(self, blob: SteadyBlob, closed: threading.Event, ear: Ear) -> None:
-        self.blob = blob
-        self.closed = closed
-        self.ear = ear
-        self.claims: Claims
-        self._pid = os.getpid()
-        self.machine: Machine | None = None
-        self.bell: Bell | None = None
-        self.upkeep: Upkeep | None = None
-        self.committer: Committer | None = None
-
-    def close(self, *, release: bool = True) -> None:
-        if os.getpid() != self._pid:
-            return  # A forked child has our threads' memory, but not our threads; nor our lock.
-        if self.committer is not None:
-            self.committer.close()
-        self.closed.set()
-        try:
-            if self.upkeep is not None:
-                self.upkeep.stop()
-            self.claims.close()
-            if release:
-                self._release()
-        finally:
-            self.ear.close()
-            if self.bell is not None:
-                self.bell.close()
-            self.blob.close()
-
-    def close_forgotten(self) -> None:
-        """Close what nobody closed; nobody is there to hear of an error either."""
-        try:
-            self.close()
-        except PenstockError as error:
-            log.warning("a forgotten client could not be closed", extra=fields(error=str(error)))
-
-    def must_not_be_forked(self) -> None:
-        """A client's threads do not come along through a fork."""
-        if os.getpid() != self._pid:
-            raise UsageError(
-                f'client of location "{self.blob.name}" was opened before a fork',
-                hint="Open the location again in the child process.",
-            )
-
-    def _release(self) -> None:
-        if self.machine is None or self.committer is None or self.upkeep is None:
-            return
-        if self.committer.broken is not None:
-            raise self.committer.broken
-        upkeep = self.upkeep
-        if upkeep.entries_since_rollup() >= 16:
-            try:
-                upkeep.roll_up()
-            except DeterminateError as error:
-                log.warning("no rollup was written", extra=fields(error=str(error)))
-        _, after = self.machine.commit(lambda _: [*upkeep.rollup_record(), Release()])
-        self.machine.log.witness(after.seqno)
-        pass_by(Failpoint.RELEASE_DONE)
-
-
-def _check_writer_id(writer: str) -> None:
-    if not writer or not writer.isprintable() or len(writer) > 200:
-        raise UsageError(
-            f"writer id {writer!r} cannot be used",
-            hint="Use a short printable name that outlives restarts, such as the host's.",
-        )

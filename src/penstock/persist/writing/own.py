@@ -17,10 +17,11 @@ import pyarrow as pa
 from penstock.data import DIFF, TIME
 from penstock.durable import join
 from penstock.errors import UsageError
-from penstock.persist.client import Client, open, release
+from penstock.persist.client import Client, open
 from penstock.persist.collection import Collection
 from penstock.persist.errors import LockHeld
 from penstock.persist.lake import is_storage_location, storage_locations_below
+from penstock.persist.lock import release
 from penstock.persist.settings import Settings
 from penstock.persist.state import END
 from penstock.telemetry import fields, logger

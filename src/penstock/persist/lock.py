@@ -1,0 +1,135 @@
+"""The writer's lock of a storage location: who holds it, whether they live, who takes it.
+
+The lock is the location's writer, as its log says, and whoever takes it begins an epoch, by which
+all before are fenced. A writer keeps it until it gives it back; one that was killed is taken
+over from, by its own id, or by another once the lock was released on its behalf.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+
+from penstock.errors import Fenced, UsageError
+from penstock.persist.errors import LockHeld
+from penstock.persist.lake import open_store
+from penstock.persist.machine import Machine
+from penstock.persist.settings import Settings
+from penstock.persist.state import OpenStaging, Operation, State, TakeEpoch, Writer
+
+__all__ = ["Baton", "check_writer_id", "lives", "owner_of", "release", "take_lock"]
+
+
+@dataclass(frozen=True, slots=True)
+class Baton:
+    """A writer's lock on its way from one process to another, with the files it waits for."""
+
+    url: str
+    writer: str
+    epoch: int
+    staging: str
+
+
+def take_lock(
+    machine: Machine,
+    settings: Settings,
+    writer: str,
+    *,
+    where: str,
+    address: str,
+    after: int | None,
+) -> None:
+    """Begin an epoch as `writer`, who can be woken at `address`.
+
+    Raises:
+        LockHeld: another id is writing.
+        Fenced: a process with the same id has begun to write since epoch `after`, and lives.
+    """
+    me = Writer(
+        id=writer,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        taken_ms=settings.clock.now_ms(),
+        address=address,
+    )
+    name = f"l{settings.chance.getrandbits(64):016x}"
+
+    def plan(state: State) -> list[Operation]:
+        if state.writer is not None and state.writer.id != writer:
+            held = state.writer
+            raise LockHeld(
+                where=where,
+                writer=writer,
+                holder=held.id,
+                host=held.host,
+                pid=held.pid,
+                taken_ms=held.taken_ms,
+            )
+        if after is not None and state.epoch != after:
+            _check_nobody_lives(where, state, after)
+        return [TakeEpoch(me, state.location or name), OpenStaging(f"{state.epoch + 1}-0")]
+
+    machine.take_epoch(plan)
+
+
+def release(
+    url: str, *, holder: str | None = None, settings: Settings | None = None
+) -> Writer | None:
+    """Give up the lock on behalf of a writer that is dead; who it was, if there was one.
+
+    Should it live after all, it is fenced: this costs it its work, never data.
+    With `holder`, only if that id has it.
+    """
+    settings = settings or Settings()
+    blob = open_store(url, settings)
+    try:
+        machine = Machine(blob, settings)
+        found = machine.load().writer
+        if found is None or (holder is not None and found.id != holder):
+            return None
+        machine.take_epoch(lambda state: [TakeEpoch(None, state.location)], own=False)
+        return found
+    finally:
+        blob.close()
+
+
+def owner_of(url: str) -> Writer | None:
+    """Who holds the lock of a storage location."""
+    blob = open_store(url, Settings())
+    try:
+        return Machine(blob, Settings()).load().writer
+    finally:
+        blob.close()
+
+
+def lives(writer: Writer) -> bool:
+    """Whether a writer's process may be there: it is, or is on another host."""
+    if writer.host != socket.gethostname():
+        return True
+    try:
+        os.kill(writer.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def check_writer_id(writer: str) -> None:
+    """That an id can be told to people, and typed."""
+    if not writer or not writer.isprintable() or len(writer) > 200:
+        raise UsageError(
+            f"writer id {writer!r} cannot be used",
+            hint="Use a short printable name that outlives restarts, such as the host's.",
+        )
+
+
+def _check_nobody_lives(url: str, state: State, after: int) -> None:
+    """Refuse to take a lock back from a newer process with the same id."""
+    if (other := state.writer) is not None and lives(other):
+        raise Fenced(
+            f'writer of location "{url}" was fenced',
+            detail=f"It wrote in epoch {after}, and while it had let go of its lock epoch "
+            f'{state.epoch} has begun, of "{other.id}", process {other.pid} on host '
+            f'"{other.host}".',
+            hint="Only one writer may run. Stop this one, or the other.",
+        )

@@ -1,0 +1,185 @@
+"""What an open client has at work: threads, sockets and claims, and how they end.
+
+They are apart from the client, because one that is merely forgotten is closed when it is
+collected, by something that must not hold on to it. One who writes has besides what one who
+reads has:
+
+    committer   writes what was accepted
+    upkeep      merges, rolls up, collects
+    bell        wakes the listeners of other processes
+"""
+
+import os
+import socket
+import threading
+
+from penstock.durable.cache import CachedBlob
+from penstock.durable.probe import probe
+from penstock.durable.steady import SteadyBlob
+from penstock.errors import DeterminateError, PenstockError, UsageError
+from penstock.failpoints import Failpoint, pass_by
+from penstock.persist.batch import Batches
+from penstock.persist.compact import Merger
+from penstock.persist.gc import Collector
+from penstock.persist.holds import Claims, LeasedClaims, LocalClaims, NoClaims
+from penstock.persist.lock import Baton, take_lock
+from penstock.persist.machine import Machine
+from penstock.persist.notify import Bell, Ear, News
+from penstock.persist.settings import Settings
+from penstock.persist.staging import Staging
+from penstock.persist.state import Release
+from penstock.persist.upkeep import Upkeep
+from penstock.persist.write import Committer
+from penstock.telemetry import fields, logger
+
+__all__ = ["Workings"]
+
+log = logger("persist")
+
+
+class Workings:
+    """All of it. Nothing here knows the client."""
+
+    def __init__(self, blob: SteadyBlob, settings: Settings) -> None:
+        self.blob = blob
+        self.settings = settings
+        self.machine = Machine(blob, settings)
+        cache = CachedBlob(blob, bound_bytes=settings.cache_bytes)
+        self.batches = Batches(blob, cache, settings)
+        self.news = News()
+        self.ear = Ear(self.news)
+        self.closed = threading.Event()
+        self.claims: Claims
+        self.bell: Bell | None = None
+        self.upkeep: Upkeep | None = None
+        self.committer: Committer | None = None
+        self._pid = os.getpid()
+
+    def read(self, *, hold: bool) -> None:
+        """Begin to read; with `hold`, such that history stays while it is read."""
+        self.machine.load()
+        owner = f"{socket.gethostname()}-{os.getpid()}"
+        self.claims = (
+            LeasedClaims(self.machine, self.settings, owner=owner)
+            if hold
+            else NoClaims(self.machine)
+        )
+
+    def write(self, writer: str, *, after: int | None, baton: Baton | None) -> None:
+        """Begin to write: with the lock, which is taken, or comes with `baton`.
+
+        Raises:
+            LockHeld: another id is writing.
+            Fenced: another writer has taken the lock, or since epoch `after` another process.
+        """
+        blob, settings = self.blob, self.settings
+        probe(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
+        self.machine.load()
+        self.bell = bell = _bell(settings.notify)
+        try:
+            if baton is None:
+                address = bell.address if bell else ""
+                take_lock(
+                    self.machine, settings, writer, where=blob.name, address=address, after=after
+                )
+            else:
+                self.machine.adopt(baton.epoch)
+        except BaseException:
+            if bell is not None:
+                bell.close()
+            raise
+        self._start_writing(bell, None if baton is None else baton.staging)
+
+    def close(self, *, release: bool = True) -> None:
+        """Finish what was accepted, and end everything; with `release` give the lock back."""
+        if os.getpid() != self._pid:
+            return  # A forked child has our threads' memory, but not our threads; nor our lock.
+        if self.committer is not None:
+            self.committer.close()
+        self.closed.set()
+        try:
+            if self.upkeep is not None:
+                self.upkeep.stop()
+            self.claims.close()
+            if release:
+                self._release()
+        finally:
+            self.ear.close()
+            if self.bell is not None:
+                self.bell.close()
+            self.blob.close()
+
+    def close_forgotten(self) -> None:
+        """Close what nobody closed; nobody is there to hear of an error either."""
+        try:
+            self.close()
+        except PenstockError as error:
+            log.warning("a forgotten client could not be closed", extra=fields(error=str(error)))
+
+    def must_not_be_forked(self) -> None:
+        """A client's threads do not come along through a fork."""
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f'client of location "{self.blob.name}" was opened before a fork',
+                hint="Open the location again in the child process.",
+            )
+
+    def _start_writing(self, bell: Bell | None, adopted: str | None) -> None:
+        machine, settings, news = self.machine, self.settings, self.news
+        epoch = machine.epoch
+        assert epoch is not None
+        staging = Staging(epoch, adopted)
+        claims = LocalClaims(machine, settings)
+        collector = Collector(machine, claims, settings)
+        if bell is not None:
+            bell.start(machine.state.location)
+
+        def wake(seqno: int) -> None:
+            news.tell()
+            if bell is not None:
+                bell.ring(seqno)
+
+        self.claims = claims
+        merger = Merger(self.batches, staging, settings)
+        self.upkeep = Upkeep(machine, merger, collector, settings)
+        self.committer = Committer(
+            machine, self.batches, staging, allow=collector.allow_and_settle, wake=wake
+        )
+        left = [
+            c.name
+            for c in machine.state.collections.values()
+            if any(batch.upper > c.upper for batch in c.batches)
+        ]
+        if left:
+            log.warning(
+                "found updates that were written and not sealed; see Client.unsealed",
+                extra=fields(location=self.blob.name, collections=left),
+            )
+        if settings.background:
+            self.upkeep.start()
+
+    def _release(self) -> None:
+        if self.committer is None or self.upkeep is None:
+            return
+        if self.committer.broken is not None:
+            raise self.committer.broken
+        upkeep = self.upkeep
+        if upkeep.entries_since_rollup() >= 16:
+            try:
+                upkeep.roll_up()
+            except DeterminateError as error:
+                log.warning("no rollup was written", extra=fields(error=str(error)))
+        _, after = self.machine.commit(lambda _: [*upkeep.rollup_record(), Release()])
+        self.machine.log.witness(after.seqno)
+        pass_by(Failpoint.RELEASE_DONE)
+
+
+def _bell(address: str) -> Bell | None:
+    """What wakes listeners of other processes, if it can; they poll all the same."""
+    if not address:
+        return None
+    try:
+        return Bell(address)
+    except OSError as error:
+        log.warning("listeners cannot be woken", extra=fields(address=address, error=str(error)))
+        return None
