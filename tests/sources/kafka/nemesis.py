@@ -195,15 +195,17 @@ class Round:
 
     def settle(self) -> None:
         """Until all that is stable is bound; nobody sends any more."""
-        until(
-            lambda: all(
-                stable == end
-                for _, stable, end in (
-                    ends(self.broker.admin, TOPIC, each) for each in range(self.partitions)
-                )
-            ),
-            "all transactions to have ended",
-        )
+
+        def ended() -> bool:
+            try:
+                found = [ends(self.broker.admin, TOPIC, each) for each in range(self.partitions)]
+            except KafkaException:
+                # Only listing them tells this client that a leader was started again.
+                self.broker.topics()
+                return False
+            return all(stable == end for _, stable, end in found)
+
+        until(ended, "all transactions to have ended")
         reached = {each: end for each, end in self.stable_ends().items() if end}
         self._await(lambda: self._bound() == reached, f"{reached} to be bound")
 
