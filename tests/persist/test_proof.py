@@ -5,7 +5,7 @@ depends on the host one is on.
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,7 @@ def share_for(target: persist.Collection, staging: str, proof: str) -> Share:
     )
 
 
-def some_rows() -> Iterator[pa.RecordBatch]:
+def some_rows() -> Generator[pa.RecordBatch, None, None]:
     yield pa.record_batch({"k": ["a"], "n": pa.array([1], pa.int32())})
     yield pa.record_batch({"k": ["b"], "n": pa.array([2], pa.int32())})
 
@@ -165,7 +165,7 @@ def test_a_proof_in_memory_is_seen_by_the_same_process():
 class Rows:
     """A piece of a first copy."""
 
-    def read(self) -> Iterator[pa.RecordBatch]:
+    def read(self) -> Generator[pa.RecordBatch, None, None]:
         return some_rows()
 
 

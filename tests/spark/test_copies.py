@@ -5,7 +5,7 @@ What goes wrong there comes to the same as in one process.
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -236,7 +236,7 @@ class Broken:
     def __init__(self, error: PenstockError) -> None:
         self.error = error
 
-    def read(self) -> Iterator[pa.RecordBatch]:
+    def read(self) -> Generator[pa.RecordBatch, None, None]:
         yield pa.record_batch({"a": pa.array([1], pa.int64())})
         raise self.error
 

@@ -8,7 +8,7 @@ objects under a staging id, and nothing is seen of them until they are linked.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -138,7 +138,9 @@ class Copy:
             self._outcome.set_result(persist.Staged(batch))
 
     def _staged(self, share: Share, piece: Piece) -> Batch | None:
-        batch = share.stage(self._wanted(piece.read()))
+        # What goes wrong is kept, and with it all that it was amid: a connection would stay open.
+        with closing(piece.read()) as rows:
+            batch = share.stage(self._wanted(rows))
         self._rows += 0 if batch is None else batch.rows
         return batch
 

@@ -3,7 +3,7 @@
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 import pyarrow as pa
@@ -97,7 +97,8 @@ class SparkTasks:
 
         def read(some: Iterable[Piece]) -> Iterator[Written]:
             for piece in some:
-                written = share.write(piece.read(), to_the_end=False)
+                with closing(piece.read()) as found:
+                    written = share.write(found, to_the_end=False)
                 rows.add(written.rows)
                 yield written
 

@@ -13,7 +13,7 @@ of them it is handed: a `Tick`, a `Memory` and a `Loader`.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -82,8 +82,8 @@ class Memory(Protocol):
 class Piece(Protocol):
     """A part of a first copy that one task reads. It can be pickled."""
 
-    def read(self) -> Iterable[pa.RecordBatch]:
-        """Its rows."""
+    def read(self) -> Generator[pa.RecordBatch, None, None]:
+        """Its rows; whoever does not read them to the end closes it."""
         ...
 
 

@@ -6,7 +6,7 @@ consistent point and nothing else (hazard B2). A piece is a range of pages:
 rows do not move within a snapshot, so ranges neither overlap nor miss a row.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,7 +58,7 @@ class SnapshotPiece:
     schema: pa.Schema
     types: tuple[ColumnType, ...]
 
-    def read(self) -> Iterator[pa.RecordBatch]:
+    def read(self) -> Generator[pa.RecordBatch, None, None]:
         """Its rows.
 
         Raises:
