@@ -2,10 +2,11 @@
 
 import json
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from penstock.errors import UsageError
 from penstock.sources.kafka import scan as scanning
 from penstock.sources.kafka.formats import DebeziumJson, JsonFormat, TextFormat
 from penstock.sources.kafka.layout import DATA, ERRORS, Layout
+from penstock.sources.kafka.resent import Marks, marks_in, note_of, raised
 from penstock.sources.kafka.scan import KafkaScan
 
 CASES = {
@@ -67,8 +69,9 @@ class Store:
         self.layout, self.sets_aside = layout, sets_aside
         self.rows: dict[tuple[Any, ...], int] = {}
         self.errors: list[dict[str, Any]] = []
-        self.marks: dict[int, bytes] = {}
+        self.marks: Marks = {}
         self.changes = 0
+        self.again = 0
         self.fresh = True
 
     def put(self, output: str, rows: pa.Table) -> None:
@@ -110,9 +113,8 @@ class Store:
             told.append(scan.finish(mine if scan.meets and tasks > 1 else prepared, self))
             if not (scan.meets and tasks > 1):
                 break
-        for each in told:
-            for partition, mark in each.marks.items():
-                self.marks[partition] = max(self.marks.get(partition, b""), mark)
+        self.marks = marks_in(note_of(raised(self.marks, (each.marks for each in told))))
+        self.again += sum(each.again for each in told)
         self.fresh = False
         return told
 
@@ -156,12 +158,43 @@ def test_a_backlog_of_one_key_is_one_change() -> None:
     assert store.changes == case["expect"]["sink_records"]
 
 
-def test_the_order_is_timestamp_partition_offset() -> None:
+def test_the_last_of_two_partitions_is_the_later() -> None:
     store = Store(UPSERT)
     store.scan([Sent("k", "late", 0, 5, 20), Sent("k", "early", 1, 9, 10)])
     assert store.rows == {("k", "late"): 1}
     store.scan([Sent("k", "left", 0, 6, 30), Sent("k", "right", 1, 10, 30)])
     assert store.rows == {("k", "right"): 1}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.booleans()), max_size=12),
+    st.lists(st.integers(1, 12)),
+)
+def test_in_one_partition_the_last_offset_counts_wherever_ticks_end(
+    sent: list[tuple[str, int, bool]], cuts: list[int]
+) -> None:
+    """Whatever producers say of the time: compaction goes by offsets, too."""
+    records = [
+        Sent(key, None if gone else str(offset), 0, offset, timestamp)
+        for offset, (key, timestamp, gone) in enumerate(sent)
+    ]
+    store, first = Store(UPSERT), 0
+    for end in sorted({*cuts, len(records)}):
+        store.scan(records[first:end])
+        first = max(first, end)
+    last = {record.key: record.value for record in records}
+    assert store.rows == {item: 1 for item in last.items() if item[1] is not None}
+
+
+def test_a_key_of_debezium_that_moved_to_another_partition_has_its_later_row() -> None:
+    store = Store(DEBEZIUM)
+    store.scan(
+        [
+            Sent("1", event("u", 1, "new", lsn=20), 0, 0, 200),
+            Sent("1", event("c", 1, "old", lsn=10), 1, 10, 100),
+        ]
+    )
+    assert store.rows == {(1, "new"): 1}
 
 
 def test_what_does_not_change_is_not_written() -> None:
@@ -204,13 +237,18 @@ def test_the_bug_of_keeping_the_first_of_a_key_is_found(monkeypatch: pytest.Monk
 # Debezium.
 
 
-def event(op: str, id: int, name: str | None, *, lsn: int | None, **more: Any) -> str:
+def event(
+    op: str, id: int | None, name: str | None, *, lsn: int | None, at: int | None = None, **of: Any
+) -> str:
+    """A change; what happened later stands at a higher place, unless it is told otherwise."""
     row = None if name is None else {"id": id, "name": name}
-    source: Mapping[str, Any] = {} if lsn is None else {"sequence": json.dumps([None, str(lsn)])}
-    body = {"op": op, "before": None, "after": row, **more}
+    source = {"connector": "postgresql", **of}
+    if lsn is not None:
+        source |= {"sequence": json.dumps([None, str(lsn)]), "ts_ms": lsn if at is None else at}
+    body: dict[str, Any] = {"op": op, "before": None, "after": row}
     if op == "d":
         body["before"], body["after"] = {"id": id, "name": ""}, None
-    return json.dumps({**body, "source": {"connector": "postgresql", **source}})
+    return json.dumps({**body, "source": source})
 
 
 def test_events_come_to_the_rows_of_the_table() -> None:
@@ -246,16 +284,95 @@ def test_events_that_a_restarted_connector_sends_again_are_dropped() -> None:
     again = [event("u", 1, "Ida", lsn=40), event("u", 1, "Eve", lsn=30)]
     store.scan([Sent("1", each, offset=6 + at) for at, each in enumerate(again)])
     assert store.rows == {(1, "Ida"): 1}
+    assert store.again == 3
+
+
+def test_an_event_lower_in_a_log_that_began_again_is_new() -> None:
+    """As after a restore: the place is lower, and it happened later."""
+    store = Store(DEBEZIUM)
+    store.scan([Sent("1", event("c", 1, "Ada", lsn=1_000, at=50), offset=0)])
+    store.scan([Sent("1", event("u", 1, "Ann", lsn=10, at=60), offset=1)])
+    assert store.rows == {(1, "Ann"): 1}
+    # From there on what is sent again is known, too.
+    store.scan([Sent("1", event("u", 1, "Eve", lsn=20, at=70), offset=2)])
+    store.scan([Sent("1", event("u", 1, "Ann", lsn=10, at=60), offset=3)])
+    assert store.rows == {(1, "Eve"): 1}
+    assert store.again == 1
+
+
+def test_places_in_the_logs_of_two_databases_are_not_compared() -> None:
+    store = Store(DEBEZIUM)
+    store.scan(
+        [
+            Sent("1", event("c", 1, "Ada", lsn=1_000, db="a"), offset=0),
+            Sent("2", event("c", 2, "Bea", lsn=10, db="b"), offset=1),
+        ]
+    )
+    assert store.rows == {(1, "Ada"): 1, (2, "Bea"): 1}
+
+
+@given(st.data())
+def test_whatever_is_sent_again_no_state_comes_back_and_none_is_missed(data: st.DataObject) -> None:
+    """Of one log, with clocks that go back a little; from anywhere that was not confirmed."""
+    count = data.draw(st.integers(1, 12))
+    times = [10 * n + data.draw(st.integers(-15, 15)) for n in range(count)]
+    sent, n = list[int](), 0
+    while n < count:
+        sent.append(n)
+        n = data.draw(st.integers(max(0, n - 4), n)) if data.draw(st.booleans()) else n + 1
+        if len(sent) > 60:
+            n = sent[-1] + 1
+    store, seen = Store(DEBEZIUM), list[int]()
+    offset = 0
+    while offset < len(sent):
+        size = data.draw(st.integers(1, 5))
+        ticked = sent[offset : offset + size]
+        store.scan(
+            [
+                Sent("1", event("u", 1, str(n), lsn=10 + n, at=times[n]), offset=offset + at)
+                for at, n in enumerate(ticked)
+            ]
+        )
+        ((_, name),) = store.rows
+        seen.append(int(name))
+        assert seen[-1] == max(sent[: offset + size])
+        offset += size
+    assert seen[-1] == count - 1
 
 
 def test_the_bug_of_taking_them_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    import numpy as np
+    real = scanning.resent
 
-    monkeypatch.setattr(
-        scanning, "sent_again", lambda positions, *_: np.zeros(len(positions), bool)
-    )
+    def none_of_them(*given: Any) -> Any:
+        again, marked = real(*given)
+        return np.zeros_like(again), marked
+
+    monkeypatch.setattr(scanning, "resent", none_of_them)
     with pytest.raises(AssertionError):
         test_events_that_a_restarted_connector_sends_again_are_dropped()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("not json", "it is not JSON"),
+        ('{"op":"c","after":{"id":"x"}}', 'column "id" is bigint'),
+        ('{"op":"c","after":{"id":99999999999999999999}}', 'column "id"'),
+        ('{"op":"c"}', "it has no after"),
+        ('{"op":"q","after":{"id":1}}', 'its op is "q"'),
+        ('{"id":1,"name":"flattened"}', "it has no op"),
+        ('{"kind":"payload"}', "it has no op"),
+        ('{"a":{"payload":1}}', "it has no op"),
+        ('{"op":"c","after":{"id":null,"name":"x"}}', 'column "id" of its key is null'),
+    ],
+)
+def test_an_event_that_cannot_be_taken_is_told(value: str, reason: str) -> None:
+    store = Store(DEBEZIUM)
+    store.scan([Sent("1", value, offset=7), Sent("1", event("c", 1, "Ada", lsn=1), offset=8)])
+    assert store.rows == {(1, "Ada"): 1}
+    (error,) = store.errors
+    assert (error["offset"], error["value"]) == (7, value.encode())
+    assert reason in error["reason"]
 
 
 def test_a_truncation_and_a_deletion_of_nothing_are_told() -> None:

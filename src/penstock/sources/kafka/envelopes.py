@@ -1,12 +1,8 @@
 """What an envelope makes of records: rows that come or go, records that say nothing or are wrong.
 
-    none      a record is a row that comes; a deletion cannot be taken
-    upsert    a record is the row of its key; without a value that is gone
-    debezium  a record is a change event, and speaks of the row after it or before it
-
-A connector of Debezium that is started again may send events again that it had sent before.
-They stand at a lower place of the database's log than one before them in the partition, by
-which they are known, and are dropped.
+none      a record is a row that comes; a deletion cannot be taken
+upsert    a record is the row of its key; without a value that is gone
+debezium  a record is a change event, and speaks of the row after it or before it
 """
 
 from collections.abc import Callable, Mapping
@@ -19,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.sources.kafka.layout import Envelope
+from penstock.sources.kafka.resent import LOG
 
-__all__ = ["JUDGES", "Judged", "sent_again"]
+__all__ = ["JUDGES", "Judged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +34,8 @@ class Judged:
     reasons: Mapping[int, str]
     """Why a record cannot be taken, although it was decoded."""
 
-    positions: pa.ChunkedArray | None = None
-    """Where in a database's log an event stands."""
+    log: pa.Table | None = None
+    """Where in the log of which database an event stands."""
 
 
 def _none(read: pa.Table, values: pa.Table) -> Judged:
@@ -70,28 +67,26 @@ def _debezium(read: pa.Table, values: pa.Table) -> Judged:
     )
     deleted = pc.fill_null(pc.equal(ops, "d"), fill_value=False)
     rows = pc.if_else(deleted, before, after)
-    reasons: dict[int, str] = {}
-    for op, reason in _NOT_TAKEN.items():
-        found = pc.fill_null(pc.equal(ops, op), fill_value=False).to_numpy(zero_copy_only=False)
-        reasons.update(dict.fromkeys(np.flatnonzero(found).tolist(), reason))
-    lacking = pc.and_(deleted, pc.is_null(before)).to_numpy(zero_copy_only=False)
-    reason = "it deletes a row and does not say which: before is null"
-    reasons.update(dict.fromkeys(np.flatnonzero(lacking).tolist(), reason))
-    says_nothing = pc.or_kleene(pc.is_null(ops), pc.fill_null(pc.equal(ops, "m"), fill_value=False))
+    wrong = {
+        "it says that its table was truncated, of which no row is named": pc.equal(ops, "t"),
+        "it deletes a row and does not say which: before is null": pc.and_(
+            deleted, pc.is_null(before)
+        ),
+    }
+    reasons = {
+        row: reason
+        for reason, claims in wrong.items()
+        for row in np.flatnonzero(_is(claims)).tolist()
+    }
     names = [field.name for field in rows.type]
-    fields = pc.struct_field
     return Judged(
-        {name: pa.chunked_array([fields(rows, [at])]) for at, name in enumerate(names)},
+        {name: pa.chunked_array([pc.struct_field(rows, [at])]) for at, name in enumerate(names)},
         pa.chunked_array([deleted]),
-        says_nothing.to_numpy(zero_copy_only=False).copy(),
+        _is(pc.is_null(ops)) | _is(pc.equal(ops, "m")),
         reasons,
-        values.column("position"),
+        values.select(LOG.names),
     )
 
-
-_NOT_TAKEN: Final = {
-    "t": "it says that its table was truncated, of which no row is named",
-}
 
 JUDGES: Final[Mapping[Envelope, Callable[[pa.Table, pa.Table], Judged]]] = {
     "none": _none,
@@ -101,21 +96,11 @@ JUDGES: Final[Mapping[Envelope, Callable[[pa.Table, pa.Table], Judged]]] = {
 """By envelope, what judges records as they were read and their values as they were decoded."""
 
 
-def sent_again(
-    positions: pa.ChunkedArray, partitions: npt.NDArray[np.int32], marks: dict[int, bytes]
-) -> npt.NDArray[np.bool_]:
-    """Which events were sent before, and raises `marks` by the others."""
-    found = np.zeros(len(partitions), bool)
-    known = pc.is_valid(positions).to_numpy(zero_copy_only=False)
-    for partition in np.unique(partitions[known]).tolist():
-        at = np.flatnonzero(known & (partitions == partition))
-        here = positions.take(pa.array(at)).combine_chunks()
-        mark = marks.get(partition, b"")
-        # As numbers that compare as the bytes do; the first is that of the mark.
-        ranks = pc.rank(pa.concat_arrays([pa.array([mark], here.type), here]), tiebreaker="dense")
-        numbers = ranks.to_numpy().astype(np.int64)
-        found[at] = numbers[1:] < np.maximum.accumulate(numbers)[:-1]
-        marks[partition] = max(mark, pc.max(here).as_py())
+def _is(claims: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where a claim holds; where nobody knows, it does not."""
+    found: npt.NDArray[np.bool_] = pc.fill_null(claims, fill_value=False).to_numpy(
+        zero_copy_only=False
+    )
     return found
 
 

@@ -8,11 +8,15 @@ has such a name.
 from typing import Final
 
 __all__ = [
+    "AGAIN",
+    "AGE",
     "BAD",
     "GONE",
+    "HAPPENED_MS",
     "KEY",
     "OFFSET",
     "ORDER",
+    "ORIGIN",
     "PARTITION",
     "POSITION",
     "REASON",
@@ -37,8 +41,14 @@ REASON: Final = "\0reason"
 GONE: Final = "\0gone"
 """Whether the row of this key is gone."""
 
+ORIGIN: Final = "\0origin"
+AGE: Final = "\0age"
+HAPPENED_MS: Final = "\0happened_ms"
 POSITION: Final = "\0position"
-"""Where in a database's log the event stands; null if it does not say."""
+"""In which database's log the event stands, and how far that had come; nulls if it does not say."""
+
+AGAIN: Final = "\0again"
+"""Whether the event was sent before."""
 
 TRANSACTION: Final = "\0transaction"
 TOTAL_ORDER: Final = "\0total_order"

@@ -8,9 +8,9 @@ they are finished:
     upsert    the last record of a key decides: its row comes, what was stored goes
     debezium  the same, of change events, whose key is in the row they speak of
 
-A key's last record is the last by (timestamp, partition, offset): in one partition offsets
-alone would do, but who sends a key to two must be told apart by time. Debezium's events of
-a key are in one partition, and go by their offsets.
+A key's last record is that of the highest offset. A key that is in two partitions, as after
+partitions were added, has a last record in each; of these the later counts, by timestamp, and
+then by partition.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,15 +24,19 @@ import pyarrow.compute as pc
 
 from penstock.data.packed import key_hashes, pack
 from penstock.sources.kafka.changes import changes_of, last_of
-from penstock.sources.kafka.envelopes import JUDGES, sent_again
+from penstock.sources.kafka.envelopes import JUDGES
 from penstock.sources.kafka.held import Held, anchored, held_in, nowhere
 from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS, ERRORS_SCHEMA, META, Layout
 from penstock.sources.kafka.prepared import (
+    AGAIN,
+    AGE,
     BAD,
     GONE,
+    HAPPENED_MS,
     KEY,
     OFFSET,
     ORDER,
+    ORIGIN,
     PARTITION,
     POSITION,
     REASON,
@@ -42,10 +46,14 @@ from penstock.sources.kafka.prepared import (
     TRANSACTION,
     VALUE,
 )
+from penstock.sources.kafka.resent import MARKED, Mark, Marks, highest, raised, resent
 from penstock.sources.kafka.transactions import RUNS, merged, runs_of
 from penstock.sources.source import Aside, Out
 
 __all__ = ["Finishing", "KafkaScan", "Told"]
+
+_IN_LOG: Final = (ORIGIN, HAPPENED_MS, POSITION, AGE)
+"""Where events stand that may be sent again."""
 
 _IN_TRANSACTION: Final = {
     TRANSACTION: "transaction",
@@ -63,8 +71,11 @@ class Told(NamedTuple):
     first_bad: tuple[str, int, int, str] | None
     """Topic, partition, offset and reason of the first that could not be taken."""
 
-    marks: Mapping[int, bytes]
-    """By partition, the highest place in a database's log that an event stood at."""
+    again: int
+    """How many had been sent before."""
+
+    marks: Marks
+    """The latest events, by which those are known that are sent again."""
 
     runs: pa.Table
     """Which events of which transactions came."""
@@ -88,8 +99,8 @@ class KafkaScan:
     fresh: bool
     """Whether nothing is stored yet, so that nothing can go."""
 
-    marks: Mapping[int, bytes] = field(default_factory=dict)
-    """By partition, the highest place in a database's log of events that were drawn before."""
+    marks: Marks = field(default_factory=dict)
+    """The latest of the events that were drawn before."""
 
     held: Mapping[int, Held] | None = None
     """By partition, the last event that waits from before; None if transactions do not count."""
@@ -115,7 +126,7 @@ class KafkaScan:
         return lambda read: self._prepared(read, marks, held)
 
     def _prepared(
-        self, read: pa.Table, marks: dict[int, bytes], held: dict[int, Held] | None
+        self, read: pa.Table, marks: dict[tuple[int, str], Mark], held: dict[int, Held] | None
     ) -> pa.Table:
         layout, reasons = self.layout, dict[int, str]()
         columns: dict[str, pa.ChunkedArray] = {}
@@ -136,13 +147,21 @@ class KafkaScan:
             for row in np.flatnonzero(nowhere(values.rows)).tolist():
                 reasons.setdefault(row, "it is in a transaction and does not say where in it")
         count = read.num_rows
+        # What cannot be decoded says something, whatever it is.
         skipped = judged.skipped
+        skipped[[bad.row for bad in values.bad]] = False
+        if layout.envelope != "none":
+            for name in layout.key_columns:
+                nulls = pc.is_null(columns[name]).to_numpy(zero_copy_only=False)
+                for row in np.flatnonzero(nulls & ~skipped).tolist():
+                    reasons.setdefault(row, f'column "{name}" of its key is null')
         bad_rows = np.zeros(count, bool)
         bad_rows[[*reasons]] = True
         bad_rows &= ~skipped
-        if judged.positions is not None:
-            partitions = read.column("partition").to_numpy()
-            skipped |= sent_again(judged.positions, partitions, marks) & ~bad_rows
+        again, log = np.zeros(count, bool), None
+        if judged.log is not None and held is None:
+            # Where transactions count, what is sent again is known by its place in its own.
+            again, log = resent(judged.log, read.column("partition").to_numpy(), marks)
         told = pa.nulls(count, pa.string())
         key = value = pa.nulls(count, pa.binary())
         if bad_rows.any():
@@ -160,10 +179,10 @@ class KafkaScan:
             VALUE: value,
             GONE: judged.gone,
             REASON: told,
-            POSITION: pa.nulls(count, pa.binary())
-            if judged.positions is None
-            else judged.positions,
+            AGAIN: pa.array(again & ~bad_rows),
         }
+        if log is not None:
+            inner |= dict(zip(_IN_LOG, log.columns, strict=True))
         if held is not None:
             inner |= {name: values.rows.column(told) for name, told in _IN_TRANSACTION.items()}
         table = pa.table({**{name: columns[name] for name in layout.schema.names}, **inner})
@@ -205,9 +224,10 @@ class Finishing:
         self._layout = scan.layout
         self._out = out
         self._records = 0
+        self._again = 0
         self._bad: list[pa.Table] = []
         self._good: list[pa.Table] = []
-        self._marks: dict[int, bytes] = {}
+        self._marks: Marks = {}
         self._runs: list[pa.Table] = []
         self._held: dict[int, Held] = {}
         self._aside = 0
@@ -226,7 +246,12 @@ class Finishing:
         if self._layout.envelope == "none":
             self._out.put(DATA, table.select(self._layout.schema.names))
             return
-        _raise_marks(self._marks, table)
+        self._again += pc.sum(table.column(AGAIN)).as_py() or 0
+        table = table.filter(pc.invert(table.column(AGAIN)))
+        if POSITION in table.column_names:
+            log = table.select(_IN_LOG).rename_columns(MARKED.names)
+            found = highest(log, table.column(PARTITION).to_numpy())
+            self._marks = raised(self._marks, [found])
         if self._scan.held is not None:
             waits = pc.is_valid(table.column(TRANSACTION))
             self._put_aside(table.filter(waits))
@@ -238,7 +263,7 @@ class Finishing:
         if self._good:
             self._put_last(pa.concat_tables(self._good))
         runs = merged(pa.concat_tables(self._runs)) if self._runs else RUNS.empty_table()
-        told = Told(self._records, 0, None, self._marks, runs, self._held, self._aside)
+        told = Told(self._records, 0, None, self._again, self._marks, runs, self._held, self._aside)
         if not self._bad:
             return told
         rows = pa.concat_tables(self._bad)
@@ -252,8 +277,7 @@ class Finishing:
 
     def _put_last(self, rows: pa.Table) -> None:
         names, key = self._layout.schema.names, list(self._layout.key_columns)
-        by = (TIMESTAMP, PARTITION, OFFSET)
-        last = last_of(rows, key, by if self._layout.envelope == "upsert" else by[1:])
+        last = last_of(last_of(rows, [*key, PARTITION], [OFFSET]), key, [TIMESTAMP, PARTITION])
         come = last.filter(pc.invert(last.column(GONE))).select(names)
         stored = come.slice(0, 0)
         if not self._scan.fresh:
@@ -271,17 +295,6 @@ class Finishing:
         self._out.put(ASIDE, pa.table(arrays, schema=self._layout.aside))
         for partition, held in held_in(rows.select(names[:-1])).items():
             self._held[partition] = max(held, self._held.get(partition, held))
-
-
-def _raise_marks(marks: dict[int, bytes], rows: pa.Table) -> None:
-    if rows.column(POSITION).null_count == rows.num_rows:
-        return
-    highest = rows.group_by(PARTITION).aggregate([(POSITION, "max")])
-    for partition, position in zip(
-        *(column.to_pylist() for column in highest.columns), strict=True
-    ):
-        if position is not None:
-            marks[partition] = max(marks.get(partition, b""), position)
 
 
 def _places(columns: Sequence[pa.ChunkedArray], count: int) -> npt.NDArray[np.int64]:

@@ -21,6 +21,7 @@ from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import BadRecord, OffsetsGone, TopicChanged
 from penstock.sources.kafka.group import Group
 from penstock.sources.kafka.layout import DATA, ERRORS, ERRORS_SCHEMA, Layout
+from penstock.sources.kafka.resent import Marks, marks_in, note_of, raised
 from penstock.sources.kafka.scan import KafkaScan, Told
 from penstock.sources.kafka.upstream import Topic, Upstream
 from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
@@ -78,10 +79,11 @@ class KafkaSource:
         self._reached: Frontier = {}
         self._compacted = False
         self._layout: Layout
-        self._marks: dict[int, bytes] = {}
-        """By partition, how far in its database's log Debezium's events have come."""
+        self._marks: Marks = {}
+        """The latest of Debezium's events, by which those are known that are sent again."""
 
         self._bad = 0
+        self._again = 0
         self._looked_ms: int | None = None
         self._above: dict[int, int] = {}
         """By partition, how many records are above the last stable offset."""
@@ -104,8 +106,7 @@ class KafkaSource:
         else:
             self._must_be(known["id"])
             self._begins = {int(each): offset for each, offset in known["begins"].items()}
-        marks = memory.recall(MARKS + self._suffix) or {}
-        self._marks = {int(each): bytes.fromhex(mark) for each, mark in marks.items()}
+        self._marks = marks_in(memory.recall(MARKS + self._suffix))
         self._decide(known["value"], known["key"])
         self._make(loader)
 
@@ -188,6 +189,7 @@ class KafkaSource:
             "position": ", ".join(f"{each['partition']}:{each['offset']}" for each in partitions),
             "lag_records": sum(max(0, each["end"] - each["offset"]) for each in partitions),
             "bad_records": self._bad,
+            "sent_again": self._again,
             "waits_for": self.waits_for(),
             "partitions": partitions,
             "tables": [],
@@ -363,12 +365,11 @@ class KafkaSource:
         )
 
     def _raise_marks(self, tick: Tick, told: Sequence[Told]) -> None:
-        for each in told:
-            for partition, mark in each.marks.items():
-                self._marks[partition] = max(self._marks.get(partition, b""), mark)
-        if any(each.marks for each in told):
-            marks = {str(each): mark.hex() for each, mark in sorted(self._marks.items())}
-            tick.remember(MARKS + self._suffix, marks)
+        self._again += sum(each.again for each in told)
+        marks = raised(self._marks, (each.marks for each in told))
+        if marks != self._marks:
+            self._marks = marks
+            tick.remember(MARKS + self._suffix, note_of(marks))
 
     def _judge(self, told: Sequence[Told]) -> None:
         """What to do about records that could not be taken."""

@@ -137,9 +137,7 @@ IN_ORDER = [
      mysql("mysql-bin.000010", 300, 0), mysql("mysql-bin.999999", 4, 0),
      mysql("mysql-bin.1000000", 4, 0)],
     [sql_server("00000027:00000ac0:0002", "00000027:00000ac0:0001", 1),
-     sql_server("00000027:00000AC0:0002", "00000027:00000AC0:0001", 2),
-     sql_server("00000027:00000ac0:0002", "00000027:00000ac0:0002", 1),
-     sql_server("00000027:00000ac0:000a", "00000027:00000ac0:0001", None),
+     sql_server("00000027:00000AC0:000a", "00000027:00000AC0:0001", None),
      sql_server("0000002a:00000001:0001", "00000001:00000001:0001", 1)],
 ]  # fmt: skip
 
@@ -160,6 +158,23 @@ def test_a_key_that_changes_is_deleted_before_it_is_created():
         assert deleted < created
 
 
+def test_events_of_one_transaction_of_sql_server_stand_at_one_place():
+    """Its change_lsn goes back within a transaction."""
+    first = sql_server("00000027:00000ac0:0002", "00000027:00000ac0:0009", 1)
+    second = sql_server("00000027:00000ac0:0002", "00000027:00000ac0:0001", 2)
+    assert len(set(positions(first, second, first, ops="dcc"))) == 1
+
+
+def test_logs_are_told_apart():
+    sources = [
+        mysql("b.1", 1, 0, server_id=1), mysql("b.1", 1, 0, server_id=2),
+        postgres(1, 2, name="a", db="x"), postgres(1, 2, name="a", db="y"),
+        postgres(1, 2, name="b", db="x"),
+    ]  # fmt: skip
+    said = [bare(event("c", after={"id": 1}, source=each)) for each in sources]
+    assert len(set(column(decoded(JSON, *said), "origin"))) == len(sources)
+
+
 NOWHERE = [
     postgres(1, 2, snapshot="true"),
     postgres(1, 2, snapshot=True),
@@ -173,7 +188,6 @@ NOWHERE = [
     mysql("b.1", 1, 2) | {"row": None},
     mysql("b.1", -1, 2),
     mysql("b.1", 1, 2) | {"pos": "x"},
-    sql_server("00000027:00000ac0:0002", None, 1),
     sql_server("nonsense", "00000027:00000ac0:0002", 1),
     {"connector": "oracle", "scn": "5"},
     {},

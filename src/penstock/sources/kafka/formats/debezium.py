@@ -3,6 +3,8 @@
 An event becomes
 
     op                       c, u, d, r (read by a snapshot), t (truncate), m (message)
+    origin                   which log it is of: connector, name, database and server
+    happened_ms              when it was committed, by the database's clock
     position                 bytes in the order of the source's log, or null
     transaction              its id, with total_order and data_collection_order in it
     before, after            the row, or null
@@ -14,7 +16,7 @@ same server:
 
     Postgres     the last commit before it and its own place, from `sequence`
     MySQL        number of the log's file, place in it, row of the event
-    SQL Server   commit_lsn, change_lsn, event_serial_no
+    SQL Server   commit_lsn, since change_lsn goes back within a transaction
 
 and after that whether it is a deletion, since a change of the key is written as
 a deletion and a creation at one place. There is none for what a snapshot read:
@@ -26,6 +28,7 @@ position does not: rows that one COPY loaded share theirs. Such an event is a
 duplicate only if it has the key of one seen there, too.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -42,6 +45,7 @@ from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_
 from penstock.sources.kafka.formats.reading import raw_text, read_column
 from penstock.sources.kafka.formats.schema import Column
 from penstock.sources.kafka.formats.walking import find
+from penstock.sources.kafka.resent import LOG
 
 __all__ = ["OPS", "DebeziumAvro", "DebeziumJson"]
 
@@ -59,8 +63,10 @@ _SOURCE: Final = tuple(
         "pos": "bigint",
         "row": "bigint",
         "commit_lsn": "text",
-        "change_lsn": "text",
-        "event_serial_no": "bigint",
+        "name": "text",
+        "db": "text",
+        "server_id": "bigint",
+        "ts_ms": "bigint",
     }.items()
 )
 _TRANSACTION: Final = tuple(
@@ -187,7 +193,7 @@ def _schema(row: pa.DataType) -> pa.Schema:
     return pa.schema(
         [
             ("op", pa.string()),
-            ("position", pa.binary()),
+            *LOG,
             ("transaction", pa.string()),
             ("total_order", pa.int64()),
             ("data_collection_order", pa.int64()),
@@ -201,7 +207,8 @@ def _columns(
     op: pa.Array, before: pa.Array, after: pa.Array, source: Named, transaction: Named
 ) -> list[pa.Array]:
     orders = [transaction[name] for name in ("total_order", "data_collection_order")]
-    return [op, _positions(op, source), transaction["id"], *orders, before, after]
+    log = [_origins(source), source["ts_ms"], _positions(op, source)]
+    return [op, *log, transaction["id"], *orders, before, after]
 
 
 def _check(op: pa.Array, after: pa.Array, there: Any, bad: dict[int, str]) -> None:
@@ -247,6 +254,12 @@ def _taken(struct: pa.Array | None, columns: tuple[Column, ...], count: int) -> 
     return taken
 
 
+def _origins(source: Named) -> pa.Array:
+    server = pc.cast(source["server_id"], pa.string())
+    rest = [pc.fill_null(part, "") for part in (source["name"], source["db"], server)]
+    return pc.binary_join_element_wise(source["connector"], *rest, "\n")
+
+
 def _positions(op: pa.Array, source: Named) -> pa.Array:
     snapshot = pc.fill_null(source["snapshot"], "false")
     live = pc.is_in(snapshot, pa.array(["false", '"false"']))
@@ -265,9 +278,9 @@ def _positions(op: pa.Array, source: Named) -> pa.Array:
     file = pc.struct_field(pc.extract_regex(source["file"], _FILE), "number")
     numbers = [_number(file), source["pos"], source["row"]]
     mysql = _bytes(by("mysql", "mariadb"), deletion, numbers, count)
-    serial = pc.fill_null(source["event_serial_no"], 0)
-    parts = [*_lsn(source["commit_lsn"]), *_lsn(source["change_lsn"]), serial]
-    sql_server = _bytes(by("sqlserver"), deletion, parts, count)
+    # All of a transaction have one place there, whatever they do.
+    alike = pa.array(np.zeros(count, np.bool_))
+    sql_server = _bytes(by("sqlserver"), alike, _lsn(source["commit_lsn"]), count)
     return pc.coalesce(postgres, mysql, sql_server)
 
 
@@ -306,7 +319,12 @@ def _wraps_nothing(chunk: pa.Array, candidates: Any) -> Any:
     wraps = np.zeros(len(chunk), np.bool_)
     for row in np.flatnonzero(candidates).tolist():
         value = chunk[row].as_py()
-        wraps[row] = value is not None and b'"payload"' in value
+        if value is not None and b'"payload"' in value:
+            try:
+                event = json.loads(value)
+            except ValueError:
+                continue  # Why it is no JSON is told by others.
+            wraps[row] = isinstance(event, dict) and event.get("payload", ...) is None
     return wraps
 
 
