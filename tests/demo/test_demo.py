@@ -20,12 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from penstock import persist
 from penstock.cli.demo import conclude
 from penstock.clock import SYSTEM_CLOCK
 from penstock.demo import running as demo
+from penstock.demo.clicks import TOPIC, Clicking, Sent, open_topic
 from penstock.demo.comparing import Compared, Places, compare
 from penstock.demo.postgres import LocalPostgres, bundled
 from penstock.demo.shop import TABLES, Made
@@ -36,6 +38,8 @@ from penstock.materialize.running import tasks_of as materializations
 from penstock.persist.find import find_collection
 from penstock.pipeline import load
 from penstock.pipeline.running import Running
+from penstock.testing.kafka import KafkaBroker
+from tests.sources.kafka.clients import Record, consume
 
 SOME = Made(transactions=9, inserts=9, updates=9, deletes=9)
 
@@ -149,20 +153,98 @@ def test_books_that_once_did_not_add_up_are_a_difference(ran: Ran) -> None:
     assert replace(compared, differences=()).equal, "nothing else was found"
 
 
+@dataclass(frozen=True)
+class Clicked:
+    sent: Sent
+    seen: list[Record]
+    aborted: list[Record]
+
+
+@pytest.fixture(scope="module")
+def clicked(kafka: KafkaBroker) -> Iterator[Clicked]:
+    """A topic of clicks, some of them in transactions that were aborted."""
+    open_topic(kafka)
+    clicking = Clicking(kafka.bootstrap, random.Random(7), rate=1_000)
+    clicking.start()
+    never = threading.Event()
+    try:
+        while clicking.sent.clicks < 30 or clicking.sent.aborted < 10:
+            clicking.check()
+            SYSTEM_CLOCK.wait(never, 20)
+    finally:
+        clicking.end()
+    clicking.check()
+    seen = consume(kafka, TOPIC)
+    sent = consume(kafka, TOPIC, committed=False)
+    yield Clicked(clicking.sent, seen, [each for each in sent if each not in seen])
+    kafka.delete_topic(TOPIC)
+
+
+def arranged(
+    ran: Ran, kafka: KafkaBroker, folder: Path, stored: list[Record], written: list[Record]
+) -> Places:
+    """What the demo left, with a topic, and with these clicks of it in collection and SQLite."""
+    lake, sqlite = folder / "lake", folder / "shop.db"
+    shutil.copytree(ran.places.lake.removeprefix("file:"), lake)
+    shutil.copy(ran.places.sqlite, sqlite)
+    columns = {"customer": "int32", "page": "string", "product": "int32"}
+    columns |= {"_partition": "int32", "_offset": "int64"}
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
+    with persist.open(f"file:{lake}/clicks", writer="us") as client:
+        collection = client.create_or_load(TOPIC, schema=schema)
+        rows = pa.Table.from_pylist([click_of(each) for each in stored], schema)
+        time = ran.compared.as_of
+        collection.compare_and_append(rows, 0, time + 1, time=time)
+    with closing(sqlite3.connect(sqlite)) as target, target:
+        target.execute(f"CREATE TABLE clicks ({', '.join(columns)})")
+        values = [tuple(click_of(each).values()) for each in written]
+        target.executemany("INSERT INTO clicks VALUES (?, ?, ?, ?, ?)", values)
+    return replace(ran.places, lake=f"file:{lake}", sqlite=sqlite, brokers=kafka.bootstrap)
+
+
+def click_of(record: Record) -> dict[str, object]:
+    place = {"_partition": record.partition, "_offset": record.offset}
+    return json.loads(record.value or b"") | place
+
+
+def test_clicks_are_those_that_were_committed(
+    ran: Ran, kafka: KafkaBroker, clicked: Clicked, tmp_path: Path
+) -> None:
+    places = arranged(ran, kafka, tmp_path, clicked.seen, clicked.seen)
+    compared = compare(places, ran.compared.as_of, made=SOME, sent=clicked.sent)
+    assert compared.differences == ()
+    assert compared.clicks == clicked.sent.clicks == len(clicked.seen)
+    assert compared.aborted == clicked.sent.aborted == len(clicked.aborted)
+
+
+@pytest.mark.parametrize("where", ["the collection", "SQLite"])
+@pytest.mark.parametrize("what", ["lacks", "has, and the topic has not,"])
+def test_a_click_too_few_or_too_many_is_found(
+    ran: Ran, kafka: KafkaBroker, clicked: Clicked, tmp_path: Path, where: str, what: str
+) -> None:
+    wrong = clicked.seen[1:] if what == "lacks" else [*clicked.seen, clicked.aborted[0]]
+    stored = wrong if where == "the collection" else clicked.seen
+    written = wrong if where == "SQLite" else clicked.seen
+    places = arranged(ran, kafka, tmp_path, stored, written)
+    (found,) = compare(places, ran.compared.as_of, made=SOME, sent=clicked.sent).differences
+    assert found.startswith(f"clicks: {where} {what} customer=")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"rows": 999}, "only 999 rows"),
         ({"updates": 0}, "no row was updated"),
         ({"deletes": 0}, "no row was deleted"),
+        ({"aborted": 0}, "7 clicks were committed and 0 aborted"),
         ({"differences": ("orders: SQLite lacks id=7",)}, "different: orders: SQLite lacks id=7"),
     ],
-    ids=["few rows", "no update", "no delete", "unequal"],
+    ids=["few rows", "no update", "no delete", "no abort", "unequal"],
 )
 def test_a_demo_that_shows_nothing_fails_in_words(
     change: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = Compared(1, 1_000, 1, 1, 1, 1, 2.5, 1, ())
+    good = Compared(1, 1_000, 1, 1, 1, 1, 2.5, 1, (), clicks=7, aborted=2)
     assert conclude(good) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["equal"] is True
     assert conclude(replace(good, **change)) == 1  # type: ignore[arg-type]

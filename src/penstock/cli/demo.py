@@ -41,6 +41,12 @@ def demo(
             help="An empty folder for all of it, which stays; a temporary one, unless said.",
         ),
     ] = None,
+    kafka: Annotated[
+        bool,
+        typer.Option(
+            "--kafka", help="Follow a topic of Kafka, too; its jars are fetched the first time."
+        ),
+    ] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Let the temporary folder stay, too.")
     ] = False,
@@ -66,6 +72,7 @@ def demo(
             stop=stop,
             say=_say,
             for_seconds=for_seconds,
+            kafka=kafka,
             began_ms=began_ms,
         )
         # Whoever wants to know why needs what is there.
@@ -86,9 +93,15 @@ def conclude(compared: "Compared") -> int:
         _say(f"too little to tell: {compared.trivial}")
     failed = not compared.equal or bool(compared.trivial)
     if not failed:
+        clicks = ""
+        if compared.clicks is not None:
+            clicks = (
+                f"; and {compared.clicks:,} clicks in the topic, its collection and SQLite,"
+                f" without {compared.aborted:,} that were aborted"
+            )
         _say(
             f"equal: {compared.rows:,} rows in Postgres, collections and SQLite, "
-            f"after {compared.updates:,} updates and {compared.deletes:,} deletes"
+            f"after {compared.updates:,} updates and {compared.deletes:,} deletes{clicks}"
         )
     _say(encode_line(dict(compared.told())))
     return int(failed)

@@ -1,8 +1,9 @@
 """Source, collection and target, compared as of one time.
 
 Each row is compared as text, column by column: as Postgres prints it, which is what a
-collection knows and what SQLite was given. The shop's books must add up in all three. A
-comparison of nearly nothing proves nothing, and fails.
+collection knows and what SQLite was given. The shop's books must add up in all three. Of a
+topic, what is compared is what a reader of what is committed sees. A comparison of nearly
+nothing proves nothing, and fails.
 """
 
 import sqlite3
@@ -19,6 +20,7 @@ import pyarrow as pa
 from penstock import persist
 from penstock.data import DIFF
 from penstock.data.schema import label_of
+from penstock.demo.clicks import COLUMNS, TOPIC, Sent, committed
 from penstock.demo.shop import BOOKS, TABLES, Books, Made, what_is_wrong
 from penstock.ingest.relations import find_bindings
 from penstock.persist.find import find_collection, time_of
@@ -41,6 +43,8 @@ class Places:
     lake: str
     sqlite: Path
     source: str = "shop"
+    brokers: str | None = None
+    """Of the topic of clicks, if there is one."""
 
     def collection(self, table: str) -> str:
         """What the collection of a table is called."""
@@ -68,6 +72,12 @@ class Compared:
     differences: tuple[str, ...]
     """The first few of each table, and books that did not add up."""
 
+    clicks: int | None = None
+    """What a reader of what is committed sees of the topic, if there is one."""
+
+    aborted: int = 0
+    """Clicks that were sent in transactions that were aborted."""
+
     @property
     def equal(self) -> bool:
         """Whether all three hold the same."""
@@ -82,6 +92,8 @@ class Compared:
             return "no row was updated while the target followed"
         if not self.deletes:
             return "no row was deleted while the target followed"
+        if self.clicks is not None and not (self.clicks and self.aborted):
+            return f"{self.clicks} clicks were committed and {self.aborted} aborted"
         return ""
 
     def told(self) -> Mapping[str, Any]:
@@ -98,7 +110,7 @@ class Compared:
             "looks": self.looks,
             "as_of": self.as_of,
             "differences": list(self.differences),
-        }
+        } | ({} if self.clicks is None else {"clicks": self.clicks, "aborted": self.aborted})
 
 
 def compare(
@@ -106,16 +118,17 @@ def compare(
     as_of: int,
     *,
     made: Made,
+    sent: Sent | None = None,
     first_row_s: float = 0.0,
     looks: int = 0,
     torn: str = "",
 ) -> Compared:
     """Compare them. Nobody may write meanwhile, and the target must have come to `as_of`.
 
-    `made` is what changed while the target followed, and `torn` what was wrong with its
-    books at one of the `looks` at them.
+    `made` is what changed while the target followed, `sent` what was sent to the topic, and
+    `torn` what was wrong with the target's books at one of the `looks` at them.
     """
-    rows, differences = 0, list[str]()
+    rows, clicks, differences = 0, None, list[str]()
     with (
         psycopg.connect(places.postgres, autocommit=True) as source,
         closing(sqlite3.connect(places.sqlite)) as target,
@@ -124,14 +137,20 @@ def compare(
         source.execute("SET TimeZone = 'UTC'; SET DateStyle = 'ISO'")
         for table, columns in TABLES.items():
             there = _from_postgres(source, table, columns)
-            stored = _from_collection(places, table, columns, as_of)
+            stored = _from_collection(places, places.collection(table), columns, as_of)
             written = _from_sqlite(target, table, columns)
             rows += there.total()
-            differences += _differences(table, columns, there, stored, "the collection")
-            differences += _differences(table, columns, there, written, "SQLite")
+            differences += _differences(table, columns, "Postgres", there, stored, written)
             kept.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
             marks = ", ".join("?" * len(columns))
             kept.executemany(f"INSERT INTO {table} VALUES ({marks})", stored.elements())
+        if places.brokers is not None:
+            columns = (*COLUMNS, "_partition", "_offset")
+            there = committed(places.brokers)
+            stored = _from_collection(places, TOPIC, columns, as_of)
+            written = _from_sqlite(target, TOPIC, columns)
+            clicks = there.total()
+            differences += _differences(TOPIC, columns, "the topic", there, stored, written)
         (books,) = source.execute(BOOKS.encode()).fetchall()
         sides = {
             "Postgres": books,
@@ -153,6 +172,8 @@ def compare(
         first_row_s=first_row_s,
         looks=looks,
         differences=tuple(differences),
+        clicks=clicks,
+        aborted=0 if sent is None else sent.aborted,
     )
 
 
@@ -163,18 +184,33 @@ def position(postgres: str) -> int:
         return int(row[0])
 
 
-def time_at(places: Places, lsn: int) -> int | None:
-    """A time at which the source's bindings have come to a position, if they have."""
+def time_at(places: Places, lsn: int, ends: Mapping[int, int] | None = None) -> int | None:
+    """A time at which the sources' bindings have come so far, if they have.
+
+    That is to a position of Postgres, and to these ends of the topic's partitions.
+    """
+    time, rows = _progress(places, places.source)
+    if not any(row["lsn"] >= lsn for row in rows):
+        return None
+    if ends is None:
+        return time
+    clicks_time, rows = _progress(places, TOPIC)
+    bound = {row["partition"]: row["offset"] for row in rows}
+    come = all(bound.get(partition, 0) >= end for partition, end in ends.items())
+    return max(time, clicks_time) if come else None
+
+
+def _progress(places: Places, source: str) -> tuple[int, Sequence[Mapping[str, Any]]]:
+    """The latest time of a source, and its bindings as of it, if there are any."""
     found = find_bindings(
-        places.lake, f"{places.source}_progress", hold=False, settings=persist.Settings()
+        places.lake, f"{source}_progress", hold=False, settings=persist.Settings()
     )
     if found is None:
-        return None
+        return 0, ()
     client, bindings = found
     with client:
         latest = time_of("latest", bindings.remap.state)
-        rows = bindings.as_of(latest).to_pylist()
-    return latest if rows and rows[0]["lsn"] >= lsn else None
+        return latest, bindings.as_of(latest).to_pylist()
 
 
 def books_in_sqlite(path: Path) -> Books | None:
@@ -194,12 +230,8 @@ def _from_postgres(source: psycopg.Connection, table: str, columns: Sequence[str
     return Counter(source.execute(f"SELECT {texts} FROM {table}".encode()).fetchall())
 
 
-def _from_collection(
-    places: Places, table: str, columns: Sequence[str], as_of: int
-) -> Counter[Row]:
-    client, collection = find_collection(
-        places.lake, places.collection(table), hold=False, settings=persist.Settings()
-    )
+def _from_collection(places: Places, name: str, columns: Sequence[str], as_of: int) -> Counter[Row]:
+    client, collection = find_collection(places.lake, name, hold=False, settings=persist.Settings())
     with client:
         found = collection.snapshot(as_of).arrow()
     stored: Counter[Row] = Counter()
@@ -217,15 +249,28 @@ def _from_sqlite(target: sqlite3.Connection, table: str, columns: Sequence[str])
 def _texts(table: pa.Table, name: str) -> list[str | None]:
     label = label_of(table.schema.field(name))
     values = table.column(name).combine_chunks()
-    texts: list[str | None] = to_text(str(label), values).to_pylist()
+    if label is None:  # Not of Postgres.
+        return [None if value is None else str(value) for value in values.to_pylist()]
+    texts: list[str | None] = to_text(label, values).to_pylist()
     return texts
 
 
 def _differences(
-    table: str, columns: Sequence[str], there: Counter[Row], found: Counter[Row], where: str
+    table: str,
+    columns: Sequence[str],
+    upstream: str,
+    there: Counter[Row],
+    stored: Counter[Row],
+    written: Counter[Row],
 ) -> Iterable[str]:
     """Rows that should be there and are not, and the other way round, named."""
-    for what, rows in (("lacks", there - found), ("has, and Postgres has not,", found - there)):
+    only = f"has, and {upstream} has not,"
+    for what, where, rows in (
+        ("lacks", "the collection", there - stored),
+        (only, "the collection", stored - there),
+        ("lacks", "SQLite", there - written),
+        (only, "SQLite", written - there),
+    ):
         for row in list(rows)[:SHOWN]:
             values = (f"{c}={v!s:.40}" for c, v in zip(columns, row, strict=True))
             yield f"{table}: {where} {what} {', '.join(values)}"

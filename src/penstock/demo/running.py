@@ -5,15 +5,26 @@ import os
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.demo.clicks import (
+    COLUMNS,
+    PARTITIONS,
+    TOPIC,
+    Clicking,
+    broker_beside,
+    ends,
+    open_topic,
+)
 from penstock.demo.comparing import Compared, Places, books_in_sqlite, compare, position, time_at
 from penstock.demo.compiling import compiled_beside
 from penstock.demo.postgres import LocalPostgres
 from penstock.demo.shop import TABLES, Made, Traffic, open_shop, what_is_wrong
+from penstock.demo.steady import Steady
 from penstock.errors import UsageError
 from penstock.pipeline.running import Running
 
@@ -31,6 +42,8 @@ STOP_S: Final = 60
 
 _COMPILES: Final = "; the very first run compiles its hot loops, about half a minute in all"
 
+_FETCHES: Final = "; the very first time Kafka's jars are fetched, 54 MB"
+
 _FILE: Final = """\
 # What `penstock demo` runs. A file of your own looks just like it.
 location: {lake}
@@ -40,12 +53,20 @@ sources:
     postgres:
       url: {url}
       tables: [{tables}]
-materializations:
+{clicks}materializations:
   local:
     connector: sqlite
     endpoint: {{path: {sqlite}}}
     bindings:
 {bindings}
+"""
+
+_CLICKS: Final = """\
+  clicks:
+    kafka:
+      brokers: {brokers}
+      topic: clicks
+      format: {{json: {{columns: {{{columns}}}}}}}
 """
 
 
@@ -87,6 +108,7 @@ def run(
     stop: threading.Event,
     say: Callable[[str], None],
     for_seconds: float | None = None,
+    kafka: bool = False,
     rate: float = 50,
     chance: random.Random | None = None,
     began_ms: int | None = None,
@@ -94,6 +116,7 @@ def run(
 ) -> Compared:
     """Start all of it in an empty folder, follow until `stop` is set, and compare.
 
+    With `kafka` there is a topic, too, to which the shop's customers send their clicks.
     `for_seconds` count from the first row in the target, and the time to that row from
     `began_ms`, by the clock's `boot_ms`; now, unless said. All that was started is gone
     afterwards; what was written in the folder stays.
@@ -103,41 +126,61 @@ def run(
     """
     folder = folder.resolve()
     told = _Told(say, clock, clock.boot_ms() if began_ms is None else began_ms)
-    told.say("Postgres starts …")
+    told.say(f"Postgres and Kafka start{_FETCHES} …" if kafka else "Postgres starts …")
     with (
         compiled_beside(),
+        broker_beside(folder / "kafka") if kafka else nullcontext() as broker,
         # Nobody will want its data after a power cut.
         LocalPostgres(folder / "postgres", settings={"fsync": "off"}) as server,
     ):
         server.sql("CREATE DATABASE shop")
-        places = Places(server.url(database="shop"), f"file:{folder}/lake", folder / "shop.db")
+        places = Places(
+            server.url(database="shop"),
+            f"file:{folder}/lake",
+            folder / "shop.db",
+            brokers=None if broker is None else broker.bootstrap,
+        )
         rows = open_shop(places.postgres)
         told.say(f"a shop is open: {rows:,} rows in {len(TABLES)} tables")
+        if broker is not None:
+            open_topic(broker)
+            told.say(f"a topic is there for clicks on it, with {PARTITIONS} partitions")
         file = folder / "pipeline.yaml"
         file.write_text(pipeline_text(places))
         told.say(f"the pipeline is {file}; to look at it, in another terminal:")
         for command in _to_try(places):
             say(f"          {command}")
-        traffic = Traffic(places.postgres, chance or random.Random(), rate, clock)
+        chance = chance or random.Random()
+        traffic, clicking = Traffic(places.postgres, chance, rate, clock), None
+        upstream: list[Steady] = [traffic]
+        if places.brokers is not None:
+            own = random.Random(chance.getrandbits(64))
+            clicking = Clicking(places.brokers, own, rate / 5, clock)
+            upstream.append(clicking)
         pipeline = _Carried(up, file, told)
-        demo = _Demo(places, traffic, pipeline, told, stop, clock)
+        demo = _Demo(places, traffic, clicking, pipeline, told, stop, clock)
         try:
-            traffic.start()
+            for each in upstream:
+                each.start()
             pipeline.start()
             first_row_s = demo.wait_for_first_row(rows)
             before = traffic.made
             demo.follow(for_seconds)
-            traffic.stop()
+            for each in upstream:
+                each.stop()
             as_of = demo.drain()
         finally:
-            traffic.end()
+            for each in upstream:
+                each.end()
             pipeline.stop()
         pipeline.raise_error()
-        told.say("Postgres, collections and SQLite are compared …")
+        topic = ", the topic" if clicking else ""
+        told.say(f"Postgres{topic}, collections and SQLite are compared …")
         return compare(
             places,
             as_of,
             made=traffic.made - before,
+            sent=None if clicking is None else clicking.sent,
             first_row_s=first_row_s,
             looks=demo.looks,
             torn=demo.torn,
@@ -172,6 +215,7 @@ class _Demo:
 
     places: Places
     traffic: Traffic
+    clicking: Clicking | None
     pipeline: "_Carried"
     told: _Told
     asked: threading.Event
@@ -205,24 +249,33 @@ class _Demo:
                 return
             self._check()
             self._look()
-            self.told.say_at_times(
-                lambda: _following(self.pipeline.status(), self.traffic.made - before)
-            )
+            self.told.say_at_times(lambda: self._following(before))
 
     def drain(self) -> int:
         """Wait until SQLite has all that is upstream; the time as of which it does."""
         what = "SQLite to have all of it"
         lsn = position(self.places.postgres)
+        offsets = None if self.places.brokers is None else ends(self.places.brokers)
         self.told.say(f"the shop is closed; waiting for {what} …")
         until = self.clock.boot_ms() + DRAIN_MS
         never = threading.Event()
         as_of = None
         while as_of is None or self.pipeline.status().get(TARGET, {}).get("upper", 0) <= as_of:
             self._check(until, what)
-            as_of = as_of or time_at(self.places, lsn)
+            as_of = as_of or time_at(self.places, lsn, offsets)
             self.clock.wait(never, LOOK_MS)
             self.told.say_at_times(lambda: f"still waiting for {what} …")
         return as_of
+
+    def _following(self, before: Made) -> str:
+        made = self.traffic.made - before
+        lag = self.pipeline.status().get(TARGET, {}).get("lag_ms", 0) / 1_000
+        clicks = f"; {self.clicking.sent.clicks:,} clicks" if self.clicking else ""
+        return (
+            f"{made.transactions:,} transactions: {made.inserts:,} inserts,"
+            f" {made.updates:,} updates, {made.deletes:,} deletes{clicks};"
+            f" SQLite is {lag:.1f} s behind the collections"
+        )
 
     def _look(self) -> bool:
         """Whether there are rows in SQLite; and if so, whether their books add up."""
@@ -236,6 +289,8 @@ class _Demo:
     def _check(self, until_ms: int | None = None, what: str = "") -> None:
         """Raise what keeps us from going on."""
         self.traffic.check()
+        if self.clicking is not None:
+            self.clicking.check()
         self.pipeline.check()
         if until_ms is not None and self.clock.boot_ms() > until_ms:
             waits = [
@@ -306,26 +361,38 @@ class _Carried:
 
 
 def pipeline_text(places: Places) -> str:
-    """The file of a pipeline from a shop into SQLite."""
+    """The file of a pipeline from a shop, and perhaps a topic, into SQLite."""
+    tables = {places.collection(table): table for table in TABLES}
+    clicks = ""
+    if places.brokers is not None:
+        tables[TOPIC] = TOPIC
+        columns = ", ".join(f"{name}: {word}" for name, word in COLUMNS.items())
+        clicks = _CLICKS.format(brokers=json.dumps(places.brokers), columns=columns)
     bindings = [
-        f"      - {{collection: {places.collection(table)}, resource: {{table: {table}}}}}"
-        for table in TABLES
+        f"      - {{collection: {collection}, resource: {{table: {table}}}}}"
+        for collection, table in tables.items()
     ]
     return _FILE.format(
         lake=json.dumps(places.lake),
         url=json.dumps(places.postgres),
         sqlite=json.dumps(str(places.sqlite)),
         tables=", ".join(f"public.{table}" for table in TABLES),
+        clicks=clicks,
         bindings="\n".join(bindings),
     )
 
 
 def _to_try(places: Places) -> Sequence[str]:
     """What a person may do meanwhile."""
+    by_status = "SELECT status, count(*) FROM orders GROUP BY status"
+    by_customer = (
+        "SELECT name, address, count(*) FROM clicks JOIN customers ON id = customer"
+        " GROUP BY id ORDER BY 3 DESC LIMIT 5"
+    )
     return (
         f"penstock status {places.lake}",
         f"penstock tail {places.lake} {places.collection('orders')} --no-snapshot",
-        f"sqlite3 {places.sqlite} 'SELECT status, count(*) FROM orders GROUP BY status'",
+        f"sqlite3 {places.sqlite} '{by_customer if places.brokers else by_status}'",
     )
 
 
@@ -344,11 +411,3 @@ def _copying(status: Mapping[str, Mapping[str, Any]], seeded: int) -> str:
         f"Spark and its first transaction{_COMPILES}"
     )
     return f"the first copy is in collections; SQLite waits for {waits} …"
-
-
-def _following(status: Mapping[str, Mapping[str, Any]], made: Made) -> str:
-    lag = status.get(TARGET, {}).get("lag_ms", 0) / 1_000
-    return (
-        f"{made.transactions:,} transactions: {made.inserts:,} inserts, {made.updates:,} updates,"
-        f" {made.deletes:,} deletes; SQLite is {lag:.1f} s behind the collections"
-    )

@@ -6,9 +6,8 @@ not add up: an order whose total is not the sum of its lines, or units that are 
 stock nor in a line.
 """
 
-import random
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
@@ -16,7 +15,7 @@ from typing import Final
 import psycopg
 from psycopg.types.json import Jsonb
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.demo.steady import Steady
 from penstock.errors import UsageError
 
 __all__ = ["BOOKS", "TABLES", "UNITS", "Books", "Made", "Traffic", "open_shop", "what_is_wrong"]
@@ -151,58 +150,23 @@ class _Rows:
 
 
 @dataclass(slots=True)
-class Traffic:
-    """Transactions, about so many a second, until it is stopped. Nobody else may write."""
+class Traffic(Steady):
+    """Transactions on the shop, which nobody else may write to."""
 
-    url: str = field(repr=False)
-    chance: random.Random
-    rate: float = 50
-    clock: Clock = SYSTEM_CLOCK
     made: Made = Made()
     _orders: list[int] = field(default_factory=lambda: list(range(1, ORDERS + 1)))
     _customers: int = CUSTOMERS
     _next: int = ORDERS + 1
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-    _error: psycopg.Error | None = None
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End it after the transaction that is under way; raises what ended it before."""
-        self.end()
-        self.check()
-
-    def end(self) -> None:
-        """End it, whatever became of it."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def check(self) -> None:
-        """See whether it goes on.
-
-        Raises:
-            UsageError: it does not.
-        """
-        if self._error is not None:
-            raise UsageError(
-                "traffic of the shop has ended", detail=f"Postgres says: {self._error}"
-            ) from self._error
-
-    def _run(self) -> None:
+    @contextmanager
+    def _acting(self) -> Iterator[Callable[[], None]]:
         try:
             with psycopg.connect(self.url, autocommit=True) as connection:
-                began = self.clock.boot_ms()
-                while not self._stop.is_set():
-                    self._transact(connection)
-                    due = began + int(self.made.transactions * 1_000 / self.rate)
-                    self.clock.wait(self._stop, max(0, due - self.clock.boot_ms()))
+                yield lambda: self._transact(connection)
         except psycopg.Error as error:
-            self._error = error
+            raise UsageError(
+                "traffic of the shop has ended", detail=f"Postgres says: {error}"
+            ) from error
 
     def _transact(self, connection: psycopg.Connection) -> None:
         kinds = (self._place, self._cancel, self._move_on, self._rename, self._welcome)

@@ -142,12 +142,14 @@ class KafkaBroker:
         tls: Tls | None = None,
         users: Mapping[str, str] | None = None,
         port: int | None = None,
+        folder: Path | None = None,
     ) -> None:
         """`settings` go into its configuration.
 
         With `tls` it also listens for `SSL`, with `users` and their passwords for
         `SASL_PLAINTEXT`, by PLAIN and SCRAM, with both for `SASL_SSL`. `port` is that of the
-        first node's PLAINTEXT; else any that is free.
+        first node's PLAINTEXT; else any that is free. Its data will be in `folder`, which is
+        made and stays; else in a temporary one.
 
         Raises:
             UsageError: there is no Java, or its jars are not to be had.
@@ -157,7 +159,9 @@ class KafkaBroker:
         self._tls = tls
         self._users = dict(users or {})
         self._cluster = _identity()
-        self.folder = Path(tempfile.mkdtemp(prefix="penstock-kafka-"))
+        self._stays = folder is not None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="penstock-kafka-"))
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         self._nodes = [self._node(number) for number in range(1, nodes + 1)]
         if port is not None:
             self._nodes[0].ports["PLAINTEXT"] = port
@@ -205,12 +209,16 @@ class KafkaBroker:
 
     def start(self, node: int | None = None) -> None:
         """Start the nodes that do not run, or only this one, and wait until they answer."""
+        self.launch(node)
+        self._await_answer()
+
+    def launch(self, node: int | None = None) -> None:
+        """Start them as `start` does, which may be called later, to wait."""
         chosen = [each for each in self._chosen(node) if not each.process.running]
         for each in chosen:
             if not (each.folder / "data").exists():
                 self._format(each)
             self._launch(each)
-        self._await_answer()
 
     def stop(self, node: int | None = None) -> None:
         """Let them end in order."""
@@ -226,10 +234,11 @@ class KafkaBroker:
         self.start(node)
 
     def close(self) -> None:
-        """End all nodes, and remove the folder. Safe to call twice."""
+        """End all nodes, and remove the folder if it is a temporary one. Safe to call twice."""
         self._admin = None
         self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._stays:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def log_tail(self, lines: int = 30) -> str:
         """The end of what each node printed."""

@@ -1,0 +1,216 @@
+"""What the shop's customers look at: a topic of Kafka, to which clicks are sent all the time.
+
+A visit is some clicks of one customer, in a transaction or, of visitors in a hurry, without
+one. Some transactions are aborted. Their clicks are in the topic, too, and nobody who reads
+what is committed may ever see one.
+
+As a program it prints the option with which a demo has the topic, or says why it can have none.
+"""
+
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from penstock.demo.shop import CUSTOMERS, PRODUCTS
+from penstock.demo.steady import Steady
+from penstock.engine.jars import kafka_jars
+from penstock.errors import UsageError
+from penstock.testing.kafka import KafkaBroker
+
+__all__ = [
+    "COLUMNS",
+    "PARTITIONS",
+    "TOPIC",
+    "Clicking",
+    "Sent",
+    "broker_beside",
+    "committed",
+    "ends",
+    "open_topic",
+]
+
+TOPIC: Final = "clicks"
+PARTITIONS: Final = 3
+COLUMNS: Final[Mapping[str, str]] = {"customer": "int", "page": "text", "product": "int"}
+"""Of a click, with their types."""
+
+PAGES: Final = ("/", "/basket", "/search?q=水車", "/help")
+ABORTED: Final = 0.2
+"""The share of transactions that are."""
+
+PATIENCE_S: Final = 30.0
+
+Row = tuple[str | None, ...]
+
+
+@contextmanager
+def broker_beside(folder: Path) -> Iterator[KafkaBroker]:
+    """A broker, which starts while the block does other things first.
+
+    Raises:
+        UsageError: its jars, or those with which Spark reads from it, are not to be had.
+    """
+    kafka_jars()
+    broker = KafkaBroker(folder=folder)
+    try:
+        broker.launch()
+        yield broker
+    finally:
+        broker.close()
+
+
+def open_topic(broker: KafkaBroker) -> None:
+    """Wait for the broker, and make the topic, of which nothing is ever removed."""
+    broker.start()
+    broker.create_topic(TOPIC, partitions=PARTITIONS, settings={"retention.ms": -1})
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """How many clicks there were in visits that counted, and in those that were aborted."""
+
+    clicks: int = 0
+    aborted: int = 0
+
+
+@dataclass(slots=True)
+class Clicking(Steady):
+    """Visits of the shop; `url` names its brokers."""
+
+    sent: Sent = Sent()
+
+    @contextmanager
+    def _acting(self) -> Iterator[Callable[[], None]]:
+        try:
+            plain = Producer(_client(self.url))
+            careful = Producer({**_client(self.url), "transactional.id": "shop"})
+            careful.init_transactions(PATIENCE_S)
+            yield lambda: self._visit(plain, careful)
+        except KafkaException as error:
+            raise UsageError(
+                "clicks on the shop have ended", detail=f"Kafka says: {error.args[0].str()}"
+            ) from error
+
+    def _visit(self, plain: Producer, careful: Producer) -> None:
+        clicks = self.chance.randint(1, 5)
+        was = self.sent
+        if self.chance.random() < 0.2:
+            self._click(plain, clicks)
+        else:
+            careful.begin_transaction()
+            self._click(careful, clicks)
+            if self.chance.random() < ABORTED:
+                careful.abort_transaction(PATIENCE_S)
+                self.sent = Sent(was.clicks, was.aborted + clicks)
+                return
+            careful.commit_transaction(PATIENCE_S)
+        self.sent = Sent(was.clicks + clicks, was.aborted)
+
+    def _click(self, producer: Producer, clicks: int) -> None:
+        """So many, each acknowledged; an abort would take back what is not sent yet."""
+        failed: list[KafkaError] = []
+        customer = self.chance.randint(1, CUSTOMERS)
+        for _ in range(clicks):
+            producer.produce(
+                TOPIC,
+                json.dumps(_click_of(customer, self.chance), ensure_ascii=False),
+                partition=self.chance.randrange(PARTITIONS),
+                on_delivery=lambda error, _: failed.append(error) if error else None,
+            )
+        if producer.flush(PATIENCE_S):
+            raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+        if failed:
+            raise KafkaException(failed[0])
+
+
+def ends(brokers: str) -> dict[int, int]:
+    """By partition, the offset after all that is there. Nobody may send meanwhile."""
+    with _consumer(brokers) as consumer:
+        found = {}
+        for partition in range(PARTITIONS):
+            place = TopicPartition(TOPIC, partition)
+            watermarks = consumer.get_watermark_offsets(place, timeout=PATIENCE_S)
+            if watermarks is None:
+                raise _silent()
+            found[partition] = watermarks[1]
+        return found
+
+
+def committed(brokers: str) -> Counter[Row]:
+    """All clicks that a reader of what is committed sees: their columns, and where they are."""
+    found: Counter[Row] = Counter()
+    unread = set(range(PARTITIONS))
+    with _consumer(brokers) as consumer:
+        consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in unread])
+        while unread:
+            message = consumer.poll(PATIENCE_S)
+            if message is None:
+                raise _silent()
+            error = message.error()
+            if error is None:
+                click = json.loads(message.value() or b"")
+                row = (*map(click.get, COLUMNS), message.partition(), message.offset())
+                found[tuple(None if value is None else str(value) for value in row)] += 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                unread.discard(message.partition() or 0)
+            else:
+                raise UsageError("clicks cannot be read", detail=f"Kafka says: {error.str()}")
+    return found
+
+
+def _click_of(customer: int, chance: random.Random) -> dict[str, Any]:
+    """On a product, or on another page."""
+    if chance.random() < 0.5:
+        product = chance.randint(1, PRODUCTS)
+        return {"customer": customer, "page": f"/product/{product}", "product": product}
+    return {"customer": customer, "page": chance.choice(PAGES), "product": None}
+
+
+@contextmanager
+def _consumer(brokers: str) -> Iterator[Consumer]:
+    consumer = Consumer(
+        {
+            **_client(brokers),
+            "group.id": "penstock-demo",  # It joins none; the client asks for a name.
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+        }
+    )
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _client(brokers: str) -> dict[str, Any]:
+    return {"bootstrap.servers": brokers, "log_level": 0}
+
+
+def _silent() -> UsageError:
+    return UsageError("clicks cannot be read", detail=f"Kafka was silent for {PATIENCE_S:g} s.")
+
+
+def main() -> None:
+    """Fetch what a broker needs, if that is not here yet; then print the option, or why not."""
+    try:
+        kafka_jars()
+        KafkaBroker().close()
+    except UsageError as missing:
+        more = "`penstock demo --kafka` says what to do"
+        sys.stderr.write(f"without Kafka: {missing}; {more}\n")
+    else:
+        sys.stdout.write("--kafka\n")
+
+
+if __name__ == "__main__":
+    main()
