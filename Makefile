@@ -100,20 +100,21 @@ $(DEBEZIUM)/.ready: requirements-debezium.txt pyproject.toml scripts/setup | $(R
 	@touch $@
 
 .PHONY: demo
-demo: setup ## a live shop, followed from Postgres to SQLite, with the page; Ctrl-C or FOR=30 ends it
-	$(RUN)/penstock demo $(if $(filter-out file,$(origin FOR)),--for $(FOR))
+demo: setup ## a live shop, from Postgres and Kafka to SQLite, with the page; Ctrl-C or FOR=30 ends it
+	$(RUN)/penstock demo $$($(PY) -m penstock.demo.clicks) $(if $(filter-out file,$(origin FOR)),--for $(FOR))
 
 .PHONY: kafka
 kafka: setup ## a Kafka broker on this machine, to try things with; Ctrl-C ends it
 	@$(PY) -m penstock.testing.kafka
 
 .PHONY: examples
-examples: setup ## one part after the other: collections, Spark, Postgres, a connector, kill -9
+examples: setup ## one part after the other: collections, Spark, Postgres, a connector, kill -9, Kafka
 	$(PY) examples/persist_demo.py
 	$(PY) examples/spark_demo.py
 	$(PY) examples/postgres_demo.py
 	$(PY) examples/connector_demo.py
 	$(PY) examples/materialize_demo.py
+	$(PY) examples/kafka_and_postgres.py
 
 .PHONY: protocol
 protocol: setup ## Python from proto/*.proto, again

@@ -8,9 +8,10 @@ import pytest
 from penstock.demo import compiling
 
 
-def test_each_of_them_can_be_called() -> None:
+@pytest.mark.parametrize("arguments", [(), (compiling.KAFKA,)], ids=["shop", "topic"])
+def test_each_of_them_can_be_called(arguments: tuple[str, ...]) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "penstock.demo.compiling"],
+        [sys.executable, "-m", "penstock.demo.compiling", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -27,7 +28,7 @@ def test_a_process_beside_ends_with_what_it_is_beside(monkeypatch: pytest.Monkey
         started.append(process)
         return process
 
-    monkeypatch.setattr(compiling, "_compiled", lambda: False)
+    monkeypatch.setattr(compiling, "_compiled", lambda _kafka: False)
     monkeypatch.setattr(compiling.subprocess, "Popen", popen)
     with compiling.compiled_beside():
         assert started[0].poll() is None

@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from penstock.demo.shop import CUSTOMERS, PRODUCTS
 from penstock.demo.steady import Steady
-from penstock.engine.jars import kafka_jars
+from penstock.engine.jars import jars_folder, kafka_jars
 from penstock.errors import UsageError
 from penstock.testing.kafka import KafkaBroker
 
@@ -34,6 +34,7 @@ __all__ = [
     "broker_beside",
     "committed",
     "ends",
+    "jars_to_fetch",
     "open_topic",
 ]
 
@@ -49,6 +50,11 @@ ABORTED: Final = 0.2
 PATIENCE_S: Final = 30.0
 
 Row = tuple[str | None, ...]
+
+
+def jars_to_fetch() -> str:
+    """What a person waits for before there is a broker, the very first time."""
+    return "" if jars_folder().exists() else "; jars of Kafka are fetched first, 54 MB"
 
 
 @contextmanager
@@ -202,6 +208,8 @@ def _silent() -> UsageError:
 
 def main() -> None:
     """Fetch what a broker needs, if that is not here yet; then print the option, or why not."""
+    if fetched := jars_to_fetch():
+        sys.stderr.write(f"the demo follows a topic, too{fetched} …\n")
     try:
         kafka_jars()
         KafkaBroker().close()

@@ -2,7 +2,8 @@
 
 Hot loops are compiled where they are first called, and kept on disk. In a very first run
 the source's come one after another and then those of transactions, each awaited; here the
-latter are called with next to nothing while the former are under way.
+latter are called with next to nothing while the former are under way. So are those that
+read a topic's records, which each of Spark's workers would compile for itself.
 """
 
 import subprocess
@@ -10,18 +11,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 __all__ = ["compiled_beside"]
 
+KAFKA: Final = "kafka"
+"""The argument with which those of a topic are compiled, too."""
+
 
 @contextmanager
-def compiled_beside() -> Iterator[None]:
+def compiled_beside(*, kafka: bool = False) -> Iterator[None]:
     """Whatever runs in the block finds more and more of it compiled."""
-    if _compiled():
+    if _compiled(kafka):
         yield
         return
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.demo.compiling"],
+        [sys.executable, "-m", "penstock.demo.compiling", *([KAFKA] if kafka else [])],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -33,12 +38,18 @@ def compiled_beside() -> Iterator[None]:
         process.wait()
 
 
-def _compiled() -> bool:
+def _compiled(kafka: bool) -> bool:
     """Whether an earlier run has left the last of them on disk, beside its file."""
     from penstock.sources.postgres.types import decimals
 
     folder = Path(decimals.__file__).parent / "__pycache__"
-    return any(folder.glob("decimals._print*.nbi"))
+    found = any(folder.glob("decimals._print*.nbi"))
+    if kafka:
+        from penstock.sources.kafka.formats import parsing
+
+        folder = Path(parsing.__file__).parent / "__pycache__"
+        found = found and any(folder.glob("parsing.read_integers*.nbi"))
+    return found
 
 
 def main() -> None:
@@ -55,6 +66,8 @@ def main() -> None:
     from penstock.sources.postgres.types.moments import print_timestamps
 
     compile_always()
+    if KAFKA in sys.argv[1:]:
+        _read_clicks()
     columns = [
         pa.array([1, None]),
         pa.array(["a", None]),
@@ -71,6 +84,16 @@ def main() -> None:
     Once().add(packed)
     print_timestamps(pa.array([0], pa.timestamp("us", "UTC")))
     print_decimals(pa.array([Decimal("1.50")]))
+
+
+def _read_clicks() -> None:
+    import pyarrow as pa
+
+    from penstock.demo.clicks import COLUMNS
+    from penstock.sources.kafka.formats import JsonFormat
+
+    click = pa.array([b'{"customer": 1, "page": "/", "product": null}'])
+    JsonFormat.of(COLUMNS).decode(pa.chunked_array([click]))
 
 
 if __name__ == "__main__":

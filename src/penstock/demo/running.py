@@ -18,6 +18,7 @@ from penstock.demo.clicks import (
     Clicking,
     broker_beside,
     ends,
+    jars_to_fetch,
     open_topic,
 )
 from penstock.demo.comparing import Compared, Places, books_in_sqlite, compare, position, time_at
@@ -41,8 +42,6 @@ DRAIN_MS: Final = 120_000
 STOP_S: Final = 60
 
 _COMPILES: Final = "; the very first run compiles its hot loops, about half a minute in all"
-
-_FETCHES: Final = "; the very first time Kafka's jars are fetched, 54 MB"
 
 _FILE: Final = """\
 # What `penstock demo` runs. A file of your own looks just like it.
@@ -126,9 +125,9 @@ def run(
     """
     folder = folder.resolve()
     told = _Told(say, clock, clock.boot_ms() if began_ms is None else began_ms)
-    told.say(f"Postgres and Kafka start{_FETCHES} …" if kafka else "Postgres starts …")
+    told.say(f"Postgres and Kafka start{jars_to_fetch()} …" if kafka else "Postgres starts …")
     with (
-        compiled_beside(),
+        compiled_beside(kafka=kafka),
         broker_beside(folder / "kafka") if kafka else nullcontext() as broker,
         # Nobody will want its data after a power cut.
         LocalPostgres(folder / "postgres", settings={"fsync": "off"}) as server,
