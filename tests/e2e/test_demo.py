@@ -1,5 +1,8 @@
 """`penstock demo --kafka` as a person runs it: a database and a topic, in SQLite as of one time."""
 
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,13 +43,34 @@ def test_a_shop_and_a_topic_end_equal_and_nothing_runs_on(folder: Path) -> None:
     until(lambda: not [pid for pid in family if alive(pid)], f"the end of {family}")
 
 
-def test_without_jars_it_says_which_file_belongs_where(folder: Path) -> None:
-    # A repository that does not answer, and none of Maven's settings.
-    nowhere = {
-        "PENSTOCK_JARS": str(folder / "jars"),
-        "DEFAULT_ARTIFACT_REPOSITORY": "http://127.0.0.1:9",
-        "HOME": str(folder),
-    }
+@pytest.fixture
+def nowhere(folder: Path) -> dict[str, str]:
+    """No jar is here, and the repository that may have them does not answer."""
+    jars = str(folder / "jars")
+    repository = "http://127.0.0.1:9"
+    where = {"PENSTOCK_JARS": jars, "DEFAULT_ARTIFACT_REPOSITORY": repository}
+    return {**where, "HOME": str(folder)}
+
+
+def test_without_jars_there_is_no_option_and_one_line_why(
+    folder: Path, nowhere: dict[str, str]
+) -> None:
+    (folder / "jars").mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock.demo.clicks"],
+        env={**os.environ, **nowhere},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == ""
+    (said,) = ended.stderr.splitlines()
+    assert said.startswith('without Kafka: jar "')
+
+
+def test_without_jars_it_says_which_file_belongs_where(
+    folder: Path, nowhere: dict[str, str]
+) -> None:
     ended = penstock(folder, "demo", "--kafka", environment=nowhere)
     assert ended.returncode == 1
     assert "is not here and could not be fetched" in ended.stderr
