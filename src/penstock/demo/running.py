@@ -406,6 +406,8 @@ def _copying(status: Mapping[str, Mapping[str, Any]], seeded: int) -> str:
     copied = sum(table["rows"] for table in tables)
     if any(table["phase"] != "live" for table in tables):
         return f"first copy: {min(copied, seeded):,} of {seeded:,} rows"
+    if status.get(TOPIC, {}).get("phase") == "copying":
+        return f"the first copy is in collections; Spark reads the first clicks{_COMPILES} …"
     waits = status.get(TARGET, {}).get("waits_for") or (
         f"Spark and its first transaction{_COMPILES}"
     )
