@@ -406,9 +406,10 @@ def _copying(status: Mapping[str, Mapping[str, Any]], seeded: int) -> str:
     copied = sum(table["rows"] for table in tables)
     if any(table["phase"] != "live" for table in tables):
         return f"first copy: {min(copied, seeded):,} of {seeded:,} rows"
-    if status.get(TOPIC, {}).get("phase") == "copying":
+    if TOPIC in status and status[TOPIC].get("phase") != "following":
         return f"the first copy is in collections; Spark reads the first clicks{_COMPILES} …"
-    waits = status.get(TARGET, {}).get("waits_for") or (
-        f"Spark and its first transaction{_COMPILES}"
-    )
+    target = status.get(TARGET, {})
+    waits = f"Spark and its first transaction{_COMPILES}"
+    if target.get("phase") != "storing":
+        waits = target.get("waits_for") or waits
     return f"the first copy is in collections; SQLite waits for {waits} …"
