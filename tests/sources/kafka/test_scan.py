@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import DIFF
-from penstock.errors import UsageError
+from penstock.errors import DefiniteError, UsageError
 from penstock.sources.kafka import scan as scanning
 from penstock.sources.kafka.formats import DebeziumJson, JsonFormat, TextFormat
 from penstock.sources.kafka.layout import DATA, ERRORS, Layout
@@ -229,7 +229,9 @@ def test_upserts_are_a_dictionary(ticks: list[list[tuple[str, str | None]]], tas
 
 def test_the_bug_of_keeping_the_first_of_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     last = scanning.last_of
-    monkeypatch.setattr(scanning, "last_of", lambda rows, key, by: last(rows.slice(0, 1), key, by))
+    monkeypatch.setattr(
+        scanning, "last_of", lambda rows, key, by, gone: last(rows.slice(0, 1), key, by, gone=gone)
+    )
     with pytest.raises(AssertionError):
         test_a_backlog_of_one_key_is_one_change()
 
@@ -373,6 +375,42 @@ def test_an_event_that_cannot_be_taken_is_told(value: str, reason: str) -> None:
     (error,) = store.errors
     assert (error["offset"], error["value"]) == (7, value.encode())
     assert reason in error["reason"]
+
+
+WORD = "__debezium_unavailable_value"
+
+
+@given(st.data())
+def test_a_value_that_an_update_lacks_is_what_it_was(data: st.DataObject) -> None:
+    """Whatever came before it, in its tick or in another."""
+    store, wanted, sent = Store(DEBEZIUM), dict[int, str](), list[Sent]()
+    for at in range(data.draw(st.integers(1, 10))):
+        id, deed = data.draw(st.integers(1, 2)), data.draw(st.sampled_from(["u", "same", "d"]))
+        if id not in wanted:
+            wanted[id] = f"made at {at}"
+            told = event("c", id, wanted[id], lsn=at)
+        elif deed == "same":
+            told = event("u", id, WORD, lsn=at)
+        elif deed == "u":
+            wanted[id] = f"changed at {at}"
+            told = event("u", id, wanted[id], lsn=at)
+        else:
+            del wanted[id]
+            told = event("d", id, None, lsn=at)
+        sent.append(Sent(str(id), told, offset=at))
+        if data.draw(st.booleans()):
+            store.scan(sent)
+            sent = []
+    store.scan(sent)
+    assert store.rows == dict.fromkeys(wanted.items(), 1)
+
+
+def test_a_value_that_nobody_knows_is_an_error() -> None:
+    store = Store(DEBEZIUM)
+    with pytest.raises(DefiniteError) as told:
+        store.scan([Sent("1", event("u", 1, WORD, lsn=1), offset=0)])
+    assert 'topic "clicks" has an update without the value of column "name"' in str(told.value)
+    assert str(told.value).endswith("not known: id 1")
 
 
 def test_a_truncation_and_a_deletion_of_nothing_are_told() -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data.packed import key_hashes, pack
-from penstock.sources.kafka.changes import changes_of, last_of
+from penstock.sources.kafka.changes import changes_of, completed, last_of
 from penstock.sources.kafka.envelopes import JUDGES
 from penstock.sources.kafka.held import Held, anchored, held_in, nowhere
 from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS, ERRORS_SCHEMA, META, Layout
@@ -277,11 +277,15 @@ class Finishing:
 
     def _put_last(self, rows: pa.Table) -> None:
         names, key = self._layout.schema.names, list(self._layout.key_columns)
-        last = last_of(last_of(rows, [*key, PARTITION], [OFFSET]), key, [TIMESTAMP, PARTITION])
+        gone = GONE if self._layout.envelope == "debezium" else ""
+        last = last_of(rows, [*key, PARTITION], [OFFSET], gone=gone)
+        last = last_of(last, key, [TIMESTAMP, PARTITION], gone=gone)
         come = last.filter(pc.invert(last.column(GONE))).select(names)
         stored = come.slice(0, 0)
         if not self._scan.fresh:
             stored = self._out.stored(DATA, last.select(key)).select(names)
+        if gone:
+            come = completed(come, stored, key, topic=pc.first(rows.column(TOPIC)).as_py())
         self._out.put(DATA, changes_of(stored, come))
 
     def _put_aside(self, rows: pa.Table) -> None:
