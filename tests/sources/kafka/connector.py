@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -31,6 +31,9 @@ TOPICS = ("shop.public.a", "shop.public.b")
 TX = "shop.transaction"
 PARTITIONS = 2
 
+Kind: TypeAlias = Literal["postgresql", "oracle", "informix"]
+"""What a connector reads; by which it writes ids."""
+
 _SPARKS = pa.schema(
     [
         ("key", pa.binary()),
@@ -41,6 +44,9 @@ _SPARKS = pa.schema(
         ("timestamp", pa.timestamp("us", "UTC")),
     ]
 )
+_LAST = 99
+"""The place of an END in its transaction."""
+
 _numbers = itertools.count()
 
 
@@ -216,9 +222,13 @@ class Sent:
 class Connector:
     """Writes transactions as Debezium does."""
 
-    def __init__(self, cluster: Cluster, *, positions: bool = True) -> None:
+    def __init__(
+        self, cluster: Cluster, kind: Kind = "postgresql", *, numbers: int = 1 << 32
+    ) -> None:
+        """It has so many `numbers` for transactions before the first comes again."""
         self.cluster = cluster
-        self.positions = positions
+        self.kind = kind
+        self.numbers = numbers
         self.sent: list[Sent] = []
         self.state: dict[str, dict[int, int]] = {topic: {} for topic in TOPICS}
         self.snapshot: list[tuple[str, int, str, int, int]] = []
@@ -263,9 +273,10 @@ class Connector:
             sent.done = True  # type: ignore[attr-defined]
 
     def _messages(self, number: int) -> Iterator[Any]:
-        name, counts = f"{number}:{number * 100}", dict.fromkeys(TOPICS, 0)
+        counts = dict.fromkeys(TOPICS, 0)
         sent = self.sent[number]
-        yield lambda: self.cluster.send(TX, 0, {"status": "BEGIN", "id": name, "ts_ms": 1})
+        begin = {"status": "BEGIN", "id": self._id(number, 1), "ts_ms": 1}
+        yield lambda: self.cluster.send(TX, 0, begin)
         for at, (topic, id, n) in enumerate(sent.changes, 1):
             counts[topic] += 1
             event = {
@@ -273,12 +284,12 @@ class Connector:
                 "before": {"id": id, "n": 0} if n is None else None,
                 "after": None if n is None else {"id": id, "n": n},
                 "transaction": {
-                    "id": name,
+                    "id": self._id(number, at),
                     "total_order": at,
                     "data_collection_order": counts[topic],
                 },
                 "source": {
-                    "connector": "postgresql" if self.positions else "oracle",
+                    "connector": self.kind,
                     "sequence": json.dumps([str(number * 100), str(number * 100 + at)]),
                 },
             }
@@ -288,8 +299,20 @@ class Connector:
             for topic, count in counts.items()
             if count
         ] + [{"data_collection": "public.not_followed", "event_count": 7}]
-        end = {"status": "END", "id": name, "event_count": 7, "data_collections": collections}
+        end = {
+            "status": "END",
+            "id": self._id(number, _LAST),
+            "event_count": 7,
+            "data_collections": collections,
+        }
         yield lambda: self.cluster.send(TX, 0, end)
+
+    def _id(self, number: int, at: int) -> str:
+        """What a record of a transaction has that stands `at` this place in it."""
+        if self.kind == "oracle":
+            return f"5.6.{number}"
+        at = at if self.kind == "postgresql" else _LAST
+        return f"{number % self.numbers}:{number * 100 + at}"
 
     def _send(self, topic: str, id: int, event: Any) -> tuple[str, int]:
         return self.cluster.send(topic, id % PARTITIONS, event)
@@ -297,7 +320,8 @@ class Connector:
 
 def random_history(chance: random.Random) -> Connector:
     """A snapshot, transactions, and a connector that is started again now and then."""
-    made = Connector(Cluster(), positions=chance.random() > 0.5)
+    kind: Kind = chance.choice(["postgresql", "oracle", "informix"])
+    made = Connector(Cluster(), kind, numbers=3 if kind == "informix" else 1 << 32)
     for id in range(chance.randrange(4)):
         made.read(chance.choice(TOPICS), id, -1 - id)
     for n in range(chance.randrange(1, 8)):

@@ -1,7 +1,9 @@
 """Transactions over several topics: each is seen whole or not at all, in order, at one time."""
 
+import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -108,7 +110,20 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("plant", [at_once, any_order, forgetful, uncounted])
+def matched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records with different ids are of different transactions."""
+    monkeypatch.setattr("penstock.sources.kafka.formats.ids._PLACED", "^(?P<name>)(?P<at>)$")
+
+
+def matched_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transactions with the same number are one."""
+    monkeypatch.setattr("penstock.sources.kafka.formats.ids.whole", lambda id: id)
+    monkeypatch.setattr("penstock.sources.kafka.formats.debezium.whole_all", lambda ids: ids)
+
+
+@pytest.mark.parametrize(
+    "plant", [at_once, any_order, forgetful, uncounted, matched_whole, matched_by_number]
+)
 def test_a_bug_that_is_planted_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,10 +157,10 @@ def test_an_end_that_never_comes_stalls_the_source_and_is_told(made: Connector, 
     lake.open()
     lake.tick()
     status = lake.source.status()
-    assert status["waits_for"].startswith('the END of transaction "1:100", since 2023-11-14T')
+    assert status["waits_for"].startswith('the END of transaction "1", since 2023-11-14T')
     assert status["waits_for"].endswith("; 3 wait")
     assert status["waiting_events"] == 3
-    assert lake._memory.recall("waits") == {"for": "1:100", "since": began}
+    assert lake._memory.recall("waits") == {"for": "1", "since": began}
     made.resend(1)
     lake.tick()
     assert lake.contents() == {A: {1: 2}, B: {1: 2, 7: 7}}
@@ -172,6 +187,103 @@ def test_what_is_whole_leaves_side_state(made: Connector, lake: Lake) -> None:
     for name in there:
         rows = sum(part.num_rows for part in lake.client.collection(name).parts())
         assert rows == (6 if "applied" in name else 0)
+
+
+RECORDED = Path(__file__).with_name("debezium_postgres.json")
+"""What Debezium 3.6.3 wrote of a Postgres, as its engine gave it, with its settings but for
+`provide.transaction.metadata=true` and without tombstones; of `source`, what is read. Transactions
+728 and 729 ran at once. Then it was started again with its offsets of amid 728."""
+
+
+def test_what_debezium_wrote_of_a_postgres_is_seen_transaction_by_transaction() -> None:
+    orders, lines = "shop.public.orders", "shop.public.lines"
+    cluster = Cluster()
+    for topic in (orders, lines, TX):
+        cluster.make(topic, 1)
+    lake = Lake(cluster, topics={orders: None, lines: None})
+    seen: list[Any] = []
+    for record in json.loads(RECORDED.read_text()):
+        if record["topic"] in cluster.logs:
+            cluster.send(record["topic"], 0, record["value"])
+        lake.tick()
+        if (found := lake.contents()) not in seen[-1:]:
+            seen.append(found)
+    assert seen == [
+        {orders: {1: 10}, lines: {}},
+        {orders: {1: 10, 3: 30}, lines: {3: 31}},
+        {orders: {1: 10, 2: 23, 3: 30}, lines: {2: 21, 3: 31, 4: 22, 5: 22, 6: 22}},
+        {orders: {1: 11, 2: 24, 3: 31}, lines: {2: 21, 4: 22, 5: 22, 6: 22}},
+        {orders: {1: 11, 2: 24, 3: 31}, lines: {2: 21, 4: 22, 5: 22, 6: 22, 7: 70}},
+        {orders: {1: 11, 2: 24, 3: 31, 8: 80}, lines: {2: 21, 4: 22, 5: 22, 6: 22, 7: 99}},
+    ]
+    assert lake.source.waits_for() == ""
+    lake.close()
+
+
+def test_a_number_that_comes_again_is_another_transaction() -> None:
+    made = Connector(Cluster(), numbers=2)
+    lake = Lake(made.cluster)
+    for n in range(2):
+        made.commit([(A, 1, n), (B, 1, n)])
+    lake.tick()
+    for n in range(2, 6):
+        before = lake.contents()
+        made.commit([(A, 1, n), (B, 1, n)])
+        first = dict(lake.bound or {})
+        # Its events come before its BEGIN, and the number is known.
+        lake.tick({**made.cluster.ends(), f"{TX}-0": first[f"{TX}-0"]})
+        assert lake.contents() == before
+        lake.close()
+        lake.open()
+        lake.tick({**made.cluster.ends(), f"{TX}-0": first[f"{TX}-0"] + 1})
+        assert lake.contents() == before
+        lake.tick()
+        assert lake.contents() == made.state
+        made.resend(n)
+        lake.close()
+        lake.open()
+        lake.tick()
+        assert lake.contents() == made.state
+        assert lake.source.waits_for() == ""
+    lake.close()
+
+
+@pytest.mark.parametrize("what", ["markers", "events"])
+def test_a_number_that_comes_again_while_it_waits_stops_the_source(what: str) -> None:
+    made = Connector(Cluster(), numbers=1)
+    lake = Lake(made.cluster)
+    made.commit([(A, 1, 0), (B, 1, 0)])
+    held = {**made.cluster.ends(), f"{B}-1": 0}
+    lake.tick(held)
+    made.commit([(A, 1, 1)])
+    ends = made.cluster.ends()
+    come = f"{TX}-0" if what == "markers" else f"{A}-1"
+    with pytest.raises(DefiniteError, match='the number "0", and the first of them waits') as told:
+        lake.tick({**held, come: ends[come]})
+    assert f'1 of 1 in topic "{B}"' in told.value.detail
+    lake.close()
+
+
+def test_an_event_beyond_those_that_were_applied_stops_the_source(
+    made: Connector, lake: Lake
+) -> None:
+    made.commit([(A, 1, 1)])
+    lake.tick()
+    made.sent[0].changes.append((A, 3, 3))
+    made.resend(0)
+    with pytest.raises(DefiniteError, match='event 2 of transaction "0", which was applied'):
+        lake.tick()
+
+
+def test_events_that_were_there_are_known_when_they_come_again() -> None:
+    known = Transactions({A: None})
+    known.come(A, runs(("x", 1, 3)))
+    known.hear(marked(("END", "x"), counts='{"public.a": 2}'))
+    assert known.ready() == ["x"]
+    known.apply(["x"])
+    assert known.come(A, runs(("x", 3, 3)))
+    with pytest.raises(DefiniteError, match="applied with 3"):
+        known.come(A, runs(("x", 4, 4)))
 
 
 def test_topics_without_transactions_are_taken_as_they_come(made: Connector) -> None:
@@ -264,8 +376,10 @@ def test_transactions_applied_long_ago_are_forgotten(
     assert lake.contents() == made.state
 
 
-def marked(*rows: tuple[str, str]) -> pa.Table:
-    columns = [*zip(*((name, at, said, "{}") for at, (said, name) in enumerate(rows)), strict=True)]
+def marked(*rows: tuple[str, str], counts: str = "{}") -> pa.Table:
+    columns = [
+        *zip(*((name, at, said, counts) for at, (said, name) in enumerate(rows)), strict=True)
+    ]
     return pa.table([pa.array(each) for each in columns], schema=MARKERS)
 
 
@@ -278,14 +392,15 @@ def test_what_ends_while_another_is_open_waits_for_it() -> None:
     assert known.ready() == ["2", "1"]
 
 
-def runs(*rows: tuple[str, int, int]) -> pa.Table:
-    return pa.table([pa.array(each) for each in zip(*rows, strict=True)], schema=RUNS)
+def runs(*rows: tuple[str, int, int], at: int = -1) -> pa.Table:
+    columns = [*zip(*rows, strict=True), [at] * len(rows)]
+    return pa.table([pa.array(each) for each in columns], schema=RUNS)
 
 
 def test_runs_are_merged_where_they_touch() -> None:
     found = merged(runs(("x", 4, 5), ("y", 1, 9), ("x", 1, 2), ("x", 3, 3), ("y", 2, 3)))
     rows = sorted(tuple(row.values()) for row in found.to_pylist())
-    assert rows == [("x", 1, 5), ("y", 1, 9)]
+    assert rows == [("x", 1, 5, -1), ("y", 1, 9, -1)]
     apart = merged(runs(("x", 1, 1), ("x", 3, 3)))
     assert apart.num_rows == 2
 

@@ -3,35 +3,62 @@
 Debezium writes the events of one transaction to the topics of their tables, and into a topic
 of transactions that it began and that it ended, with how many events it has in each table:
 
-    BEGIN 571     END 571, 3 events: 2 of public.orders, 1 of public.lines
+    BEGIN 571:53195829     END 571:53195832, 3 events: 2 of public.orders, 1 of public.lines
 
 Topics come at their own pace, so that events may be there before the END, or after it. A
 transaction is whole once its END and all its events are there. Transactions are applied in
 the order of their ENDs, and the first that is not whole holds back all after it; so does one
 that began and has not ended, whatever ended since.
 
+An id tells which transaction that is, and of Postgres where in the log the record stands; see
+`formats/ids.py`. A database gives the number of a transaction to another one later: Postgres
+after 2^32 in all of the server, few of which may come to us. So one that was applied may be known
+by the number that a new one has. The new one stands after the END of the other: what has a place
+at or before it was sent again, and what has a later place makes the other forgotten. While the
+other waits, it stops the source. Where ids tell no place, they do not come again.
+
 A connector that is started again repeats some of what it sent. A BEGIN or an END that is known
 says nothing new; an event is counted by its place in its transaction, once; and what is sent
-again of a transaction that was applied not long ago is dropped.
+again of a transaction that was applied not long ago is dropped. An event beyond those with
+which its transaction was applied was not sent before, and stops the source.
 
 Nothing here reads or writes: what is kept where is up to whoever asks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sources.kafka.errors import NotOfTransaction
+from penstock.errors import DefiniteError
+from penstock.sources.kafka.errors import AGAIN, NotOfTransaction
+from penstock.sources.kafka.formats import ids
 
-__all__ = ["MARKERS", "RUNS", "End", "Transactions", "covering", "merged", "runs_of"]
+__all__ = [
+    "MARKERS",
+    "RUNS",
+    "Applied",
+    "End",
+    "Transactions",
+    "covering",
+    "merged",
+    "runs_of",
+]
 
-RUNS: Final = pa.schema([("transaction", pa.string()), ("first", pa.int64()), ("last", pa.int64())])
-"""Events of a transaction in one topic that follow each other, by their place there."""
+RUNS: Final = pa.schema(
+    [
+        ("transaction", pa.string()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("at", pa.int64()),
+    ]
+)
+"""Events of a transaction in one topic that follow each other, by their place there, and the
+highest place in the log that their ids tell."""
 
 MARKERS: Final = pa.schema(
     [
@@ -47,8 +74,9 @@ MARKERS: Final = pa.schema(
 def runs_of(transactions: pa.ChunkedArray, places: pa.ChunkedArray) -> pa.Table:
     """Events as runs; those without a place do not count."""
     there = pc.is_valid(places)
-    found, at = transactions.filter(there), places.filter(there)
-    return merged(pa.table([found, at, at], schema=RUNS))
+    names, at = ids.part_all(transactions.filter(there))
+    found = places.filter(there)
+    return merged(pa.table([names, found, found, at], schema=RUNS))
 
 
 def merged(runs: pa.Table) -> pa.Table:
@@ -57,7 +85,7 @@ def merged(runs: pa.Table) -> pa.Table:
         return runs
     coded = runs.column("transaction").combine_chunks().dictionary_encode()
     codes = coded.indices.to_numpy().astype(np.int64)
-    firsts, lasts = (runs.column(name).to_numpy() for name in ("first", "last"))
+    firsts, lasts, places = (runs.column(name).to_numpy() for name in ("first", "last", "at"))
     order = np.lexsort((firsts, codes))
     codes, firsts, lasts = codes[order], firsts[order], lasts[order]
     # So far apart that runs of two transactions never touch.
@@ -67,9 +95,8 @@ def merged(runs: pa.Table) -> pa.Table:
     at = np.flatnonzero(begins)
     ends = np.append(at[1:], len(begins)) - 1
     names = coded.dictionary.take(pa.array(codes[at]))
-    return pa.table(
-        [names, pa.array(firsts[at]), pa.array(highest[ends] - apart[ends])], schema=RUNS
-    )
+    numbers = firsts[at], highest[ends] - apart[ends], np.maximum.reduceat(places[order], at)
+    return pa.table([names, *map(pa.array, numbers)], schema=RUNS)
 
 
 def covering(collections: Iterable[str], topics: Mapping[str, str | None]) -> dict[str, str]:
@@ -101,6 +128,30 @@ class End:
     told: str
     """The same by data collection, as it came."""
 
+    id: str
+    at: int
+    """Its id as it came, and the place in the log that this tells."""
+
+    began: Mapping[str, int]
+    """The ids with which it began, as far as that was heard, and at which offsets."""
+
+
+class Applied(NamedTuple):
+    """What is remembered of a transaction that was applied."""
+
+    at: int
+    """The place in the log of its END."""
+
+    counts: Mapping[str, int]
+    """By topic, how many events it had."""
+
+
+class _There(NamedTuple):
+    """Events of a transaction in a topic: how many, and the last one's place there."""
+
+    events: int
+    last: int
+
 
 class Transactions:
     """What is known of transactions that are not applied yet."""
@@ -109,67 +160,94 @@ class Transactions:
         """`topics` are those with events, each with its data collection if the file says it."""
         self._topics = topics
         self._begun: dict[str, int] = {}
-        """At which offset a transaction began that has not ended."""
+        """By id as it came, at which offset a transaction began that has not ended."""
 
         self._ends: dict[str, End] = {}
         """In their order."""
 
         self._runs = {topic: RUNS.empty_table() for topic in topics}
-        self._counts: dict[str, dict[str, int]] = {topic: {} for topic in topics}
-        """By topic and transaction, how many events are there."""
+        self._there: dict[str, dict[str, _There]] = {topic: {} for topic in topics}
+        """By topic and transaction, which events are there."""
 
-        self._applied: dict[str, frozenset[str]] = {}
-        """With the topics that their events were in."""
+        self._applied: dict[str, Applied] = {}
 
     # What is learned.
 
     def hear(self, markers: pa.Table) -> list[int]:
-        """Transactions that began or ended, in order; which rows say something new."""
-        fresh = []
-        for row, (name, offset, status, told) in enumerate(
-            zip(*(column.to_pylist() for column in markers.columns), strict=True)
-        ):
-            if name in self._applied or name in self._ends:
-                continue
-            if status == "END":
-                self._begun.pop(name, None)
-                self._ends[name] = self._end(offset, told)
-            elif name in self._begun:
-                continue
-            else:
-                self._begun[name] = offset
-            fresh.append(row)
-        return fresh
+        """Transactions that began or ended, in order; which rows say something new.
+
+        Raises:
+            DefiniteError: a transaction has the number of one that waits.
+        """
+        columns = (column.to_pylist() for column in markers.columns)
+        return [
+            row
+            for row, (id, offset, status, told) in enumerate(zip(*columns, strict=True))
+            if (self._ends_now(id, offset, told) if status == "END" else self._begins(id, offset))
+        ]
+
+    def _begins(self, id: str, offset: int) -> bool:
+        name, at = ids.part(id)
+        if id in self._begun or self._is_known(ids.whole(id)):
+            return False
+        if self._has_ended(name, at) or self._is_again(name, at):
+            return False
+        self._begun[id] = offset
+        return True
+
+    def _ends_now(self, id: str, offset: int, told: str | None) -> bool:
+        name, at = ids.part(id)
+        if id in self._begun or self._is_known(ids.whole(id)):
+            name = ids.whole(id)
+        if self._is_known(name):
+            return False
+        mine = [each for each in self._begun if id == each or ids.part(each)[0] == name]
+        began = {each: self._begun.pop(each) for each in mine}
+        self._ends[name] = End(offset, *self._counted(told), id, at, began)
+        return True
 
     def come(self, topic: str, runs: pa.Table) -> bool:
         """Events came; whether some are of transactions that were applied before.
 
         Raises:
             NotOfTransaction: the END of a transaction does not speak of their topic.
+            DefiniteError: it counts fewer events of the topic, and was applied with those; or a
+                transaction has the number of one that waits.
         """
         again = False
-        for name in pc.unique(runs.column("transaction")).to_pylist():
-            if name in self._applied:
-                again = True
-                if topic not in self._applied[name]:
-                    raise NotOfTransaction(topic, name)
+        for name, last, at in _highest(runs):
+            self._has_ended(name, at)
+            if not self._is_again(name, at):
+                continue
+            again = True
+            counts = self._applied[name].counts
+            if topic not in counts:
+                raise NotOfTransaction(topic, name)
+            if last > counts[topic]:
+                raise DefiniteError(
+                    f'topic "{topic}" has event {last} of transaction "{name}", which was applied '
+                    f"with {counts[topic]}",
+                    detail="The END of the transaction does not count it.",
+                    hint=AGAIN,
+                )
         if again:
             runs = runs.filter(self._waiting(runs.column("transaction")))
         self._runs[topic] = merged(pa.concat_tables([self._runs[topic], runs]))
         self._count(topic)
         return again
 
-    def remember(self, applied: Mapping[str, frozenset[str]]) -> None:
+    def remember(self, applied: Mapping[str, Applied]) -> None:
         """These were applied, and are to be known again; called with what is kept of them."""
-        self._applied.update(applied)
-        for name in applied:
-            self._begun.pop(name, None)
+        for name, each in applied.items():
+            self._applied[name] = max(each, self._applied.get(name, each), key=lambda one: one.at)
             self._ends.pop(name, None)
 
-    def forget(self, names: Iterable[str]) -> None:
+    def forget(self, applied: Mapping[str, Applied]) -> None:
         """These were applied so long ago that they are not sent again."""
-        for name in names:
-            self._applied.pop(name, None)
+        for name, each in applied.items():
+            # There may be a later one of the same number.
+            if self._applied.get(name) == each:
+                del self._applied[name]
 
     # What follows.
 
@@ -187,9 +265,9 @@ class Transactions:
             found.append(name)
         return found
 
-    def apply(self, names: Sequence[str]) -> dict[str, frozenset[str]]:
+    def apply(self, names: Sequence[str]) -> dict[str, Applied]:
         """They are applied; what to remember of them."""
-        done = {name: frozenset(self._ends[name].counts) for name in names}
+        done = {name: self._done(name, self._ends[name]) for name in names}
         self.remember(done)
         for topic, runs in self._runs.items():
             if runs.num_rows:
@@ -197,20 +275,29 @@ class Transactions:
                 self._count(topic)
         return done
 
-    def is_applied(self, name: str) -> bool:
-        """Whether it was, not long ago."""
-        return name in self._applied
+    def applied_upto(self, name: str) -> int | None:
+        """If it was applied not long ago, the place in the log of its END."""
+        known = self._applied.get(name)
+        return None if known is None else known.at
+
+    def is_applied(self, id: str) -> bool:
+        """Whether the transaction of an event with this id was, not long ago."""
+        name, at = ids.part(id)
+        upto = self.applied_upto(name)
+        return upto is not None and at <= upto
 
     def events(self, topic: str, names: Iterable[str]) -> int:
         """How many events there are of these transactions in a topic."""
-        counts = self._counts[topic]
-        return sum(counts.get(name, 0) for name in names)
+        there = self._there[topic]
+        return sum(there[name].events for name in names if name in there)
 
     def markers(self) -> pa.Table:
         """What was heard of transactions that are not applied."""
+        ends = self._ends.values()
         rows = [
-            *((name, offset, "BEGIN", None) for name, offset in self._begun.items()),
-            *((name, end.offset, "END", end.told) for name, end in self._ends.items()),
+            *((id, offset, "BEGIN", None) for id, offset in self._begun.items()),
+            *((id, at, "BEGIN", None) for end in ends for id, at in end.began.items()),
+            *((end.id, end.offset, "END", end.told) for end in ends),
         ]
         rows.sort(key=lambda row: row[1])
         columns = [*zip(*rows, strict=True)] or [()] * len(MARKERS)
@@ -219,7 +306,7 @@ class Transactions:
 
     def waiting(self) -> int:
         """How many events wait."""
-        return sum(sum(counts.values()) for counts in self._counts.values())
+        return sum(each.events for there in self._there.values() for each in there.values())
 
     def first(self) -> str | None:
         """The transaction that holds back the others, or is itself not whole."""
@@ -228,8 +315,8 @@ class Transactions:
         if ended is not None and (opened is None or self._begun[opened] > ended[1].offset):
             return ended[0]
         if opened is not None:
-            return opened
-        return next((name for counts in self._counts.values() for name in counts), None)
+            return ids.part(opened)[0]
+        return next((name for there in self._there.values() for name in there), None)
 
     def lacks(self, name: str) -> str:
         """What is missing of it, for people."""
@@ -242,18 +329,46 @@ class Transactions:
         )
         return f'events of transaction "{name}" that has ended: {missing}'
 
-    def _end(self, offset: int, told: str | None) -> End:
+    def _is_known(self, name: str) -> bool:
+        return name in self._applied or name in self._ends
+
+    def _has_ended(self, name: str, at: int) -> bool:
+        """Whether it ended, and waits."""
+        end = self._ends.get(name)
+        if end is not None and at > end.at:
+            raise DefiniteError(
+                f'two transactions have the number "{name}", and the first of them waits',
+                detail=f"It waits for {self.lacks(name)}.",
+                hint=AGAIN,
+            )
+        return end is not None
+
+    def _is_again(self, name: str, at: int) -> bool:
+        """Whether it was applied; one of the same number that comes after it makes it forgotten."""
+        known = self._applied.get(name)
+        if known is not None and at > known.at:
+            del self._applied[name]
+            return False
+        return known is not None
+
+    def _counted(self, told: str | None) -> tuple[dict[str, int], str]:
         counted = msgspec.json.decode(told or "{}", type=dict[str, int])
         topics = covering(counted, self._topics)
-        counts = {topic: counted[each] for each, topic in topics.items()}
-        return End(offset, counts, told or "{}")
+        return {topic: counted[each] for each, topic in topics.items()}, told or "{}"
+
+    def _done(self, name: str, end: End) -> Applied:
+        counts = {
+            topic: max(wanted, self._there[topic].get(name, _There(0, 0)).last)
+            for topic, wanted in end.counts.items()
+        }
+        return Applied(end.at, counts)
 
     def _lacking(self, name: str, end: End) -> dict[str, tuple[int, int]]:
-        for topic, counts in self._counts.items():
-            if name in counts and topic not in end.counts:
+        for topic, there in self._there.items():
+            if name in there and topic not in end.counts:
                 raise NotOfTransaction(topic, name)
         found = {
-            topic: (wanted - self._counts[topic].get(name, 0), wanted)
+            topic: (wanted - self.events(topic, [name]), wanted)
             for topic, wanted in end.counts.items()
         }
         return {topic: lack for topic, lack in found.items() if lack[0] > 0}
@@ -268,9 +383,18 @@ class Transactions:
         runs = self._runs[topic]
         sizes = pc.add(pc.subtract(runs.column("last"), runs.column("first")), 1)
         summed = (
-            pa.table([runs.column("transaction"), sizes], names=["name", "size"])
-            .group_by("name", use_threads=False)
-            .aggregate([("size", "sum")])
+            runs.append_column("size", sizes)
+            .group_by("transaction", use_threads=False)
+            .aggregate([("size", "sum"), ("last", "max")])
         )
-        names, counts = (summed.column(each).to_pylist() for each in ("name", "size_sum"))
-        self._counts[topic] = dict(zip(names, counts, strict=True))
+        columns = ("transaction", "size_sum", "last_max")
+        names, counts, lasts = (summed.column(each).to_pylist() for each in columns)
+        self._there[topic] = dict(zip(names, map(_There, counts, lasts), strict=True))
+
+
+def _highest(runs: pa.Table) -> Iterable[tuple[str, int, int]]:
+    """Of each transaction, the last place of an event, and the highest in the log."""
+    found = runs.group_by("transaction", use_threads=False)
+    found = found.aggregate([("last", "max"), ("at", "max")])
+    columns = ("transaction", "last_max", "at_max")
+    return zip(*(found.column(each).to_pylist() for each in columns), strict=True)

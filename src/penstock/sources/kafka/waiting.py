@@ -13,6 +13,7 @@ numbers are a note in the same entry; so a restart finds an event there, or in i
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +21,16 @@ import pyarrow.compute as pc
 from penstock.data import DIFF
 from penstock.data.packed import key_hashes, pack
 from penstock.sources.kafka.changes import changes_of, last_of
+from penstock.sources.kafka.formats import ids
 from penstock.sources.kafka.held import Held, held_in
 from penstock.sources.kafka.layout import Layout
 from penstock.sources.kafka.scan import Told
-from penstock.sources.kafka.transactions import MARKERS, Transactions, runs_of
+from penstock.sources.kafka.transactions import (
+    MARKERS,
+    Applied,
+    Transactions,
+    runs_of,
+)
 from penstock.sources.source import Aside, Tick
 
 __all__ = ["NUMBERS", "Waiting"]
@@ -43,11 +50,13 @@ APPLY_BYTES: Final = 128 << 20
 _APPLIED: Final = pa.schema(
     [
         pa.field("transaction", pa.string(), nullable=False),
-        pa.field("topics", pa.string(), nullable=False),
+        pa.field("at", pa.int64(), nullable=False),
+        pa.field("counts", pa.string(), nullable=False),
     ]
 )
-"""Topics with blanks between them, of which no topic's name has one."""
+"""Counts by topic, as JSON."""
 
+_COUNTS: Final = msgspec.json.Decoder(dict[str, int])
 _MARKERS: Final = "markers"
 _KNOWN: Final = "applied"
 
@@ -72,10 +81,8 @@ class Waiting:
         self._durable: set[str] = set()
         """Under which names there was something before this tick."""
 
-        self._known: dict[int, int] = {}
-        """By number, how many applied transactions are known."""
-
-        self._names: dict[int, list[str]] = {}
+        self._known: dict[int, dict[str, Applied]] = {}
+        """By number, the applied transactions that are known."""
 
     def asides(self) -> dict[str, Aside]:
         """By topic, where events are put that come."""
@@ -89,11 +96,9 @@ class Waiting:
         last = self._number(_KNOWN)
         for number in (last - 1, last):
             for part in tick.set_aside(f"{_KNOWN}/{number}"):
-                names, topics = (part.column(each).to_pylist() for each in _APPLIED.names)
-                self._learn_known(
-                    number,
-                    {n: frozenset(t.split()) for n, t in zip(names, topics, strict=True)},
-                )
+                names, at, counts = (part.column(each).to_pylist() for each in _APPLIED.names)
+                found = map(Applied, at, map(_COUNTS.decode, counts))
+                self._learn_known(number, dict(zip(names, found, strict=True)))
         markers = [MARKERS.empty_table(), *tick.set_aside(self._name(_MARKERS))]
         self._note_durable(self._name(_MARKERS), markers[1:])
         self.transactions.hear(pa.concat_tables(markers).sort_by("offset"))
@@ -174,11 +179,13 @@ class Waiting:
 
     def _judge(self, part: pa.Table, ready: pa.Array) -> tuple[pa.Array, pa.Array]:
         """For each event when it is applied, if it is, and whether it waits on."""
-        coded = part.column("transaction").combine_chunks().dictionary_encode()
+        names, at = (each.combine_chunks() for each in ids.part_all(part.column("transaction")))
+        coded = names.dictionary_encode()
         names = coded.dictionary
-        ranks = pc.index_in(names, value_set=ready).cast(pa.int64())
-        known = pa.array([self.transactions.is_applied(each) for each in names.to_pylist()])
-        ranks, known = ranks.take(coded.indices), known.take(coded.indices)
+        ranks = pc.index_in(names, value_set=ready).cast(pa.int64()).take(coded.indices)
+        upto = map(self.transactions.applied_upto, names.to_pylist())
+        over = pc.less_equal(at, pa.array(upto, pa.int64()).take(coded.indices))
+        known = pc.or_(pc.is_valid(ranks), pc.fill_null(over, fill_value=False))
         # Of no transaction, after an event that was sent again: nothing holds it back.
         loose = pc.and_(pc.is_null(part.column("order").combine_chunks()), known)
         first = pc.if_else(loose, pa.scalar(-1, pa.int64()), pa.scalar(None, pa.int64()))
@@ -238,26 +245,26 @@ class Waiting:
             tick.put_aside(name, left)
             self._durable.add(name)
 
-    def _keep_known(self, tick: Tick, done: Mapping[str, frozenset[str]]) -> None:
+    def _keep_known(self, tick: Tick, done: Mapping[str, Applied]) -> None:
         if not done:
             return
         number = self._number(_KNOWN)
-        if self._known.get(number, 0) >= KNOWN:
+        if len(self._known.get(number, {})) >= KNOWN:
             if number - 1 in self._known:
                 tick.throw_away(f"{_KNOWN}/{number - 1}")
-                self.transactions.forget(self._names.pop(number - 1))
-                del self._known[number - 1]
+                self.transactions.forget(self._known.pop(number - 1))
             number += 1
             self._numbers[_KNOWN] = number
         self._learn_known(number, done)
-        topics = [" ".join(sorted(each)) for each in done.values()]
-        arrays = [pa.array([*done], pa.string()), pa.array(topics, pa.string())]
+        at = [each.at for each in done.values()]
+        counts = [msgspec.json.encode(each.counts).decode() for each in done.values()]
+        columns = [[*done], at, counts]
+        arrays = [pa.array(each, kind.type) for each, kind in zip(columns, _APPLIED, strict=True)]
         tick.put_aside(f"{_KNOWN}/{number}", pa.table(arrays, schema=_APPLIED))
 
-    def _learn_known(self, number: int, done: Mapping[str, frozenset[str]]) -> None:
+    def _learn_known(self, number: int, done: Mapping[str, Applied]) -> None:
         self.transactions.remember(done)
-        self._known[number] = self._known.get(number, 0) + len(done)
-        self._names.setdefault(number, []).extend(done)
+        self._known.setdefault(number, {}).update(done)
 
     def _hold(self, topic: str, held: Mapping[int, Held]) -> None:
         mine = self.held[topic]

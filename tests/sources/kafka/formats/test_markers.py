@@ -37,9 +37,16 @@ SCHEMA = {
         {"name": "ts_ms", "type": "long"},
     ],
 }
-BEGIN = {"status": "BEGIN", "id": "1:2", "event_count": None, "data_collections": None, "ts_ms": 3}
+BEGIN = {
+    "status": "BEGIN",
+    "id": "571:53195829",
+    "event_count": None,
+    "data_collections": None,
+    "ts_ms": 3,
+}
 END = BEGIN | {
     "status": "END",
+    "id": "571:53195832",
     "event_count": 3,
     "data_collections": [
         {"data_collection": "s.a", "event_count": 2},
@@ -76,7 +83,7 @@ def test_when_transactions_begin_and_end(markers: Any, written: Any) -> None:
     found = decoded(markers, written(BEGIN), None, written(END), written(empty))
     assert found.bad == ()
     assert column(found, "status") == ["BEGIN", None, "END", "END"]
-    assert column(found, "id") == ["1:2", None, "1:2", "1:2"]
+    assert column(found, "id") == ["571:53195829", None, "571:53195832", "571:53195832"]
     assert column(found, "counts") == [None, None, '{"s.a":2,"s.b":1}', "{}"]
 
 

@@ -6,7 +6,7 @@ An event becomes
     origin                   which log it is of: connector, name, database and server
     happened_ms              when it was committed, by the database's clock
     position                 bytes in the order of the source's log, or null
-    transaction              its id, with total_order and data_collection_order in it
+    transaction              its id (see `ids.py`), total_order and data_collection_order in it
     before, after            the row, or null
 
 and a null value, Debezium's tombstone, becomes nulls.
@@ -42,6 +42,7 @@ from penstock.sources.kafka.formats.avro import AvroFormat
 from penstock.sources.kafka.formats.cells import NOTHING, OBJECT
 from penstock.sources.kafka.formats.documents import JsonFormat
 from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of, shortened
+from penstock.sources.kafka.formats.ids import whole_all
 from penstock.sources.kafka.formats.reading import raw_text, read_column
 from penstock.sources.kafka.formats.schema import Column
 from penstock.sources.kafka.formats.walking import find
@@ -208,7 +209,10 @@ def _columns(
 ) -> list[pa.Array]:
     orders = [transaction[name] for name in ("total_order", "data_collection_order")]
     log = [_origins(source), source["ts_ms"], _positions(op, source)]
-    return [op, *log, transaction["id"], *orders, before, after]
+    ids = transaction["id"]
+    informix = pc.fill_null(pc.equal(source["connector"], "informix"), fill_value=False)
+    ids = pc.if_else(informix, whole_all(ids), ids)
+    return [op, *log, ids, *orders, before, after]
 
 
 def _check(op: pa.Array, after: pa.Array, there: Any, bad: dict[int, str]) -> None:

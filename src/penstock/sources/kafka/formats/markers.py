@@ -3,7 +3,7 @@
 A record becomes
 
     status     BEGIN or END
-    id         that which events of the transaction have
+    id         as it came; which transaction that is, `ids.py` tells
     counts     of an END, by data collection how many events there are, as JSON
 
 and a null value becomes nulls.
