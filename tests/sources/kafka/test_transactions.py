@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.topics import TopicsSource
 from penstock.sources.kafka.transactions import MARKERS, RUNS, Transactions, covering, merged
 from penstock.sources.kafka.waiting import Waiting
-from tests.sources.kafka.connector import TOPICS, TX, Cluster, Connector, Lake, random_history
+from tests.sources.kafka.connector import TOPICS, TX, Cluster, Connector, Kind, Lake, random_history
 
 A, B = TOPICS
 
@@ -40,27 +40,33 @@ def wanted(made: Connector, below: dict[str, int]) -> dict[str, dict[int, int]]:
     return found
 
 
+def anywhere(made: Connector, lake: Lake, chance: random.Random) -> Iterator[dict[str, int]]:
+    """Ticks that end anywhere, with restarts anywhere; up to where each of them reads."""
+    ends = made.cluster.ends()
+    below = dict.fromkeys(ends, 0)
+    while below != ends:
+        below = {
+            # The least that can be drawn makes the longest steps, and shrinks to few ticks.
+            each: offset + (most := min(4, ends[each] - offset)) - chance.randrange(1 + most)
+            for each, offset in below.items()
+        }
+        lake.tick(below)
+        yield below
+        if chance.random() > 0.7:
+            lake.close()
+            lake.open()
+    assert lake.contents() == made.state
+    assert lake.source.status()["waits_for"] == ""
+    assert lake.source.status()["waiting_events"] == 0
+
+
 def follow(chance: random.Random) -> None:
-    """Follow a history in ticks that end anywhere, with restarts anywhere."""
+    """Follow a history."""
     made = random_history(chance)
     lake = Lake(made.cluster, places=chance.choice([1, 3]))
     try:
-        ends = made.cluster.ends()
-        below = dict.fromkeys(ends, 0)
-        while below != ends:
-            below = {
-                # The least that can be drawn makes the longest steps, and shrinks to few ticks.
-                each: offset + (most := min(4, ends[each] - offset)) - chance.randrange(1 + most)
-                for each, offset in below.items()
-            }
-            lake.tick(below)
+        for below in anywhere(made, lake, chance):
             assert lake.contents() == wanted(made, below)
-            if chance.random() > 0.7:
-                lake.close()
-                lake.open()
-        assert lake.contents() == made.state
-        assert lake.source.status()["waits_for"] == ""
-        assert lake.source.status()["waiting_events"] == 0
     finally:
         lake.close()
 
@@ -374,6 +380,52 @@ def test_transactions_applied_long_ago_are_forgotten(
     lake.tick()
     assert lake.source.waits_for() == ""
     assert lake.contents() == made.state
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_more_transactions_than_are_known_are_sent_again(
+    seed: int, made: Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sources.kafka.waiting.KNOWN", 1)
+    chance = random.Random(seed)
+    states = [{topic: dict(rows) for topic, rows in made.state.items()}]
+
+    def commit(*changes: tuple[str, int, int]) -> None:
+        made.commit(changes)
+        states.append({topic: dict(rows) for topic, rows in made.state.items()})
+
+    for n in range(7):
+        commit(
+            *((chance.choice(TOPICS), chance.randrange(4), 10 * n + at) for at in range(3)),
+        )
+    for number in range(7):
+        made.resend(number)
+    commit((A, 1, 77), (B, 2, 77))
+    lake = Lake(made.cluster, places=chance.choice([1, 3]))
+    reached = 0
+    for _ in anywhere(made, lake, chance):
+        reached = states.index(lake.contents(), reached)
+    lake.close()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "informix"])
+def test_one_that_is_not_known_any_more_changes_nothing_when_it_is_sent_again(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sources.kafka.waiting.KNOWN", 1)
+    made = Connector(Cluster(), kind)
+    lake = Lake(made.cluster)
+    for n in range(4):
+        made.commit([(A, 1, n), (B, 1, n)])
+        lake.tick()
+    for number in range(4):
+        made.resend(number)
+        lake.close()
+        lake.open()
+        lake.tick()
+        assert lake.contents() == made.state
+        assert lake.source.waits_for() == ""
+    lake.close()
 
 
 def marked(*rows: tuple[str, str], counts: str = "{}") -> pa.Table:

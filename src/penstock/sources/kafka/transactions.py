@@ -22,6 +22,11 @@ says nothing new; an event is counted by its place in its transaction, once; and
 again of a transaction that was applied not long ago is dropped. An event beyond those with
 which its transaction was applied was not sent before, and stops the source.
 
+More may be sent again than are known. Events that were sent before are dropped where they are
+read, so that such an END would wait for them for ever. Where ids tell places, ENDs stand in the
+log in their order: one at or before the last that was applied was applied, too. It waits for
+nothing, and its events are dropped.
+
 Nothing here reads or writes: what is kept where is up to whoever asks.
 """
 
@@ -135,6 +140,9 @@ class End:
     began: Mapping[str, int]
     """The ids with which it began, as far as that was heard, and at which offsets."""
 
+    over: bool
+    """Whether it was applied so long ago that it is not known."""
+
 
 class Applied(NamedTuple):
     """What is remembered of a transaction that was applied."""
@@ -156,9 +164,12 @@ class _There(NamedTuple):
 class Transactions:
     """What is known of transactions that are not applied yet."""
 
-    def __init__(self, topics: Mapping[str, str | None]) -> None:
+    def __init__(self, topics: Mapping[str, str | None], upto: int = ids.NOWHERE) -> None:
         """`topics` are those with events, each with its data collection if the file says it."""
         self._topics = topics
+        self.upto = upto
+        """The place in the log of the last END that was applied."""
+
         self._begun: dict[str, int] = {}
         """By id as it came, at which offset a transaction began that has not ended."""
 
@@ -203,7 +214,8 @@ class Transactions:
             return False
         mine = [each for each in self._begun if id == each or ids.part(each)[0] == name]
         began = {each: self._begun.pop(each) for each in mine}
-        self._ends[name] = End(offset, *self._counted(told), id, at, began)
+        over = ids.NOWHERE < at <= self.upto
+        self._ends[name] = End(offset, *self._counted(told), id, at, began, over)
         return True
 
     def come(self, topic: str, runs: pa.Table) -> bool:
@@ -265,10 +277,15 @@ class Transactions:
             found.append(name)
         return found
 
+    def over(self) -> set[str]:
+        """Of those that ended, which were applied before."""
+        return {name for name, end in self._ends.items() if end.over}
+
     def apply(self, names: Sequence[str]) -> dict[str, Applied]:
         """They are applied; what to remember of them."""
         done = {name: self._done(name, self._ends[name]) for name in names}
         self.remember(done)
+        self.upto = max([self.upto, *(each.at for each in done.values())])
         for topic, runs in self._runs.items():
             if runs.num_rows:
                 self._runs[topic] = runs.filter(self._waiting(runs.column("transaction")))
@@ -371,7 +388,7 @@ class Transactions:
             topic: (wanted - self.events(topic, [name]), wanted)
             for topic, wanted in end.counts.items()
         }
-        return {topic: lack for topic, lack in found.items() if lack[0] > 0}
+        return {topic: lack for topic, lack in found.items() if lack[0] > 0 and not end.over}
 
     def _waiting(self, names: pa.ChunkedArray) -> pa.Array:
         """Which of these are of transactions that were not applied."""

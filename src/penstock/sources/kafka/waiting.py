@@ -8,6 +8,7 @@ Side state has names with a number:
 
 What is left under a name when some of it is applied is written under the next number, and the
 numbers are a note in the same entry; so a restart finds an event there, or in its collection.
+With them is the place in the log up to which transactions were applied.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,6 +60,7 @@ _APPLIED: Final = pa.schema(
 _COUNTS: Final = msgspec.json.Decoder(dict[str, int])
 _MARKERS: Final = "markers"
 _KNOWN: Final = "applied"
+_UPTO: Final = "upto"
 
 
 class Waiting:
@@ -71,7 +73,7 @@ class Waiting:
         collections: Mapping[str, str],
         numbers: Mapping[str, int],
     ) -> None:
-        self.transactions = Transactions(topics)
+        self.transactions = Transactions(topics, numbers.get(_UPTO, ids.NOWHERE))
         self.held: dict[str, dict[int, Held]] = {topic: {} for topic in topics}
         """By topic and partition, the last event that waits."""
 
@@ -127,16 +129,17 @@ class Waiting:
             if found.come(topic, each.runs):
                 again.add(topic)
             self._hold(topic, each.held)
-        ready = found.ready()
+        ready, over = found.ready(), found.over()
         before = dict(self._numbers)
         rows = {topic: sum(each.aside for each in some) for topic, some in told.items()}
         sizes = {topic: found.events(topic, ready) for topic in self._layouts}
         done = found.apply(ready)
+        self._numbers[_UPTO] = found.upto
         for topic in self._layouts:
             name = self._name(_events(topic))
             there = name in self._durable or rows.get(topic, 0)
             if there and (sizes[topic] or topic in again):
-                self._apply(tick, topic, ready, sizes[topic])
+                self._apply(tick, topic, [each for each in ready if each not in over], sizes[topic])
             elif there:
                 self._durable.add(name)
         self._keep_markers(tick, markers.take(pa.array(fresh, pa.int64())), applied=bool(ready))
