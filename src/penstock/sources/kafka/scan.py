@@ -159,9 +159,12 @@ class KafkaScan:
         bad_rows[[*reasons]] = True
         bad_rows &= ~skipped
         again, log = np.zeros(count, bool), None
-        if judged.log is not None and held is None:
-            # Where transactions count, what is sent again is known by its place in its own.
+        if judged.log is not None:
             again, log = resent(judged.log, read.column("partition").to_numpy(), marks)
+            again &= ~bad_rows
+        if held is not None:
+            # Nothing waits behind it.
+            skipped |= again
         told = pa.nulls(count, pa.string())
         key = value = pa.nulls(count, pa.binary())
         if bad_rows.any():
@@ -179,7 +182,7 @@ class KafkaScan:
             VALUE: value,
             GONE: judged.gone,
             REASON: told,
-            AGAIN: pa.array(again & ~bad_rows),
+            AGAIN: pa.array(again),
         }
         if log is not None:
             inner |= dict(zip(_IN_LOG, log.columns, strict=True))
