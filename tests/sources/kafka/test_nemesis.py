@@ -164,7 +164,7 @@ def test_the_bug_of_binding_what_was_read_is_found(
     draw = KafkaSource.draw
 
     def draw_and_bind_what_was_read(self: KafkaSource, tick: Any, upto: Any) -> Any:
-        known = self._bound or {}
+        known = self.bound or {}
         draw(self, tick, upto)
         if not tick.changes:
             tick.read = {}  # It would ask for the same for ever.

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,39 @@ def test_other_topics_are_refused_once_transactions_were_applied(
     )  # fmt: skip
     with pytest.raises(DefiniteError, match="has other topics than it had"):
         lake.open()
+
+
+def test_transactions_that_the_file_leaves_out_are_not_lost(made: Connector, lake: Lake) -> None:
+    made.commit([(A, 1, 1)])
+    made.sent.append(type(made.sent[0])([(A, 1, 2), (B, 5, 50)]))
+    made.resend(1, upto=3)  # All but its END.
+    lake.tick()
+    lake.close()
+    whole = lake.config
+    lake.config = replace(whole, transactions=None)
+    with pytest.raises(DefiniteError, match='has transactions "shop.transaction", and') as error:
+        lake.open()
+    assert "Say transactions: shop.transaction." in error.value.hint
+    destroyed: list[str] = []
+    lake.source.leave(lake._memory, destroyed.extend)
+    assert destroyed == []
+    lake.close()
+    lake.config = whole
+    lake.open()
+    made.resend(1)
+    lake.tick()
+    assert lake.contents() == {A: {1: 2}, B: {5: 50}}
+
+
+def test_transactions_are_not_added_to_what_was_applied_without(made: Connector) -> None:
+    lake = Lake(made.cluster, transactions=None)
+    made.commit([(A, 1, 1)])
+    lake.tick()
+    lake.close()
+    lake.config = replace(lake.config, transactions=TX)
+    with pytest.raises(DefiniteError, match="has no transactions, and the file says"):
+        lake.open()
+    lake.close()
 
 
 def test_a_record_among_transactions_that_says_nothing_stops_the_source(

@@ -65,7 +65,7 @@ class KafkaSource:
         self.errors = f"{name}_errors" if errors is None else errors
         """The collection of records that could not be taken."""
 
-        self._config = config
+        self.config = config
         self._clock = clock
         self._upstream = Upstream(config) if upstream is None else upstream
         group = config.group
@@ -75,10 +75,10 @@ class KafkaSource:
         self._begins: dict[int, int] = {}
         """By partition, the first offset that is read, if that is not 0."""
 
-        self._bound: Frontier | None = None
+        self.bound: Frontier | None = None
         self._reached: Frontier = {}
-        self._compacted = False
-        self._layout: Layout
+        self.compacted = False
+        self.layout: Layout
         self._marks: Marks = {}
         """The latest of Debezium's events, by which those are known that are sent again."""
 
@@ -95,8 +95,8 @@ class KafkaSource:
         self._upstream.open()
         known = memory.recall(NOTE + self._suffix)
         self._topic = self._upstream.topic(known=known is not None)
-        self._compacted = self._upstream.compacted()
-        self._bound = bound
+        self.compacted = self._upstream.compacted()
+        self.bound = bound
         if known is None or bound is None:
             # Nothing is bound yet, so that all is decided anew.
             self._begins = self._first_offsets()
@@ -127,13 +127,13 @@ class KafkaSource:
 
     def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
         """Bring the records below `upto` into `tick`."""
-        if self._bound is None:
+        if self.bound is None:
             for name in self.collections():
                 tick.begin(name)
         scan = self.scan_of(upto)
         if scan is not None:
             self.learn(tick, tick.scan(scan))
-        return {**(self._bound or {}), **upto}
+        return {**(self.bound or {}), **upto}
 
     def scan_of(self, upto: Frontier) -> KafkaScan | None:
         """What reads the records below `upto`, if there are any.
@@ -162,7 +162,7 @@ class KafkaSource:
 
     def committed(self, frontier: Frontier | None) -> None:
         """What was drawn is durable."""
-        self._bound = frontier
+        self.bound = frontier
         if frontier and self._group is not None:
             self._group.tell(frontier)
 
@@ -176,15 +176,15 @@ class KafkaSource:
 
     def status(self) -> Mapping[str, Any]:
         """For people."""
-        bound = self._bound or {}
+        bound = self.bound or {}
         partitions = [
             {"partition": each, "offset": bound.get(each, 0), "end": end}
             for each, end in sorted(self._reached.items())
         ]
         return {
             "kind": self.kind,
-            "server": self._config.where,
-            "phase": "copying" if self._bound is None else "following",
+            "server": self.config.where,
+            "phase": "copying" if self.bound is None else "following",
             "topic_id": self._topic.id,
             "position": ", ".join(f"{each['partition']}:{each['offset']}" for each in partitions),
             "lag_records": sum(max(0, each["end"] - each["offset"]) for each in partitions),
@@ -200,7 +200,7 @@ class KafkaSource:
 
     def settled(self) -> bool:
         """Whether the first binding is made."""
-        return self._bound is not None
+        return self.bound is not None
 
     def waits_for(self) -> str:
         """Which partitions are held back by transactions that have not ended."""
@@ -235,20 +235,20 @@ class KafkaSource:
 
     def _decide(self, value: Any, key: Any) -> None:
         """What records become, with what was decided about their formats."""
-        self._layout = self._config.layout(value, key)
+        self.layout = self.config.layout(value, key)
 
     def _make(self, loader: Loader) -> None:
-        loader.make(self.name, self._layout.schema, self._layout.key_columns)
+        loader.make(self.name, self.layout.schema, self.layout.key_columns)
         if self._sets_aside:
             loader.make(self.errors, ERRORS_SCHEMA, ("topic", "partition", "offset"))
 
     @property
     def _sets_aside(self) -> bool:
-        return self._config.on_bad_record == "set_aside"
+        return self.config.on_bad_record == "set_aside"
 
     def _first_offsets(self) -> dict[int, int]:
         """Where each partition begins that is there now."""
-        partitions, start = self._topic.partitions, self._config.start
+        partitions, start = self._topic.partitions, self.config.start
         kept = self._upstream.beginnings(partitions)
         if start == "earliest":
             removed = {each: first for each, first in kept.items() if first}
@@ -265,14 +265,14 @@ class KafkaSource:
         if unknown := sorted(set(start) - set(partitions)):
             raise UsageError(
                 f'source "{self.name}" is to start in partition {unknown[0]}, which is not there',
-                detail=f"{self._config.where} has partitions 0 to {len(partitions) - 1}.",
+                detail=f"{self.config.where} has partitions 0 to {len(partitions) - 1}.",
                 hint="Leave it out of start; a partition that is added later is read from 0 on.",
             )
         return {each: max(start.get(each, 0), kept[each]) for each in partitions}
 
     def _decided(self) -> dict[str, Any]:
         """What must stay as it is now: the columns of records, wherever they are taken from."""
-        topic, config = self._config.topic, self._config
+        topic, config = self.config.topic, self.config
         sample = functools.cache(lambda: self._upstream.sample(self._topic.partitions, SAMPLE))
         value = config.value.decided(lambda: sample().column("value"), f"{topic}-value")
         key = None
@@ -284,16 +284,16 @@ class KafkaSource:
         found = topic or self._topic
         if found.id != known:
             raise TopicChanged(
-                self._config.topic, detail=f"Its id was {known}, and is {found.id} now."
+                self.config.topic, detail=f"Its id was {known}, and is {found.id} now."
             )
 
     def _check_ahead(self, reached: Frontier) -> None:
-        for partition, bound in (self._bound or {}).items():
+        for partition, bound in (self.bound or {}).items():
             now = reached.get(partition)
             if now is None or now < bound:
                 told = "is gone" if now is None else f"ends at offset {now}"
                 raise TopicChanged(
-                    self._config.topic,
+                    self.config.topic,
                     detail=f"Partition {partition} {told}, and was read to offset {bound}.",
                 )
 
@@ -305,11 +305,11 @@ class KafkaSource:
             self._above = {each: ends[each] - stable for each, stable in reached.items()}
 
     def _bite(self, reached: Frontier) -> Frontier:
-        bound = self._bound
-        if bound is None or (self._compacted and not self._config.bites_of_compacted):
+        bound = self.bound
+        if bound is None or (self.compacted and not self.config.bites_of_compacted):
             return reached
         behind = {each: reached[each] - bound.get(each, 0) for each in reached}
-        total, most = sum(behind.values()), self._config.bite
+        total, most = sum(behind.values()), self.config.bite
         if total <= most:
             return reached
         # Of each partition its share, so that all come to their end together.
@@ -319,7 +319,7 @@ class KafkaSource:
         }
 
     def _ranges(self, upto: Frontier) -> dict[int, tuple[int, int]]:
-        bound = self._bound or {}
+        bound = self.bound or {}
         found = {
             each: (max(bound.get(each, 0), self._begins.get(each, 0)), end)
             for each, end in upto.items()
@@ -335,10 +335,10 @@ class KafkaSource:
             if kept[each] > first
         }
         if gone:
-            raise OffsetsGone(self._config.topic, gone)
+            raise OffsetsGone(self.config.topic, gone)
 
     def _scan(self, ranges: Mapping[int, tuple[int, int]]) -> KafkaScan:
-        topic, config = self._config.topic, self._config
+        topic, config = self.config.topic, self.config
         first = {str(each): first for each, (first, _) in sorted(ranges.items())}
         upper = {str(each): upper for each, (_, upper) in sorted(ranges.items())}
         options = {
@@ -359,8 +359,8 @@ class KafkaSource:
             secrets=config.secrets,
             size=RECORD_BYTES * sum(upper - first for first, upper in ranges.values()),
             into=into,
-            layout=self._layout,
-            fresh=self._bound is None,
+            layout=self.layout,
+            fresh=self.bound is None,
             marks=self._marks,
         )
 

@@ -11,7 +11,7 @@ or it waits. So the upper goes on while events wait, and status tells for what.
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -22,7 +22,7 @@ from penstock.clock import Clock
 from penstock.errors import DefiniteError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.formats import Format
-from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS, Layout
+from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS
 from penstock.sources.kafka.scan import KafkaScan, Told
 from penstock.sources.kafka.source import KafkaSource
 from penstock.sources.kafka.topics_scan import Markers, ToldOfTopics, TopicsScan, output_of
@@ -36,6 +36,9 @@ __all__ = ["TopicsSource", "kafka_source"]
 FOLLOWED: Final = "topics"
 """The note with the topics whose collections are seen, and that of transactions."""
 
+TOLD_BY: Final = "transactions"
+"""The note with the topic of transactions, if there is one."""
+
 WAITS: Final = "waits"
 """The note that says for which transaction is waited, and since when."""
 
@@ -46,19 +49,11 @@ _RANGES: Final = ("assign", "startingOffsets", "endingOffsets")
 class _Topic(KafkaSource):
     """One of several topics."""
 
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def bound(self) -> Frontier | None:
-        return self._bound
-
     def check_whole(self) -> None:
         """That no event is removed because another one of its key came."""
-        if self._compacted:
+        if self.compacted:
             raise DefiniteError(
-                f'topic "{self._config.topic}" is compacted, and transactions would lack events',
+                f'topic "{self.config.topic}" is compacted, and transactions would lack events',
                 hint="Set its cleanup.policy to delete, or leave transactions out.",
             )
 
@@ -70,7 +65,7 @@ class _MarkersTopic(_Topic):
 
     def _decide(self, value: Any, key: Any) -> None:
         super()._decide(value, key)
-        self.format = self._config.value.made_markers(value)
+        self.format = self.config.value.made_markers(value)
 
     def _make(self, loader: Loader) -> None:
         """There is none."""
@@ -79,7 +74,7 @@ class _MarkersTopic(_Topic):
         found = super().probe()
         if (count := len(found.frontier)) != 1:
             raise DefiniteError(
-                f'topic "{self._config.topic}" of transactions has {count} partitions',
+                f'topic "{self.config.topic}" of transactions has {count} partitions',
                 detail="Over several, there is no order of transactions.",
                 hint="Let it have one, and begin again.",
             )
@@ -130,10 +125,8 @@ class TopicsSource:
     @property
     def _all(self) -> dict[str, _Topic]:
         """All topics that are read."""
-        found = dict(self._topics)
-        if self._markers is not None and self._config.transactions is not None:
-            found[self._config.transactions] = self._markers
-        return found
+        markers = self._markers
+        return {**self._topics, **({} if markers is None else {markers.config.topic: markers})}
 
     def _collection(self, topic: str) -> str:
         return f"{self.name}.{topic}"
@@ -165,6 +158,17 @@ class TopicsSource:
 
     def _followed(self, memory: Memory) -> list[str]:
         followed: list[str] = memory.recall(FOLLOWED) or []
+        told, tells = memory.recall(TOLD_BY), self._config.transactions
+        if told != tells:
+            raise DefiniteError(
+                f'source "{self.name}" '
+                + (f'has transactions "{told}"' if told else "has no transactions")
+                + (f', and the file says "{tells}"' if tells else ", and the file says none"),
+                detail="What is in its collections was applied in that way, and what waits for "
+                "its transaction would be lost.",
+                hint=f"{f'Say transactions: {told}' if told else 'Take transactions out'}. For "
+                "what the file says, drop the source and let it begin again.",
+            )
         if self._markers is not None and set(followed) != set(self._all):
             raise DefiniteError(
                 f'source "{self.name}" has other topics than it had',
@@ -267,7 +271,7 @@ class TopicsSource:
 
     def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
         """Forget topics that the file does not name any more."""
-        if self._markers is not None:
+        if self._markers is not None or memory.recall(TOLD_BY) is not None:
             return  # It is refused to go on without one.
         followed: list[str] = memory.recall(FOLLOWED) or []
         gone = [topic for topic in followed if topic not in self._topics]
@@ -294,13 +298,15 @@ class TopicsSource:
         if self._bound is None and self._config.on_bad_record == "set_aside":
             tick.begin(f"{self.name}_errors")
         tick.remember(FOLLOWED, [*self._all])
+        tick.remember(TOLD_BY, self._config.transactions)
 
     def _scan(self, scans: Mapping[str, KafkaScan]) -> TopicsScan:
         some = next(iter(scans.values()))
         merged = {name: _merged(name, scans.values()) for name in _RANGES}
         members, aside = dict(scans), {}
-        if self._markers is not None and self._config.transactions is not None:
-            members.pop(self._config.transactions, None)
+        markers = self._markers
+        if markers is not None:
+            members.pop(markers.config.topic, None)
         if self._waiting is not None:
             held, asides = self._waiting.held, self._waiting.asides()
             members = {
@@ -318,9 +324,7 @@ class TopicsSource:
             into=into,
             aside=aside,
             topics=members,
-            markers=None
-            if self._markers is None or self._config.transactions is None
-            else Markers(self._config.transactions, self._markers.format),
+            markers=None if markers is None else Markers(markers.config.topic, markers.format),
         )
 
     def _note_since(self, tick: Tick, transactions: Transactions) -> None:
@@ -366,7 +370,7 @@ def _by_topic(frontier: Frontier) -> dict[str, dict[int, int]]:
     return found
 
 
-def _merged(name: str, scans: Any) -> str:
+def _merged(name: str, scans: Iterable[KafkaScan]) -> str:
     """What each scan says of its own topic, in one."""
     found: dict[str, Any] = {}
     for scan in scans:
