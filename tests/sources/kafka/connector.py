@@ -55,9 +55,12 @@ class Cluster:
     """Records by topic and partition."""
 
     logs: dict[str, list[list[bytes | None]]] = field(default_factory=dict)
+    lives: dict[str, int] = field(default_factory=dict)
+    """How often each topic was made."""
 
     def make(self, topic: str, partitions: int) -> None:
         self.logs[topic] = [[] for _ in range(partitions)]
+        self.lives[topic] = self.lives.get(topic, 0) + 1
 
     def send(self, topic: str, partition: int, value: Any) -> tuple[str, int]:
         """Where it went: the partition as remap has it, and the offset after it."""
@@ -77,15 +80,20 @@ class Upstream:
     """What it says of a topic, as the real one does."""
 
     def __init__(self, cluster: Cluster, config: KafkaConfig) -> None:
-        self._logs = cluster.logs[config.topic]
+        self._cluster = cluster
         self._topic = config.topic
+
+    @property
+    def _logs(self) -> list[list[bytes | None]]:
+        return self._cluster.logs[self._topic]
 
     def open(self) -> None: ...
 
     def close(self) -> None: ...
 
     def topic(self, *, known: bool = False) -> Topic:
-        return Topic(f"id of {self._topic}", tuple(range(len(self._logs))))
+        life = self._cluster.lives[self._topic]
+        return Topic(f"{life} of {self._topic}", tuple(range(len(self._logs))))
 
     def stable_ends(self, partitions: Sequence[int]) -> dict[int, int]:
         return {each: len(self._logs[each]) for each in partitions}

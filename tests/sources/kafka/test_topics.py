@@ -58,11 +58,14 @@ class Ranges:
     def __init__(self) -> None:
         self.read: dict[int, tuple[int, int]] = {}
         self.begun: list[str] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+        """What happens while it is read."""
 
     def begin(self, collection: str) -> None:
         self.begun.append(collection)
 
     def scan(self, scan: Any) -> list[Any]:
+        self.meanwhile()
         (first,) = json.loads(scan.options["startingOffsets"]).values()
         (upper,) = json.loads(scan.options["endingOffsets"]).values()
         self.read = {int(each): (first[each], upper[each]) for each in first}
@@ -97,9 +100,10 @@ class Followed:
         self.source = KafkaSource("clicks", self.config, clock=self.clock)
         patiently(lambda: self.source.open(self.notes, Ranges(), self.bound))  # type: ignore[arg-type]
 
-    def tick(self) -> dict[int, tuple[int, int]]:
-        """What one tick reads."""
+    def tick(self, meanwhile: Callable[[], object] = lambda: None) -> dict[int, tuple[int, int]]:
+        """What one tick reads, while something happens."""
         tick = Ranges()
+        tick.meanwhile = meanwhile
         upto = patiently(self.source.probe).frontier
         self.bound = self.source.draw(tick, upto)  # type: ignore[arg-type]
         self.source.committed(self.bound)
@@ -231,6 +235,24 @@ def test_a_topic_that_was_made_again_is_another(kafka: KafkaBroker, topic: str) 
         followed.tick()
     with pytest.raises(DefiniteError, match="topic was recreated"):
         followed.begin()
+
+
+def test_a_topic_that_is_made_again_while_it_is_read_is_not_taken_for_the_old_one(
+    kafka: KafkaBroker, topic: str
+) -> None:
+    followed = Followed(kafka, topic)
+    followed.send(2)
+    followed.tick()
+    followed.send(1)
+
+    def make_again() -> None:
+        kafka.delete_topic(topic)
+        kafka.create_topic(topic, partitions=2)
+        followed.send(3)
+
+    with pytest.raises(DefiniteError, match="topic was recreated"):
+        followed.tick(make_again)
+    assert followed.bound == {0: 2, 1: 0}
 
 
 def test_a_partition_that_went_back_is_told(

@@ -132,7 +132,9 @@ class KafkaSource:
                 tick.begin(name)
         scan = self.scan_of(upto)
         if scan is not None:
-            self.learn(tick, tick.scan(scan))
+            told = tick.scan(scan)
+            self.check_same()
+            self.learn(tick, told)
         return {**(self.bound or {}), **upto}
 
     def scan_of(self, upto: Frontier) -> KafkaScan | None:
@@ -146,6 +148,18 @@ class KafkaSource:
             return None
         self._check_kept(ranges)
         return self._scan(ranges)
+
+    def check_same(self) -> None:
+        """That what was read is of the topic that was probed.
+
+        Whoever reads asks for a topic by its name, so that it is seen only afterwards whether
+        one was made again meanwhile.
+
+        Raises:
+            TopicChanged: it is another.
+            TopicMissing: it is gone.
+        """
+        self._must_be(self._topic.id, self._upstream.topic(known=True))
 
     def learn(self, tick: Tick, told: Sequence[Told]) -> None:
         """What tasks told of the records that they read.

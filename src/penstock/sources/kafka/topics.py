@@ -201,6 +201,8 @@ class TopicsSource:
             if (scan := self._all[topic].scan_of(some)) is not None
         }
         told: list[ToldOfTopics] = list(tick.scan(self._scan(scans))) if scans else []
+        for topic in scans:
+            self._all[topic].check_same()
         by_topic: dict[str, list[Told]] = {
             topic: [each.topics[topic] for each in told if topic in each.topics]
             for topic in self._topics
