@@ -17,6 +17,7 @@ from penstock.demo.process import await_claim
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import DefiniteError, UsageError
 from penstock.ingest.relations import notes_in
+from penstock.sources.kafka.source import KafkaSource
 from penstock.testing.kafka import KafkaBroker, Tls
 from tests.certificates import authority, certificate
 from tests.fix_kafka import make_broker
@@ -159,6 +160,30 @@ def test_a_topic_is_deleted_and_made_again(followed: Topic) -> None:
     with pytest.raises(DefiniteError, match="topic was recreated"):
         followed.once()
     assert [text for _, _, text in followed.seen()] == ["of the first"]
+
+
+def test_a_topic_that_is_gone_is_not_made_again_by_asking_for_it(
+    tmp_path: Path, kept: KeptSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan_of = KafkaSource.scan_of
+    with make_broker(settings={"auto.create.topics.enable": "true"}) as broker:
+
+        def delete_then_scan(self: KafkaSource, upto: Any) -> Any:
+            found = scan_of(self, upto)
+            if found is not None and "gone" in broker.topics():
+                broker.delete_topic("gone")
+                self._upstream._look_around()
+            return found
+
+        broker.create_topic("gone", partitions=2)
+        produce(Producer(broker.client()), "gone", ["x"] * 3)
+        topic = Topic(broker, "gone", tmp_path, kept)
+        topic.once()
+        produce(Producer(broker.client()), "gone", ["y"] * 3)
+        monkeypatch.setattr(KafkaSource, "scan_of", delete_then_scan)
+        with pytest.raises(DefiniteError, match="topic was deleted"):
+            topic.once()
+        assert "gone" not in broker.topics()
 
 
 def test_a_broker_is_killed_and_comes_back(tmp_path: Path, kept: KeptSession) -> None:

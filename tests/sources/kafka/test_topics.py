@@ -275,6 +275,15 @@ def test_a_topic_that_is_not_there(kafka: KafkaBroker, topic: str) -> None:
         Followed(kafka, f"{topic}-not")
 
 
+def test_nobody_makes_a_topic_by_reading_it(kafka: KafkaBroker, topic: str) -> None:
+    given = KafkaConfig(kafka.bootstrap, topic, Chosen("text"))
+    assert given.reader()["kafka.allow.auto.create.topics"] == "false"
+    with pytest.raises(UsageError, match="is not for the file"):
+        KafkaConfig(
+            kafka.bootstrap, topic, Chosen("text"), properties={"allow.auto.create.topics": "true"}
+        )
+
+
 def test_a_backlog_is_drawn_in_bites_but_for_the_first_and_for_compacted_topics(
     kafka: KafkaBroker, topic: str
 ) -> None:

@@ -353,7 +353,7 @@ def test_transactions_that_the_file_leaves_out_are_not_lost(made: Connector, lak
     lake.close()
     whole = lake.config
     lake.config = replace(whole, transactions=None)
-    with pytest.raises(DefiniteError, match="has transactions .*, and the file") as error:
+    with pytest.raises(DefiniteError, match=r"has transactions .*, and the file") as error:
         lake.open()
     assert "Say transactions: shop.transaction." in error.value.hint
     destroyed: list[str] = []

@@ -31,6 +31,7 @@ Start: TypeAlias = Literal["earliest", "latest"] | Mapping[int, int] | int
 
 _OURS: Final = frozenset(
     {
+        "allow.auto.create.topics",
         "bootstrap.servers",
         "enable.auto.commit",
         "group.id",
@@ -239,7 +240,13 @@ class KafkaConfig:
                 f"org.apache.kafka.common.security.{module} required"
                 f" username={_quoted(self.sasl.username)} password={_quoted(self.sasl.password)};"
             )
-        found |= {**self.properties, **self.reader_properties, "isolation.level": "read_committed"}
+        found |= {
+            **self.properties,
+            **self.reader_properties,
+            "isolation.level": "read_committed",
+            # One that was deleted would be made again by being asked for.
+            "allow.auto.create.topics": "false",
+        }
         return {f"kafka.{name}": value for name, value in found.items()}
 
     @property

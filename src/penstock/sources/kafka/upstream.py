@@ -172,6 +172,7 @@ class Upstream:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
+                "allow.auto.create.topics": False,
             },
             logger=_said_by_client,
         )
@@ -241,7 +242,8 @@ class Upstream:
         """
         assert self._admin is not None
         try:
-            self._admin.list_topics(self._config.topic, timeout=PATIENCE_S)
+            # SUBTLE: of all topics, since a broker may make one that it is asked for by name.
+            self._admin.list_topics(timeout=PATIENCE_S)
         except KafkaException as error:
             self._heard = error.args[0]
 
