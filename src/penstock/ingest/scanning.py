@@ -6,7 +6,7 @@ attempt that fails or is overtaken leaves files that nobody links.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,11 @@ from penstock.persist.tasks import stored_rows_of
 from penstock.persist.writing.task import Share, all_of, is_told
 from penstock.sources.source import Scan
 
-__all__ = ["ScanTask", "Scanned"]
+__all__ = ["Cut", "ScanTask", "Scanned"]
+
+
+Cut: TypeAlias = pa.Table | PenstockError
+"""Prepared rows, or why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,19 @@ class ScanTask:
         """Prepare and finish rows in one go."""
         return self.finish(self.scan.prepare(rows))
 
-    def cut(self, rows: Iterable[pa.RecordBatch], count: int) -> Iterator[tuple[int, pa.Table]]:
-        """Prepared rows, by the place where they are finished."""
+    def cut(self, rows: Iterable[pa.RecordBatch], count: int) -> Iterator[tuple[int, Cut]]:
+        """Prepared rows, by the place where they are finished; at the end perhaps, why not all."""
+        remaining = iter(rows)
+        try:
+            yield from self._cut(remaining, count)
+        except PenstockError as error:
+            if not is_told(error):
+                raise
+            for _ in remaining:
+                pass
+            yield 0, error
+
+    def _cut(self, rows: Iterable[pa.RecordBatch], count: int) -> Iterator[tuple[int, pa.Table]]:
         for table in self.scan.prepare(rows):
             places = self.scan.places(table, count)
             order = pc.sort_indices(places)
@@ -65,7 +80,7 @@ class ScanTask:
                 yield place, ordered.slice(start, length)
                 start += length
 
-    def finish(self, rows: Iterable[pa.Table]) -> Scanned:
+    def finish(self, rows: Iterable[Cut]) -> Scanned:
         """Put what the rows come to, or say why not.
 
         What would be the same at every attempt is told; the rest is raised, for Spark to try
@@ -74,7 +89,7 @@ class ScanTask:
         remaining = iter(rows)
         out = _Out(self.shares, self.known)
         try:
-            told = self.scan.finish(remaining, out)
+            told = self.scan.finish(_tables(remaining), out)
             batches = out.written()
         except PenstockError as error:
             if not is_told(error):
@@ -83,6 +98,13 @@ class ScanTask:
                 pass
             return Scanned(error=error)
         return Scanned(batches, told)
+
+
+def _tables(rows: Iterable[Cut]) -> Iterator[pa.Table]:
+    for each in rows:
+        if isinstance(each, PenstockError):
+            raise each
+        yield each
 
 
 class _Out:

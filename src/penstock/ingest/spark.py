@@ -9,9 +9,9 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import TransientError, UsageError
+from penstock.errors import PenstockError, TransientError, UsageError
 from penstock.ingest.loading import Watch
-from penstock.ingest.scanning import Scanned, ScanTask
+from penstock.ingest.scanning import Cut, Scanned, ScanTask
 from penstock.persist.merging.spark import SparkMerges, failing_as_ours
 from penstock.persist.writing.spark import collected
 from penstock.persist.writing.task import Share, Written
@@ -20,6 +20,8 @@ from penstock.sources.source import Piece
 __all__ = ["tasks_of"]
 
 TOLD: Final = "told binary"
+CUT: Final = "place int, rows binary, failed boolean"
+"""Rows, or the error instead of them."""
 
 PLACE_BYTES: Final = 64 << 20
 """About how much of what meets is finished by one task."""
@@ -129,13 +131,17 @@ class SparkTasks:
             return frame.coalesce(1).mapInArrow(_finishing(lambda rows: task.run(rows)), TOLD)
 
         def cut(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for place, table in task.cut(rows, count):
-                yield pa.record_batch(
-                    [pa.array([place], pa.int32()), pa.array([_packed(table)], pa.binary())],
-                    names=["place", "rows"],
-                )
+            for place, each in task.cut(rows, count):
+                failed = isinstance(each, PenstockError)
+                packed = pickle.dumps(each) if failed else _packed(each)
+                columns = [
+                    pa.array([place], pa.int32()),
+                    pa.array([packed], pa.binary()),
+                    pa.array([failed]),
+                ]
+                yield pa.record_batch(columns, names=["place", "rows", "failed"])
 
-        met = frame.mapInArrow(cut, "place int, rows binary").repartitionById(count, "place")
+        met = frame.mapInArrow(cut, CUT).repartitionById(count, "place")
         return met.mapInArrow(_finishing(lambda rows: task.finish(_unpacked(rows))), TOLD)
 
     def merges(self, url: str) -> SparkMerges:
@@ -163,7 +169,10 @@ def _packed(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _unpacked(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _unpacked(rows: Iterator[pa.RecordBatch]) -> Iterator[Cut]:
     for batch in rows:
-        for packed in batch.column("rows"):
-            yield pa.ipc.open_stream(packed.as_buffer()).read_all()
+        for packed, failed in zip(batch.column("rows"), batch.column("failed"), strict=True):
+            if failed.as_py():
+                yield pickle.loads(packed.as_py())
+            else:
+                yield pa.ipc.open_stream(packed.as_buffer()).read_all()

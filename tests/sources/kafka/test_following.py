@@ -12,11 +12,12 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from penstock import persist
 from penstock.engine.kept.spark import KeptSession
-from penstock.errors import PenstockError
+from penstock.errors import DefiniteError, PenstockError
 from penstock.ingest.spark import FEW_BYTES
 from penstock.testing.kafka import KafkaBroker
 from penstock.testing.registry import SchemaRegistry
 from tests.sources.kafka.clients import PATIENCE_S, produce, transactional
+from tests.sources.kafka.formats.registry_server import serving
 from tests.sources.kafka.lake import Topic
 
 pytestmark = pytest.mark.spark
@@ -105,6 +106,20 @@ def test_a_record_that_cannot_be_decoded_stops_the_source_and_is_named(followed:
     assert [row["n"] for row in followed.rows()] == [1]
     (aside,) = followed.rows("clicks_errors")
     assert (aside["partition"], aside["offset"], aside["value"]) == (0, 1, b"oops")
+
+
+def test_what_a_task_cannot_do_ever_stops_the_source_also_where_records_meet(
+    followed: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]}
+    told = {"subject": "s", "version": 1, "id": 1, "schema": json.dumps(schema)}
+    produce(Producer(followed.broker.client()), followed.name, ["\0\0\0\0\1\2"] * 2)
+    monkeypatch.setattr("penstock.ingest.spark.PLACE_BYTES", 1024 // 2)
+    with serving() as registry:
+        registry.subjects[f"{followed.name}-value", "latest"] = told
+        registry.refuses = "/schemas/"
+        with pytest.raises(DefiniteError, match="refuses us"):
+            followed.once(format={"avro": {"registry": {"url": registry.url}}}, envelope="upsert")
 
 
 def test_transactions_over_two_topics_are_seen_whole(

@@ -20,6 +20,9 @@ class Answers:
     credentials: list[str | None] = field(default_factory=list)
     instead: tuple[int, bytes] | None = None
     redirect: str | None = None
+    refuses: str | None = None
+    """With what paths begin that are not for us."""
+
     url: str = ""
 
 
@@ -35,6 +38,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Location", answers.redirect)
             self.send_header("Content-Length", "0")
             self.end_headers()
+            return
+        if answers.refuses is not None and self.path.startswith(answers.refuses):
+            self._say(403, b"{}")
             return
         if answers.instead is not None:
             self._say(*answers.instead)
