@@ -200,6 +200,31 @@ def test_an_id_is_of_one_object_for_ever(histories):
             },
         ),
         (
+            {
+                "brokers": "b:9092",
+                "properties": {
+                    "ssl.key.pem": "geheim",
+                    "Some.Passphrase": "geheim",
+                    "sasl.jaas.config": 'Module required password="so geheim;d";',
+                    "ssl.key.password": "${P}",
+                    "client.id": "penstock",
+                },
+                "reader_properties": {"ssl.keystore.key": "geheim", "fetch.max.bytes": 1},
+            },
+            {
+                "brokers": "b:9092",
+                "properties": {
+                    "ssl.key.pem": HIDDEN,
+                    "Some.Passphrase": HIDDEN,
+                    "sasl.jaas.config": HIDDEN,
+                    "ssl.key.password": "${P}",
+                    "client.id": "penstock",
+                },
+                "reader_properties": {"ssl.keystore.key": HIDDEN, "fetch.max.bytes": 1},
+            },
+        ),
+        ('Module required password="so geheim;d";', f"Module required password={HIDDEN};"),
+        (
             {"connector": "sqlite", "endpoint": {"path": "a.db"}},
             {"connector": "sqlite", "endpoint": {"path": "a.db"}},
         ),

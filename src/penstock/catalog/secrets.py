@@ -4,7 +4,8 @@ Whoever can read a lake can read its catalog. `${NAME}` says nothing and stays a
 
 What is a secret is told by its name, and what stands below such a name is one too; by
 its place in a URL or a connection string; and of a connector that is not ours, of which
-we do not know what its names mean, every text is taken for one. What was hidden stays as
+we do not know what its names mean, every text is taken for one; as are properties of Kafka's
+clients, but for those that are known to be none. What was hidden stays as
 it is when it is hidden again, so that a definition can be compared with an earlier one.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from penstock.pipeline.written import VARIABLE
+from penstock.sources.kafka.properties import is_harmless
 
 __all__ = ["HIDDEN", "hides_secrets", "objects_without_secrets", "without_secrets"]
 
@@ -28,12 +30,14 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PAIR: Final = re.compile(
     r"""(?x) ([\w.%+-]+) (\s*=\s*)
     ( \(not\ kept\)
+    | "(?:[^"\\]|\\.)*"                   # as Java has it
     | '(?:[^'\\]|\\.)*'                   # as libpq has it: quoted, or with backslashes
     | (?:\\.|&(?![\w.%+-]+=)|[^\s\\&])*   # an & ends it only before another pair
     )"""
 )
 _OF_URL: Final = re.compile(r"(?<=[?&;])([^=&;\s]+)(=)([^&]*)")
 _ONLY_VARIABLES: Final = re.compile(rf"(?i:(?:bearer|basic|token)\s+)?(?:{VARIABLE})+")
+_OF_KAFKA: Final = frozenset({"properties", "reader_properties"})
 _TOKEN_AS_USER: Final = frozenset({"http", "https", "git+https"})
 """Where who has a token for a password gives it in place of a user."""
 
@@ -54,15 +58,8 @@ def without_secrets(value: Any, *, named: bool = False, inherited: bool = True) 
     """`value` as it may be kept; `named` is whether its name says that it is a secret."""
     match value:
         case dict():
-            foreign = isinstance(value.get("connector"), dict)
             return {
-                key: _without_literals(inner)
-                if foreign and key == "endpoint"
-                else without_secrets(
-                    inner,
-                    named=(named and inherited) or bool(_NAMES.search(str(key))),
-                    inherited=inherited,
-                )
+                key: _below(value, key, inner, named=named, inherited=inherited)
                 for key, inner in value.items()
             }
         case list():
@@ -75,6 +72,23 @@ def without_secrets(value: Any, *, named: bool = False, inherited: bool = True) 
             return _kept(str(value))
         case _:
             return value
+
+
+def _below(outer: dict[Any, Any], key: Any, inner: Any, *, named: bool, inherited: bool) -> Any:
+    """What stands under a key."""
+    if key == "endpoint" and isinstance(outer.get("connector"), dict):
+        return _without_literals(inner)
+    if (
+        key in _OF_KAFKA
+        and isinstance(inner, dict)
+        and isinstance(outer.get("brokers"), str | list)
+    ):
+        return {
+            name: each if is_harmless(str(name)) else without_secrets(each, named=True)
+            for name, each in inner.items()
+        }
+    named = (named and inherited) or bool(_NAMES.search(str(key)))
+    return without_secrets(inner, named=named, inherited=inherited)
 
 
 def hides_secrets(value: Any) -> bool:
@@ -139,4 +153,4 @@ def _without_parameters(text: str, pairs: re.Pattern[str] = _PAIR) -> str:
 
 
 def _kept(secret: str) -> str:
-    return secret if _ONLY_VARIABLES.fullmatch(secret.strip("'")) else HIDDEN
+    return secret if _ONLY_VARIABLES.fullmatch(secret.strip("'\"")) else HIDDEN

@@ -1,13 +1,14 @@
 """Brokers that ask who is there."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import DefiniteError
 from penstock.sources.kafka.chosen import Chosen
-from penstock.sources.kafka.config import KafkaConfig, Sasl
+from penstock.sources.kafka.config import KafkaConfig, Sasl, Tls
 from penstock.sources.kafka.upstream import Upstream
 from penstock.testing.kafka import KafkaBroker
 from tests.fix_kafka import make_broker
@@ -56,3 +57,21 @@ def test_java_is_told_the_same_with_its_own_quoting(guarded: KafkaBroker) -> Non
     told = given.reader()["kafka.sasl.jaas.config"]
     assert told.endswith(r' password="with\"and\\";')
     assert 'with"and\\' in given.secrets
+
+
+def test_what_is_told_to_java_and_is_secret_is_known_to_be(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("the key itself")
+    (tmp_path / "our.pem").write_text("our certificate")
+    given = KafkaConfig(
+        "b:9092",
+        "clicks",
+        Chosen("text"),
+        tls=Tls(certificate=tmp_path / "our.pem", key=tmp_path / "key.pem"),
+        sasl=Sasl("PLAIN", "penstock", 'with"and'),
+        properties={"client.id": "seen", "ssl.key.pem": "one", "SSL.KEY.PASSWORD": "two"},
+        reader_properties={"own.class.knows": "three", "fetch.max.bytes": "1"},
+    )
+    assert set(given.secrets) == {
+        *("one", "two", "three", 'with"and', r"with\"and", "the key itself"),
+    }
+    assert given.reader()["kafka.ssl.keystore.key"] in given.secrets

@@ -13,6 +13,7 @@ TLS and SASL are said once, in our words, and told to each in its own.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -20,6 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 from penstock.errors import UsageError
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.layout import Envelope, Layout
+from penstock.sources.kafka.properties import is_harmless
 
 __all__ = ["BITE", "KafkaConfig", "Sasl", "Start", "Tls"]
 
@@ -198,9 +200,13 @@ class KafkaConfig:
     @property
     def secrets(self) -> tuple[str, ...]:
         """What nobody may see."""
-        given = (self.sasl.password,) if self.sasl is not None else ()
-        told = (value for name, value in self._given() if _secret(name))
-        return tuple(filter(None, (*given, *told)))
+        found = [value for name, value in self._given() if not is_harmless(name)]
+        if self.sasl is not None:
+            found += [self.sasl.password, _quoted(self.sasl.password)[1:-1]]
+        if self.tls is not None and self.tls.key is not None:
+            with suppress(OSError):
+                found.append(self.tls.key.read_text())
+        return tuple(dict.fromkeys(filter(None, found)))
 
     def client(self) -> dict[str, str]:
         """The properties of librdkafka's clients."""
@@ -256,10 +262,6 @@ class KafkaConfig:
 
     def _given(self) -> list[tuple[str, str]]:
         return [*self.properties.items(), *self.reader_properties.items()]
-
-
-def _secret(name: str) -> bool:
-    return any(word in name for word in ("password", "secret", "jaas", ".key", "token"))
 
 
 def _quoted(text: str) -> str:
