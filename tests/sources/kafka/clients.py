@@ -7,11 +7,14 @@ from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
+    KafkaError,
+    KafkaException,
     Producer,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from penstock.demo.process import await_claim
 from penstock.testing.kafka import KafkaBroker
 
 PATIENCE_S = 30.0
@@ -105,9 +108,21 @@ def ends(admin: AdminClient, topic: str, partition: int = 0) -> tuple[int, int, 
 
 def group_offsets(broker: KafkaBroker, group: str) -> dict[tuple[str, int], int]:
     """Where a consumer group stands, by topic and partition."""
-    asked = broker.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    places = asked[group].result(PATIENCE_S).topic_partitions
-    return {(place.topic, place.partition): place.offset for place in places}
+    found: list[TopicPartition] = []
+
+    def told() -> bool:
+        asked = broker.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+        try:
+            found.extend(asked[group].result(PATIENCE_S).topic_partitions)
+        except KafkaException as error:
+            # The first that is asked of groups lets a young broker look for them.
+            if error.args[0].code() != KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+                raise
+            return False
+        return True
+
+    await_claim(told, f'group "{group}" to be told of')
+    return {(place.topic, place.partition): place.offset for place in found}
 
 
 def move_group(broker: KafkaBroker, group: str, topic: str, offsets: dict[int, int]) -> None:
