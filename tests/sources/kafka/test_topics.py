@@ -170,6 +170,23 @@ def test_an_open_transaction_holds_back_what_comes_after_it_and_is_told(
     assert followed.source.status()["waits_for"] == ""
 
 
+def test_records_that_come_while_it_is_looked_are_not_held_back(
+    kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = Followed(kafka, topic)
+    asked = Upstream.stable_ends
+
+    def asked_while_some_come(self: Upstream, partitions: Sequence[int]) -> dict[int, int]:
+        followed.send(1, partition=0)
+        found = asked(self, partitions)
+        followed.send(1, partition=1)
+        return found
+
+    monkeypatch.setattr(Upstream, "stable_ends", asked_while_some_come)
+    followed.tick()
+    assert followed.source.status()["waits_for"] == ""
+
+
 def test_the_bug_of_binding_the_high_watermark_is_found(
     kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +224,18 @@ def test_records_that_were_removed_before_they_were_read_are_named(
     with pytest.raises(DefiniteError) as error:
         followed.tick()
     assert "offsets 2 to 3 of partition 0" in told(error)
+
+
+def test_what_is_removed_before_anything_is_bound_is_where_the_source_begins(
+    kafka: KafkaBroker, topic: str
+) -> None:
+    followed = Followed(kafka, topic)
+    followed.send(5)
+    followed.remove(2)
+    with pytest.raises(TransientError, match="it begins later than it did"):
+        followed.tick()
+    followed.begin()
+    assert followed.tick() == {0: (2, 5)}
 
 
 def test_a_new_source_begins_where_the_topic_does(

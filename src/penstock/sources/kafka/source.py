@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.clock import Clock
-from penstock.errors import UsageError
+from penstock.errors import TransientError, UsageError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import BadRecord, OffsetsGone, TopicChanged
 from penstock.sources.kafka.group import Group
@@ -118,10 +118,13 @@ class KafkaSource:
         topic = self._upstream.topic(known=True)
         self._must_be(self._topic.id, topic)
         self._topic = topic
+        # Before the others, so that records that come meanwhile are not taken for held back.
+        ends = self._look_up(topic.partitions)
         reached = self._upstream.stable_ends(topic.partitions)
         self._check_ahead(reached)
         self._reached = reached
-        self._look_above(reached)
+        if ends is not None:
+            self._above = {each: max(0, end - reached[each]) for each, end in ends.items()}
         bite = self._bite(reached)
         return Probe(bite, self._clock.now_ms(), reached if bite != reached else None)
 
@@ -159,7 +162,10 @@ class KafkaSource:
             TopicChanged: it is another.
             TopicMissing: it is gone.
         """
-        self._must_be(self._topic.id, self._upstream.topic(known=True))
+        found = self._upstream.topic(known=True)
+        if found.id != self._topic.id and self.bound is None:
+            raise self._begins_anew("it was made again")
+        self._must_be(self._topic.id, found)
 
     def learn(self, tick: Tick, told: Sequence[Told]) -> None:
         """What tasks told of the records that they read.
@@ -301,6 +307,12 @@ class KafkaSource:
                 self.config.topic, detail=f"Its id was {known}, and is {found.id} now."
             )
 
+    def _begins_anew(self, why: str) -> TransientError:
+        """Nothing is bound yet, so that whoever tries again decides anew where to begin."""
+        return TransientError(
+            f'topic "{self.config.topic}" changed before its first records were read: {why}'
+        )
+
     def _check_ahead(self, reached: Frontier) -> None:
         for partition, bound in (self.bound or {}).items():
             now = reached.get(partition)
@@ -311,12 +323,13 @@ class KafkaSource:
                     detail=f"Partition {partition} {told}, and was read to offset {bound}.",
                 )
 
-    def _look_above(self, reached: Frontier) -> None:
+    def _look_up(self, partitions: Sequence[int]) -> dict[int, int] | None:
+        """Where each ends, of open transactions too; not at every tick."""
         now = self._clock.boot_ms()
-        if self._looked_ms is None or now - self._looked_ms >= LOOK_MS:
-            self._looked_ms = now
-            ends = self._upstream.ends([*reached])
-            self._above = {each: ends[each] - stable for each, stable in reached.items()}
+        if self._looked_ms is not None and now - self._looked_ms < LOOK_MS:
+            return None
+        self._looked_ms = now
+        return self._upstream.ends(partitions)
 
     def _bite(self, reached: Frontier) -> Frontier:
         bound = self.bound
@@ -348,6 +361,8 @@ class KafkaSource:
             for each, (first, end) in ranges.items()
             if kept[each] > first
         }
+        if gone and self.bound is None:
+            raise self._begins_anew("it begins later than it did")
         if gone:
             raise OffsetsGone(self.config.topic, gone)
 
