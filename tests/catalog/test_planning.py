@@ -65,6 +65,16 @@ def test_a_new_lake_gets_all_of_it():
     ]
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [({"topic": "clicks"}, "clicks"), ({"topics": {"a": None, "b": "public.b"}}, "a, b")],
+)
+def test_topics_are_told_as_topics(said, told):
+    file = {"sources": {"web": {"kafka": {"brokers": "b:9092", **said}}}}
+    (found,) = plan([], file, types=("source",))
+    assert str(found) == f'create source "web": reads from kafka: {told}'
+
+
 def test_half_of_a_file_leaves_the_other_half_alone():
     file = {**FILE, "materializations": {}}
     assert plan(known(FILE), file, types=("source",)) == []

@@ -332,7 +332,11 @@ def _path(binding: Mapping[str, Any]) -> str:
 
 def _new_source(said: Mapping[str, Any]) -> str:
     kind = next(iter(set(said) - {"progress"}), "")
-    tables = (said.get(kind) or {}).get("tables")
+    section = said.get(kind) or {}
+    if kind == "kafka":
+        topics = section.get("topics") or [section.get("topic")]
+        return f"reads from kafka: {', '.join(map(str, topics))}"
+    tables = section.get("tables")
     which = "all tables that are published" if tables is None else ", ".join(_names(tables))
     return f"reads from {kind}: {which}"
 

@@ -144,6 +144,7 @@ class Ingest:
 
         Raises:
             DefiniteError: the source cannot be followed until somebody acts.
+            UsageError: nor can it be as the file says.
             Fenced: another process writes this location now.
         """
         pauses = pauses_ms(self._chance, first_ms=100)
@@ -191,7 +192,7 @@ class Ingest:
                     self._note(phase=RETRYING, waits_for=f"{error}. {error.detail}".strip())
                     self._source.close()
                     self._clock.wait(stop, pause)
-        except DefiniteError as error:
+        except (DefiniteError, UsageError) as error:
             self._note_end(error)
             raise
         finally:
@@ -204,7 +205,7 @@ class Ingest:
         if self._fenced is not None:
             raise self._fenced
 
-    def _note_end(self, error: DefiniteError) -> None:
+    def _note_end(self, error: PenstockError) -> None:
         """Let others see why it goes on no more, if the store lets us."""
         told = {"message": str(error), "detail": error.detail, "hint": error.hint}
         with suppress(PenstockError):

@@ -146,6 +146,15 @@ class KafkaTlsSection(Section):
     """Its key."""
 
 
+def _no_number(value: object) -> object:
+    # Of which pydantic would make a time soon after 1970.
+    if isinstance(value, int | float) or (isinstance(value, str) and value.strip().isdecimal()):
+        raise ValueError("give a time as 2026-01-31T12:00:00Z, or offsets by partition as {0: 5}")
+    return value
+
+
+Time = Annotated[datetime, BeforeValidator(_no_number)]
+
 Included = Literal["partition", "offset", "timestamp", "headers", "key"]
 
 
@@ -179,7 +188,7 @@ class KafkaSection(Section):
     include: tuple[Included, ...] | dict[Included, str] = ()
     """What else of a record becomes a column, and its name if that is to be another."""
 
-    start: Literal["earliest", "latest"] | dict[FromZero, FromZero] | datetime = "earliest"
+    start: Literal["earliest", "latest"] | dict[FromZero, FromZero] | Time = "earliest"
     """Where to begin: an end of the topic, offsets by partition, or a time."""
 
     group: Annotated[str, Field(min_length=1)] | None = None
@@ -210,7 +219,9 @@ class KafkaSection(Section):
 def kafka_of(section: KafkaSection) -> KafkaConfig:
     """What the section means."""
     try:
-        return _config(section)
+        config = _config(section)
+        config.check_columns()
+        return config
     except UsageError as error:
         raise told(error) from None
 

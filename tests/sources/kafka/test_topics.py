@@ -7,6 +7,8 @@ import json
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -16,6 +18,8 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.demo.process import await_claim
 from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
+from penstock.ingest.loading import Loader
+from penstock.ingest.relations import notes_in
 from penstock.retry import pauses_ms
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
@@ -30,6 +34,7 @@ from tests.sources.kafka.clients import (
     produce,
     transactional,
 )
+from tests.sources.kafka.lake import Topic as Lake
 
 T = TypeVar("T")
 
@@ -302,6 +307,65 @@ def test_a_partition_that_went_back_is_told(
 def test_a_topic_that_is_not_there(kafka: KafkaBroker, topic: str) -> None:
     with pytest.raises(DefiniteError, match="does not exist"):
         Followed(kafka, f"{topic}-not")
+
+
+def test_another_topic_in_the_file_is_told_as_that(kafka: KafkaBroker, topic: str) -> None:
+    kafka.create_topic(f"{topic}-other")
+    followed = Followed(kafka, topic)
+    followed.tick()
+    followed.config = replace(followed.config, topic=f"{topic}-other")
+    with pytest.raises(DefiniteError, match=f'follows topic "{topic}", and the file names'):
+        followed.begin()
+
+
+def test_columns_are_inferred_once_there_are_records(kafka: KafkaBroker, topic: str) -> None:
+    config = KafkaConfig(kafka.bootstrap, topic, Chosen("json", columns="infer"))
+    source = KafkaSource("clicks", config, clock=ManualClock())
+    notes: Any = Notes()
+    loader: Any = Ranges()
+    with pytest.raises(TransientError, match="has no values yet"):
+        source.open(notes, loader, None)
+    produce(Producer(kafka.client()), topic, ["[]"])
+    with pytest.raises(UsageError, match='source "clicks" cannot be as the file says: the sample'):
+        source.open(notes, loader, None)
+    produce(Producer(kafka.client()), topic, ['{"n": 1}'])
+    source.open(notes, loader, None)
+    assert source.layout.schema.names == ["n", "_partition", "_offset"]
+
+
+def test_other_columns_are_told_with_what_to_do(
+    kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    with persist.open(f"file:{tmp_path}/lake", writer="test") as client:
+        loader: Any = Loader(client, "clicks", many=None)
+        notes: Any = Notes()
+
+        def opened(bound: Any, **options: Any) -> KafkaSource:
+            config = KafkaConfig(kafka.bootstrap, topic, Chosen("text"), **options)
+            source = KafkaSource("clicks", config, clock=ManualClock())
+            source.open(notes, loader, bound)
+            return source
+
+        opened(None)
+        # Nothing was seen of it yet, so that it may still become another.
+        source = opened(None, include={"timestamp": "at"})
+        assert source.layout.schema == client.collection("clicks").schema
+        with pytest.raises(UsageError, match="has other columns than the file says") as error:
+            opened({0: 0})
+        assert "drop the source and let it begin again" in error.value.hint
+        loader.close()
+
+
+def test_what_cannot_be_as_the_file_says_is_in_the_status(
+    kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    lake = Lake(kafka, topic, tmp_path, None, start={7: 1})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="to start in partition 7"):
+        lake.once()
+    with persist.open(lake.storage, hold=False) as client:
+        status = notes_in(client)["clicks"]["status"]
+    assert status["phase"] == "stopped"
+    assert "to start in partition 7" in status["error"]["message"]
 
 
 def test_nobody_makes_a_topic_by_reading_it(kafka: KafkaBroker, topic: str) -> None:

@@ -57,6 +57,12 @@ class Chosen:
     name: str | None = None
     """Of text, bytes and whole documents: the column."""
 
+    @property
+    def asks(self) -> bool:
+        """Whether something must be decided, so that the file does not say all."""
+        inferred = self.kind == "json" and self.columns == "infer"
+        return inferred or (self.kind == "avro" and self.registry is not None)
+
     def decided(self, sample: Callable[[], pa.ChunkedArray], subject: str) -> Any:
         """What must be remembered, as plain JSON; None if the file says all.
 
@@ -65,13 +71,13 @@ class Chosen:
             TransientError: it does not answer.
             UsageError: the sample says nothing.
         """
-        if self.kind == "json" and self.columns == "infer":
-            return inferred_words(sample())
-        if self.kind == "avro" and self.registry is not None:
+        if not self.asks:
+            return None
+        if self.registry is not None:
             found = self.registry.latest(self.subject or subject)
             # By way of the text, since its tuples are none of JSON's.
             return msgspec.json.decode(msgspec.json.encode(found))
-        return None
+        return inferred_words(sample())
 
     def made(self, decided: Any) -> Format:
         """How records are decoded.
@@ -79,6 +85,13 @@ class Chosen:
         Raises:
             UsageError: the file chose what cannot be.
         """
+        if self.asks and decided is None:
+            raise UsageError(
+                "it began without "
+                + ("a registry" if self.registry is not None else "columns that are inferred"),
+                detail="Columns are decided when a source begins.",
+                hint="Say its format as it was, or drop it and let it begin again.",
+            )
         match self.kind:
             case "json":
                 said = decided if self.columns == "infer" else self.columns
@@ -136,6 +149,11 @@ class Chosen:
         Raises:
             UsageError: events do not come in this format.
         """
+        if self.kind == "json" and self.columns is None:
+            raise UsageError(
+                "envelope debezium needs to know the columns of the table",
+                hint="Name them: format: {json: {columns: {id: bigint}}}",
+            )
         made = self.made(decided)
         if isinstance(made, JsonFormat):
             return DebeziumJson(made)

@@ -12,11 +12,14 @@ is Java's and brings the records. They call many properties alike and some other
 TLS and SASL are said once, in our words, and told to each in its own.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
+
+import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.sources.kafka.chosen import Chosen
@@ -30,6 +33,8 @@ BITE: Final = 2_000_000
 
 Start: TypeAlias = Literal["earliest", "latest"] | Mapping[int, int] | int
 """Where a new source begins: an end of the topic, offsets by partition, or a time in ms."""
+
+_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 _OURS: Final = frozenset(
     {
@@ -110,6 +115,12 @@ class KafkaConfig:
 
     def __post_init__(self) -> None:
         self._check_topics()
+        self._check_names()
+        if self.tls is not None and (self.tls.certificate is None) != (self.tls.key is None):
+            raise UsageError(
+                "a certificate is shown with its key, and the file names one of the two",
+                hint="Give both: tls: {certificate: FILE, key: FILE}; or neither.",
+            )
         for name in (*self.properties, *self.reader_properties):
             if name in _OURS:
                 raise UsageError(
@@ -166,6 +177,32 @@ class KafkaConfig:
         if self.transactions is not None:
             self.value.markers()
 
+    def _check_names(self) -> None:
+        if not all(each.strip() for each in self.brokers.split(",")):
+            raise UsageError(
+                "brokers of a kafka source are not named",
+                hint="Name some of the cluster: brokers: broker-1:9092,broker-2:9092",
+            )
+        named = (self.topic, *self.topics, self.transactions)
+        for each in filter(None, named):
+            if not _TOPIC.fullmatch(each) or each in (".", ".."):
+                raise UsageError(
+                    f'no topic can be called "{each}"',
+                    detail="Names have 1 to 249 letters, digits, dots, _ and -.",
+                    hint="Name one that is there.",
+                )
+
+    def check_columns(self) -> None:
+        """That records can become rows, as far as the file alone tells.
+
+        Raises:
+            UsageError: the file says what cannot be.
+        """
+        for each in map(self.of, self.topics) if self.topics else (self,):
+            formats = filter(None, (each.value, each.key_format))
+            if not any(one.asks for one in formats):
+                each.layout(None, None)
+
     def of(self, topic: str) -> "KafkaConfig":
         """The same for one of several topics alone."""
         one = replace(self, topic=topic, topics={}, transactions=None, keys={})
@@ -189,7 +226,9 @@ class KafkaConfig:
         chosen = self.value
         made = chosen.made_debezium(value) if self.envelope == "debezium" else chosen.made(value)
         keys = None if self.key_format is None else self.key_format.made(key)
-        return Layout(self.envelope, made, keys, self.include, self.key)
+        layout = Layout(self.envelope, made, keys, self.include, self.key)
+        _check_once(layout)
+        return layout
 
     @property
     def where(self) -> str:
@@ -262,6 +301,28 @@ class KafkaConfig:
 
     def _given(self) -> list[tuple[str, str]]:
         return [*self.properties.items(), *self.reader_properties.items()]
+
+
+def _check_once(layout: Layout) -> None:
+    """That no column is there twice."""
+    names = layout.schema.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is None:
+        return
+    row = layout.value.schema
+    if layout.envelope == "debezium":
+        row = pa.schema([*row.field("after").type])
+    said = {
+        "key_format": [] if layout.key is None else layout.key.schema.names,
+        "format": row.names,
+        "include": [*layout.include.values()],
+    }
+    by = [option for option, columns in said.items() for name in columns if name == twice]
+    by += ["the place of a record"] if len(by) < 2 else []
+    raise UsageError(
+        f'column "{twice}" would be there twice, by {" and by ".join(by)}',
+        hint="Give one of them another name, as in include: {key: of_record}",
+    )
 
 
 def _quoted(text: str) -> str:

@@ -12,11 +12,14 @@ more; of other topics a backlog is drawn in bites.
 import functools
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
+import pyarrow as pa
+
 from penstock.clock import Clock
-from penstock.errors import TransientError, UsageError
+from penstock.errors import DefiniteError, TransientError, UsageError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import BadRecord, OffsetsGone, TopicChanged
 from penstock.sources.kafka.group import Group
@@ -32,7 +35,7 @@ __all__ = ["KafkaSource"]
 log = logger("sources.kafka")
 
 NOTE: Final = "topic"
-"""Under which the topic is remembered: its id, and where each partition began."""
+"""Under which the topic is remembered: its name and id, and where each partition began."""
 
 MARKS: Final = "marks"
 SAMPLE: Final = 1_000
@@ -94,6 +97,8 @@ class KafkaSource:
         """Find the topic, and be ready to go on from `bound`."""
         self._upstream.open()
         known = memory.recall(NOTE + self._suffix)
+        if known is not None and bound is not None:
+            self._must_name(known["topic"])
         self._topic = self._upstream.topic(known=known is not None)
         self.compacted = self._upstream.compacted()
         self.bound = bound
@@ -101,13 +106,17 @@ class KafkaSource:
             # Nothing is bound yet, so that all is decided anew.
             self._begins = self._first_offsets()
             begins = {str(each): offset for each, offset in self._begins.items()}
-            known = {"id": self._topic.id, "begins": begins, **self._decided()}
+            with self._naming_itself():
+                decided = self._decided()
+            named = {"topic": self.config.topic, "id": self._topic.id}
+            known = {**named, "begins": begins, **decided}
             memory.write_down({NOTE + self._suffix: known})
         else:
             self._must_be(known["id"])
             self._begins = {int(each): offset for each, offset in known["begins"].items()}
         self._marks = marks_in(memory.recall(MARKS + self._suffix))
-        self._decide(known["value"], known["key"])
+        with self._naming_itself():
+            self._decide(known["value"], known["key"])
         self._make(loader)
 
     def stopping(self, stop: threading.Event) -> None:
@@ -257,8 +266,33 @@ class KafkaSource:
         """What records become, with what was decided about their formats."""
         self.layout = self.config.layout(value, key)
 
+    @contextmanager
+    def _naming_itself(self) -> Iterator[None]:
+        """What is wrong with the file is said of this source."""
+        try:
+            yield
+        except UsageError as error:
+            raise UsageError(
+                f'source "{self.name}" cannot be as the file says: {error}',
+                detail=error.detail,
+                hint=error.hint,
+            ) from None
+
     def _make(self, loader: Loader) -> None:
-        loader.make(self.name, self.layout.schema, self.layout.key_columns)
+        schema, key = self.layout.schema, self.layout.key_columns
+        try:
+            loader.make(self.name, schema, key)
+        except UsageError as error:
+            if self.bound is not None:
+                raise UsageError(
+                    f'source "{self.name}" has other columns than the file says',
+                    detail=error.detail,
+                    hint="Let format, key_format, envelope, key and include be as they were. To "
+                    "change them, drop the source and let it begin again.",
+                ) from None
+            # Of a start before, with another file or another sample, of which nothing was seen.
+            loader.unmake(self.name)
+            loader.make(self.name, schema, key)
         if self._sets_aside:
             loader.make(self.errors, ERRORS_SCHEMA, ("topic", "partition", "offset"))
 
@@ -294,11 +328,30 @@ class KafkaSource:
         """What must stay as it is now: the columns of records, wherever they are taken from."""
         topic, config = self.config.topic, self.config
         sample = functools.cache(lambda: self._upstream.sample(self._topic.partitions, SAMPLE))
-        value = config.value.decided(lambda: sample().column("value"), f"{topic}-value")
+
+        def some(part: str) -> pa.ChunkedArray:
+            found = sample().column(part)
+            if found.null_count == len(found):
+                raise TransientError(
+                    f'topic "{topic}" has no {part}s yet from which columns could be inferred',
+                    hint="Send a record, or name the columns.",
+                )
+            return found
+
+        value = config.value.decided(lambda: some("value"), f"{topic}-value")
         key = None
         if config.key_format is not None:
-            key = config.key_format.decided(lambda: sample().column("key"), f"{topic}-key")
+            key = config.key_format.decided(lambda: some("key"), f"{topic}-key")
         return {"value": value, "key": key}
+
+    def _must_name(self, known: str) -> None:
+        if known != (now := self.config.topic):
+            raise DefiniteError(
+                f'source "{self.name}" follows topic "{known}", and the file names "{now}"',
+                detail=f'What was read is of "{known}".',
+                hint=f'Name that one again. For "{now}" make another source, or drop this one and '
+                "let it begin again.",
+            )
 
     def _must_be(self, known: str, topic: Topic | None = None) -> None:
         found = topic or self._topic
