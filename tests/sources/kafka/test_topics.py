@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
@@ -68,6 +69,8 @@ class Ranges:
 
     def begin(self, collection: str) -> None:
         self.begun.append(collection)
+
+    def remember(self, *_: Any) -> None: ...
 
     def scan(self, scan: Any) -> list[Any]:
         self.meanwhile()
@@ -398,6 +401,19 @@ def test_a_backlog_is_drawn_in_bites_but_for_the_first_and_for_compacted_topics(
     bitten.tick()
     bitten.send(10)
     assert bitten.tick() == {0: (10, 14)}
+
+
+def test_a_topic_that_becomes_compacted_while_it_is_followed_is_drawn_whole(
+    kafka: KafkaBroker, topic: str
+) -> None:
+    followed = Followed(kafka, topic, bite=4)
+    followed.tick()
+    policy = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[policy])
+    kafka.admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
+    await_claim(followed.source._upstream.compacted, "the policy to be known")
+    followed.send(10)
+    assert followed.tick() == {0: (0, 10)}
 
 
 @pytest.mark.parametrize(

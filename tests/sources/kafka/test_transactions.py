@@ -303,6 +303,73 @@ def test_topics_without_transactions_are_taken_as_they_come(made: Connector) -> 
     lake.close()
 
 
+def test_a_topic_that_comes_back_shorter_is_told(made: Connector) -> None:
+    lake = Lake(made.cluster, transactions=None)
+    made.commit([(A, 1, 1), (B, 1, 1), (B, 3, 3)])
+    lake.tick()
+    lake.close()
+    both = lake.config
+    lake.config = replace(both, topics={A: None})
+    lake.open()
+    lake.source.leave(lake._memory, lambda names: lake.client.destroy(*names))
+    lake.tick()
+    lake.close()
+    lake.config = both
+    made.cluster.make(B, 2)
+    made.read(B, 5, 5)
+    lake.open()
+    with pytest.raises(DefiniteError, match="topic was recreated") as error:
+        lake.tick()
+    assert "was read to offset 2 before it was left out" in error.value.detail
+    made.read(B, 7, 7)
+    made.read(B, 9, 9)
+    lake.tick()
+    assert lake.contents() == {A: {1: 1}, B: {5: 5, 7: 7, 9: 9}}
+    lake.close()
+
+
+def test_a_topic_that_was_only_left_out_for_a_while_goes_on(made: Connector) -> None:
+    made.cluster.make("c", 1)
+    lake = Lake(made.cluster, transactions=None)
+    both = lake.config
+    for topics in ({A: None, B: None}, {A: None}, {A: None, "c": None}, {A: None, B: None}):
+        made.read(B, len(made.snapshot), 1)
+        lake.close()
+        lake.config = replace(both, topics=topics)
+        lake.open()
+        lake.tick()
+    assert lake.contents()[B] == {0: 1, 1: 1, 2: 1, 3: 1}
+    lake.close()
+
+
+def test_records_that_are_kept_apart_have_their_time(made: Connector) -> None:
+    lake = Lake(made.cluster, transactions=None)
+    made.read(A, 1, 1)
+    lake.tick()
+    before = lake.clock.now_ms()
+    plain = lake.config
+
+    def again(on_bad_record: Any) -> None:
+        lake.close()
+        lake.config = replace(plain, on_bad_record=on_bad_record)
+        lake.open()
+
+    again("set_aside")
+    made.cluster.send(A, 0, {"op": "t"})
+    lake.tick()
+    kept = lake.client.collection("cdc_errors")
+    assert kept.since > before
+    assert kept.snapshot(kept.upper - 1).arrow().num_rows == 1
+    for on_bad_record in ("stop", "set_aside"):
+        again(on_bad_record)
+        made.read(A, 3, 3)
+        lake.tick()
+        kept, seen = (lake.client.collection(name) for name in ("cdc_errors", f"cdc.{A}"))
+        assert kept.upper == seen.upper
+        assert kept.snapshot(kept.upper - 1).arrow().num_rows == 1
+    lake.close()
+
+
 def test_a_topic_whose_name_tells_another_table_is_refused_and_can_be_told(
     made: Connector,
 ) -> None:
@@ -541,7 +608,7 @@ def test_what_a_file_says_of_several_topics() -> None:
         "brokers": "b:9092",
         "topics": {"a": "public.a", "b": None},
         "transactions": "t",
-        "format": {"json": {"columns": {"id": "bigint"}}},
+        "format": {"json": {"columns": {"id": "bigint", "n": "bigint"}}},
         "envelope": "debezium",
         "key": {"a": ["id"], "b": ["id", "n"]},
     }

@@ -23,7 +23,8 @@ from penstock.errors import DefiniteError, TransientError, UsageError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import BadRecord, OffsetsGone, TopicChanged
 from penstock.sources.kafka.group import Group
-from penstock.sources.kafka.layout import DATA, ERRORS, ERRORS_SCHEMA, Layout
+from penstock.sources.kafka.kept_apart import KeptApart
+from penstock.sources.kafka.layout import DATA, ERRORS, Layout
 from penstock.sources.kafka.resent import Marks, marks_in, note_of, raised
 from penstock.sources.kafka.scan import KafkaScan, Told
 from penstock.sources.kafka.upstream import Topic, Upstream
@@ -60,20 +61,18 @@ class KafkaSource:
         *,
         clock: Clock,
         upstream: Upstream | None = None,
-        errors: str | None = None,
-        among: bool = False,
+        among: KeptApart | None = None,
     ) -> None:
-        """One that is `among` others of a source has notes and an errors collection with them."""
+        """One `among` others of a source has notes with them, and its bad records are theirs."""
         self.name = name
-        self.errors = f"{name}_errors" if errors is None else errors
-        """The collection of records that could not be taken."""
-
+        wanted = config.on_bad_record == "set_aside"
+        self._apart = among or KeptApart(f"{name}_errors", wanted=wanted)
         self.config = config
         self._clock = clock
         self._upstream = Upstream(config) if upstream is None else upstream
         group = config.group
         self._group = None if group is None else Group(group, self._upstream, clock)
-        self._suffix = f" {config.topic}" if among else ""
+        self._suffix = f" {config.topic}" if among is not None else ""
         self._topic = Topic("", ())
         self._begins: dict[int, int] = {}
         """By partition, the first offset that is read, if that is not 0."""
@@ -118,6 +117,7 @@ class KafkaSource:
         with self._naming_itself():
             self._decide(known["value"], known["key"])
         self._make(loader)
+        self._apart.open(memory, loader)
 
     def stopping(self, stop: threading.Event) -> None:
         """Nothing is waited for that would not answer by itself."""
@@ -140,8 +140,8 @@ class KafkaSource:
     def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
         """Bring the records below `upto` into `tick`."""
         if self.bound is None:
-            for name in self.collections():
-                tick.begin(name)
+            tick.begin(self.name)
+        self._apart.begin(tick)
         scan = self.scan_of(upto)
         if scan is not None:
             told = tick.scan(scan)
@@ -187,7 +187,7 @@ class KafkaSource:
 
     def collections(self) -> Sequence[str]:
         """The topic's, and that of its errors."""
-        return [self.name, *([self.errors] if self._sets_aside else [])]
+        return [self.name, *self._apart.names()]
 
     def committed(self, frontier: Frontier | None) -> None:
         """What was drawn is durable."""
@@ -293,12 +293,6 @@ class KafkaSource:
             # Of a start before, with another file or another sample, of which nothing was seen.
             loader.unmake(self.name)
             loader.make(self.name, schema, key)
-        if self._sets_aside:
-            loader.make(self.errors, ERRORS_SCHEMA, ("topic", "partition", "offset"))
-
-    @property
-    def _sets_aside(self) -> bool:
-        return self.config.on_bad_record == "set_aside"
 
     def _first_offsets(self) -> dict[int, int]:
         """Where each partition begins that is there now."""
@@ -386,11 +380,15 @@ class KafkaSource:
 
     def _bite(self, reached: Frontier) -> Frontier:
         bound = self.bound
-        if bound is None or (self.compacted and not self.config.bites_of_compacted):
+        if bound is None:
             return reached
         behind = {each: reached[each] - bound.get(each, 0) for each in reached}
         total, most = sum(behind.values()), self.config.bite
         if total <= most:
+            return reached
+        # Asked again, since somebody may have let it be compacted while it was followed.
+        self.compacted = self._upstream.compacted()
+        if self.compacted and not self.config.bites_of_compacted:
             return reached
         # Of each partition its share, so that all come to their end together.
         return {
@@ -434,8 +432,8 @@ class KafkaSource:
             "includeHeaders": str("headers" in config.include).lower(),
         }
         into = {DATA: self.name}
-        if self._sets_aside:
-            into[ERRORS] = self.errors
+        if self._apart.wanted:
+            into[ERRORS] = self._apart.name
         return KafkaScan(
             options=options,
             secrets=config.secrets,
@@ -459,11 +457,13 @@ class KafkaSource:
         if not bad:
             return
         first = min(each.first_bad for each in told if each.first_bad is not None)
-        if not self._sets_aside:
+        if not self._apart.wanted:
             topic, partition, offset, reason = first
             raise BadRecord(topic, partition, offset, reason, others=bad - 1)
         self._bad += bad
         log.warning(
             "records cannot be taken, and are kept apart",
-            extra=fields(source=self.name, records=bad, collection=self.errors, reason=first[3]),
+            extra=fields(
+                source=self.name, records=bad, collection=self._apart.name, reason=first[3]
+            ),
         )

@@ -21,7 +21,9 @@ import pyarrow as pa
 from penstock.clock import Clock
 from penstock.errors import DefiniteError
 from penstock.sources.kafka.config import KafkaConfig
+from penstock.sources.kafka.errors import TopicChanged
 from penstock.sources.kafka.formats import Format
+from penstock.sources.kafka.kept_apart import KeptApart
 from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS
 from penstock.sources.kafka.scan import KafkaScan, Told
 from penstock.sources.kafka.source import KafkaSource
@@ -106,6 +108,10 @@ class TopicsSource:
         """For which transaction is waited, and since when."""
 
         self._told = ""
+        wanted = config.on_bad_record == "set_aside"
+        self._apart = KeptApart(f"{name}_errors", wanted=wanted)
+        self._seen: list[str] = []
+        """Topics whose collections are there, also if the file does not name them any more."""
 
         def member(kind: type[_Topic], topic: str) -> Any:
             own = config.of(topic)
@@ -114,8 +120,7 @@ class TopicsSource:
                 own,
                 clock=clock,
                 upstream=upstream(own),
-                errors=f"{name}_errors",
-                among=True,
+                among=self._apart,
             )
 
         self._topics: dict[str, _Topic] = {each: member(_Topic, each) for each in config.topics}
@@ -136,7 +141,7 @@ class TopicsSource:
     def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
         """Find all topics, and be ready to go on from `bound`."""
         self._bound = bound
-        followed = self._followed(memory) if bound is not None else []
+        followed = self._seen = self._followed(memory) if bound is not None else []
         by_topic = _by_topic(bound or {})
         for topic, each in self._all.items():
             known = topic in followed
@@ -186,11 +191,27 @@ class TopicsSource:
         found = {topic: each.probe() for topic, each in self._all.items()}
         bite = _of_all({topic: each.frontier for topic, each in found.items()})
         reached = _of_all({topic: each.everything for topic, each in found.items()})
+        self._check_ahead(reached)
+        if self._markers is not None:
+            for each in self._topics.values():
+                each.check_whole()
         return Probe(bite, self._clock.now_ms(), reached if bite != reached else None)
+
+    def _check_ahead(self, reached: Frontier) -> None:
+        """That one which was left out, and is named again, has not gone back meanwhile."""
+        for partition, bound in (self._bound or {}).items():
+            if (now := reached.get(partition, bound)) < bound:
+                topic, _, number = partition.rpartition("-")
+                raise TopicChanged(
+                    topic,
+                    detail=f"Partition {number} ends at offset {now}, and was read to offset "
+                    f"{bound} before it was left out of the file.",
+                )
 
     def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
         """Bring the records below `upto` into `tick`."""
         self._begin(tick)
+        self._apart.begin(tick)
         waiting = self._waiting
         if waiting is not None and not self._recalled:
             waiting.recall(tick)
@@ -217,8 +238,7 @@ class TopicsSource:
 
     def collections(self) -> Sequence[str]:
         """Each topic's, and that of errors."""
-        errors = [f"{self.name}_errors"] if self._config.on_bad_record == "set_aside" else []
-        return [*map(self._collection, self._topics), *errors]
+        return [*map(self._collection, self._topics), *self._apart.names()]
 
     def committed(self, frontier: Frontier | None) -> None:
         """What was drawn is durable."""
@@ -297,9 +317,7 @@ class TopicsSource:
             return
         for topic in new:
             tick.begin(self._collection(topic))
-        if self._bound is None and self._config.on_bad_record == "set_aside":
-            tick.begin(f"{self.name}_errors")
-        tick.remember(FOLLOWED, [*self._all])
+        tick.remember(FOLLOWED, [*dict.fromkeys([*self._seen, *self._all])])
         tick.remember(TOLD_BY, self._config.transactions)
 
     def _scan(self, scans: Mapping[str, KafkaScan]) -> TopicsScan:
@@ -317,8 +335,8 @@ class TopicsSource:
             aside = {output_of(ASIDE, topic): asides[topic] for topic in members}
         # All of them: a scan has an output, and that of markers alone has no use for one.
         into = {output_of(DATA, topic): self._collection(topic) for topic in self._topics}
-        if self._config.on_bad_record == "set_aside":
-            into[ERRORS] = f"{self.name}_errors"
+        if self._apart.wanted:
+            into[ERRORS] = self._apart.name
         return TopicsScan(
             options={**some.options, **merged},
             secrets=some.secrets,
