@@ -258,7 +258,8 @@ class Upstream:
                 return DefiniteError(
                     f"{self._config.where} may not be read by us",
                     detail=f"{_told(each, self._config.secrets)}.",
-                    hint="Allow it to describe and read the topic, or mend sasl of the source.",
+                    hint="Allow Describe, DescribeConfigs and Read of the topic, or mend sasl of "
+                    "the source.",
                 )
         if error.code() == KafkaError._TIMED_OUT:
             self._look_around()
