@@ -79,7 +79,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch, table: str) -> tuple[threading.Event
         if piece.table == table:
             begun.set()
             go.wait()
-        return iter(held)
+        yield from held
 
     monkeypatch.setattr(SnapshotPiece, "read", slow)
     return begun, go

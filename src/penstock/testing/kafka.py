@@ -30,8 +30,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -98,6 +98,9 @@ logger.server.level = info
 """
 
 _Result = TypeVar("_Result")
+
+_UNTYPED: Final[Any] = OffsetSpec
+_LATEST: Final = _UNTYPED.latest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +315,14 @@ class KafkaBroker:
     def _led(self, name: str, partitions: int) -> bool:
         try:
             found = self.describe_topic(name).partitions
+            if len(found) != partitions or any(each.leader is None for each in found):
+                return False
+            # Whoever is to lead a partition may not know of it yet.
+            latest = {TopicPartition(name, each.id): _LATEST for each in found}
+            asked = self.admin.list_offsets(latest, request_timeout=ANSWER_S)
+            return all(_answer(each).offset >= 0 for each in asked.values())
         except KafkaException:
             return False  # It is told to every node in its own time.
-        return len(found) == partitions and all(each.leader is not None for each in found)
 
     # How it is made.
 
