@@ -31,7 +31,7 @@ from penstock.sources.kafka.upstream import Topic, Upstream
 from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
 from penstock.telemetry import fields, logger
 
-__all__ = ["KafkaSource"]
+__all__ = ["GROUP", "KafkaSource", "group_of"]
 
 log = logger("sources.kafka")
 
@@ -45,8 +45,16 @@ SAMPLE: Final = 1_000
 LOOK_MS: Final = 5_000
 """So often it is asked how many records are above what is stable."""
 
+GROUP: Final = "kafka.group.id"
+"""The option by which Spark finds the consumers of the ticks before; no group is joined."""
+
 RECORD_BYTES: Final = 512
 """About how much a record takes, to decide on the number of tasks."""
+
+
+def group_of(source: str) -> str:
+    """As what its consumers are known within Spark's processes."""
+    return f"penstock {source}"
 
 
 class KafkaSource:
@@ -429,6 +437,7 @@ class KafkaSource:
             "failOnDataLoss": "true",
             # A range has an end, so that nothing is gained by waiting for more.
             "kafka.fetch.max.wait.ms": "10",
+            GROUP: group_of(self.name),
             "includeHeaders": str("headers" in config.include).lower(),
         }
         into = {DATA: self.name}

@@ -26,7 +26,7 @@ from penstock.sources.kafka.formats import Format
 from penstock.sources.kafka.kept_apart import KeptApart
 from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS
 from penstock.sources.kafka.scan import KafkaScan, Told
-from penstock.sources.kafka.source import KafkaSource
+from penstock.sources.kafka.source import GROUP, KafkaSource, group_of
 from penstock.sources.kafka.topics_scan import Markers, ToldOfTopics, TopicsScan, output_of
 from penstock.sources.kafka.transactions import MARKERS, Transactions
 from penstock.sources.kafka.upstream import Upstream
@@ -338,7 +338,7 @@ class TopicsSource:
         if self._apart.wanted:
             into[ERRORS] = self._apart.name
         return TopicsScan(
-            options={**some.options, **merged},
+            options={**some.options, **merged, GROUP: group_of(self.name)},
             secrets=some.secrets,
             size=sum(scan.size for scan in scans.values()),
             into=into,
