@@ -298,6 +298,7 @@ class Connector:
                 },
                 "source": {
                     "connector": self.kind,
+                    "ts_ms": 1_000 + number,
                     "sequence": json.dumps([str(number * 100), str(number * 100 + at)]),
                 },
             }

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from penstock.data import DIFF
 from penstock.data.packed import key_hashes, pack
-from penstock.sources.kafka.changes import changes_of, last_of
+from penstock.sources.kafka.changes import changes_of, completed, last_of
 from penstock.sources.kafka.formats import ids
 from penstock.sources.kafka.held import Held, held_in
 from penstock.sources.kafka.layout import Layout
@@ -212,14 +212,16 @@ class Waiting:
 
     def _last(self, topic: str, rows: pa.Table) -> pa.Table:
         key = list(self._layouts[topic].key_columns)
-        return last_of(rows, key, (_RANK, _inner("total_order"), _inner("offset")))
+        by = (_RANK, _inner("total_order"), _inner("offset"))
+        return last_of(rows, key, by, gone=_inner("gone"))
 
     def _change(self, tick: Tick, topic: str, last: pa.Table) -> None:
         layout, collection = self._layouts[topic], self._collections[topic]
         names = layout.schema.names
         come = last.filter(pc.invert(last.column(_inner("gone")))).select(names)
-        stored = tick.lookup(collection, last.select(list(layout.key_columns))).select(names)
-        come = come.cast(layout.schema)
+        key = list(layout.key_columns)
+        stored = tick.lookup(collection, last.select(key)).select(names)
+        come = completed(come, stored, key, topic=topic).cast(layout.schema)
         changes = changes_of(stored.cast(layout.schema), come)
         diffs = changes.column(DIFF)
         rows = changes.drop_columns([DIFF])

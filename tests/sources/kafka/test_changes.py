@@ -1,0 +1,73 @@
+"""Of many records of a key the last, with values that it lacks."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import DefiniteError
+from penstock.sources.kafka.changes import completed, last_of
+
+WORD = "__debezium_unavailable_value"
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("text", pa.string()),
+        ("raw", pa.binary()),
+        ("gone", pa.bool_()),
+        ("at", pa.int64()),
+    ]
+)
+
+deeds = st.tuples(st.integers(1, 2), st.sampled_from(["all", "text", "raw", "none", "gone"]))
+
+
+@given(st.lists(st.lists(deeds, max_size=5), max_size=4), st.booleans())
+def test_wherever_records_are_cut_the_last_has_all_values(
+    parts: list[list[tuple[int, str]]], before: bool
+) -> None:
+    """As parts of side state are, or the ticks of a topic."""
+    ids = (1, 2) if before else ()
+    stored = {id: (f"was {id}", f"raw {id}".encode()) for id in ids}
+    wanted, at, last = dict(stored), 0, SCHEMA.empty_table()
+    for part in parts:
+        rows = []
+        for id, deed in part:
+            at += 1
+            made = deed if id in wanted or deed == "gone" else "all"
+            text, raw = f"text {at}", f"raw {at}".encode()
+            known = wanted.get(id, (text, raw))
+            if made == "gone":
+                wanted.pop(id, None)
+            else:
+                wanted[id] = (
+                    text if made in ("all", "text") else known[0],
+                    raw if made in ("all", "raw") else known[1],
+                )
+            rows.append(
+                {
+                    "id": id,
+                    "text": text if made in ("all", "text") else WORD,
+                    "raw": raw if made in ("all", "raw") else WORD.encode(),
+                    "gone": made == "gone",
+                    "at": at,
+                }
+            )
+        more = pa.Table.from_pylist(rows, schema=SCHEMA)
+        last = last_of(pa.concat_tables([last, more]), ["id"], ["at"], gone="gone")
+    come = last.filter(pa.compute.invert(last.column("gone")))
+    table = pa.Table.from_pylist(
+        [{"id": id, "text": text, "raw": raw} for id, (text, raw) in stored.items()],
+        schema=pa.schema(list(SCHEMA)[:3]),
+    )
+    touched = {row["id"] for row in last.to_pylist()}
+    found = completed(come.select(["id", "text", "raw"]), table, ["id"], topic="t").to_pylist()
+    assert {row["id"]: (row["text"], row["raw"]) for row in found} == {
+        id: values for id, values in wanted.items() if id in touched
+    }
+
+
+def test_what_is_nowhere_is_an_error() -> None:
+    come = pa.table({"id": [7], "text": [WORD]})
+    with pytest.raises(DefiniteError, match="not known: id 7"):
+        completed(come, come.slice(0, 0), ["id"], topic="t")
