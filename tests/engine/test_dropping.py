@@ -233,6 +233,24 @@ def test_a_table_that_is_left_out_goes_and_one_that_joins_is_published(shop: Sho
         assert found.snapshot(found.upper - 1).arrow().column("id").to_pylist() == [7]
 
 
+def test_a_topic_is_left_without_its_secrets_and_its_files(tmp_path: Path) -> None:
+    """Nothing was made upstream, and where the pipeline's file was is not known any more."""
+    lake = f"file:{tmp_path}/lake"
+    section = {
+        "brokers": "127.0.0.1:1",
+        "topic": "clicks",
+        "format": {"avro": {"schema": "not-there.avsc"}},
+        "sasl": {"mechanism": "PLAIN", "username": "u", "password": "kept nowhere"},
+    }
+    catalogued(lake, lambda _: [Wanted("clicks", "source", {"kafka": section})])
+    with persist.open(f"{lake}/clicks", writer=WRITER) as client:
+        client.create_or_load("clicks", key=persist.TEXT, value=persist.UNIT, owner="clicks")
+    [known] = known_objects(lake)
+    drop_object(known, lake, writer=WRITER)
+    with persist.open(f"{lake}/clicks", hold=False) as client:
+        assert client.collections(hidden=True) == []
+
+
 def test_a_secret_that_was_not_kept_is_asked_for(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:(not kept)@h/d"}}
     [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)])

@@ -84,7 +84,7 @@ def _below(outer: dict[Any, Any], key: Any, inner: Any, *, named: bool, inherite
         and isinstance(outer.get("brokers"), str | list)
     ):
         return {
-            name: each if is_harmless(str(name)) else without_secrets(each, named=True)
+            name: without_secrets(each, named=not is_harmless(str(name), each))
             for name, each in inner.items()
         }
     named = (named and inherited) or bool(_NAMES.search(str(key)))

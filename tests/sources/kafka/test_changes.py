@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import DefiniteError
-from penstock.sources.kafka.changes import completed, last_of
+from penstock.sources.kafka.changes import Lacking, completed, last_of
 
 WORD = "__debezium_unavailable_value"
 SCHEMA = pa.schema(
@@ -54,7 +54,7 @@ def test_wherever_records_are_cut_the_last_has_all_values(
                 }
             )
         more = pa.Table.from_pylist(rows, schema=SCHEMA)
-        last = last_of(pa.concat_tables([last, more]), ["id"], ["at"], gone="gone")
+        last = last_of(pa.concat_tables([last, more]), ["id"], ["at"], lacking=Lacking("gone", "t"))
     come = last.filter(pa.compute.invert(last.column("gone")))
     table = pa.Table.from_pylist(
         [{"id": id, "text": text, "raw": raw} for id, (text, raw) in stored.items()],
@@ -65,6 +65,28 @@ def test_wherever_records_are_cut_the_last_has_all_values(
     assert {row["id"]: (row["text"], row["raw"]) for row in found} == {
         id: values for id, values in wanted.items() if id in touched
     }
+
+
+def test_records_in_any_order_are_the_same() -> None:
+    """All of them at once: what is the last of a part need not be filled from that part."""
+    rows = [
+        {"id": 1, "text": "first", "raw": b"", "gone": False, "at": 1},
+        {"id": 1, "text": WORD, "raw": b"", "gone": False, "at": 3},
+        {"id": 1, "text": "second", "raw": b"", "gone": False, "at": 2},
+    ]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    (last,) = last_of(table, ["id"], ["at"], lacking=Lacking("gone", "t")).to_pylist()
+    assert last["text"] == "second"
+
+
+def test_a_value_is_not_that_of_a_row_that_was_deleted() -> None:
+    rows = [
+        {"id": 2, "text": None, "raw": None, "gone": True, "at": 1},
+        {"id": 2, "text": WORD, "raw": b"", "gone": False, "at": 2},
+    ]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    with pytest.raises(DefiniteError, match="not known: id 2"):
+        last_of(table, ["id"], ["at"], lacking=Lacking("gone", "t"))
 
 
 def test_what_is_nowhere_is_an_error() -> None:

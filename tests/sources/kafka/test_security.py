@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import DefiniteError
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig, Sasl, Tls
+from penstock.sources.kafka.properties import is_harmless
 from penstock.sources.kafka.upstream import Upstream
 from penstock.testing.kafka import KafkaBroker
 from tests.fix_kafka import make_broker
@@ -30,6 +31,22 @@ def config(broker: KafkaBroker, password: str, mechanism: Any) -> KafkaConfig:
         Chosen("text"),
         sasl=Sasl(mechanism, "penstock", password),
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "harmless"),
+    [
+        ("retries", "5", True),
+        ("api.version.request", "true", True),
+        ("fetch.max.bytes", "1048576", True),
+        ("ssl.key.password", "12345", False),
+        ("sasl.oauthbearer.config", "true", False),
+        ("ssl.key.pem", "x", False),
+        ("own.class.knows", "something", False),
+    ],
+)
+def test_what_may_be_seen_of_properties(name: str, value: str, harmless: bool) -> None:
+    assert is_harmless(name, value) is harmless
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])

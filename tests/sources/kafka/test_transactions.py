@@ -342,6 +342,24 @@ def test_a_topic_that_was_only_left_out_for_a_while_goes_on(made: Connector) -> 
     lake.close()
 
 
+def test_a_topic_that_is_named_again_is_read_from_its_beginning(made: Connector) -> None:
+    """What was known as sent before is not known of a collection that begins anew."""
+    lake = Lake(made.cluster, transactions=None)
+    made.commit([(A, 1, 1), (B, 1, 1)])
+    made.commit([(B, 3, 3)])
+    made.commit([(B, 5, 5)])
+    lake.tick()
+    both = lake.config
+    for topics in ({A: None}, both.topics):
+        lake.close()
+        lake.config = replace(both, topics=topics)
+        lake.open()
+        lake.source.leave(lake._memory, lambda names: lake.client.destroy(*names))
+        lake.tick()
+    assert lake.contents()[B] == {1: 1, 3: 3, 5: 5}
+    lake.close()
+
+
 def test_records_that_are_kept_apart_have_their_time(made: Connector) -> None:
     lake = Lake(made.cluster, transactions=None)
     made.read(A, 1, 1)

@@ -6,7 +6,7 @@ that of an earlier event, or of the row that is stored.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,24 +15,37 @@ import pyarrow.compute as pc
 from penstock.data import DIFF, TIME, consolidate
 from penstock.errors import DefiniteError
 
-__all__ = ["changes_of", "completed", "last_of"]
+__all__ = ["Lacking", "changes_of", "completed", "is_word", "last_of"]
 
 _WORD: Final = "__debezium_unavailable_value"
 
 
-def last_of(rows: pa.Table, key: list[str], by: Sequence[str], *, gone: str = "") -> pa.Table:
+class Lacking(NamedTuple):
+    """That records may lack values."""
+
+    gone: str
+    """The column that says of a record that its row is gone."""
+
+    topic: str
+
+
+def last_of(
+    rows: pa.Table, key: list[str], by: Sequence[str], *, lacking: Lacking | None = None
+) -> pa.Table:
     """Of each key, the last record; one that lacks values has those of the ones before it.
 
-    `gone` is the column that says of a record that its row is gone, if records may lack values.
+    Raises:
+        DefiniteError: before it, the row was gone.
     """
     ordered = rows.sort_by([(name, "ascending") for name in by])
     names = [f"c{number}" for number in range(len(key))]
     numbers = pa.array(np.arange(ordered.num_rows))
-    lacking = _lacking(ordered) if gone else {}
+    gone, topic = lacking or ("", "")
+    lacked = _lacked(ordered) if lacking else {}
     # By column, the number of a record that has a value there, or has none to be had.
     had = {
         f"has {name}": pc.if_else(pc.and_not(mask, ordered.column(gone)), None, numbers)
-        for name, mask in lacking.items()
+        for name, mask in lacked.items()
     }
     columns = [ordered.column(name) for name in key]
     numbered = pa.table([*columns, numbers, *had.values()], names=[*names, "row", *had])
@@ -40,12 +53,16 @@ def last_of(rows: pa.Table, key: list[str], by: Sequence[str], *, gone: str = ""
         [(each, "max") for each in ("row", *had)]
     )
     found = ordered.take(lasts.column("row_max"))
-    for name in lacking:
+    for name in lacked:
         at = lasts.column(f"has {name}_max")
-        alive = pc.invert(ordered.column(gone).take(at))
-        taken = pc.if_else(alive, ordered.column(name).take(at), None)
-        value = pc.if_else(_is_word(found.column(name)), taken, found.column(name))
-        kept = pc.if_else(pc.fill_null(alive, fill_value=False), value, found.column(name))
+        column, was_gone = found.column(name), ordered.column(gone).take(at)
+        lacks = pc.and_not(is_word(column), found.column(gone))
+        lost = pc.and_(lacks, pc.fill_null(was_gone, fill_value=False))
+        if pc.any(lost).as_py():
+            raise _unknown(topic, name, found.filter(lost).select(key).slice(0, 1).to_pylist()[0])
+        # What no record here has is in the row that is stored.
+        value = pc.coalesce(ordered.column(name).take(at), column)
+        kept = pc.if_else(pc.and_(lacks, pc.is_valid(at)), value, column)
         found = found.set_column(found.schema.get_field_index(name), name, kept)
     return found
 
@@ -56,18 +73,18 @@ def completed(come: pa.Table, stored: pa.Table, key: list[str], *, topic: str) -
     Raises:
         DefiniteError: there is no such row.
     """
-    lacking = _lacking(come)
-    if not lacking:
+    lacked = _lacked(come)
+    if not lacked:
         return come
+    keys = [tuple(row.values()) for row in come.select(key).to_pylist()]
     at = {tuple(row.values()): number for number, row in enumerate(stored.select(key).to_pylist())}
-    for name, mask in lacking.items():
+    for name, mask in lacked.items():
         column = come.column(name).to_pylist()
         before = stored.column(name)
         for number in np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist():
-            of = come.select(key).slice(number, 1).to_pylist()[0]
-            if tuple(of.values()) not in at:
-                raise _unknown(topic, name, of)
-            column[number] = before[at[tuple(of.values())]].as_py()
+            if keys[number] not in at:
+                raise _unknown(topic, name, dict(zip(key, keys[number], strict=True)))
+            column[number] = before[at[keys[number]]].as_py()
         place = come.schema.get_field_index(name)
         come = come.set_column(place, come.schema.field(place), pa.array(column, before.type))
     return come
@@ -97,18 +114,18 @@ def _with_diff(rows: pa.Table, diff: int) -> pa.Table:
     return rows.append_column(TIME, zeros).append_column(DIFF, ones)
 
 
-def _lacking(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
+def _lacked(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
     """By column in which some values are lacking, where."""
     found = {}
     for field in rows.schema:
         if pa.types.is_string(field.type) or pa.types.is_binary(field.type):
-            mask = _is_word(rows.column(field.name))
+            mask = is_word(rows.column(field.name))
             if pc.any(mask).as_py():
                 found[field.name] = mask
     return found
 
 
-def _is_word(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def is_word(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Where it stands; in a column of JSON it is a string."""
     words = [_WORD, f'"{_WORD}"']
     if pa.types.is_binary(column.type):

@@ -239,7 +239,7 @@ class KafkaConfig:
     @property
     def secrets(self) -> tuple[str, ...]:
         """What nobody may see."""
-        found = [value for name, value in self._given() if not is_harmless(name)]
+        found = [value for name, value in self._given() if not is_harmless(name, value)]
         if self.sasl is not None:
             found += [self.sasl.password, _quoted(self.sasl.password)[1:-1]]
         if self.tls is not None and self.tls.key is not None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.sources.kafka.changes import is_word
 from penstock.sources.kafka.layout import Envelope
 from penstock.sources.kafka.resent import LOG
 
@@ -67,7 +68,13 @@ def _debezium(read: pa.Table, values: pa.Table) -> Judged:
     )
     deleted = pc.fill_null(pc.equal(ops, "d"), fill_value=False)
     rows = pc.if_else(deleted, before, after)
+    made = pc.is_in(ops, pa.array(["c", "r"]))
     wrong = {
+        f'it makes a row without the value of column "{field.name}", which it lacks as after a '
+        "change of its key": pc.and_(made, is_word(pc.struct_field(after, [at])))
+        for at, field in enumerate(after.type)
+        if pa.types.is_string(field.type) or pa.types.is_binary(field.type)
+    } | {
         "it says that its table was truncated, of which no row is named": pc.equal(ops, "t"),
         "it deletes a row and does not say which: before is null": pc.and_(
             deleted, pc.is_null(before)

@@ -1,12 +1,20 @@
 """What can go wrong with a topic, said so that a person can act."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from penstock.errors import DefiniteError
 
-__all__ = ["BadRecord", "NotOfTransaction", "OffsetsGone", "TopicChanged", "TopicMissing"]
+__all__ = [
+    "BEGIN_AGAIN",
+    "BadRecord",
+    "NotOfTransaction",
+    "OffsetsGone",
+    "TopicChanged",
+    "TopicMissing",
+]
 
-AGAIN = "To follow what is there now, drop the source and let it begin again."
+BEGIN_AGAIN: Final = "To follow what is there now, drop the source and let it begin again."
 
 
 class TopicMissing(DefiniteError):
@@ -17,7 +25,7 @@ class TopicMissing(DefiniteError):
             super().__init__(
                 f'topic was deleted: "{topic}"',
                 detail="What was read of it is kept, and can be read.",
-                hint=AGAIN,
+                hint=BEGIN_AGAIN,
             )
         else:
             super().__init__(
@@ -30,7 +38,7 @@ class TopicChanged(DefiniteError):
     """There is another topic under the name."""
 
     def __init__(self, topic: str, *, detail: str) -> None:
-        super().__init__(f'topic was recreated: "{topic}"', detail=detail, hint=AGAIN)
+        super().__init__(f'topic was recreated: "{topic}"', detail=detail, hint=BEGIN_AGAIN)
 
 
 class OffsetsGone(DefiniteError):
@@ -44,7 +52,7 @@ class OffsetsGone(DefiniteError):
         super().__init__(
             f'records of topic "{topic}" were removed before they were read: offsets {told}',
             detail="The topic keeps its records for less time than nobody read it.",
-            hint=f"Give it a longer retention. {AGAIN}",
+            hint=f"Give it a longer retention. {BEGIN_AGAIN}",
         )
 
 

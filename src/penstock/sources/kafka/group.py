@@ -49,8 +49,10 @@ class Group:
     def close(self) -> None:
         """Tell it the last, if it answers."""
         self._wait()
-        self.tell(self._reached)
-        self._wait()
+        if self._answer is None:
+            self.tell(self._reached)
+            self._wait()
+        self._answer = None
         self._reached = self._told = {}
 
     def _wait(self) -> None:

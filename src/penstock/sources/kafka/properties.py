@@ -17,6 +17,11 @@ _HARMLESS: Final = re.compile(
 )
 
 
-def is_harmless(name: str) -> bool:
-    """Whether the value of a property may be seen."""
-    return _HARMLESS.fullmatch(name) is not None
+_PLAIN: Final = re.compile(r"-?[0-9]{1,9}|true|false|all|none")
+_SECRET: Final = re.compile(r"password|secret|token|jaas|credential|key|pem|config")
+
+
+def is_harmless(name: str, value: object) -> bool:
+    """Whether the value of a property may be seen: it is known, or a small number or a flag."""
+    plain = _PLAIN.fullmatch(str(value).lower()) and not _SECRET.search(name.lower())
+    return bool(_HARMLESS.fullmatch(name) or plain)

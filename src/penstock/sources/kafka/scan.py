@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data.packed import key_hashes, pack
-from penstock.sources.kafka.changes import changes_of, completed, last_of
+from penstock.sources.kafka.changes import Lacking, changes_of, completed, last_of
 from penstock.sources.kafka.envelopes import JUDGES
+from penstock.sources.kafka.formats import ids
 from penstock.sources.kafka.held import Held, anchored, held_in, nowhere
 from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS, ERRORS_SCHEMA, META, Layout
 from penstock.sources.kafka.prepared import (
@@ -162,9 +163,6 @@ class KafkaScan:
         if judged.log is not None:
             again, log = resent(judged.log, read.column("partition").to_numpy(), marks)
             again &= ~bad_rows
-        if held is not None:
-            # Nothing waits behind it.
-            skipped |= again
         told = pa.nulls(count, pa.string())
         key = value = pa.nulls(count, pa.binary())
         if bad_rows.any():
@@ -187,10 +185,15 @@ class KafkaScan:
         if log is not None:
             inner |= dict(zip(_IN_LOG, log.columns, strict=True))
         if held is not None:
-            inner |= {name: values.rows.column(told) for name, told in _IN_TRANSACTION.items()}
+            inner |= {name: values.rows.column(said) for name, said in _IN_TRANSACTION.items()}
         table = pa.table({**{name: columns[name] for name in layout.schema.names}, **inner})
         table = table.filter(pa.array(~skipped)) if skipped.any() else table
-        return table if held is None else anchored(table, held)
+        if held is None:
+            return table
+        # Nothing waits behind what was sent again.
+        sent_before = table.column(AGAIN)
+        anchoring = anchored(table.filter(pc.invert(sent_before)), held)
+        return pa.concat_tables([anchoring, table.filter(sent_before)])
 
     def _of_record(self, read: pa.Table) -> dict[str, pa.ChunkedArray]:
         """What is wanted of records besides their values."""
@@ -208,7 +211,8 @@ class KafkaScan:
             return pa.array(places, pa.int32())
         # What waits need not meet by its key; together, a transaction's events make one run.
         waits = pc.is_valid(rows.column(TRANSACTION)).to_numpy(zero_copy_only=False)
-        there = _places([rows.column(TRANSACTION)], count)
+        names, _ = ids.part_all(rows.column(TRANSACTION))
+        there = _places([names], count)
         return pa.array(np.where(waits, there, places), pa.int32())
 
     def finish(self, rows: Iterable[pa.Table], out: Out) -> Told:
@@ -238,6 +242,9 @@ class Finishing:
     def add(self, table: pa.Table) -> None:
         """Take some more."""
         self._records += table.num_rows
+        if self._layout.envelope == "debezium":
+            self._again += pc.sum(table.column(AGAIN)).as_py() or 0
+            table = table.filter(pc.invert(table.column(AGAIN)))
         if self._scan.held is not None:
             # What cannot be taken is an event of its transaction all the same.
             known = table.filter(pc.is_valid(table.column(TRANSACTION)))
@@ -249,8 +256,6 @@ class Finishing:
         if self._layout.envelope == "none":
             self._out.put(DATA, table.select(self._layout.schema.names))
             return
-        self._again += pc.sum(table.column(AGAIN)).as_py() or 0
-        table = table.filter(pc.invert(table.column(AGAIN)))
         if POSITION in table.column_names:
             log = table.select(_IN_LOG).rename_columns(MARKED.names)
             found = highest(log, table.column(PARTITION).to_numpy())
@@ -280,15 +285,16 @@ class Finishing:
 
     def _put_last(self, rows: pa.Table) -> None:
         names, key = self._layout.schema.names, list(self._layout.key_columns)
-        gone = GONE if self._layout.envelope == "debezium" else ""
-        last = last_of(rows, [*key, PARTITION], [OFFSET], gone=gone)
-        last = last_of(last, key, [TIMESTAMP, PARTITION], gone=gone)
+        topic = pc.first(rows.column(TOPIC)).as_py()
+        lacking = Lacking(GONE, topic) if self._layout.envelope == "debezium" else None
+        last = last_of(rows, [*key, PARTITION], [OFFSET], lacking=lacking)
+        last = last_of(last, key, [TIMESTAMP, PARTITION], lacking=lacking)
         come = last.filter(pc.invert(last.column(GONE))).select(names)
         stored = come.slice(0, 0)
         if not self._scan.fresh:
             stored = self._out.stored(DATA, last.select(key)).select(names)
-        if gone:
-            come = completed(come, stored, key, topic=pc.first(rows.column(TOPIC)).as_py())
+        if lacking is not None:
+            come = completed(come, stored, key, topic=topic)
         self._out.put(DATA, changes_of(stored, come))
 
     def _put_aside(self, rows: pa.Table) -> None:

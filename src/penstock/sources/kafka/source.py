@@ -121,7 +121,8 @@ class KafkaSource:
         else:
             self._must_be(known["id"])
             self._begins = {int(each): offset for each, offset in known["begins"].items()}
-        self._marks = marks_in(memory.recall(MARKS + self._suffix))
+        # Of a topic that begins anew nothing was drawn before, whatever was once.
+        self._marks = {} if bound is None else marks_in(memory.recall(MARKS + self._suffix))
         with self._naming_itself():
             self._decide(known["value"], known["key"])
         self._make(loader)

@@ -268,6 +268,7 @@ class TopicsSource:
             "position": ", ".join(f"{row['partition']}:{row['offset']}" for row in partitions),
             "lag_records": sum(one["lag_records"] for one in each.values()),
             "bad_records": sum(one["bad_records"] for one in each.values()),
+            "sent_again": sum(one["sent_again"] for one in each.values()),
             "waiting_events": 0 if waiting is None else waiting.transactions.waiting(),
             "waits_for": self.waits_for(),
             "partitions": partitions,

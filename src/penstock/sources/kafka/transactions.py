@@ -40,7 +40,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DefiniteError
-from penstock.sources.kafka.errors import AGAIN, NotOfTransaction
+from penstock.sources.kafka.errors import BEGIN_AGAIN, NotOfTransaction
 from penstock.sources.kafka.formats import ids
 
 __all__ = [
@@ -240,7 +240,7 @@ class Transactions:
                     f'topic "{topic}" has event {last} of transaction "{name}", which was applied '
                     f"with {counts[topic]}",
                     detail="The END of the transaction does not count it.",
-                    hint=AGAIN,
+                    hint=BEGIN_AGAIN,
                 )
         if again:
             runs = runs.filter(self._waiting(runs.column("transaction")))
@@ -356,7 +356,7 @@ class Transactions:
             raise DefiniteError(
                 f'two transactions have the number "{name}", and the first of them waits',
                 detail=f"It waits for {self.lacks(name)}.",
-                hint=AGAIN,
+                hint=BEGIN_AGAIN,
             )
         return end is not None
 

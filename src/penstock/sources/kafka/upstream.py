@@ -226,7 +226,10 @@ class Upstream:
 
     def _answer(self, answer: "Future[T]", *, known: bool) -> T:
         try:
-            return answer.result(2 * PATIENCE_S)
+            answered = answer.result(2 * PATIENCE_S)
+            # Whatever it said of its brokers before is over.
+            self._heard = None
+            return answered
         except KafkaException as error:
             found: KafkaError = error.args[0]
             if found.code() in MISSING:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from penstock.data import DIFF
 from penstock.data.packed import key_hashes, pack
-from penstock.sources.kafka.changes import changes_of, completed, last_of
+from penstock.sources.kafka.changes import Lacking, changes_of, completed, last_of
 from penstock.sources.kafka.formats import ids
 from penstock.sources.kafka.held import Held, held_in
 from penstock.sources.kafka.layout import Layout
@@ -159,7 +159,8 @@ class Waiting:
         order = pa.array(ready, pa.string())
         left = 0
         for number in range(passes):
-            last: pa.Table | None = None
+            # All of them, before any is the last: parts are in no order.
+            ready_rows: list[pa.Table] = []
             for part in tick.set_aside(name):
                 ranks, waits = self._judge(part, order)
                 if number == 0 and pc.any(waits).as_py():
@@ -167,10 +168,9 @@ class Waiting:
                     left += rest.num_rows
                     tick.put_aside(after, rest)
                 come = self._rows(topic, part, ranks).filter(pc.is_valid(ranks))
-                come = self._of_pass(topic, come, number, passes)
-                last = self._last(topic, come if last is None else pa.concat_tables([last, come]))
-            if last is not None and last.num_rows:
-                self._change(tick, topic, last)
+                ready_rows.append(self._of_pass(topic, come, number, passes))
+            if any(come.num_rows for come in ready_rows):
+                self._change(tick, topic, self._last(topic, pa.concat_tables(ready_rows)))
         if left or name in self._durable:
             tick.throw_away(name)
             self._durable.discard(name)
@@ -213,7 +213,7 @@ class Waiting:
     def _last(self, topic: str, rows: pa.Table) -> pa.Table:
         key = list(self._layouts[topic].key_columns)
         by = (_RANK, _inner("total_order"), _inner("offset"))
-        return last_of(rows, key, by, gone=_inner("gone"))
+        return last_of(rows, key, by, lacking=Lacking(_inner("gone"), topic))
 
     def _change(self, tick: Tick, topic: str, last: pa.Table) -> None:
         layout, collection = self._layouts[topic], self._collections[topic]

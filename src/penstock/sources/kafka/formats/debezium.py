@@ -23,9 +23,8 @@ a deletion and a creation at one place. There is none for what a snapshot read:
 all of that has one place. There is none for other connectors, and none for a
 Postgres without `sequence`: its lsn alone goes back where transactions overlap.
 
-SUBTLE: a lower position than one seen before means a duplicate. The same
-position does not: rows that one COPY loaded share theirs. Such an event is a
-duplicate only if it has the key of one seen there, too.
+Rows that one COPY loaded share theirs. What a lower position means is told in
+`resent.py`.
 """
 
 import json
