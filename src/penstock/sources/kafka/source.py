@@ -10,7 +10,9 @@ more; of other topics a backlog is drawn in bites.
 """
 
 import functools
+import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,8 +55,15 @@ RECORD_BYTES: Final = 512
 
 
 def group_of(source: str) -> str:
-    """As what its consumers are known within Spark's processes."""
-    return f"penstock {source}"
+    """As what its consumers are known within Spark's processes; each time another.
+
+    SUBTLE: by the name and the partition alone consumers are found again, so that one which reads
+    from other brokers, under the same names, must not have it.
+    """
+    return f"penstock {source} {os.getpid()}-{next(_numbers)}"
+
+
+_numbers: Final = itertools.count()
 
 
 class KafkaSource:
@@ -78,6 +87,7 @@ class KafkaSource:
         self.config = config
         self._clock = clock
         self._upstream = Upstream(config) if upstream is None else upstream
+        self._consumers = group_of(name)
         group = config.group
         self._group = None if group is None else Group(group, self._upstream, clock)
         self._suffix = f" {config.topic}" if among is not None else ""
@@ -438,7 +448,7 @@ class KafkaSource:
             "failOnDataLoss": "true",
             # A range has an end, so that nothing is gained by waiting for more.
             "kafka.fetch.max.wait.ms": "10",
-            GROUP: group_of(self.name),
+            GROUP: self._consumers,
             "includeHeaders": str("headers" in config.include).lower(),
         }
         into = {DATA: self.name}

@@ -99,6 +99,7 @@ class TopicsSource:
         self.name = name
         self._config = config
         self._clock = clock
+        self._consumers = group_of(name)
         self._bound: Frontier | None = None
         self._waiting: Waiting | None = None
         self._recalled = False
@@ -339,7 +340,7 @@ class TopicsSource:
         if self._apart.wanted:
             into[ERRORS] = self._apart.name
         return TopicsScan(
-            options={**some.options, **merged, GROUP: group_of(self.name)},
+            options={**some.options, **merged, GROUP: self._consumers},
             secrets=some.secrets,
             size=sum(scan.size for scan in scans.values()),
             into=into,
