@@ -173,8 +173,23 @@ def test_a_tuple_that_was_cut_is_never_taken_for_the_whole(
     assert unpacker(packed[:kept]) in ("RangeError", *prefixes(row))
 
 
+def test_a_cut_within_a_zero_that_was_escaped_ends_the_element(unpacker: Unpacker):
+    for row in (["a\0b"], [b"\0\0", "x"], [1, "\0"]):
+        packed = pack_row(row)
+        for kept in range(len(packed)):
+            assert unpacker(packed[:kept]) in ("RangeError", *prefixes(row))
+
+
 def prefixes(row: list[Any]) -> list[Any]:
-    return [[told(element) for element in row[:size]] for size in range(len(row))]
+    """What a part of a tuple may be taken for: fewer elements, the last perhaps cut at a zero."""
+    found = []
+    for size, element in enumerate(row):
+        whole = [told(each) for each in row[:size]]
+        found.append(whole)
+        if isinstance(element, str | bytes):
+            zeros = [at for at, each in enumerate(element) if each in ("\0", 0)]
+            found += [[*whole, told(element[:at])] for at in zeros]
+    return found
 
 
 def test_packages_are_pinned_by_their_content_and_not_by_where_they_came_from():
