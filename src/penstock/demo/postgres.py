@@ -302,7 +302,10 @@ class LocalPostgres:
     def _await_answer(self) -> None:
         def answers() -> bool:
             if not self.running:
-                raise UsageError("postgres server did not start", detail=self.log_tail())
+                raise UsageError(
+                    "postgres server did not start",
+                    detail=f"It ended with {self._process.status}. {self.log_tail()}",
+                )
             try:
                 self.sql("SELECT 1")
             except psycopg.OperationalError:
