@@ -5,16 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+import penstock.ingest
+import penstock.spark as ps
 from penstock import persist
+from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import DefiniteError, PenstockError
+from penstock.ingest.relations import notes_in
 from penstock.ingest.spark import FEW_BYTES
 from penstock.testing.kafka import KafkaBroker
+from penstock.testing.postgres import Database
 from penstock.testing.registry import SchemaRegistry
 from tests.sources.kafka.clients import PATIENCE_S, produce, transactional
 from tests.sources.kafka.formats.registry_server import serving
@@ -45,6 +51,62 @@ def test_a_topic_is_what_a_committed_reader_sees(
     followed.once()
     assert followed.seen() == followed.committed()
     assert len(followed.seen()) == 4
+
+
+def test_what_a_record_has_besides_its_value_and_how_far_the_source_has_come(
+    followed: Topic,
+) -> None:
+    plain = Producer(followed.broker.client())
+    # Retention would remove at once what is long ago.
+    sent_ms = SYSTEM_CLOCK.now_ms() - 60_000
+    for partition, value in ((0, "a"), (1, "b"), (1, "c")):
+        plain.produce(
+            followed.name,
+            key="k",
+            value=value,
+            partition=partition,
+            timestamp=sent_ms,
+            headers=[("one", b"1"), ("none", None)],
+        )
+    assert plain.flush(PATIENCE_S) == 0
+    named = {"partition": "part", "offset": "at", "timestamp": "sent", "headers": "h", "key": "k"}
+    followed.once(include=named)
+    rows = sorted(followed.rows(), key=lambda row: (row["part"], row["at"]))
+    assert [(row["part"], row["at"], row["text"]) for row in rows] == [
+        (0, 0, "a"),
+        (1, 0, "b"),
+        (1, 1, "c"),
+    ]
+    assert {row["k"] for row in rows} == {b"k"}
+    assert {round(row["sent"].timestamp() * 1_000) for row in rows} == {sent_ms}
+    headers = [{"key": "one", "value": b"1"}, {"key": "none", "value": None}]
+    assert all(row["h"] == headers for row in rows)
+    progress = ps.read(followed.kept.get(), followed.storage, "clicks_progress")
+    assert sorted((row["partition"], row["offset"]) for row in progress.collect()) == [
+        (0, 1),
+        (1, 2),
+    ]
+    with persist.open(followed.storage, hold=False) as client:
+        assert notes_in(client)["clicks"]["status"]["lag_records"] == 0
+
+
+def test_a_topic_is_joined_with_a_postgres_as_of_one_time(
+    followed: Topic, database: Database
+) -> None:
+    database.sql("CREATE TABLE customers (id int PRIMARY KEY, city text)")
+    database.sql("INSERT INTO customers VALUES (1, 'Bern'), (2, 'Delft')")
+    produce(Producer(followed.broker.client()), followed.name, ['{"customer": 1}'] * 2)
+    followed.once(format={"json": {"columns": {"customer": "int"}}})
+    lake = f"file:{followed.folder}/lake"
+    file = followed.folder / "shop.yaml"
+    section = {"url": database.url(), "tables": ["public.customers"]}
+    file.write_text(yaml.safe_dump({"location": lake, "sources": {"shop": {"postgres": section}}}))
+    penstock.ingest.run(file, once=True)
+    followed.once(format={"json": {"columns": {"customer": "int"}}})
+    both = ps.read_all(followed.kept.get(), lake, ["shop.public.customers", "clicks"])
+    clicks, customers = both["clicks"], both["shop.public.customers"]
+    joined = clicks.join(customers, clicks.customer == customers.id).groupBy("city").count()
+    assert [tuple(row) for row in joined.collect()] == [("Bern", 2)]
 
 
 def test_json_upsert_keeps_the_last_of_a_key(followed: Topic) -> None:
