@@ -229,18 +229,50 @@ def _seen(chunk: Chunk, at: int) -> Seen:
 
 
 def decode(chunk: Chunk, run: Run, table: Table, wire: int) -> Changes:
-    """The messages of `run` as typed columns of `table`; they hold `wire` columns each."""
-    new_at, old_at = chunk.new_at[run.rows], chunk.old_at[run.rows]
+    """Return the messages of `run` as typed columns of `table`, from tuples of `wire` columns.
+
+    Raises:
+        DefiniteError: a value cannot be stored, or the server left it out of a message and
+            the stored row cannot supply it.
+        TextWanted: a column is in a binary form that we do not read.
+    """
+    kind, new_at, old_at = chunk.kind[run.rows], chunk.new_at[run.rows], chunk.old_at[run.rows]
     new, unchanged = _rows(chunk, new_at[new_at >= 0], table, wire)
-    old, _ = _rows(chunk, old_at[old_at >= 0], table, wire)
+    old, unchanged_in_old = _rows(chunk, old_at[old_at >= 0], table, wire)
+    if unchanged_in_old:
+        first = next(iter(unchanged_in_old))
+        raise _unchanged_value(table, first, "It is missing in the old row of a message.")
+    inserted = kind[new_at >= 0] == ord("I")
+    without_old = old_at[new_at >= 0] < 0
+    for column, mask in unchanged.items():
+        if (mask & inserted).any():
+            raise _unchanged_value(
+                table,
+                column,
+                "It is missing in an insert. A server sends this when an update of the key "
+                "brings a row into the row filter of the publication.",
+            )
+        if column in table.key and (mask & without_old).any():
+            raise _unchanged_value(
+                table, column, "It is part of the key, and the message has no old key."
+            )
     return Changes(
-        kind=chunk.kind[run.rows],
+        kind=kind,
         old=old,
         old_row=_numbered(old_at >= 0),
         whole=chunk.old_kind[run.rows] == ord("O"),
         new=new,
         new_row=_numbered(new_at >= 0),
         unchanged=unchanged,
+    )
+
+
+def _unchanged_value(table: Table, column: str, detail: str) -> DefiniteError:
+    return DefiniteError(
+        f'value of column "{column}" of table {table.name} is missing in the replication stream',
+        detail=f"{detail} The server did not send the value because it is large and unchanged.",
+        hint=f"Run on the source: ALTER TABLE {table.name} REPLICA IDENTITY FULL; Then run: "
+        f"penstock resync LOCATION {table.source} '{table.name}'",
     )
 
 
