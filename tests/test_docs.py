@@ -16,7 +16,7 @@ PAGES = sorted(
     for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "changes", ROOT / "tests")
     for page in folder.glob("*.md" if folder == ROOT else "**/*.md")
 )
-FRAGMENT = re.compile(r"\d+\.(added|changed|fixed|removed|security)\.md")
+FRAGMENT = re.compile(r"[a-z0-9-]+\.(added|changed|fixed|removed|security)\.md")
 RUN_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
 
 
