@@ -192,7 +192,7 @@ class SparkShards:
             for number, interval in enumerate(intervals)
             if interval is not None
         ]
-        rows = reduce(DataFrame.union, frames)
+        rows = reduce(DataFrame.unionByName, frames)
         if len(plans) == 1:
             return rows.withColumn("shard", F.lit(0))
         ranges = [(at, plans[at].log.key_range) for at in shards]
@@ -207,14 +207,16 @@ class SparkShards:
     def _tagged(
         self, bindings: Sequence[BindingPlan], number: int, interval: Interval, upper: int
     ) -> DataFrame:
-        """The updates of a binding, in its struct; those of the others are null."""
+        """Return the updates of one binding in its struct; the other structs are null."""
         rows = self._fed(bindings[number], interval, upper)
-        empty = [self._nothing(each, upper) for each in bindings]
+        schemas = [self._nothing(each, upper) for each in bindings]
+        # SUBTLE: Spark unites the fields of structs by position, even in unionByName, so a
+        # struct has the order of its schema in the frames of all bindings.
         structs = [
-            F.struct(*map(_column, rows.columns)).alias(f"r{at}")
+            F.struct(*map(_column, schema.names)).cast(schema).alias(f"r{at}")
             if at == number
-            else F.lit(None).cast(empty[at]).alias(f"r{at}")
-            for at in range(len(bindings))
+            else F.lit(None).cast(schema).alias(f"r{at}")
+            for at, schema in enumerate(schemas)
         ]
         turn = reading_order(bindings).index(number)
         return rows.select(F.lit(turn).alias("turn"), *structs)

@@ -133,7 +133,7 @@ class Scanner:
         if scan.rest_rows <= BROADCAST_ROWS and scan.rest_memory <= BROADCAST_BYTES:
             keys = keys.hint("broadcast")
         kept = base.join(keys, F.expr(summing.same_key(scan.key)), "left_anti")
-        return kept.union(_repeated(brought, summing))
+        return kept.unionByName(_repeated(brought, summing))
 
     def _summed_here(self, scan: SnapshotScan) -> tuple[DataFrame, DataFrame]:
         """What a small rest takes away and what it brings, added up before Spark begins."""
@@ -157,7 +157,7 @@ class Scanner:
         at_once = max(1, HANDED_BYTES * rows.num_rows // max(rows.nbytes, 1))
         pieces = [rows.slice(start, at_once) for start in range(0, rows.num_rows, at_once)]
         frames = [self.spark.createDataFrame(piece, schema) for piece in pieces]
-        return reduce(DataFrame.unionAll, frames)
+        return reduce(DataFrame.unionByName, frames)
 
     def changes(self, scan: ChangesScan) -> DataFrame:
         """The updates of the scan, with their times and diffs, as they are stored."""
@@ -180,7 +180,7 @@ class Scanner:
         frames += [self._far(collection, group, schema) for group in groups.values()]
         if not frames:
             return self.spark.createDataFrame([], _spark_schema(stored))
-        return reduce(DataFrame.unionAll, frames)
+        return reduce(DataFrame.unionByName, frames)
 
     def _near(
         self, collection: CollectionState, slices: Iterable[Slice], schema: SchemaVersion

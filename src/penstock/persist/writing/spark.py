@@ -71,7 +71,7 @@ def collected(frame: DataFrame) -> list[Row]:
     """
     nothing = (F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema)
     end = frame.sparkSession.range(0, 1, 1, 1).select(*nothing, F.lit(True).alias(_END))
-    rows = frame.withColumn(_END, F.lit(False)).union(end).collect()
+    rows = frame.withColumn(_END, F.lit(False)).unionByName(end).collect()
     if not rows or not rows[-1][_END]:
         raise TransientError(
             "Spark broke off while it told what its tasks did",
