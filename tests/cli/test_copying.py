@@ -5,7 +5,7 @@ from penstock.testing.clocks import ManualClock
 
 
 def told(rows, about, phase="loading"):
-    table = {"name": "public.t", "phase": phase, "rows": rows, "estimated_rows": about}
+    table = {"collection": "shop.public.t", "phase": phase, "rows": rows, "estimated_rows": about}
     return {"shop": {"tables": [table]}, "desk": {}}
 
 

@@ -115,7 +115,7 @@ def test_nothing_is_followed_where_no_table_can_be(database, tmp_path):
     pipeline = load(tmp_path / "one.yaml", {})
     (table,) = pipeline.sources[database.name].postgres.tables or ()
     assert table.name == TableName("public", "a\nb: \u2028")
-    assert list(pipeline.collections) == [f"{database.name}.public.a\nb: \u2028"]
+    assert list(pipeline.collections) == [f'{database.name}.public.U&"a\\000Ab: \\2028"']
 
 
 def test_partitions_come_under_the_name_of_their_table(database, tmp_path):

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from penstock.catalog.objects import Object, Type
 from penstock.catalog.secrets import objects_without_secrets, without_secrets
+from penstock.data.collection_name import compose_name, source_of
 from penstock.errors import UsageError
 from penstock.pipeline.written import Missing, interpolated
 from penstock.sources.postgres.names import TableName
@@ -115,7 +116,7 @@ def _belongs(collection: str, change: Change) -> bool:
 
 
 def _is_of(source: str, collection: str) -> bool:
-    return collection == source or collection.startswith(f"{source}.")
+    return source_of(collection, {source}) is not None
 
 
 def _collections(known: Sequence[Object], written: Mapping[str, Any]) -> Iterator[Change]:
@@ -304,7 +305,7 @@ def _called(name: str, environment: Environment) -> str:
         table = TableName.parse(_meant(name, environment))
     except UsageError:
         return name  # It is refused by whoever reads the file.
-    return f"{table.schema}.{table.name}"
+    return compose_name(table.schema, table.name)
 
 
 def _count(value: Any, environment: Environment) -> int | None:

@@ -29,11 +29,11 @@ class Copying:
 
 def copying(told: Mapping[str, Mapping[str, Any]]) -> Iterator[Copying]:
     """The first copies that sources tell of."""
-    for source, status in told.items():
+    for status in told.values():
         for table in status.get("tables", ()):
             rows, about = int(table["rows"]), int(table["estimated_rows"] or 0)
             if table["phase"] in LOADING and max(rows, about) > 0:
-                yield Copying(f"{source}.{table['name']}", rows, max(rows, about))
+                yield Copying(table["collection"], rows, max(rows, about))
 
 
 class Copies:

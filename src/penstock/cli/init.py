@@ -135,7 +135,9 @@ def _targets(tables: Sequence["Candidate"]) -> list[str]:
 
 
 def _collection(source: str, table: "Candidate") -> str:
-    return f"{source}.{table.name.schema}.{table.name.name}"
+    from penstock.data.collection_name import compose_name
+
+    return compose_name(source, table.name.schema, table.name.name)
 
 
 def _connection(parameters: Mapping[str, str], source: str) -> tuple[list[str], list[str]]:

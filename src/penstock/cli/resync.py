@@ -17,7 +17,10 @@ def resync(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source.")],
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TABLE", help="Tables, as schema.table; by default all."),
+        typer.Argument(
+            metavar="TABLE",
+            help="Tables, as schema.table; parts with a dot in double quotes. By default all.",
+        ),
     ] = None,
     wait: Wait = 600,
     as_json: AsJson = False,
@@ -33,11 +36,12 @@ def resync(
             f'nobody runs source "{source}" of location "{location}", so it cannot be compared',
             hint="Start it with penstock up FILE, and ask again.",
         )
-    said = asked(url, "resync", tables or [], wait=wait)
+    tables = [_canonical(each) for each in tables or ()]
+    said = asked(url, "resync", tables, wait=wait)
     # Owners of an older version do not tell how much they mended.
     left, mended = said["left"], said.get("mended")
     if as_json:
-        told = {"source": source, "tables": tables or [], "done": True, "left": left}
+        told = {"source": source, "tables": tables, "done": True, "left": left}
         print(encode_line({**told, "mended": mended}))
     else:
         print(f"{source}: compared and mended{_how_much(mended)}")
@@ -47,6 +51,13 @@ def resync(
             detail=" ".join(f"{error.rstrip('.')}." for error in left.values()),
             hint="Do what each of them asks for, or wait for its copy; then resync it by name.",
         )
+
+
+def _canonical(table: str) -> str:
+    """Return the name of a table as its source reports it, however it was quoted."""
+    from penstock.sources.postgres.names import TableName
+
+    return str(TableName.parse(table))
 
 
 def _how_much(mended: int | None) -> str:

@@ -11,7 +11,7 @@ from penstock.persist.state import END
 
 __all__ = ["shown"]
 
-WIDE: Final = 240
+WIDE: Final = 2_000
 
 
 def shown(found: Sequence[dict[str, Any]]) -> str:

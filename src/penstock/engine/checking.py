@@ -17,6 +17,8 @@ from penstock.catalog.objects import Type, known_objects
 from penstock.catalog.planning import Change, plan
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.connectors import BUILT_IN, built_in
+from penstock.data import collection_name
+from penstock.data.collection_name import compose_name
 from penstock.errors import PenstockError, StoreError, TransientError, UsageError
 from penstock.ingest.running import source_of
 from penstock.materialize.building import build, check_config
@@ -155,13 +157,14 @@ def _applied(
 
 def _never(collection: str, pipeline: Pipeline) -> str:
     """Why a collection that is not there will not be there later either; empty if it may be."""
-    source = collection.partition(".")[0]
-    section = pipeline.sources.get(source)
-    if section is None:
+    source = collection_name.source_of(collection, pipeline.sources)
+    if source is None:
+        source = collection.partition(".")[0]
         there = [*pipeline.sources]
         close = difflib.get_close_matches(source, there, n=1)
         meant = f"; did you mean {close[0]}{collection.removeprefix(source)}?" if close else ""
         return f'there is no collection "{collection}", and no source "{source}" to make it{meant}'
+    section = pipeline.sources[source]
     if section.kafka is not None:
         topics = section.kafka.topics
         made = [*([f"{source}.{each}" for each in topics] or [source]), f"{source}_errors"]
@@ -169,7 +172,7 @@ def _never(collection: str, pipeline: Pipeline) -> str:
         return ""
     else:
         tables = section.postgres.tables
-        made = [f"{source}.{each.name.schema}.{each.name.name}" for each in tables]
+        made = [compose_name(source, each.name.schema, each.name.name) for each in tables]
     if collection in made:
         return ""
     close = difflib.get_close_matches(collection, made, n=1, cutoff=0.0)

@@ -25,6 +25,7 @@ from penstock.persist import (
 )
 from penstock.persist.lake import storage_locations
 from penstock.persist.readable import check_changes
+from penstock.persist.state import is_hidden
 from penstock.reclock import (
     Offsets,
     Shape,
@@ -143,9 +144,8 @@ def notes_in(client: Client) -> dict[str, dict[str, Any]]:
     """By source of a storage location, what it wrote down for itself."""
     found = {}
     for name in client.collections(hidden=True):
-        source, slash, what = name.partition("/")
-        if slash and what == "state":
-            found[source] = _newest(client.collection(name))
+        if is_hidden(name) and name.endswith("/state"):
+            found[name.removesuffix("/state")] = _newest(client.collection(name))
     return {source: told for source, told in found.items() if told is not None}
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from penstock import persist
 from penstock.clock import Clock
+from penstock.data.collection_name import source_of
 from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.materialize.applied import note_of_applied
@@ -174,7 +175,7 @@ class Materializing:
         self._build(self._described(known.planned))
 
     def _made_by_a_source(self, collection: str) -> bool:
-        return collection.partition(".")[0] in self._sources
+        return source_of(collection, self._sources) is not None
 
     def _described(self, upper: int | None) -> list[Described]:
         """What the collections are as of `upper`, or now."""

@@ -5,18 +5,22 @@ out, so that nobody reads or writes through the wrong codec.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from penstock.data import Codec, check_row_schema, evolve
 from penstock.data.codec import BUILT_IN
+from penstock.data.collection_name import has_controls
 from penstock.data.schema import default_row
 from penstock.errors import UsageError
 from penstock.persist.intake import columns_shown
 from penstock.persist.state import CollectionState, SchemaVersion, columns_of, is_hidden
 
 __all__ = ["accept", "check_name", "codec_of", "grown", "schema_version"]
+
+MAX_NAME: Final = 1_000
+"""Characters; enough for a schema and a table of 63 bytes each, every byte escaped."""
 
 
 def accept(found: CollectionState, wanted: SchemaVersion, *, where: str) -> None:
@@ -79,9 +83,10 @@ def check_name(name: str, owner: str) -> None:
     Raises:
         UsageError: it cannot be used, or is for collections of an owner.
     """
-    if not name or not name.isprintable() or len(name) > 500:
+    if not name or has_controls(name) or len(name) > MAX_NAME:
         raise UsageError(
-            f"collection name {name!r} cannot be used", hint="Use a short printable name."
+            f"collection name {name!r} cannot be used",
+            hint=f"Use 1 to {MAX_NAME} characters, and no control characters.",
         )
     if is_hidden(name) and not owner:
         raise UsageError(

@@ -24,6 +24,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from penstock.data import stored_schema
+from penstock.data.collection_name import without_quoted
 from penstock.errors import PenstockError
 
 __all__ = [
@@ -215,8 +216,8 @@ def schema_as_of(collection: CollectionState, as_of: int) -> SchemaVersion:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a collection of that name is Penstock's own affair, and no listing's."""
-    return "/" in name
+    """Return whether a collection belongs to a task's own state and is left out of listings."""
+    return "/" in without_quoted(name)
 
 
 def files_of(batch: Batch) -> list[str]:

@@ -1,16 +1,23 @@
 """What a table is followed as, when the catalogue describes it anew."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import evolve
+from penstock.errors import UsageError
+from penstock.sources.postgres import notes
 from penstock.sources.postgres.catalog import PgColumn, PgTable, PgType
 from penstock.sources.postgres.config import TableSpec
+from penstock.sources.postgres.followed import check_collections
 from penstock.sources.postgres.names import TableName
 from penstock.sources.postgres.pgoutput import Relation, RelationColumn
+from penstock.sources.postgres.reading import Following, Phase
 from penstock.sources.postgres.tables import Misfit, Table, defaults_of, follow, reads, refit
 
 INT2, INT4 = PgType(21, "smallint", "b", "N"), PgType(23, "integer", "b", "N")
@@ -155,3 +162,48 @@ def test_two_columns_that_changed_names_are_not_taken_for_each_other() -> None:
     assert [(column.name, column.position) for column in accepted.columns] == [
         ("id", 0), ("a", 2), ("b", 1),
     ]  # fmt: skip
+
+
+class _State:
+    """State of a source, in memory."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def recall(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def names(self) -> list[str]:
+        return sorted(self.values)
+
+    def write_down(self, values: Mapping[str, Any]) -> None:
+        self.values |= values
+
+
+def _following(oid: int, schema: str, name: str) -> Following:
+    described = replace(table([PgColumn("id", 1, INT4)]), oid=oid, schema=schema, name=name)
+    return Following(follow("app2", described, TableSpec(TableName(schema, name))), Phase.LIVE)
+
+
+def test_collection_name_of_a_tracked_table_is_durable() -> None:
+    written = notes.tables([_following(1, "weird", "dot.t"), _following(2, "weird.dot", "t")])
+    recalled = notes.recall(_State(written)).tables
+    names = [each.table.collection for each in recalled]
+    assert names == ['app2.weird."dot.t"', 'app2."weird.dot".t']
+    assert [each.table.source for each in recalled] == ["app2", "app2"]
+    check_collections("app2", "file:lake", [each.table for each in recalled])
+
+
+def test_state_of_a_version_without_quotes_keeps_names_and_rejects_shared_ones() -> None:
+    written = notes.tables([_following(1, "weird", "dot.t"), _following(2, "weird.dot", "t")])
+    older = {
+        name: {key: value for key, value in note.items() if key != "collection"}
+        for name, note in written.items()
+    }
+    first, second = (each.table for each in notes.recall(_State(older)).tables)
+    assert first.collection == second.collection == "app2.weird.dot.t"
+    assert refit(first, first.described) == first
+    check_collections("app2", "file:lake", [first])
+    with pytest.raises(UsageError, match=r'share the collection "app2.weird.dot.t"') as raised:
+        check_collections("app2", "file:lake", [first, second])
+    assert "penstock drop file:lake app2" in raised.value.hint

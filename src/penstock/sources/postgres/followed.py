@@ -36,7 +36,7 @@ from penstock.sources.postgres.upstream import Export, Upstream
 from penstock.sources.source import Tick
 from penstock.telemetry import fields, logger
 
-__all__ = ["Followed"]
+__all__ = ["Followed", "check_collections"]
 
 log = logger("sources.postgres")
 
@@ -97,8 +97,10 @@ class Followed:
         """Follow the tables of before.
 
         Raises:
-            UsageError: the file says otherwise of one of them than when it was first followed.
+            UsageError: the file says otherwise of one of them than when it was first followed,
+                or two of them have one collection.
         """
+        check_collections(self.name, self._location, [each.table for each in tables])
         for each in tables:
             if each.phase != Phase.ERRORED:
                 self._check_said(each.table)
@@ -547,7 +549,7 @@ class Followed:
         if described.replica_identity != "f" and not described.identity:
             return Misfit("it has no replica identity")
         if not following.seen:
-            return follow(self.name, described, table.spec)
+            return follow(self.name, described, table.spec, collection=table.collection)
         return refit(table, described, asked=following.phase == Phase.ERRORED)
 
     def _look(self) -> Fingerprint:
@@ -577,3 +579,23 @@ def _agree(described: PgTable, mark: TableMark | None) -> bool:
     return mark is None or [
         (column.number, column.name, column.type.oid, column.typmod) for column in described.columns
     ] == [(column.number, column.name, column.type, column.typmod) for column in mark.columns]
+
+
+def check_collections(source: str, location: str, tables: Sequence[Table]) -> None:
+    """Reject the state of versions in which two tables could share a collection.
+
+    Raises:
+        UsageError: two of the tables have one collection.
+    """
+    owners: dict[str, Table] = {}
+    for table in tables:
+        other = owners.setdefault(table.collection, table)
+        if other is not table:
+            raise UsageError(
+                f'tables {other.name} and {table.name} of source "{source}" share the collection '
+                f'"{table.collection}"',
+                detail="The collection holds rows of both tables. An earlier version did not quote "
+                "names with dots.",
+                hint=f"Drop the source (penstock drop {location} {source}) and start it again: "
+                "each table then has its own collection.",
+            )

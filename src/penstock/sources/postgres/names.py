@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from penstock.data.collection_name import parse_name
 from penstock.errors import UsageError
 
 __all__ = ["TableName", "identifier", "identifiers", "similar"]
@@ -34,8 +35,8 @@ class TableName:
         Raises:
             UsageError: it is neither.
         """
-        parts = _parts(text)
-        if parts is None or len(parts) > 2:
+        parts = parse_name(text, strip=True)
+        if parts is None or len(parts) > 2 or any("\0" in part for part in parts):
             raise UsageError(
                 f'table name "{text}" cannot be understood',
                 detail="It is a schema, a dot and a table; parts that hold a dot, a double quote "
@@ -77,24 +78,6 @@ def similar(wanted: str, there: Iterable[str]) -> list[str]:
     return [name for lower in close for name in by_lower[lower]]
 
 
-def _parts(text: str) -> list[str] | None:
-    found, at = [], 0
-    while part := _PART.match(text, at):
-        quoted, plain = part.groups()
-        name = quoted.replace('""', '"') if quoted is not None else plain.strip()
-        if not name or "\0" in name:
-            return None
-        found.append(name)
-        at = part.end()
-        if at == len(text):
-            return found
-        if text[at] != ".":
-            return None
-        at += 1
-    return None
-
-
-_PART: Final = re.compile(r'\s*"((?:[^"]|"")+)"\s*|([^".]+)')
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 # Words that cannot stand as the name of a table or a column, of versions 12 to 18.

@@ -104,6 +104,8 @@ class _TableNote:
     attempt: str = ""
     kept: tuple[Kept, ...] | None = None
     key_columns: tuple[str, ...] | None = None
+    collection: str = ""
+    """Empty in the state of versions that did not quote names."""
 
 
 def table_note(oid: int) -> str:
@@ -182,13 +184,23 @@ def _note(following: Following) -> _TableNote:
         attempt=following.attempt,
         kept=table.kept,
         key_columns=table.key_columns,
+        collection=table.collection,
     )
 
 
 def _following(note: _TableNote | None) -> Following:
     assert note is not None
+    described = note.described
+    collection = note.collection or f"{note.source}.{described.schema}.{described.name}"
     return Following(
-        follow(note.source, note.described, note.spec, note.kept, note.key_columns),
+        follow(
+            note.source,
+            described,
+            note.spec,
+            note.kept,
+            note.key_columns,
+            collection=collection,
+        ),
         note.phase,
         note.snapshot_lsn,
         note.attempt,

@@ -21,6 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from penstock.data.arrow import DIFF, PROGRESSED, TIME, numbered
+from penstock.data.collection_name import compose_name
 from penstock.data.schema import LABEL, widens
 from penstock.sources.postgres.catalog import PgColumn, PgTable
 from penstock.sources.postgres.config import TableSpec
@@ -110,6 +111,9 @@ class Table:
     name: str
     """Schema and table, as people write them."""
 
+    source: str
+    """The name of its source."""
+
     collection: str
     described: PgTable
     spec: TableSpec
@@ -137,11 +141,6 @@ class Table:
         """By name of a stored column, its number in the table; 0 if it is gone."""
         return {each.shape.name: each.shape.number for each in self.kept}
 
-    @property
-    def source(self) -> str:
-        """The name of its source."""
-        return self.collection.removesuffix(f".{self.described.schema}.{self.described.name}")
-
 
 def follow(
     source: str,
@@ -149,8 +148,13 @@ def follow(
     spec: TableSpec,
     kept: Sequence[Kept] | None = None,
     key_columns: tuple[str, ...] | None = None,
+    *,
+    collection: str | None = None,
 ) -> Table:
-    """How to follow a table that the catalogue describes, into a collection that has `kept`."""
+    """How to follow a table that the catalogue describes, into a collection that has `kept`.
+
+    A table that is tracked already keeps the name of its `collection`.
+    """
     positions = {each.number: (at, each) for at, each in enumerate(_streamed(described))}
     if kept is None:
         kept = [Kept(each) for _, each in positions.values() if each.name not in spec.exclude]
@@ -173,7 +177,8 @@ def follow(
     return Table(
         oid=described.oid,
         name=str(described.table_name),
-        collection=f"{source}.{described.schema}.{described.name}",
+        source=source,
+        collection=collection or compose_name(source, described.schema, described.name),
         described=described,
         spec=spec,
         kept=tuple(kept),
@@ -242,7 +247,9 @@ def refit(before: Table, described: PgTable, *, asked: bool = False) -> Table | 
     if declared and primary != declared:
         now = f"({', '.join(primary)})" if primary else "gone"
         return Misfit(f"its primary key was ({', '.join(declared)}) and is now {now}")
-    return follow(before.source, described, before.spec, kept, declared)
+    return follow(
+        before.source, described, before.spec, kept, declared, collection=before.collection
+    )
 
 
 def reads(table: Table, relation: Relation) -> bool:
