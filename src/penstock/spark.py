@@ -88,14 +88,14 @@ def read_all(
     """
     if not collections:
         raise UsageError("read_all was given no collection", hint="Name at least one.")
-    found = [_find(location, name) for name in dict.fromkeys(collections)]
+    found = _find_all(location, collections, as_of)
     at = _common_time(found, as_of)
     while True:
         try:
             return _read_all(spark, location, found, at, hold)
         except SinceError:
             # Since moved before it was held; then a word such as "earliest" means a later time.
-            before, found = at, [_find(location, name) for name in dict.fromkeys(collections)]
+            before, found = at, _find_all(location, collections, as_of)
             at = _common_time(found, as_of)
             if at == before:
                 raise
@@ -217,6 +217,9 @@ class _Found:
     bindings: str | None = None
     """The name, if it is a source's progress or remap; then `collection` is the remap."""
 
+    earliest: int = 0
+    """The first time with rows, if that was requested."""
+
 
 class _reading:  # noqa: N801 - used as a function.
     """A reading that ends with the block, unless scans took it over."""
@@ -243,14 +246,21 @@ class _reading:  # noqa: N801 - used as a function.
         when_unused(scans, self._stack.pop_all().close)
 
 
-def _find(location: str, name: str) -> _Found:
+def _find_all(location: str, collections: Sequence[str], as_of: int | str | None) -> list["_Found"]:
+    earliest = as_of == "earliest"
+    return [_find(location, name, earliest=earliest) for name in dict.fromkeys(collections)]
+
+
+def _find(location: str, name: str, *, earliest: bool = False) -> _Found:
     bindings = find_bindings(location, name, hold=False, settings=SETTINGS)
     if bindings is not None:
         with closing(bindings[0]):
-            return _Found(bindings[0].url, bindings[1].remap.state, name)
+            state = bindings[1].remap.state
+            time = bindings[1].time_of("earliest") if earliest else state.since
+            return _Found(bindings[0].url, state, name, time)
     client, collection = find_collection(location, name, hold=False, settings=SETTINGS)
     with closing(client):
-        return _Found(client.url, collection.state)
+        return _Found(client.url, collection.state, earliest=collection.state.since)
 
 
 def _bindings(
@@ -295,7 +305,7 @@ def _common_time(found: Sequence[_Found], as_of: int | str | None) -> int:
             raise NotYetComplete(latest.name, as_of=0, upper=0)
         return latest.upper - 1
     if as_of == "earliest":
-        return max(each.collection.since for each in found)
+        return max(each.earliest for each in found)
     return _time(as_of, found[0].collection)
 
 

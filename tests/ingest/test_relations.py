@@ -1,14 +1,22 @@
 """What a source wrote down for itself, read by others while it goes on."""
 
+import random
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import persist
-from penstock.ingest.relations import notes_in
+from penstock.ingest.pipeline import Ingest
+from penstock.ingest.relations import bindings_in, notes_in
 from penstock.persist import Collection
 from penstock.persist.memory import Memory
+from penstock.testing.clocks import ManualClock
+from penstock.testing.sources import ScriptedSource
+from tests.cli.test_verbs import lines, penstock
+
+START = 1_700_000_000_000
 
 
 def test_notes_that_go_on_between_two_looks_are_looked_at_again(
@@ -30,3 +38,62 @@ def test_notes_that_go_on_between_two_looks_are_looked_at_again(
         with persist.open(url, hold=False) as elsewhere:
             monkeypatch.setattr(Collection, "snapshot", overtaken)
             assert notes_in(elsewhere) == {"shop": {"status": 2}}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    """A lake with a source that has been bound twice: at START and a second later."""
+    source, clock = ScriptedSource("kafka"), ManualClock(START)
+    with persist.open(f"file:{tmp_path}/src", writer="w") as client:
+        ingest = Ingest(
+            "src",
+            source,
+            client,
+            tick_ms=1_000,
+            retain_ms=3_600_000,
+            clock=clock,
+            chance=random.Random(1),
+        )
+        committed, stop = source.committed, threading.Event()
+
+        def stop_after_commit(frontier: Any) -> None:
+            committed(frontier)
+            stop.set()
+
+        monkeypatch = pytest.MonkeyPatch()
+        monkeypatch.setattr(source, "committed", stop_after_commit)
+        for words in (["one", "two"], ["three"]):
+            source.append(0, *words)
+            stop.clear()
+            ingest.run(stop)
+        monkeypatch.undo()
+    return f"file:{tmp_path}"
+
+
+def test_read_progress_as_of_earliest_prints_the_first_binding(lake: str) -> None:
+    (earliest,) = lines(penstock("read", lake, "src_progress", "--as-of", "earliest"))
+    (latest,) = lines(penstock("read", lake, "src_progress"))
+    assert (earliest["offset"], latest["offset"]) == (2, 3)
+    tail = ("tail", lake, "src_progress", "--as-of", "earliest", "--until", "latest")
+    assert [line["offset"] for line in lines(penstock(*tail))][:1] == [2]
+
+
+def test_earliest_of_progress_is_the_first_binding_and_of_an_unbound_source_is_since(
+    lake: str, tmp_path: Path
+) -> None:
+    with persist.open(f"{lake}/src", hold=False) as client:
+        for each in bindings_in(client):
+            earliest = each.time_of("earliest")
+            assert START <= earliest < each.time_of("latest")
+            assert each.as_of(earliest).num_rows == 1
+    with persist.open(f"file:{tmp_path}/new", writer="w") as client:
+        Ingest(
+            "new",
+            ScriptedSource("kafka"),
+            client,
+            tick_ms=1_000,
+            retain_ms=3_600_000,
+            clock=ManualClock(START),
+            chance=random.Random(1),
+        )
+        assert [each.time_of("earliest") for each in bindings_in(client)] == [0, 0]

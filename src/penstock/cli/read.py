@@ -42,6 +42,6 @@ def read(
 def _read_bindings(client: Client, bindings: BindingsOf, as_of: str) -> None:
     """Each row once: what is counted there are offsets."""
     with client:
-        rows = bindings.as_of(time_of(as_of, bindings.remap.state))
+        rows = bindings.as_of(bindings.time_of(as_of))
         for row in rows.to_pylist():
             sys.stdout.write(encode_line(row) + "\n")

@@ -41,7 +41,7 @@ def tail(
         client, found = bindings[0], bindings[1].remap
     with client:
         state = found.state
-        start = time_of(as_of, state)
+        start = time_of(as_of, state) if bindings is None else bindings[1].time_of(as_of)
         end = None if until is None else time_of(until, state)
         if end is not None and end < start:
             raise UsageError(

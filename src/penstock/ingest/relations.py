@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock import persist
 from penstock.data import DIFF, TIME
@@ -23,6 +24,7 @@ from penstock.persist import (
     SinceError,
     Snapshot,
 )
+from penstock.persist.find import time_of
 from penstock.persist.lake import storage_locations
 from penstock.persist.readable import check_changes
 from penstock.persist.state import is_hidden
@@ -61,6 +63,17 @@ class BindingsOf:
         if self.derived:
             return self.shape.progress
         return self.shape.remap.append(pa.field(DIFF, pa.int64(), False))
+
+    def time_of(self, text: str) -> int:
+        """Return the time that `text` means here: `earliest` is that of the first binding.
+
+        The remap can be read from 0 on, where no binding is yet.
+        """
+        upper = self.remap.upper
+        if text != "earliest" or not upper:
+            return time_of(text, self.remap.state)
+        first = pc.min(self._updates(upper).column(TIME)).as_py()
+        return self.remap.since if first is None else int(first)
 
     def as_of(self, time: int) -> pa.Table:
         """Its rows as of a time; raises as reading any collection does."""
