@@ -127,6 +127,66 @@ def test_a_source_from_which_something_is_taken_is_not_dropped(lake):
     assert notes_of(f"{lake}/shop") == []
 
 
+def start_owner(lake, name):
+    """A process that holds the lock of a task, and answers no request."""
+    script = f"import sys, penstock.persist as p; c = p.open('{lake}/{name}', writer='w'); "
+    script += "print('open', flush=True); sys.stdin.read()"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout.readline() == "open\n"
+    return owner
+
+
+@pytest.fixture
+def killed(lake):
+    """The lake, after the processes that ran its tasks were killed."""
+    for name in ("shop", "desk"):
+        owner = start_owner(lake, name)
+        owner.kill()
+        owner.communicate()
+    return lake
+
+
+def test_pause_and_resume_of_a_killed_owner_take_its_lock(killed):
+    assert told("pause", killed, "shop").output == "shop: paused; it does not run now\n"
+    assert is_paused(killed, "shop")
+    assert told("resume", killed, "shop").exit_code == 0
+    assert not is_paused(killed, "shop")
+
+
+def test_drop_of_a_killed_owner_takes_its_lock(killed):
+    assert told("drop", killed, "desk", "--keep-target").exit_code == 0
+    assert notes_of(f"{killed}/desk") == []
+
+
+def test_resync_of_a_killed_owner_is_rejected_at_once(killed):
+    refused = told("resync", killed, "shop", "--wait", "600")
+    assert str(refused.exception).startswith('nobody runs source "shop"')
+
+
+def test_owner_killed_while_a_request_waits_is_not_waited_for(lake, tmp_path):
+    owner = start_owner(lake, "shop")
+    asks = tmp_path / "lake" / "shop" / "asks"
+
+    def kill_once_asked():
+        for _ in range(6_000):
+            if asks.is_dir() and any(asks.iterdir()):
+                break
+            SYSTEM_CLOCK.wait(threading.Event(), 10)
+        owner.kill()
+        owner.communicate()
+
+    killer = threading.Thread(target=kill_once_asked)
+    killer.start()
+    try:
+        assert told("pause", lake, "shop", "--wait", "600").exit_code == 0
+    finally:
+        killer.join()
+    assert is_paused(lake, "shop")
+    assert not any(asks.iterdir())
+
+
 def test_a_resync_that_nobody_hears_says_so_at_once(lake):
     refused = told("resync", lake, "shop", "--wait", "600")
     assert str(refused.exception).startswith('nobody runs source "shop"')

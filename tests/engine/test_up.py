@@ -1,7 +1,9 @@
 """A whole file, run: what is refused changes nothing, and what is agreed upon is done."""
 
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from penstock.engine import up
 from penstock.engine.checking import planned
 from penstock.errors import UsageError
 from penstock.persist.errors import LockHeld
+from penstock.pipeline import load
 from penstock.sources.postgres.source import PostgresSource
 from penstock.testing.postgres import Database
 
@@ -203,3 +206,56 @@ def test_a_connector_that_does_not_exist_is_told_alone(lake: Lake) -> None:
         up.run(lake.file, spark_starts=lambda: starts.append(None), stop=threading.Event())
     assert refused.value.detail == ""
     assert starts == []
+
+
+@pytest.fixture
+def owner(lake: Lake) -> Iterator["subprocess.Popen[str]"]:
+    """A process of this host that holds the lock of source "shop" as "a"."""
+    script = f"import sys, penstock.persist as p; c = p.open('{lake.url}/shop', writer='a'); "
+    script += "print('open', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        yield process
+        process.kill()
+
+
+SHOP = f"sources: {{shop: {{postgres: {{url: '{NOBODY}', tables: [public.a]}}}}}}"
+
+
+def test_up_of_a_writer_that_runs_on_this_host_is_rejected_and_changes_nothing(
+    lake: Lake, owner: "subprocess.Popen[str]"
+) -> None:
+    before = sorted(path for path in lake.folder.rglob("*") if path.is_file())
+    with pytest.raises(LockHeld, match='is being written by another process of "a"') as refused:
+        up.run(lake.write(SHOP), stop=threading.Event())
+    assert f"Process {owner.pid} of this host runs. It took the lock at 20" in refused.value.detail
+    assert refused.value.hint == f"Stop it: kill {owner.pid}. Or replace it: --take-over."
+    assert sorted(path for path in lake.folder.rglob("*") if path.is_file()) == [
+        *before,
+        lake.file,
+    ]
+
+
+def test_up_with_take_over_or_after_a_kill_may_take_the_lock(
+    lake: Lake, owner: "subprocess.Popen[str]"
+) -> None:
+    pipeline = load(lake.write(SHOP))
+    with pytest.raises(LockHeld):
+        up.check_not_running(pipeline, up.BOTH, take_over=False)
+    up.check_not_running(pipeline, up.BOTH, take_over=True)
+    up.check_not_running(pipeline, ("materialization",), take_over=False)
+    owner.kill()
+    owner.wait()
+    up.check_not_running(pipeline, up.BOTH, take_over=False)
+
+
+def test_open_without_take_over_does_not_replace_a_running_process(
+    lake: Lake, owner: "subprocess.Popen[str]"
+) -> None:
+    with pytest.raises(LockHeld, match='another process of "a"'):
+        persist.open(f"{lake.url}/shop", writer="a", take_over=False)
+    with persist.open(f"{lake.url}/shop", writer="a") as client:
+        assert client.epoch == 2

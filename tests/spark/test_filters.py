@@ -14,8 +14,6 @@ from penstock import persist
 from penstock.errors import InternalError, UsageError
 from penstock.persist import batch
 from penstock.persist import spark as door
-from penstock.persist.errors import LockHeld
-from penstock.persist.writing import own
 
 SCHEMA = pa.schema(
     [
@@ -107,16 +105,3 @@ def test_a_row_taken_away_more_often_than_it_was_there_is_an_error(spark, tmp_pa
         table.compare_and_append([(row(4, 4.0), 3, -3)], 3, 4)
     with pytest.raises(InternalError, match="less than none"):
         ps.read(spark, url, "rows")
-
-
-def test_the_job_of_another_host_is_not_taken_for_dead():
-    with mock.patch.object(own.socket, "gethostname", return_value="web"):
-        for holder, dead in [
-            ("spark-web-4194304-0123abcd", True),
-            ("spark-web-12-4194304-0123abcd", False),  # Of host "web-12".
-            ("web-1", False),
-        ]:
-            held = LockHeld(
-                where="file:x", writer="w", holder=holder, host="web", pid=1, taken_ms=0
-            )
-            assert own._dead(held) is dead

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,17 +16,18 @@ import typer
 
 from penstock.cli.options import SETTINGS
 from penstock.durable import join, normal
+from penstock.durable.process import is_dead
 from penstock.errors import UsageError
 from penstock.persist.lake import is_storage_location, open_store
 from penstock.persist.lock import lives
 from penstock.persist.machine import Machine
-from penstock.persist.requests import ask
-from penstock.persist.state import State
+from penstock.persist.requests import OwnerDied, ask
+from penstock.persist.state import State, Writer
 
 if TYPE_CHECKING:
     from penstock.catalog.objects import Object
 
-__all__ = ["AlreadyDropped", "Place", "Wait", "asked", "hears", "here", "place_of"]
+__all__ = ["AlreadyDropped", "Place", "Wait", "asked", "here", "place_of"]
 
 Wait = Annotated[int, typer.Option(metavar="SECONDS", help="How long to wait for the answer.")]
 
@@ -96,17 +98,17 @@ def _is_there(place: Place, state: State | None) -> bool:
     )
 
 
-def hears(url: str) -> bool:
-    """Whether a storage location is one of a task that somebody runs now.
+def owner_of_task(url: str) -> Writer | None:
+    """Return the process that runs the task of a storage location, if one may.
 
-    Others that hold a lock hear nothing, and the dead do not answer. Then the lock is
-    tried for, which is told who holds it and how to release it.
+    Other holders of a lock answer no requests, nor does a dead process.
     """
     if not is_storage_location(url):
-        return False
+        return None
     state = _state(url)
-    has_notes = any(name.endswith("/state") for name in state.names)
-    return has_notes and state.writer is not None and lives(state.writer)
+    is_task = any(name.endswith("/state") for name in state.names)
+    owner = state.writer
+    return owner if is_task and owner is not None and lives(owner) else None
 
 
 def _state(url: str) -> State:
@@ -119,12 +121,25 @@ def _state(url: str) -> State:
 
 def asked(
     url: str, verb: str, tables: Sequence[str] = (), *, keep_target: bool = False, wait: int
-) -> Mapping[str, Any]:
-    """What the owner answers.
+) -> Mapping[str, Any] | None:
+    """Return the answer of the process that runs the task of `url`; None if none runs it.
+
+    An owner that dies before it answers is noticed if it is of this host.
 
     Raises:
-        UsageError: it cannot be done, or nobody answers.
+        UsageError: the request cannot be carried out, or nobody answers.
     """
+    while (owner := owner_of_task(url)) is not None:
+        try:
+            return _ask(owner, url, verb, tables, keep_target=keep_target, wait=wait)
+        except OwnerDied:
+            print(f"process {owner.pid}, the owner of {url}, has died", file=sys.stderr)
+    return None
+
+
+def _ask(
+    owner: Writer, url: str, verb: str, tables: Sequence[str], *, keep_target: bool, wait: int
+) -> Mapping[str, Any]:
     blob = open_store(url, SETTINGS)
     try:
         with _ended_by_signals():
@@ -136,6 +151,7 @@ def asked(
                 clock=SETTINGS.clock,
                 chance=random.Random(),
                 patience_ms=wait * 1_000,
+                owner_is_dead=lambda: is_dead(owner.process),
             )
     finally:
         blob.close()

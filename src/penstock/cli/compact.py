@@ -7,7 +7,7 @@ import typer
 
 from penstock import persist
 from penstock.catalog.rows import encode_line
-from penstock.cli.asking import Wait, asked, hears, here
+from penstock.cli.asking import Wait, asked, here
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.persist.compact import BigMerges, WhenNeeded
 from penstock.persist.lake import storage_locations
@@ -44,8 +44,7 @@ def compact(
     Spark is started only for a merge that is too big for this process.
     """
     for url in storage_locations(location):
-        if writer is None and not _is_catalog(url) and hears(url):
-            asked(url, "compact", wait=wait)
+        if writer is None and not _is_catalog(url) and asked(url, "compact", wait=wait) is not None:
             if as_json:
                 print(encode_line({"location": url, "by": "its owner"}))
             else:

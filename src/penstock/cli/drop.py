@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from penstock.catalog.rows import encode_line
-from penstock.cli.asking import AlreadyDropped, Place, Wait, asked, hears, here, place_of
+from penstock.cli.asking import AlreadyDropped, Place, Wait, asked, here, place_of
 from penstock.cli.options import AsJson, Location, Task
 from penstock.errors import UsageError
 
@@ -44,9 +44,8 @@ def drop(
     if place is not None:
         if not force:
             _check_nothing_is_bound(place, location)
-        if hears(place.url):
-            asked(place.url, "drop", keep_target=keep_target, wait=wait)
-        else:
+        answer = asked(place.url, "drop", keep_target=keep_target, wait=wait)
+        if answer is None and _is_still_there(location, name):
             _drop_here(place, location, keep_target=keep_target)
     if as_json:
         done = {"name": name, "done": "drop", "kept_target": keep_target}
@@ -55,6 +54,15 @@ def drop(
         print(f"{name}: was dropped already")
     else:
         print(f"{name}: dropped" + (KEPT if keep_target else ""))
+
+
+def _is_still_there(location: str, name: str) -> bool:
+    """Return whether there is something to drop: an owner that died may have dropped it."""
+    try:
+        place_of(location, name)
+    except AlreadyDropped:
+        return False
+    return True
 
 
 def _check_nothing_is_bound(place: Place, location: str) -> None:

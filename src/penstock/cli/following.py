@@ -48,6 +48,13 @@ AllowDrop = Annotated[
         "--allow-drop", help="Drop what FILE leaves out: slots, collections, what was written."
     ),
 ]
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Replace a running process of this host that has the same writer id. It ends.",
+    ),
+]
 
 
 def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]], Verb]:
@@ -65,6 +72,7 @@ def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]]
         master: Master = None,
         http: Http = page_at,
         allow_drop: AllowDrop = False,
+        take_over: TakeOver = False,
         as_json: AsJson = False,
     ) -> None:
         # Sources bring a compiler along, which no other verb should wait for.
@@ -75,9 +83,15 @@ def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]]
         stop = threading.Event()
         stop_on_signals(stop)
         teller = Teller(stop, for_seconds, as_json=as_json)
-        with page_beside(load(file).location, http) as page:
-            if page.url and not as_json:
-                sys.stderr.write(f"the page is at {page.url}\n")
+        pipeline = load(file)
+        # Before the page: the process that runs has its address.
+        up.check_not_running(pipeline, types, take_over=take_over)
+
+        def served(url: str) -> None:
+            if not as_json:
+                sys.stderr.write(f"the page is at {url}\n")
+
+        with page_beside(pipeline.location, http, served=served, await_address=take_over) as page:
 
             def told(running: "Running") -> None:
                 teller.start(running)
@@ -93,6 +107,7 @@ def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]]
                 master=master,
                 spark_starts=lambda: None if as_json else _tell_spark(),
                 allow_drop=allow_drop,
+                take_over=take_over,
             )
             if not ran and not as_json:
                 sys.stderr.write("that is dropped, and the file has nothing to run\n")

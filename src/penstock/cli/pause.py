@@ -2,7 +2,7 @@
 
 from penstock import persist
 from penstock.catalog.rows import encode_line
-from penstock.cli.asking import Wait, asked, hears, here, place_of
+from penstock.cli.asking import Wait, asked, here, place_of
 from penstock.cli.options import SETTINGS, AsJson, Location, Task
 from penstock.persist.memory import PAUSED, Memory
 
@@ -25,10 +25,8 @@ def resume(location: Location, name: Task, wait: Wait = 60, as_json: AsJson = Fa
 
 def _tell(verb: str, location: str, name: str, wait: int, *, as_json: bool) -> None:
     url = place_of(location, name).url
-    running = hears(url)
-    if running:
-        asked(url, verb, wait=wait)
-    else:
+    running = asked(url, verb, wait=wait) is not None
+    if not running:
         with persist.open(url, writer=here(verb), settings=SETTINGS) as client:
             Memory(client, name).write_down({PAUSED: True if verb == "pause" else None})
     if as_json:

@@ -4,10 +4,10 @@ from penstock import persist
 from penstock.catalog.rows import encode_line
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.durable import normal
+from penstock.durable.process import is_dead
 from penstock.errors import UsageError
-from penstock.persist.lake import open_store, storage_locations
-from penstock.persist.machine import Machine
-from penstock.persist.state import Writer
+from penstock.persist.lake import storage_locations
+from penstock.persist.lock import owner_of
 
 __all__ = ["release"]
 
@@ -16,7 +16,7 @@ def release(location: Location, as_json: AsJson = False) -> None:
     """Release the writer's lock; a writer that lives after all is fenced and stops."""
     urls = [*map(normal, storage_locations(location))]
     if len(urls) > 1:
-        _check_one_is_locked(location, urls)
+        urls = _urls_to_release(location, urls)
     for url in urls:
         holder = persist.release(url, settings=SETTINGS)
         if as_json:
@@ -29,9 +29,15 @@ def release(location: Location, as_json: AsJson = False) -> None:
             )
 
 
-def _check_one_is_locked(location: str, urls: list[str]) -> None:
-    """Not every writer of a lake dies at once, and those that live are not ours to stop."""
-    holders = [(url, holder) for url in urls if (holder := _holder(url)) is not None]
+def _urls_to_release(location: str, urls: list[str]) -> list[str]:
+    """Return the storage locations of a lake to release: of dead writers, else of the only one.
+
+    Not every writer of a lake dies at once, and one that may run is not stopped unless it is
+    named.
+    """
+    holders = [(url, holder) for url in urls if (holder := owner_of(url)) is not None]
+    if dead := [url for url, holder in holders if is_dead(holder.process)]:
+        return dead
     if len(holders) > 1:
         told = [f'{url} by "{each.id}", process {each.pid} on {each.host}' for url, each in holders]
         raise UsageError(
@@ -39,11 +45,4 @@ def _check_one_is_locked(location: str, urls: list[str]) -> None:
             detail=f"Locked are: {'; '.join(told)}.",
             hint=f"Release one by its own address, for example penstock release {holders[0][0]}",
         )
-
-
-def _holder(url: str) -> Writer | None:
-    blob = open_store(url, SETTINGS)
-    try:
-        return Machine(blob, SETTINGS).load().writer
-    finally:
-        blob.close()
+    return urls

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from penstock.catalog.rows import encode_line
-from penstock.cli.asking import Wait, asked, hears, place_of
+from penstock.cli.asking import Wait, asked, place_of
 from penstock.cli.options import AsJson, Location
 from penstock.errors import UsageError
 
@@ -31,13 +31,13 @@ def resync(
     are written, at one time. An errored table can be read again from then on.
     """
     url = place_of(location, source).url
-    if not hears(url):
+    tables = [_canonical(each) for each in tables or ()]
+    said = asked(url, "resync", tables, wait=wait)
+    if said is None:
         raise UsageError(
             f'nobody runs source "{source}" of location "{location}", so it cannot be compared',
             hint="Start it with penstock up FILE, and ask again.",
         )
-    tables = [_canonical(each) for each in tables or ()]
-    said = asked(url, "resync", tables, wait=wait)
     # Owners of an older version do not tell how much they mended.
     left, mended = said["left"], said.get("mended")
     if as_json:

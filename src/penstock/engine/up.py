@@ -28,7 +28,7 @@ from penstock.catalog.objects import (
 from penstock.catalog.planning import Change
 from penstock.catalog.secrets import objects_without_secrets
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.durable import join
+from penstock.durable import join, normal
 from penstock.engine.checking import changes_of, checked
 from penstock.engine.dropping import drop_object, leave_tables
 from penstock.engine.jars import kafka_jars
@@ -36,9 +36,8 @@ from penstock.engine.kept.spark import KeptSession
 from penstock.errors import PenstockError, UsageError
 from penstock.ingest import running as ingest
 from penstock.materialize import running as materialize
-from penstock.persist.errors import LockHeld
 from penstock.persist.lake import is_storage_location
-from penstock.persist.lock import lives, owner_of
+from penstock.persist.lock import check_lock, lives, owner_of
 from penstock.pipeline import Pipeline, load, load_written
 from penstock.pipeline.running import Loop, Running, Task, told_of, writer_of
 from penstock.telemetry import fields, logger
@@ -62,20 +61,24 @@ def run(
     master: str | None = None,
     spark_starts: Callable[[], None] = lambda: None,
     allow_drop: bool = False,
+    take_over: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> bool:
     """Follow what `file` says until `stop` is set; whether there was anything to follow.
 
     With `once`, until all that was upstream at the start has been materialized and
     acknowledged. `told` is handed what runs, to look at while it does; `changes` what the
-    file changes, before it is done.
+    file changes, before it is done. Another process of this host that runs any of it is
+    replaced only with `take_over`.
 
     Raises:
+        LockHeld: such a process runs; nothing was changed.
         UsageError: the file cannot be followed as it is.
         Fenced: another process follows it now.
         PenstockError: what ended a task, of the first that was, when all have.
     """
     pipeline, written = load(file), load_written(file)
+    check_not_running(pipeline, types, take_over=take_over)
     found = _agreed(pipeline, written, types, allow_drop=allow_drop)
     topics = "source" in types and any(each.kafka for each in pipeline.sources.values())
     kept = KeptSession(master, jars=kafka_jars if topics else tuple, starts=spark_starts)
@@ -85,12 +88,15 @@ def run(
     found += _asked(pipeline, found, clock)
     changes(found)
     catalog = _Following(pipeline, written, clock)
-    tasks = [catalog.followed(each) for each in _tasks(pipeline, kept, types, clock)]
-    _apply(pipeline, found, tasks, clock)
+    tasks = [
+        replace(catalog.followed(task), take_over=take_over)
+        for task in _tasks(pipeline, kept, types, clock)
+    ]
+    _apply(pipeline, found, tasks, clock, take_over=take_over)
     if not tasks:
         return False
     for task in tasks:
-        _tell_takeover(task)
+        _log_takeover(task)
     running = Running(tasks, stop, restarts=not once, clock=clock, dropped=catalog.forget)
     if told is not None:
         told(running)
@@ -107,13 +113,30 @@ def run(
     return True
 
 
-def _tell_takeover(task: Task) -> None:
-    """Say so if a process with our id still runs: it is about to be fenced, and to end."""
-    other = owner_of(task.url) if is_storage_location(task.url) else None
-    if other is not None and other.id == task.writer and lives(other):
+def check_not_running(pipeline: Pipeline, types: Sequence[Type], *, take_over: bool) -> None:
+    """Check that no other process of this host runs what the file says, under the same id.
+
+    Raises:
+        LockHeld: one does, and is not to be taken over from.
+    """
+    writer = writer_of(pipeline)
+    names = {
+        *(pipeline.sources if "source" in types else ()),
+        *(pipeline.materializations if "materialization" in types else ()),
+    }
+    for name in sorted(names):
+        url = join(pipeline.location, name)
+        held = owner_of(url) if is_storage_location(url) else None
+        if held is not None and held.id == writer:
+            check_lock(held, where=normal(url), writer=writer, take_over=take_over)
+
+
+def _log_takeover(task: Task) -> None:
+    held = owner_of(task.url) if is_storage_location(task.url) else None
+    if held is not None and held.id == task.writer and lives(held):
         log.warning(
-            "another process still runs this, and ends now: its place is taken",
-            extra=fields(name=task.name, process=other.pid, host=other.host),
+            "taking over from another process",
+            extra=fields(name=task.name, pid=held.pid, host=held.host),
         )
 
 
@@ -182,7 +205,12 @@ def _tasks(
 
 
 def _apply(
-    pipeline: Pipeline, changes: Sequence[Change], tasks: Sequence[Task], clock: Clock
+    pipeline: Pipeline,
+    changes: Sequence[Change],
+    tasks: Sequence[Task],
+    clock: Clock,
+    *,
+    take_over: bool,
 ) -> None:
     """Drop what is left out: what takes from collections before what fills them.
 
@@ -196,26 +224,14 @@ def _apply(
         return
     writer = writer_of(pipeline)
     for url in {join(pipeline.location, name) for _, name in gone} | {each.url for each in tasks}:
-        _refuse_if_held(url, writer)
+        if is_storage_location(url):
+            check_lock(owner_of(url), where=normal(url), writer=writer, take_over=take_over)
     for kind, name in gone:
         if (kind, name) in running:
             leave_tables(name, pipeline, clock=clock)
         else:
             drop_object(known[kind, name], pipeline.location, writer=writer, clock=clock)
             forget_object(known[kind, name], pipeline.location, clock=clock)
-
-
-def _refuse_if_held(url: str, writer: str) -> None:
-    other = owner_of(url) if is_storage_location(url) else None
-    if other is not None and other.id != writer:
-        raise LockHeld(
-            where=url,
-            writer=writer,
-            holder=other.id,
-            host=other.host,
-            pid=other.pid,
-            taken_ms=other.taken_ms,
-        )
 
 
 def _warm(kept: KeptSession) -> None:

@@ -66,6 +66,8 @@ def open(
     *,
     writer: str | None = None,
     after: int | None = None,
+    take_over: bool = True,
+    pid: int | None = None,
     hold: bool = True,
     settings: Settings | None = None,
 ) -> "Client":
@@ -73,14 +75,17 @@ def open(
 
     With `writer`, a reentrance id, it is opened for reading and writing: the
     same id takes over from a crashed or running predecessor, which is fenced;
-    another id is refused while one holds the lock. With `after`, the epoch in
-    which this process wrote last, it takes over from no other that came since.
+    another id is rejected while one holds the lock, unless its process is of
+    this host and dead. With `take_over=False` a running process of this host
+    is not replaced either. With `after`, the epoch in which this process wrote
+    last, it takes over from no other that came since. The lock is held on
+    behalf of process `pid` of this host, by default of this one.
     Without `writer`, only for reading;
     `hold=False` then leaves no trace at all and needs no permission to write,
     at the price that compaction may get in the way, as an error that says so.
 
     Raises:
-        LockHeld: another id is writing.
+        LockHeld: another id is writing; or, without `take_over`, another process of this host.
         Fenced: a process with the same id has begun to write since epoch `after`, and lives.
         StoreRefused: the store cannot be trusted with a log, or refuses us.
     """
@@ -91,7 +96,9 @@ def open(
     try:
         if writer is not None:
             check_not_a_lake(url, steady)
-        return Client(steady, settings, writer=writer, after=after, hold=hold)
+        return Client(
+            steady, settings, writer=writer, after=after, take_over=take_over, pid=pid, hold=hold
+        )
     except BaseException:
         steady.close()
         raise
@@ -124,6 +131,8 @@ class Client:
         hold: bool,
         after: int | None = None,
         baton: Baton | None = None,
+        take_over: bool = True,
+        pid: int | None = None,
     ) -> None:
         self._workings = workings = Workings(blob, settings)
         self._blob = blob
@@ -134,7 +143,7 @@ class Client:
         if writer is None:
             workings.read(hold=hold)
         else:
-            workings.write(writer, after=after, baton=baton)
+            workings.write(writer, after=after, baton=baton, take_over=take_over, pid=pid)
         self.reader = Reader(
             machine=workings.machine,
             batches=workings.batches,

@@ -6,6 +6,7 @@ These are the ones that someone would handle apart from their parents.
 from datetime import UTC, datetime
 
 from penstock.errors import DefiniteError, PenstockError, UsageError
+from penstock.persist.records import Writer
 
 __all__ = [
     "AlreadyFailed",
@@ -20,22 +21,29 @@ __all__ = [
 
 
 class LockHeld(UsageError):
-    """Another reentrance id holds the writer's lock."""
+    """Another process holds the writer's lock, and may not be replaced."""
 
     sqlstate = "55006"
 
-    def __init__(
-        self, *, where: str, writer: str, holder: str, host: str, pid: int, taken_ms: int
-    ) -> None:
-        super().__init__(
-            f'location "{where}" is being written by "{holder}"',
-            detail=f'"{holder}" took the lock at {shown_ms(taken_ms)}, process {pid} on "{host}". '
-            f'"{writer}" may not take it over; only the same id may.',
-            hint=f'Stop that writer, or, if it is dead, run: penstock release "{where}"',
-        )
-        self.holder = holder
-        self.host = host
-        self.pid = pid
+    def __init__(self, held: Writer, *, where: str, writer: str) -> None:
+        if held.id == writer:
+            super().__init__(
+                f'location "{where}" is being written by another process of "{writer}"',
+                detail=f"Process {held.pid} of this host runs. It took the lock at "
+                f"{shown_ms(held.taken_ms)}.",
+                hint=f"Stop it: kill {held.pid}. Or replace it: --take-over.",
+            )
+        else:
+            super().__init__(
+                f'location "{where}" is being written by "{held.id}"',
+                detail=f'"{held.id}" took the lock at {shown_ms(held.taken_ms)}, process '
+                f'{held.pid} on "{held.host}". "{writer}" may not take it over; only the same id '
+                "may.",
+                hint=f'Stop that writer, or, if it is dead, run: penstock release "{where}"',
+            )
+        self.holder = held.id
+        self.host = held.host
+        self.pid = held.pid
 
 
 class Closed(UsageError):

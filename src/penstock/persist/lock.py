@@ -1,14 +1,19 @@
 """The writer's lock of a storage location: who holds it, whether they live, who takes it.
 
 The lock is the location's writer, as its log says, and whoever takes it begins an epoch, by which
-all before are fenced. A writer keeps it until it gives it back; one that was killed is taken
-over from, by its own id, or by another once the lock was released on its behalf.
+all before are fenced. A writer keeps the lock until it releases it. Who may take it from a writer
+that did not:
+
+    the holder's process       the same id                any other id
+    is dead, on this host      takes it                   takes it
+    runs, on this host         only with `take_over`      is rejected
+    is on another host         takes it                   is rejected, until it is released
 """
 
-import os
 import socket
 from dataclasses import dataclass
 
+from penstock.durable.process import identify, is_alive, is_dead, start_ticks
 from penstock.errors import Fenced, UsageError
 from penstock.persist.errors import LockHeld
 from penstock.persist.lake import open_store
@@ -16,7 +21,15 @@ from penstock.persist.machine import Machine
 from penstock.persist.settings import Settings
 from penstock.persist.state import OpenStaging, Operation, State, TakeEpoch, Writer
 
-__all__ = ["Baton", "check_writer_id", "lives", "owner_of", "release", "take_lock"]
+__all__ = [
+    "Baton",
+    "check_lock",
+    "check_writer_id",
+    "lives",
+    "owner_of",
+    "release",
+    "take_lock",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +50,51 @@ def take_lock(
     where: str,
     address: str,
     after: int | None,
+    take_over: bool,
+    pid: int | None,
 ) -> None:
     """Begin an epoch as `writer`, who can be woken at `address`.
 
+    The lock is held on behalf of process `pid` of this host, by default of this one.
+
     Raises:
-        LockHeld: another id is writing.
+        LockHeld: another id is writing; or, without `take_over`, another process of this host.
         Fenced: a process with the same id has begun to write since epoch `after`, and lives.
     """
+    process = identify(pid)
     me = Writer(
         id=writer,
         host=socket.gethostname(),
-        pid=os.getpid(),
+        pid=process.pid,
         taken_ms=settings.clock.now_ms(),
         address=address,
+        start=process.start,
+        boot=process.boot,
+        machine=process.machine,
     )
     name = f"l{settings.chance.getrandbits(64):016x}"
 
     def plan(state: State) -> list[Operation]:
-        if state.writer is not None and state.writer.id != writer:
-            held = state.writer
-            raise LockHeld(
-                where=where,
-                writer=writer,
-                holder=held.id,
-                host=held.host,
-                pid=held.pid,
-                taken_ms=held.taken_ms,
-            )
-        if after is not None and state.epoch != after:
+        held = state.writer
+        if held is not None and held.id == writer and after not in (None, state.epoch):
             _check_nobody_lives(where, state, after)
+        check_lock(held, where=where, writer=writer, take_over=take_over)
         return [TakeEpoch(me, state.location or name), OpenStaging(f"{state.epoch + 1}-0")]
 
     machine.take_epoch(plan)
+
+
+def check_lock(held: Writer | None, *, where: str, writer: str, take_over: bool) -> None:
+    """Check that `writer` may take the lock from its holder.
+
+    Raises:
+        LockHeld: it may not.
+    """
+    if held is None or is_dead(held.process):
+        return
+    other = held.process != identify() and is_alive(held.process)
+    if held.id != writer or (other and not take_over):
+        raise LockHeld(held, where=where, writer=writer)
 
 
 def release(
@@ -101,17 +127,12 @@ def owner_of(url: str) -> Writer | None:
         blob.close()
 
 
-def lives(writer: Writer) -> bool:
-    """Whether a writer's process may be there: it is, or is on another host."""
-    if writer.host != socket.gethostname():
-        return True
-    try:
-        os.kill(writer.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def lives(held: Writer) -> bool:
+    """Return whether a writer's process may run: it does, or is not of this host."""
+    if held.boot:
+        return not is_dead(held.process)
+    # Older releases recorded the process number alone.
+    return held.host != socket.gethostname() or start_ticks(held.pid) is not None
 
 
 def check_writer_id(writer: str) -> None:

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from penstock.data import stored_schema
 from penstock.data.collection_name import without_quoted
+from penstock.durable.process import ProcessIdentity
 from penstock.errors import PenstockError
 
 __all__ = [
@@ -138,6 +139,16 @@ class Writer(Struct, frozen=True, omit_defaults=True):
     taken_ms: int = 0
     address: str = ""
     """Where the writer tells readers of new entries, as host:port."""
+
+    start: int = 0
+    boot: str = ""
+    machine: str = ""
+    """The rest of its `ProcessIdentity`, by which processes of the same host know it."""
+
+    @property
+    def process(self) -> ProcessIdentity:
+        """The process that holds the lock."""
+        return ProcessIdentity(self.pid, self.start, self.boot, self.machine)
 
 
 class StoredError(Struct, frozen=True, omit_defaults=True):

@@ -18,7 +18,7 @@ An ID begins with the time at which was asked.
 import random
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,7 +30,15 @@ from penstock.durable import Blob
 from penstock.errors import PenstockError, StoreError, UsageError
 from penstock.telemetry import fields, logger
 
-__all__ = ["Request", "answer", "ask", "forget_old_answers", "is_still_asked", "requests"]
+__all__ = [
+    "OwnerDied",
+    "Request",
+    "answer",
+    "ask",
+    "forget_old_answers",
+    "is_still_asked",
+    "requests",
+]
 
 log = logger("persist")
 
@@ -43,6 +51,17 @@ OLD_MS: Final = 3_600_000
 
 UNSAID_MS: Final = 600_000
 """How long somebody is taken to wait who did not say it, as older versions do not."""
+
+
+class OwnerDied(UsageError):
+    """The owner of a storage location died before it answered a request."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__(
+            f"owner died before it answered a request to {verb}",
+            detail="The request was withdrawn. It may have been carried out in part.",
+            hint="Start the owner again: penstock up FILE. Then repeat the request.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +104,12 @@ def ask(
     clock: Clock,
     chance: random.Random,
     patience_ms: int,
+    owner_is_dead: Callable[[], bool] = lambda: False,
 ) -> Mapping[str, Any]:
     """Ask, and wait for the answer. Whatever ends the waiting, the request does not stay.
 
     Raises:
+        OwnerDied: the owner died and had not answered; the request is withdrawn.
         UsageError: nobody answered in time; the request is withdrawn.
     """
     asked_ms = clock.now_ms()
@@ -102,7 +123,7 @@ def ask(
     }
     until = clock.boot_ms() + patience_ms
     never = threading.Event()
-    withdrawn = False
+    dead = withdrawn = False
     try:
         blob.put(ASKS + id, msgspec.json.encode(said))
         while True:
@@ -113,7 +134,8 @@ def ask(
                 return told
             if withdrawn:
                 break
-            if clock.boot_ms() < until:
+            dead = owner_is_dead()
+            if clock.boot_ms() < until and not dead:
                 clock.wait(never, LOOK_MS)
             else:
                 # Then one more look: it may have been answered just before.
@@ -124,6 +146,8 @@ def ask(
         with suppress(StoreError):
             blob.delete(ASKS + id)
         raise
+    if dead:
+        raise OwnerDied(verb)
     raise UsageError(
         f"nobody answered a request to {verb} within {patience_ms // 1_000} s",
         detail="The request was withdrawn. If it was being carried out already, that goes on.",

@@ -65,11 +65,19 @@ class Workings:
             else NoClaims(self.machine)
         )
 
-    def write(self, writer: str, *, after: int | None, baton: Baton | None) -> None:
+    def write(
+        self,
+        writer: str,
+        *,
+        after: int | None,
+        baton: Baton | None,
+        take_over: bool,
+        pid: int | None,
+    ) -> None:
         """Begin to write: with the lock, which is taken, or comes with `baton`.
 
         Raises:
-            LockHeld: another id is writing.
+            LockHeld: another id is writing; or, without `take_over`, another process of this host.
             Fenced: another writer has taken the lock, or since epoch `after` another process.
         """
         blob, settings = self.blob, self.settings
@@ -80,7 +88,14 @@ class Workings:
             if baton is None:
                 address = bell.address if bell else ""
                 take_lock(
-                    self.machine, settings, writer, where=blob.name, address=address, after=after
+                    self.machine,
+                    settings,
+                    writer,
+                    where=blob.name,
+                    address=address,
+                    after=after,
+                    take_over=take_over,
+                    pid=pid,
                 )
             else:
                 self.machine.adopt(baton.epoch)

@@ -91,6 +91,9 @@ class Task:
     drop: Callable[[persist.Client, bool], None]
     """Take back all it made outside its storage location; or all but its target."""
 
+    take_over: bool = False
+    """Whether to replace a process of this host that runs it."""
+
 
 class Running:
     """What runs, by name."""
@@ -310,7 +313,10 @@ class _Kept:
                 try:
                     self._check_upkeep()
                     with persist.open(
-                        self.task.url, writer=self.task.writer, after=self._epoch
+                        self.task.url,
+                        writer=self.task.writer,
+                        after=self._epoch,
+                        take_over=self.task.take_over,
                     ) as client:
                         self.client, self._epoch = client, client.epoch
                         try:

@@ -2,15 +2,15 @@
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.pipeline.running import Running
 from penstock.telemetry import logger
-from penstock.web.serving import serve
+from penstock.web.serving import AddressTaken, serve
 from penstock.web.view import LakeView
 
 __all__ = ["NONE", "Page", "page_beside"]
@@ -22,6 +22,7 @@ TOKEN: Final = "PENSTOCK_HTTP_TOKEN"
 """The variable with what is asked of whoever looks from elsewhere."""
 
 SAMPLE_EVERY_MS: Final = 1_000
+JOIN_S: Final = 2
 PATIENCE_MS: Final = 5_000
 """A store that is away is told on the page, rather than waited for."""
 
@@ -45,33 +46,59 @@ class Page:
 
 
 @contextmanager
-def page_beside(location: str, address: str, *, clock: Clock = SYSTEM_CLOCK) -> Iterator[Page]:
-    """The page of a lake at `address`, or none, until the block ends.
+def page_beside(
+    location: str,
+    address: str,
+    *,
+    served: Callable[[str], None] = lambda _: None,
+    await_address: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Iterator[Page]:
+    """Serve the page of a lake at `address`, or nowhere, until the block ends.
+
+    `served` is called with its URL. With `await_address`, an address that another process
+    has is taken as soon as that process ends; the block begins at once.
 
     Raises:
-        UsageError: it cannot be there.
+        UsageError: the page cannot be served there.
     """
     page = Page()
     if address == NONE:
         yield page
         return
-    settings = persist.Settings(patience_ms=PATIENCE_MS)
-    view = LakeView(location, settings, running=page.status)
+    view = LakeView(location, persist.Settings(patience_ms=PATIENCE_MS), running=page.status)
     over = threading.Event()
+    stack = ExitStack()
 
-    def sample() -> None:
+    def open_page() -> bool:
+        try:
+            opened = stack.enter_context(serve(view, address, token=os.environ.get(TOKEN)))
+        except AddressTaken:
+            if not await_address:
+                raise
+            return False
+        page.url = opened.url
+        served(opened.url)
+        return True
+
+    def sample(is_open: bool) -> None:
         while not clock.wait(over, SAMPLE_EVERY_MS):
             try:
+                is_open = is_open or open_page()
                 view.sample()
             except Exception:
                 log.exception("the page took no sample; it goes on")
 
-    sampling = threading.Thread(target=sample, name="page samples", daemon=True)
     try:
-        with serve(view, address, token=os.environ.get(TOKEN)) as served:
-            page.url = served.url
-            sampling.start()
+        sampling = threading.Thread(
+            target=sample, args=(open_page(),), name="page samples", daemon=True
+        )
+        sampling.start()
+        try:
             yield page
+        finally:
+            over.set()
+            sampling.join(JOIN_S)
     finally:
-        over.set()
+        stack.close()
         view.close()

@@ -12,12 +12,23 @@ from penstock.web.app import app
 from penstock.web.guard import is_loopback
 from penstock.web.view import View
 
-__all__ = ["Served", "serve"]
+__all__ = ["AddressTaken", "Served", "serve"]
 
 PATIENCE_S: Final = 2
 """How long requests that are under way may take when the page is closed."""
 
 LOOPBACK: Final = "127.0.0.1"
+
+
+class AddressTaken(UsageError):
+    """Another process listens at the address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f'address "{address}" of the page is taken',
+            detail="Another process listens there.",
+            hint="End it, or choose another port; --http :0 takes a free one.",
+        )
 
 
 def serve(view: View, address: str, *, token: str | None) -> "Served":
@@ -129,11 +140,7 @@ def _bound(host: str, port: int, address: str, *, lonely: bool) -> socket.socket
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:
-            raise UsageError(
-                f'address "{address}" of the page is taken',
-                detail="Another process listens there.",
-                hint="End it, or choose another port; --http :0 takes a free one.",
-            ) from error
+            raise AddressTaken(address) from error
         raise UsageError(
             f'page cannot be served at "{address}"',
             detail=f"{error.strerror}.",

@@ -2,11 +2,10 @@
 
 A lake has one storage location for them all, and a storage location has one
 writer; so jobs take turns. A job that finds another one writing waits for it.
-One whose process is gone, on this very host, has died: its lock is given up.
+The lock of a dead process of this host is free to take.
 """
 
 import os
-import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,6 @@ from penstock.persist.client import Client, open
 from penstock.persist.collection import Collection
 from penstock.persist.errors import LockHeld
 from penstock.persist.lake import is_storage_location, storage_locations_below
-from penstock.persist.lock import release
 from penstock.persist.settings import Settings
 from penstock.persist.state import END
 from penstock.telemetry import fields, logger
@@ -154,14 +152,8 @@ def open_for_job(
     waiting = False
     while True:
         try:
-            return open(url, writer=job, settings=settings)
+            return open(url, writer=job, pid=pid, settings=settings)
         except LockHeld as held:
-            if _dead(held):
-                log.warning(
-                    "gave up the lock of a dead job", extra=fields(location=url, job=held.holder)
-                )
-                release(url, holder=held.holder, settings=settings)
-                continue
             if clock.boot_ms() >= deadline:
                 raise
             if not waiting:
@@ -170,18 +162,3 @@ def open_for_job(
                 )
                 waiting = True
             clock.wait(never, LOOK_AGAIN_MS)
-
-
-def _dead(held: LockHeld) -> bool:
-    """Whether the lock belongs to a job of this host whose process is gone."""
-    here = re.escape(socket.gethostname())
-    job = re.fullmatch(rf"spark-{here}-(\d+)-[0-9a-f]{{8}}", held.holder)
-    if job is None:
-        return False
-    try:
-        os.kill(int(job[1]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
