@@ -49,8 +49,14 @@ from penstock.sdk.transactor import Transactor
 __all__ = ["Server", "serve"]
 
 UNLIMITED: Final = -1
+MESSAGE_BYTES: Final = 256 << 20
+"""The largest message that is received: a row and its key are in one message."""
+
 CALLS: Final = 256
 """So many calls may be under way at once, each in a thread; more are refused at once."""
+
+SILENT_STREAMS: Final = 64
+"""So many streams of one peer may wait to send Open; each takes a thread."""
 
 END_OLDER_S: Final = 20.0
 """So long an older stream may take to let go, once it was broken off."""
@@ -87,10 +93,10 @@ class Server:
         self._server = grpc.server(
             ThreadPoolExecutor(CALLS, thread_name_prefix="rpc"),
             maximum_concurrent_rpcs=CALLS,
-            handlers=[_Handlers(self._methods())],
+            handlers=[_Handlers(self._methods(), self._rejection)],
             options=[
                 ("grpc.max_send_message_length", UNLIMITED),
-                ("grpc.max_receive_message_length", UNLIMITED),
+                ("grpc.max_receive_message_length", MESSAGE_BYTES),
                 ("grpc.so_reuseport", 0),
                 # A runtime that vanished without a word is noticed, and rolled back.
                 ("grpc.keepalive_time_ms", 20_000),
@@ -149,7 +155,6 @@ class Server:
             def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
                 told = Told(self._connector.name, context)
                 with told:
-                    self._authorize(context)
                     request: Any = decode(kind, data)
                     told.secrets = self._secrets(request)
                     return encode(answer(request))
@@ -228,8 +233,7 @@ class Server:
         self, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         told = Told(self._connector.name, context)
-        with told:
-            self._authorize(context)
+        peer = _host_of(context.peer())
 
         def opener(opening: Open, stream: Stream) -> tuple[Transactor, list[Binding[Any]]]:
             spec = opening.materialization
@@ -255,7 +259,12 @@ class Server:
         # Not forgotten when the call ends, but when the transactor is closed: a newer stream
         # must not be opened beside one that is still at work.
         stream = Stream(self._connector.name, opener, self._streams.remove)
-        self._streams.add(stream)
+        if not self._streams.add(stream, peer):
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f'connector "{self._connector.name}" has {SILENT_STREAMS} streams of this peer '
+                "that have not sent Open",
+            )
         if not context.add_callback(lambda: stream.break_off(BrokenOff("the call was ended"))):
             self._streams.remove(stream)
             return
@@ -266,17 +275,25 @@ class Server:
 
     # Who asks, and what they must not see.
 
-    def _authorize(self, context: grpc.ServicerContext) -> None:
+    def _rejection(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Return what ends a call without the token, before any of its messages is read."""
         if not self._token:
-            return
-        shown = dict(context.invocation_metadata()).get("authorization", "")
-        if not hmac.compare_digest(str(shown).encode(), f"Bearer {self._token}".encode()):
-            given = "and not this one" if shown else "and none was given"
-            context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f'connector "{self._connector.name}" wants a bearer token, {given}\n'
-                "On the command line it is given by --token-file.",
-            )
+            return None
+        shown = dict(call.invocation_metadata).get("authorization", "")
+        if hmac.compare_digest(str(shown).encode(), f"Bearer {self._token}".encode()):
+            return None
+        given = "and not this one" if shown else "and none was given"
+        text = (
+            f'connector "{self._connector.name}" wants a bearer token, {given}\n'
+            "On the command line it is given by --token-file."
+        )
+
+        def reject(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
+            yield b""
+
+        # SUBTLE: a stream, for unary calls too. gRPC reads the message of a unary call first.
+        return grpc.stream_stream_rpc_method_handler(reject)
 
     def _secrets(self, request: Any) -> Sequence[str]:
         spec = request if isinstance(request, Validate) else None
@@ -312,25 +329,39 @@ def _check_free(path: str) -> None:
     )
 
 
+def _host_of(peer: str) -> str:
+    """Return a peer without its port: `ipv4:10.0.0.7` of `ipv4:10.0.0.7:51000`."""
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
 class _Streams:
     """The streams that are open, the oldest first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: list[tuple[Stream, str]] = []
+        self._peers: dict[Stream, str] = {}
+        """Peers of the streams that have not sent Open."""
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: Stream, peer: str) -> bool:
+        """Add a stream, unless too many of its peer wait for Open."""
         with self._lock:
+            if sum(each == peer for each in self._peers.values()) >= SILENT_STREAMS:
+                return False
+            self._peers[stream] = peer
             self._open.append((stream, ""))
+            return True
 
     def remove(self, stream: Stream) -> None:
         with self._lock:
+            self._peers.pop(stream, None)
             self._open = [each for each in self._open if each[0] is not stream]
 
     def take_over(self, materialization: str, opening: Open, stream: Stream) -> None:
         """End every older stream that writes some of the same keys, and wait until it has."""
         key_range = opening.key_range
         with self._lock:
+            self._peers.pop(stream, None)
             older = [
                 other
                 for other, name in self._open
@@ -364,13 +395,19 @@ class _Streams:
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds a method by its path."""
 
-    def __init__(self, methods: dict[str, grpc.RpcMethodHandler]) -> None:
+    def __init__(
+        self,
+        methods: dict[str, grpc.RpcMethodHandler],
+        rejection: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+    ) -> None:
+        self._rejection = rejection
         self._methods = {f"/materialize.Driver/{name}": each for name, each in methods.items()}
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        return self._methods.get(handler_call_details.method)
+        method = self._methods.get(handler_call_details.method)
+        return method and (self._rejection(handler_call_details) or method)
 
 
 def _state(opening: Open) -> dict[str, Any]:

@@ -1,18 +1,26 @@
 """An address of this machine, and the thread that answers there."""
 
+import asyncio
 import errno
+import logging
 import socket
 import threading
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
 from penstock.errors import UsageError
+from penstock.telemetry import logger
 from penstock.web.app import app
+from penstock.web.connection_limit import ACCEPTED_AT_ONCE, LimitedProtocol, LogRate
 from penstock.web.guard import is_loopback
 from penstock.web.view import View
 
 __all__ = ["AddressTaken", "Served", "serve"]
+
+failures: Final = logger("web.connections")
+for _logger in (failures, logging.getLogger("uvicorn.error")):
+    _logger.addFilter(LogRate())
 
 PATIENCE_S: Final = 2
 """How long requests that are under way may take when the page is closed."""
@@ -62,7 +70,8 @@ class Served:
         self.url = f"http://{shown}:{port}/"
         config = uvicorn.Config(
             app(view, token=token),
-            http="h11",
+            http=LimitedProtocol,
+            backlog=ACCEPTED_AT_ONCE,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -91,9 +100,18 @@ class Served:
     def _run(self) -> None:
         # In a thread that is not the main one it leaves signals alone.
         try:
-            self._server.run(sockets=[self._bound])
+            asyncio.run(self._serve())
         finally:
             self._bound.close()
+
+    async def _serve(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(_log_failure)
+        await self._server.serve(sockets=[self._bound])
+
+
+def _log_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # SUBTLE: without descriptors, asyncio reports one failure for each place of the backlog.
+    failures.error(context["message"], exc_info=context.get("exception"))
 
 
 def _parsed(address: str) -> tuple[str, int]:
@@ -136,7 +154,7 @@ def _bound(host: str, port: int, address: str, *, lonely: bool) -> socket.socket
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(where)
-        bound.listen(128)
+        bound.listen(ACCEPTED_AT_ONCE)
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:
