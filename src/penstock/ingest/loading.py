@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock import persist
 from penstock.errors import InternalError, TransientError, UsageError
 from penstock.ingest.scanning import Scanned, ScanTask
+from penstock.persist.acceptance import check_name, schema_version
 from penstock.persist.also import Grow, with_growth
 from penstock.persist.compact import BigMerges
 from penstock.persist.state import Batch, CollectionState, SchemaVersion
@@ -178,6 +179,15 @@ class Loader:
         self._spark_bytes = spark_bytes
         self._stop = stop or threading.Event()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="copy")
+
+    def check(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Check that `make` can create the collection.
+
+        Raises:
+            UsageError: its name or its schema cannot be stored.
+        """
+        check_name(collection, self._source)
+        schema_version(collection, None, None, schema, key)
 
     def make(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
         """Let there be a collection; it is not seen before it begins."""

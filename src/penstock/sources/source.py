@@ -185,6 +185,14 @@ class Load(Protocol):
 class Loader(Protocol):
     """Reads pieces in parallel, each straight into files of a collection."""
 
+    def check(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Check that `make` can create the collection.
+
+        Raises:
+            UsageError: its name or its schema cannot be stored.
+        """
+        ...
+
     def make(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
         """Let there be a collection; it is not seen before it begins."""
         ...

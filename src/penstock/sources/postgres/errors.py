@@ -23,6 +23,7 @@ __all__ = [
     "SlotLost",
     "SlotPassed",
     "TableGone",
+    "TableUntrackable",
     "resync_command",
 ]
 
@@ -172,6 +173,22 @@ class TableGone(DefiniteError):
                 hint=f"Put it back with: ALTER PUBLICATION {publication} ADD TABLE {table}; "
                 f"Then run: {resync_command(location, source, table)}",
             )
+
+
+class TableUntrackable(DefiniteError):
+    """No collection can hold the table, because of its name or its columns."""
+
+    sqlstate = "0A000"
+
+    def __init__(self, *, source: str, table: TableName, cause: UsageError) -> None:
+        # The name may contain control characters, and the message is one line.
+        name = str(table).encode("unicode_escape").decode()
+        super().__init__(
+            f'table {name} of postgres source "{source}" cannot be tracked',
+            detail=f"Its collection cannot be created: {cause}. {cause.detail}".rstrip(),
+            hint=f"{cause.hint} The table is tracked as soon as that is done. To leave it out, "
+            "list the other tables under tables in the file.",
+        )
 
 
 class SchemaChanged(DefiniteError):

@@ -8,10 +8,11 @@ kept        its files are linked by the tick that is being made
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.errors import DefiniteError
+from penstock.errors import DefiniteError, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.sources.postgres import notes
 from penstock.sources.postgres.config import PostgresConfig
+from penstock.sources.postgres.errors import TableUntrackable
 from penstock.sources.postgres.reading import Following, Phase, Reading
 from penstock.sources.postgres.snapshot import pieces
 from penstock.sources.postgres.tables import Table
@@ -62,6 +63,19 @@ class FirstCopies:
         for awaited in self._awaited:
             awaited.export.give_up()
         self._copies, self._awaited = [], []
+
+    def check(self, table: Table) -> None:
+        """Check that a collection can hold the table.
+
+        Raises:
+            TableUntrackable: none can.
+        """
+        try:
+            self._loader.check(table.collection, table.schema, table.key_columns)
+        except UsageError as error:
+            raise TableUntrackable(
+                source=table.source, table=table.described.table_name, cause=error
+            ) from error
 
     @property
     def under_way(self) -> bool:

@@ -7,11 +7,10 @@
 The stream is somebody else's (`source.py`), who hands in how to read on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock.data import check_row_schema
 from penstock.errors import DefiniteError, InternalError, UsageError
 from penstock.sources.postgres.catalog import PgTable, describe, published_tables
 from penstock.sources.postgres.config import PostgresConfig
@@ -26,7 +25,7 @@ from penstock.sources.postgres.cures import (
     misfit,
 )
 from penstock.sources.postgres.drift import compare
-from penstock.sources.postgres.errors import TableGone
+from penstock.sources.postgres.errors import TableGone, TableUntrackable
 from penstock.sources.postgres.fingerprint import Fingerprint, TableMark, fingerprint
 from penstock.sources.postgres.first_copies import FirstCopies
 from penstock.sources.postgres.pgoutput import Relation
@@ -91,7 +90,24 @@ class Followed:
             )
             for each in self._chosen(published)
         }
+        self.trackable(self.tables.values())
         return self.fingerprint
+
+    def trackable(self, tables: Iterable[Following]) -> list[Following]:
+        """Return the tables that a collection can hold, and mark the others errored."""
+        found = []
+        for each in tables:
+            try:
+                self.copies.check(each.table)
+            except TableUntrackable as error:
+                log.warning(
+                    "table cannot be tracked", extra=fields(source=self.name, table=each.table.name)
+                )
+                each.phase, each.has_collection = Phase.ERRORED, False
+                each.error, each.failure = str(error), error
+            else:
+                found.append(each)
+        return found
 
     def go_on(self, tables: Sequence[Following], last: Fingerprint | None) -> None:
         """Follow the tables of before.
@@ -146,6 +162,11 @@ class Followed:
         ]
 
     @property
+    def tracks_any(self) -> bool:
+        """Whether a collection can hold at least one of the tables."""
+        return any(each.has_collection for each in self.tables.values())
+
+    @property
     def asked(self) -> bool:
         """Whether somebody wants tables compared at the next tick."""
         return self._asked is not None
@@ -188,7 +209,7 @@ class Followed:
         for oid, error in list(reading.broken.items()):
             if not self.tables[oid].seen:
                 reading.fail(self.tables[oid], reading.broken.pop(oid, error))
-        waiting = [each for each in self.tables.values() if not each.seen]
+        waiting = [each for each in self.tables.values() if each.has_collection and not each.seen]
         if any(
             each.phase == Phase.LOADING
             or (each.phase == Phase.LOADED and each.snapshot_lsn > bound)
@@ -267,8 +288,23 @@ class Followed:
                 if again == after:
                     break
                 after = again
+        found = wanted(after)
+        self._review_untracked(before, after)
         self.fingerprint = after
-        return bound, wanted(after)
+        return bound, found
+
+    def _review_untracked(self, before: Fingerprint, after: Fingerprint) -> None:
+        """Forget untracked tables that are no longer published; retry those that changed."""
+        for oid in [oid for oid, each in self.tables.items() if not each.has_collection]:
+            mark = after.tables.get(oid)
+            if mark is None or not mark.published:
+                del self.tables[oid]
+                self.forgotten.add(oid)
+            elif mark != before.tables.get(oid):
+                del self.tables[oid]
+                self._join(oid, str(mark.name))
+                if oid not in self.tables:
+                    self.forgotten.add(oid)
 
     def _wanted(self, before: Fingerprint, after: Fingerprint, reading: Reading) -> list[Cure]:
         live = {oid: each.table for oid, each in self.tables.items() if each.phase != Phase.ERRORED}
@@ -388,14 +424,6 @@ class Followed:
             )
             return
         following = Following(self._follow(described), Phase.LOADING)
-        try:
-            check_row_schema(following.table.schema, (), collection=following.table.collection)
-        except UsageError as error:
-            log.warning(
-                "table cannot be followed",
-                extra=fields(source=self.name, table=name, error=str(error)),
-            )
-            return
         taken = {each.table.collection for each in self.tables.values()}
         if following.table.collection in taken:
             log.warning(
@@ -404,7 +432,8 @@ class Followed:
             )
             return
         self.tables[oid] = following
-        self.copies.begin_anew([following])
+        if self.trackable([following]):
+            self.copies.begin_anew([following])
 
     # What is compared.
 
@@ -423,7 +452,13 @@ class Followed:
                     hint=f"It follows {', '.join(sorted(known))}.",
                 )
         for name, following in known.items():
-            if following.phase != Phase.ERRORED or (tables and name not in tables):
+            if following.failure is not None and not following.has_collection and name in tables:
+                raise following.failure
+            if (
+                not following.has_collection
+                or following.phase != Phase.ERRORED
+                or (tables and name not in tables)
+            ):
                 continue
             try:
                 self._take_up(following)

@@ -106,6 +106,7 @@ class _TableNote:
     key_columns: tuple[str, ...] | None = None
     collection: str = ""
     """Empty in the state of versions that did not quote names."""
+    has_collection: bool = True
 
 
 def table_note(oid: int) -> str:
@@ -185,6 +186,7 @@ def _note(following: Following) -> _TableNote:
         kept=table.kept,
         key_columns=table.key_columns,
         collection=table.collection,
+        has_collection=following.has_collection,
     )
 
 
@@ -209,6 +211,7 @@ def _following(note: _TableNote | None) -> Following:
         if note.error
         else None,
         seen=note.seen,
+        has_collection=note.has_collection,
     )
 
 

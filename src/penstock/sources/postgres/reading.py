@@ -63,6 +63,9 @@ class Following:
     seen: bool = False
     """Whether its collection has begun."""
 
+    has_collection: bool = True
+    """False for a table that no collection can hold: its error is in the status only."""
+
     told: Relation | None = None
     """What its messages hold now, as far as it was looked at."""
 

@@ -195,7 +195,7 @@ class PostgresSource:
         # After a failover the new timeline may stand below what was bound; then the
         # binding stays where it is until the server has passed it.
         self._bound = max(self._bound, bound)
-        return {WHOLE: self._bound} if followed.seen or not followed.tables else None
+        return {WHOLE: self._bound} if followed.seen or not followed.tracks_any else None
 
     def _heeds(self, oid: int) -> bool:
         following = self._followed.tables.get(oid)
@@ -294,7 +294,7 @@ class PostgresSource:
         """Forget the tables that the file does not name any more; first their collections go."""
         known = notes.recall(memory)
         gone = [
-            each.table
+            each
             for each in known.tables
             if self._config.spec_of(each.table.described.table_name) is None
         ]
@@ -302,12 +302,12 @@ class PostgresSource:
             return
         self._upstream.open()
         try:
-            names = [each.described.table_name for each in gone]
+            names = [each.table.described.table_name for each in gone]
             self._upstream.unpublish(names, slots=_slots(known))
         finally:
             self._upstream.close()
-        destroy([each.collection for each in gone])
-        memory.write_down({notes.table_note(each.oid): None for each in gone})
+        destroy([each.table.collection for each in gone if each.has_collection])
+        memory.write_down({notes.table_note(each.table.oid): None for each in gone})
 
     def drop(self, memory: Memory) -> None:
         """Drop the slot, and a publication that we made if nobody else of ours needs it."""
@@ -355,7 +355,8 @@ class PostgresSource:
                 **notes.streamed(export.consistent_point, None),
             }
         )
-        self._followed.copies.begin([*self._followed.tables.values()], export)
+        tracked = [each for each in self._followed.tables.values() if each.has_collection]
+        self._followed.copies.begin(tracked, export)
         self._begin_stream(None)
 
     def _start_again(self, known: notes.Notes) -> None:
@@ -370,7 +371,7 @@ class PostgresSource:
         else:
             self._memory.write_down(notes.identity(self._upstream.identity))
         self._drawn = self._durable
-        if unfinished:
+        if unfinished := self._followed.trackable(unfinished):
             self._followed.copies.begin_anew(unfinished)
         self._begin_stream(known.last if self._lost is None else None)
         if self._config.tables is not None:
