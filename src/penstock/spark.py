@@ -109,8 +109,9 @@ def _read_all(
         if each.bindings is not None:
             frames[each.bindings] = _bindings(spark, location, each.bindings, hold, as_of=at)
             continue
-        with _reading(each, at, hold=hold) as begun:
-            state = begun.reading.claim.state.collections[each.collection.id]
+        read_from = each.as_of(at)
+        with _reading(read_from, at, hold=hold) as begun:
+            state = begun.reading.claim.state.collections[read_from.collection.id]
             scanner = _scanner(spark, each.url, begun.reading)
             frame = scanner.contents(scan_snapshot(state, at))
             begun.until_unused(scanner.scans)
@@ -155,6 +156,7 @@ def _changes(
     first, beyond = interval
     if found.bindings is not None:
         return _bindings(spark, location, found.bindings, hold, interval=interval)
+    found = found.as_of(first)
     with _reading(found, max(first - 1, 0), hold=hold) as begun:
         state = begun.reading.claim.state.collections[found.collection.id]
         scanner = _scanner(spark, found.url, begun.reading)
@@ -220,6 +222,14 @@ class _Found:
     earliest: int = 0
     """The first time with rows, if that was requested."""
 
+    older: tuple[CollectionState, ...] = ()
+    """The collections that had its name before, oldest first."""
+
+    def as_of(self, time: int) -> "_Found":
+        """Return the collection that the name refers to as of a time."""
+        older = next((each for each in self.older if time < each.upper), None)
+        return self if older is None else _Found(self.url, older)
+
 
 class _reading:  # noqa: N801 - used as a function.
     """A reading that ends with the block, unless scans took it over."""
@@ -258,9 +268,11 @@ def _find(location: str, name: str, *, earliest: bool = False) -> _Found:
             state = bindings[1].remap.state
             time = bindings[1].time_of("earliest") if earliest else state.since
             return _Found(bindings[0].url, state, name, time)
-    client, collection = find_collection(location, name, hold=False, settings=SETTINGS)
+    client, _ = find_collection(location, name, hold=False, settings=SETTINGS)
     with closing(client):
-        return _Found(client.url, collection.state, earliest=collection.state.since)
+        generations = client.state.generations(name)
+        *older, current = generations
+        return _Found(client.url, current, earliest=generations[0].since, older=tuple(older))
 
 
 def _bindings(

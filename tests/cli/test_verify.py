@@ -12,7 +12,7 @@ import penstock.persist as persist
 from penstock.durable import open_blob
 from penstock.durable.log import entry_number
 from penstock.errors import Corruption, StoreRefused
-from penstock.persist.encoding import ENCODING_VERSION, checksum
+from penstock.persist.encoding import ENCODING_VERSIONS, checksum
 from penstock.persist.verify import verify
 
 SETTINGS = persist.Settings(
@@ -136,11 +136,11 @@ def test_an_unknown_encoding_version_is_refused_and_nothing_is_changed(location)
     folder, url = location
     newest = objects(folder, "rollup")[-1]
     contents = bytearray(newest.read_bytes()[:-8])
-    contents[5] = ENCODING_VERSION + 1
+    contents[5] = max(ENCODING_VERSIONS) + 1
     newest.write_bytes(bytes(contents) + checksum(bytes(contents)).to_bytes(8, "little"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for writer in (None, "w"):
-        with pytest.raises(StoreRefused, match="encoding version 2"):
+        with pytest.raises(StoreRefused, match="encoding version 3"):
             persist.open(url, writer=writer, settings=SETTINGS)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 

@@ -63,14 +63,26 @@ class Location:
         self._open()
 
     def collection(self, name: str) -> dict[str, Any]:
-        return next(c for c in self.state["collections"].values() if c["name"] == name)
+        return next(
+            c
+            for c in self.state["collections"].values()
+            if c["name"] == name and not c.get("successor", 0)
+        )
+
+    def collection_as_of(self, name: str, time: int) -> dict[str, Any]:
+        current = self.collection(name)
+        if current.get("begins", 0) <= time:
+            return current
+        there = self.state["collections"]
+        older = (there[id] for id in current.get("predecessors", []) if id in there)
+        return next((c for c in older if time < c.get("upper", 0)), current)
 
     def names(self) -> list[str]:
-        return sorted(c["name"] for c in self.state["collections"].values())
+        return sorted({c["name"] for c in self.state["collections"].values()})
 
     def as_of(self, name: str, time: int) -> Counter[str]:
         """Each row of the contents, and how often it is there."""
-        collection = self.collection(name)
+        collection = self.collection_as_of(name, time)
         if not collection.get("since", 0) <= time < collection.get("upper", 0):
             raise LookupError(f"{name} cannot be read as of {time}")
         for span in collection.get("errors", []):
@@ -129,8 +141,8 @@ class Location:
 
     def _frame(self, key: str, kind: bytes) -> dict[str, Any]:
         data = (self.folder / key).read_bytes()
-        if len(data) < 24 or data[:4] != b"PNST" or data[4:5] != kind or data[5] != 1:
-            raise Damaged(f"{key} is not a frame of kind {kind!r} and version 1")
+        if len(data) < 24 or data[:4] != b"PNST" or data[4:5] != kind or data[5] not in (1, 2):
+            raise Damaged(f"{key} is not a frame of kind {kind!r} and version 1 or 2")
         (length,) = struct.unpack_from("<Q", data, 8)
         (told,) = struct.unpack_from("<Q", data, len(data) - 8)
         if len(data) != 24 + length or xxhash.xxh64_intdigest(data[:-8]) != told:
@@ -200,8 +212,9 @@ class Location:
             case {"type": "alter", "schema": schema}:
                 collection["schemas"] = [*collection["schemas"], schema]
             case {"type": "destroy", "collection": id}:
-                self._unlink(collection.get("batches", []), number)
-                del collections[id]
+                for gone in {*collection.get("predecessors", []), id} & collections.keys():
+                    self._unlink(collections[gone].get("batches", []), number)
+                    del collections[gone]
             case {"type": "link", "batches": batches}:
                 given = [batch | {"id": self._next_id()} for batch in batches]
                 collection["batches"] = [*collection.get("batches", []), *given]
@@ -221,6 +234,10 @@ class Location:
                 *over, last = collection["errors"]
                 ended = [last | {"upper": time}] if last["lower"] < time else []
                 collection["errors"] = over + ended
+            case {"type": "replace", "by": by, "time": time}:
+                older = [*collection.get("predecessors", []), collection["id"]]
+                collections[by] |= {"name": collection["name"], "predecessors": older}
+                collection |= {"upper": time, "successor": by}
             case {"type": "intend", "sinces": sinces, "collect": collect}:
                 for id in sinces.keys() & collections.keys():
                     collections[id]["intended"] = sinces[id]

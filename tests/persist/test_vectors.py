@@ -24,7 +24,7 @@ from penstock.persist import (
     SinceError,
     UpperMismatch,
 )
-from penstock.persist.encoding import checksum, encode_rollup
+from penstock.persist.encoding import ENCODING_VERSIONS, checksum, encode_rollup
 from penstock.persist.spine import next_merge
 from penstock.persist.state import State
 from penstock.testing.stores import Fate, UnreliableBlob
@@ -168,7 +168,8 @@ def test_p13_listening_with_a_snapshot_neither_loses_nor_doubles(collection):
 def test_p15_another_encoding_is_refused_and_kept(shelf, stored):
     if stored is not None:
         frame = bytearray(encode_rollup(State(seqno=1)))
-        frame[5] += {"cur": 0, "cur+1": 1, "cur-1": -1}[stored]
+        newest, oldest = max(ENCODING_VERSIONS), min(ENCODING_VERSIONS)
+        frame[5] = {"cur": newest, "cur+1": newest + 1, "cur-1": oldest - 1}[stored]
         frame[-8:] = checksum(bytes(frame[:-8])).to_bytes(8, "little")
         MemoryBlob(shelf).put("rollup/00000000000000000001", bytes(frame))
     kept = dict(shelf.objects)

@@ -103,8 +103,7 @@ class Looker:
                 "since": shown_ms(writer.taken_ms),
             },
             "collections": [
-                _collection(state.collections[state.names[name]], holds)
-                for name in state.listed(hidden=hidden)
+                _collection(state.generations(name), holds) for name in state.listed(hidden=hidden)
             ],
             **_runners(client, state, now_ms),
             "holds": holds,
@@ -112,7 +111,8 @@ class Looker:
         }
 
 
-def _collection(collection: CollectionState, holds: list[dict[str, Any]]) -> dict[str, Any]:
+def _collection(generations: list[CollectionState], holds: list[dict[str, Any]]) -> dict[str, Any]:
+    *older, collection = generations
     back = sorted(
         hold["owner"]
         for hold in holds
@@ -120,6 +120,7 @@ def _collection(collection: CollectionState, holds: list[dict[str, Any]]) -> dic
     )
     return {
         "name": collection.name,
+        "id": collection.id,
         "owner": collection.owner or None,
         "since": collection.since,
         "upper": collection.upper,
@@ -131,6 +132,16 @@ def _collection(collection: CollectionState, holds: list[dict[str, Any]]) -> dic
         "bytes": sum(batch.size for batch in collection.batches),
         "unsealed": any(batch.upper > collection.upper for batch in collection.batches),
         "error": _error(collection),
+        "replaced": [
+            {
+                "id": each.id,
+                "since": each.since,
+                "upper": each.upper,
+                "bytes": sum(batch.size for batch in each.batches),
+                "error": _error(each),
+            }
+            for each in older
+        ],
     }
 
 
@@ -211,6 +222,10 @@ def _holds(blob: Blob, state: State, now_ms: int) -> list[dict[str, Any]]:
 
 
 def _hold(hold: Hold, state: State, now_ms: int) -> dict[str, Any]:
+    sinces: dict[str, int] = {}
+    for id, since in sorted(hold.sinces.items()):
+        if (collection := state.collections.get(id)) is not None:
+            sinces[collection.name] = min(since, sinces.get(collection.name, END))
     return {
         "owner": hold.owner,
         "id": hold.id,
@@ -218,9 +233,5 @@ def _hold(hold: Hold, state: State, now_ms: int) -> dict[str, Any]:
         "token": hold.token,
         "age_ms": max(0, now_ms - hold.placed_ms),
         "unchanged_ms": max(0, now_ms - hold.written_ms),
-        "sinces": {
-            state.collections[id].name: since
-            for id, since in sorted(hold.sinces.items())
-            if id in state.collections
-        },
+        "sinces": sinces,
     }

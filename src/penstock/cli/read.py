@@ -7,7 +7,7 @@ from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.errors import InternalError
 from penstock.ingest.relations import BindingsOf, find_bindings
 from penstock.persist import Client
-from penstock.persist.find import find_collection, time_of
+from penstock.persist.find import find_collection, find_generation
 
 __all__ = ["read"]
 
@@ -26,7 +26,7 @@ def read(
         return
     client, found = find_collection(location, collection, hold=hold, settings=SETTINGS)
     with client:
-        moment = time_of(as_of, found.state)
+        found, moment = find_generation(found, as_of)
         snapshot = found.snapshot(moment)
         for _, count, row in rows_of(snapshot.arrow(), found.state):
             if count < 0:

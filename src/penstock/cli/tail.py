@@ -12,7 +12,7 @@ from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
 from penstock.ingest.relations import Followed, find_bindings
 from penstock.persist import Snapshot
-from penstock.persist.find import find_collection, time_of
+from penstock.persist.find import find_collection, find_generation, time_of
 
 __all__ = ["tail"]
 
@@ -40,9 +40,12 @@ def tail(
     else:
         client, found = bindings[0], bindings[1].remap
     with client:
+        end = None if until is None else time_of(until, found.state)
+        if bindings is None:
+            found, start = find_generation(found, as_of)
+        else:
+            start = bindings[1].time_of(as_of)
         state = found.state
-        start = time_of(as_of, state) if bindings is None else bindings[1].time_of(as_of)
-        end = None if until is None else time_of(until, state)
         if end is not None and end < start:
             raise UsageError(
                 f"tail cannot end before {end} and begin as of {start}",

@@ -18,7 +18,7 @@ from penstock.datasource.options import BatchOptions
 from penstock.datasource.reading import Task, contents_tasks
 from penstock.persist import Client, Settings, open
 from penstock.persist.errors import SinceError
-from penstock.persist.find import find_collection, time_of
+from penstock.persist.find import find_collection, find_generation
 from penstock.persist.holds import LeasedClaims
 from penstock.persist.scan import scan_snapshot
 from penstock.persist.state import SchemaVersion, schema_as_of
@@ -53,8 +53,9 @@ def find_contents(options: BatchOptions) -> Contents:
         options.location, options.collection, hold=False, settings=settings
     )
     with closing(client):
+        found, as_of = find_generation(found, options.as_of)
         state = found.state
-        scan = scan_snapshot(state, time_of(options.as_of, state))
+        scan = scan_snapshot(state, as_of)
         return Contents(client.url, state.id, state.name, scan.as_of, scan.schema)
 
 

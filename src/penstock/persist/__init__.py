@@ -12,7 +12,7 @@ below `upper`, and the same at every reading in between.
 """
 
 from penstock.data import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
-from penstock.persist.also import Begin, Fail, Grow, Recover, WriteTo
+from penstock.persist.also import Begin, Fail, Grow, Recover, Replace, WriteTo
 from penstock.persist.client import Client, Unsealed, open, take_up
 from penstock.persist.collection import AppendTo, Collection
 from penstock.persist.errors import (
@@ -20,6 +20,7 @@ from penstock.persist.errors import (
     Closed,
     CollectionErrored,
     CollectionMissing,
+    CollectionReplaced,
     HoldLost,
     LockHeld,
     NotYetComplete,
@@ -54,6 +55,7 @@ __all__ = [
     "Collection",
     "CollectionErrored",
     "CollectionMissing",
+    "CollectionReplaced",
     "DurableHold",
     "Fail",
     "Grow",
@@ -62,6 +64,7 @@ __all__ = [
     "LockHeld",
     "NotYetComplete",
     "Recover",
+    "Replace",
     "Settings",
     "SinceError",
     "Snapshot",

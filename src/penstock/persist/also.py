@@ -24,7 +24,17 @@ from penstock.persist.state import END, CollectionState, Operation, State, Store
 if TYPE_CHECKING:
     from penstock.persist.collection import Collection
 
-__all__ = ["Also", "Begin", "Fail", "Grow", "Recover", "WriteTo", "operations_of", "with_growth"]
+__all__ = [
+    "Also",
+    "Begin",
+    "Fail",
+    "Grow",
+    "Recover",
+    "Replace",
+    "WriteTo",
+    "operations_of",
+    "with_growth",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,19 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
+class Replace:
+    """As of `time` and later the name of the collection refers to `by`, which begins there.
+
+    As of earlier times it refers to the collection itself, which is sealed at `time`
+    and takes no further updates.
+    """
+
+    collection: "Collection"
+    by: "Collection"
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteTo:
     """Updates at times at or past upper, which are not sealed: they are seen once sealed."""
 
@@ -78,7 +101,7 @@ class WriteTo:
     """Or a list of tables and `Staged`."""
 
 
-Also: TypeAlias = Begin | Grow | Fail | Recover | WriteTo
+Also: TypeAlias = Begin | Grow | Fail | Recover | Replace | WriteTo
 
 
 def with_growth(found: CollectionState, growing: Sequence[Grow]) -> CollectionState:
@@ -124,6 +147,8 @@ def operations_of(
                 operation = _fail(found, check_as_of(time), error)
             case Recover(time=time):
                 operation = _recover(found, check_as_of(time))
+            case Replace(by=by, time=time):
+                operation = _replace(found, state.collections[by.id], check_as_of(time))
             case WriteTo():
                 operation = None
             case unhandled:
@@ -182,6 +207,30 @@ def _recover(found: CollectionState, time: int) -> Operation:
             hint=f"Let it recover at {max(found.upper, last.lower)} or later.",
         )
     return log.Recover(found.id, time)
+
+
+def _replace(found: CollectionState, by: CollectionState, time: int) -> Operation:
+    what = f'collection "{found.name}" cannot be replaced at {time}'
+    if found.successor:
+        raise UsageError(
+            what,
+            detail=f"Another collection has its name from {found.upper} on.",
+            hint="Replace that one.",
+        )
+    if time < found.upper or any(batch.upper > found.upper for batch in found.batches):
+        raise UsageError(
+            what,
+            detail=f"Its upper is {found.upper}, and it may hold updates that are not sealed.",
+            hint=f"Discard updates that are not sealed, and replace it at {found.upper} or later.",
+        )
+    if by.id == found.id or by.upper or by.begins != time or by.owner != found.owner:
+        raise UsageError(
+            what,
+            detail=f'Collection "{by.name}" of owner "{by.owner}" begins at {by.begins} and has '
+            f"upper {by.upper}.",
+            hint="Replace it by a collection of the same owner that begins at that time.",
+        )
+    return log.Replace(found.id, by.id, time)
 
 
 def _last(found: CollectionState) -> "log.ErrorSpan | None":

@@ -220,10 +220,14 @@ class Client:
             self._move_codecs(found.id, wanted)
         return Collection(self, found.id, name)
 
-    def collection(self, name: str) -> "Collection":
-        """The collection of that name, with whatever codecs or schema it has."""
+    def collection(self, name: str, *, as_of: int | None = None) -> "Collection":
+        """Return the collection that a name refers to, with whatever codecs or schema it has.
+
+        With `as_of`, the one that a read as of that time uses: a collection may have been
+        replaced by another of its name.
+        """
         state = self.reader.look()
-        found = state.named(name)
+        found = state.named(name, as_of)
         if found is None:
             raise CollectionMissing(name, where=self.url, known=state.listed())
         names = [codec for codec, _ in found.schemas[-1].codecs]

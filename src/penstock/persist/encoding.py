@@ -4,14 +4,16 @@ Entries, rollups and holds are *frames*:
 
     0    4   magic, "PNST"
     4    1   kind: E entry, R rollup, H hold
-    5    1   encoding version, 1
+    5    1   encoding version, 1 or 2
     6    2   zero
     8    8   length of the body, little-endian
     16   …   the body: MessagePack
     …    8   XXH64 (seed 0) of all bytes before it, little-endian
 
 A frame that is short, long, flipped or of a version this code does not know
-is refused by name; nothing is ever guessed, skipped or wiped. The contents of
+is refused by name; nothing is ever guessed, skipped or wiped. A frame has the
+least version that can express its body: 2 where a collection was replaced
+(ADR 0043), which a release that knows version 1 only must not read past. The contents of
 the bodies are the structs of `state.py` and `holds.py`, as maps by field name.
 `docs/reference/format.md` tells all of it to someone writing a reader.
 """
@@ -26,10 +28,10 @@ from msgspec import Struct
 
 from penstock.durable import checksum_of as checksum
 from penstock.errors import Corruption, StoreRefused
-from penstock.persist.state import CollectionState, Entry, State, Writer
+from penstock.persist.state import CollectionState, Entry, Replace, State, Writer
 
 __all__ = [
-    "ENCODING_VERSION",
+    "ENCODING_VERSIONS",
     "Kind",
     "checksum",
     "decode_entry",
@@ -40,7 +42,7 @@ __all__ = [
     "encode_rollup",
 ]
 
-ENCODING_VERSION: Final = 1
+ENCODING_VERSIONS: Final = (1, 2)
 
 _MAGIC: Final = b"PNST"
 _HEAD: Final = struct.Struct("<4scBHQ")
@@ -77,10 +79,10 @@ class _Rollup(Struct, frozen=True):
     tokens: dict[int, str]
 
 
-def encode_frame(kind: Kind, body: object) -> bytes:
+def encode_frame(kind: Kind, body: object, *, version: int = 1) -> bytes:
     """`body` as a frame."""
     packed = _encoder.encode(body)
-    head = _HEAD.pack(_MAGIC, kind.value, ENCODING_VERSION, 0, len(packed)) + packed
+    head = _HEAD.pack(_MAGIC, kind.value, version, 0, len(packed)) + packed
     return head + _TAIL.pack(checksum(head))
 
 
@@ -92,15 +94,16 @@ def decode_frame(data: bytes, kind: Kind, body: type[T], *, key: str, where: str
     if magic != _MAGIC:
         raise _damaged(key, where, "It does not begin as a frame does.")
     whole = _HEAD.size + length + _TAIL.size
-    if version == ENCODING_VERSION and len(data) != whole:
+    if version in ENCODING_VERSIONS and len(data) != whole:
         raise _damaged(key, where, f"It has {len(data)} bytes and should have {whole}.")
     (told,) = _TAIL.unpack_from(data, len(data) - _TAIL.size)
     if told != checksum(memoryview(data)[: -_TAIL.size]):
         raise _damaged(key, where, "Its checksum does not match its contents.")
-    if version != ENCODING_VERSION:
+    if version not in ENCODING_VERSIONS:
         raise StoreRefused(
             f'object "{key}" of location "{where}" has encoding version {version}',
-            detail=f"This release reads version {ENCODING_VERSION}. Nothing was changed.",
+            detail=f"This release reads versions {' and '.join(map(str, ENCODING_VERSIONS))}. "
+            "Nothing was changed.",
             hint="Open the location with the release that wrote it, or a newer one.",
         )
     if found != kind.value:
@@ -113,7 +116,8 @@ def decode_frame(data: bytes, kind: Kind, body: type[T], *, key: str, where: str
 
 def encode_entry(entry: Entry) -> bytes:
     """An entry of the log."""
-    return encode_frame(Kind.ENTRY, entry)
+    replaces = any(isinstance(each, Replace) for each in entry.operations)
+    return encode_frame(Kind.ENTRY, entry, version=2 if replaces else 1)
 
 
 def decode_entry(data: bytes, *, key: str, where: str) -> Entry:
@@ -123,6 +127,7 @@ def decode_entry(data: bytes, *, key: str, where: str) -> Entry:
 
 def encode_rollup(state: State) -> bytes:
     """The whole state, with the rows of every inline batch in it (invariant 5)."""
+    replaced = any(each.predecessors for each in state.collections.values())
     return encode_frame(
         Kind.ROLLUP,
         _Rollup(
@@ -140,6 +145,7 @@ def encode_rollup(state: State) -> bytes:
             expired=dict(sorted(state.expired.items())),
             tokens=dict(sorted(state.tokens.items())),
         ),
+        version=2 if replaced else 1,
     )
 
 
@@ -153,7 +159,7 @@ def decode_rollup(data: bytes, *, key: str, where: str) -> State:
         writer=rollup.writer,
         next_id=rollup.next_id,
         collections=Map({collection.id: collection for collection in rollup.collections}),
-        names=Map({collection.name: collection.id for collection in rollup.collections}),
+        names=Map({each.name: each.id for each in rollup.collections if not each.successor}),
         staging=Map(rollup.staging),
         garbage=Map(rollup.garbage),
         collecting=rollup.collecting,

@@ -13,6 +13,7 @@ __all__ = [
     "Closed",
     "CollectionErrored",
     "CollectionMissing",
+    "CollectionReplaced",
     "HoldLost",
     "LockHeld",
     "NotYetComplete",
@@ -137,6 +138,21 @@ class CollectionErrored(DefiniteError):
 
         self.kind = kind
         self.reason = reason
+
+
+class CollectionReplaced(UsageError):
+    """From that time on the name refers to another collection, with another schema or key."""
+
+    sqlstate = "55000"
+
+    def __init__(self, name: str, *, at: int) -> None:
+        super().__init__(
+            f'collection "{name}" was replaced at {at}',
+            detail="From that time on its name refers to a new collection, whose columns or key "
+            "may differ. All changes before it have been delivered.",
+            hint=f"Read the contents as of {at} or later, and the changes from there on.",
+        )
+        self.at = at
 
 
 class NotYetComplete(UsageError):

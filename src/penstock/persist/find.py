@@ -10,7 +10,7 @@ from penstock.persist.lake import storage_locations
 from penstock.persist.settings import Settings
 from penstock.persist.state import CollectionState
 
-__all__ = ["find_collection", "time_of"]
+__all__ = ["find_collection", "find_generation", "time_of"]
 
 
 def find_collection(
@@ -30,6 +30,17 @@ def find_collection(
         client.close()
         known += state.listed()
     raise CollectionMissing(name, where=location, known=sorted(known))
+
+
+def find_generation(current: Collection, word: str) -> tuple[Collection, int]:
+    """Return the collection that a read of a name as of a time uses, and the time.
+
+    `current` has the name now. The earliest time is that of the oldest one retained.
+    """
+    client, name = current.client, current.name
+    oldest = client.state.generations(name)[0]
+    as_of = oldest.since if word == "earliest" else time_of(word, current.state)
+    return client.collection(name, as_of=as_of), as_of
 
 
 def time_of(text: str, collection: CollectionState) -> int:

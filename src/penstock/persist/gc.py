@@ -21,6 +21,8 @@ from penstock.persist.settings import Settings
 from penstock.persist.staging import epoch_of
 from penstock.persist.state import (
     END,
+    CollectionState,
+    Destroy,
     ExpireHold,
     Forget,
     ForgetHold,
@@ -220,4 +222,11 @@ def _settlement(state: State, needed: dict[int, int], position: int) -> list[Ope
     if state.collecting is None and not sinces:
         return []
     collect = state.collecting or 0
-    return [Settle(sinces, max(state.collected, min(collect, position)))]
+    settle = Settle(sinces, max(state.collected, min(collect, position)))
+    # A collection that was replaced takes no more updates: past its upper nothing is readable.
+    over = [id for id, since in sinces.items() if _is_over(state.collections[id], since)]
+    return [settle, *map(Destroy, over)]
+
+
+def _is_over(collection: CollectionState, since: int) -> bool:
+    return bool(collection.successor) and since >= collection.upper

@@ -22,7 +22,7 @@ older self that still runs is told that the hold is no longer its own.
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
@@ -459,14 +459,14 @@ class DurableHold:
         """What is held, by collection."""
         state = self._machine.refresh()
         held = self._object.hold.sinces
-        return {
-            state.collections[id].name: since
-            for id, since in held.items()
-            if id in state.collections
-        }
+        sinces: dict[str, int] = {}
+        for id, since in held.items():
+            if (collection := state.collections.get(id)) is not None:
+                sinces[collection.name] = min(since, sinces.get(collection.name, END))
+        return sinces
 
     def move(self, sinces: Mapping[str, int]) -> None:
-        """Hold exactly these collections from these times on.
+        """Hold exactly these collections from these times on, earlier generations included.
 
         Raises:
             SinceError: one of them is no longer kept; the hold stays as it was.
@@ -475,11 +475,12 @@ class DurableHold:
         state = self._machine.refresh()
         wanted: dict[int, int] = {}
         for name, since in sinces.items():
-            collection = state.named(name)
-            if collection is None:
+            generations = state.generations(name)
+            if not generations:
                 raise CollectionMissing(name, where=self._machine.blob.name, known=state.listed())
-            _check_since(state, collection.id, name, since)
-            wanted[collection.id] = since
+            for id, held in _from(generations, since).items():
+                _check_since(state, id, name, held)
+                wanted[id] = held
         before = self._object.hold
         # A durable hold keeps history, not the files of one position: whoever
         # reads under it claims those for itself while it reads.
@@ -493,14 +494,14 @@ class DurableHold:
             if clock.boot_ms() >= deadline:
                 break
             clock.wait(never, 20)
-        for name, since in sinces.items():
-            collection = state.named(name)
+        for id, since in wanted.items():
+            collection = state.collections.get(id)
             if collection is not None and (
-                not _keeps(collection, since) or not _counts(state, {collection.id: since}, END)
+                not _keeps(collection, since) or not _counts(state, {id: since}, END)
             ):
                 self._object.write(before)
                 raise SinceError(
-                    name,
+                    collection.name,
                     as_of=since,
                     since=collection.intended or collection.since,
                     begins=collection.begins,
@@ -515,6 +516,15 @@ class DurableHold:
         """
         self._object.write(self._object.hold)
         self._object.drop()
+
+
+def _from(generations: Sequence[CollectionState], since: int) -> dict[int, int]:
+    """Return from which time on each generation is needed, for the history from `since` on."""
+    *older, current = generations
+    needed = {each.id: max(since, each.begins) for each in older if each.upper > since}
+    # Without an older one to read, the current one alone decides whether `since` is retained.
+    needed[current.id] = max(since, current.begins) if needed else since
+    return needed
 
 
 def _check_since(state: State, id: int, name: str, since: int) -> None:

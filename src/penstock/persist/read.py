@@ -298,6 +298,7 @@ class Listener:
         Raises:
             SinceError: the reader has no hold and was overtaken by compaction.
             CollectionErrored: the collection is in error from here on; all before it was given.
+            CollectionReplaced: the name refers to another collection from here on.
         """
         if self._closed:
             raise UsageError(
@@ -319,7 +320,7 @@ class Listener:
                 contents = self._contents(collection)
                 self._snapshot_due = False
                 return contents
-            if collection.upper > self._frontier:
+            if collection.upper > self._frontier or collection.successor:
                 changes = self._changes(collection)
                 self._frontier = changes.upper
                 reader.claims.advance(self._claim, changes.upper - 1, state)

@@ -13,7 +13,12 @@ A reading as of a time looks at one point of this line. One of changes in
 from collections.abc import Iterator
 
 from penstock.errors import UsageError
-from penstock.persist.errors import CollectionErrored, NotYetComplete, SinceError
+from penstock.persist.errors import (
+    CollectionErrored,
+    CollectionReplaced,
+    NotYetComplete,
+    SinceError,
+)
 from penstock.persist.records import END, CollectionState, ErrorSpan
 
 __all__ = [
@@ -35,6 +40,7 @@ def check_contents(collection: CollectionState, as_of: int) -> None:
     """
     check_since(collection, as_of)
     if as_of >= collection.upper:
+        _check_not_replaced(collection)
         raise NotYetComplete(collection.name, as_of=as_of, upper=collection.upper)
     span = error_as_of(collection, as_of)
     if span is not None:
@@ -58,6 +64,7 @@ def check_changes(collection: CollectionState, lower: int, upper: int) -> None:
     if lower < collection.tells_from:
         raise _since_error(collection, lower - 1, lower=lower)
     if upper > collection.upper:
+        _check_not_replaced(collection)
         raise NotYetComplete(collection.name, as_of=upper - 1, upper=collection.upper)
     for span in _ahead(collection, lower):
         if span.lower < upper:
@@ -82,7 +89,10 @@ def reachable(collection: CollectionState, lower: int, *, snapshot: bool = False
 
     Raises:
         CollectionErrored: no further than `lower`, because of an error.
+        CollectionReplaced: no further than `lower`, because the name moved to another collection.
     """
+    if lower >= collection.upper:
+        _check_not_replaced(collection)
     for span in _ahead(collection, lower + snapshot):
         if span.lower <= lower < collection.upper:
             raise _errored(collection, span, lower)
@@ -100,6 +110,11 @@ def _ahead(collection: CollectionState, lower: int) -> Iterator[ErrorSpan]:
     return (span for span in collection.errors if lower <= span.upper)
 
 
+def _check_not_replaced(collection: CollectionState) -> None:
+    if collection.successor:
+        raise CollectionReplaced(collection.name, at=collection.upper)
+
+
 def _since_error(
     collection: CollectionState, as_of: int, *, lower: int | None = None
 ) -> SinceError:
@@ -107,7 +122,8 @@ def _since_error(
         collection.name,
         as_of=as_of,
         since=collection.since,
-        begins=collection.begins,
+        # Before it, the name referred to collections that are destroyed by now.
+        begins=0 if collection.predecessors else collection.begins,
         lower=lower,
     )
 
@@ -121,5 +137,12 @@ def _errored(collection: CollectionState, span: ErrorSpan, at: int) -> Collectio
         reason=span.error.message,
         detail=span.error.detail,
         hint=span.error.hint,
-        until=None if span.upper == END else span.upper,
+        until=_end_of(collection, span),
     )
+
+
+def _end_of(collection: CollectionState, span: ErrorSpan) -> int | None:
+    """From which time on the name can be read again, if there is one."""
+    if span.upper < END:
+        return span.upper
+    return collection.upper if collection.successor else None

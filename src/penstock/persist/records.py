@@ -200,6 +200,12 @@ class CollectionState(Struct, frozen=True, omit_defaults=True):
     errors: tuple[ErrorSpan, ...] = ()
     """In order, and apart from each other; only the last may still last."""
 
+    predecessors: tuple[int, ...] = ()
+    """Ids of the collections that had this name before, oldest first; some may be destroyed."""
+
+    successor: int = 0
+    """Id of the collection that has the name from `upper` on; 0 while this one has it."""
+
     @property
     def whole(self) -> bool:
         """Whether nothing of its history has been given up."""

@@ -66,6 +66,7 @@ __all__ = [
     "Part",
     "Recover",
     "Release",
+    "Replace",
     "RolledUp",
     "SchemaVersion",
     "Seal",
@@ -173,6 +174,14 @@ class Recover(Struct, frozen=True, tag="recover"):
     time: int
 
 
+class Replace(Struct, frozen=True, tag="replace"):
+    """From a time on, the name of a collection refers to another one."""
+
+    collection: int
+    by: int
+    time: int
+
+
 class Intend(Struct, frozen=True, tag="intend"):
     """Announce where sinces, and the deletion of unlinked files, are about to go."""
 
@@ -244,6 +253,7 @@ Operation = (
     | Begin
     | Fail
     | Recover
+    | Replace
     | Intend
     | Settle
     | Merge
@@ -305,10 +315,27 @@ class State(Struct, frozen=True):
     tokens: Map[int, str] = field(default_factory=Map)
     """The last token of each recent epoch."""
 
-    def named(self, name: str) -> CollectionState | None:
-        """The collection of that name."""
+    def named(self, name: str, as_of: int | None = None) -> CollectionState | None:
+        """Return the collection that a name refers to, now or as of a time.
+
+        A time before all generations that are retained gives the oldest of them.
+        """
         number = self.names.get(name)
-        return None if number is None else self.collections[number]
+        if number is None:
+            return None
+        found = self.collections[number]
+        if as_of is None or as_of >= found.begins:
+            return found
+        generations = self.generations(name)
+        return next((each for each in generations if as_of < each.upper), found)
+
+    def generations(self, name: str) -> list[CollectionState]:
+        """Return the retained collections that a name has referred to, oldest first."""
+        current = self.named(name)
+        if current is None:
+            return []
+        older = (self.collections.get(id) for id in current.predecessors)
+        return [*(each for each in older if each is not None), current]
 
     def listed(self, *, hidden: bool = False) -> list[str]:
         """The names of the collections, in order; of hidden ones only if asked for."""
@@ -389,11 +416,7 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
                 names=state.names.set(name, made.id),
             )
         case Destroy(collection=id):
-            gone = _collection(state, id)
-            state = _unlinked(state, number, gone.batches)
-            return replace(
-                state, collections=state.collections.delete(id), names=state.names.delete(gone.name)
-            )
+            return _destroyed(state, number, _collection(state, id))
         case Alter(collection=id, schema=schema):
             old = _collection(state, id)
             return _with(state, replace(old, schemas=(*old.schemas, schema)))
@@ -418,6 +441,8 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
             return _with(state, replace(old, errors=(*old.errors, ErrorSpan(time, error))))
         case Recover(collection=id, time=time):
             return _with(state, _recovered(_collection(state, id), time))
+        case Replace(collection=id, by=by, time=time):
+            return _replaced(state, _collection(state, id), _collection(state, by), time)
         case Intend(sinces=sinces, collect=collect):
             for id, since in sinces.items():
                 if (intending := state.collections.get(id)) is not None:
@@ -474,6 +499,26 @@ def _recovered(old: CollectionState, time: int) -> CollectionState:
     # What ended before it began never was.
     ended = (replace(last, upper=time),) if last.lower < time else ()
     return replace(old, errors=(*over, *ended))
+
+
+def _replaced(state: State, old: CollectionState, new: CollectionState, time: int) -> State:
+    names = state.names.delete(new.name).set(old.name, new.id)
+    state = _with(state, replace(old, upper=time, successor=new.id))
+    predecessors = (*old.predecessors, old.id)
+    new = replace(new, name=old.name, predecessors=predecessors)
+    return replace(_with(state, new), names=names)
+
+
+def _destroyed(state: State, number: int, gone: CollectionState) -> State:
+    """Remove a collection, and those that had its name before."""
+    collections, names = state.collections, state.names
+    for id in (*gone.predecessors, gone.id):
+        if (each := collections.get(id)) is not None:
+            state = _unlinked(state, number, each.batches)
+            collections = collections.delete(id)
+    if names.get(gone.name) == gone.id:
+        names = names.delete(gone.name)
+    return replace(state, collections=collections, names=names)
 
 
 def _settled(old: CollectionState, since: int) -> CollectionState:

@@ -31,7 +31,7 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.persist.batch import Batches, defaults_of
-from penstock.persist.errors import AlreadyFailed, Closed
+from penstock.persist.errors import AlreadyFailed, Closed, CollectionReplaced
 from penstock.persist.machine import Machine, PlanFailed
 from penstock.persist.staging import Staging
 from penstock.persist.state import (
@@ -503,6 +503,8 @@ def _judge(work: Append, state: State, uppers: dict[int, int]) -> tuple[Any, Seq
 
 
 def _refusal(piece: Piece, collection: CollectionState, upper: int) -> UsageError | None:
+    if collection.successor:
+        return CollectionReplaced(collection.name, at=collection.upper)
     if piece.upper is not None and piece.upper < upper:
         return UsageError(
             f'collection "{collection.name}" cannot be sealed at {piece.upper}',

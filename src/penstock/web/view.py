@@ -9,7 +9,7 @@ from penstock.catalog.looking import Looker
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corruption, InternalError, PenstockError, UsageError
 from penstock.persist.errors import CollectionMissing
-from penstock.persist.find import find_collection, time_of
+from penstock.persist.find import find_collection, find_generation
 from penstock.persist.state import is_hidden
 from penstock.web.history import History
 from penstock.web.sample import latest_changes, sample
@@ -95,7 +95,7 @@ class LakeView:
         """At most `limit` rows as of a time, exact, whatever the size of the collection."""
 
         def read(found: persist.Collection) -> dict[str, Any]:
-            return sample(found, time_of(as_of, found.state), limit)
+            return sample(*find_generation(found, as_of), limit)
 
         return self._read(collection, read)
 
