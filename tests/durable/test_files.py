@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -227,7 +227,10 @@ def test_folders_beyond_the_most_that_are_held_open_still_work(tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes to another user, which only root may")
-def test_a_reader_with_permission_to_read_reads_and_settles() -> None:
+def test_a_reader_with_permission_to_read_reads_and_settles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_UMASK", "022")
     with tempfile.TemporaryDirectory() as folder:  # Pytest's own is closed to others.
         Path(folder).chmod(0o755)
         writer = open_blob(f"file:{folder}/store", writing=True)
@@ -322,3 +325,47 @@ def test_a_write_under_way_is_finished_when_another_thread_closes(tmp_path: Path
     assert handles_open() == before
     assert (tmp_path / "log" / "0").read_bytes() == b"whole"
     assert names_in(tmp_path / "tmp") == set()
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> set[tuple[bool, int]]:
+    """Whether each path is a folder, and its permissions."""
+    return {(path.is_dir(), path.stat().st_mode & 0o777) for path in (folder, *folder.rglob("*"))}
+
+
+@pytest.mark.usefixtures("open_umask")
+@pytest.mark.parametrize(("value", "folders", "files"), [("", 0o700, 0o600), ("027", 0o750, 0o640)])
+def test_files_of_a_lake_are_created_for_their_owner_unless_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, folders: int, files: int
+) -> None:
+    monkeypatch.setenv("PENSTOCK_UMASK", value)
+    blob = open_blob(f"file:{tmp_path}/lake", writing=True)
+    blob.put("a/b", b"x")
+    assert blob.create("log/0", b"y")
+    blob.close()
+    assert modes(tmp_path / "lake") == {(True, folders), (False, files)}
+
+
+@pytest.mark.parametrize("value", ["77x", "0777", "-1", "9"])
+def test_umask_that_is_no_octal_number_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_UMASK", value)
+    with pytest.raises(UsageError, match="variable PENSTOCK_UMASK is"):
+        open_blob(f"file:{tmp_path}/lake", writing=True).put("a", b"x")
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_lake_with_other_permissions_can_still_be_written(tmp_path: Path) -> None:
+    (tmp_path / "lake" / "a").mkdir(parents=True, mode=0o755)
+    (tmp_path / "lake" / "a" / "old").write_bytes(b"old")
+    blob = open_blob(f"file:{tmp_path}/lake", writing=True)
+    blob.put("a/old", b"new")
+    assert blob.get("a/old") == b"new"
+    blob.close()

@@ -11,11 +11,14 @@ come to mean another folder while the number does not.
 
 import fcntl
 import os
+import re
 import stat
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-__all__ = ["OS_DISK", "Disk", "Found", "OsDisk"]
+from penstock.errors import UsageError
+
+__all__ = ["OS_DISK", "Disk", "Found", "OsDisk", "lake_umask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class OsDisk:
     def make_folder(self, path: str) -> bool:
         """See `Disk`."""
         try:
-            os.mkdir(path)  # noqa: PTH102 - a plain path is what the seam speaks.
+            os.mkdir(path, 0o777 & ~lake_umask())  # noqa: PTH102 - a plain path is what the seam speaks.
         except FileExistsError:
             return False
         return True
@@ -114,7 +117,7 @@ class OsDisk:
 
     def write_new(self, folder: int, name: str, data: bytes) -> int:
         """See `Disk`."""
-        file = os.open(name, _NEW, 0o666, dir_fd=folder)
+        file = os.open(name, _NEW, 0o666 & ~lake_umask(), dir_fd=folder)
         try:
             written = os.write(file, data)
             while written < len(data):  # The system writes at most 2 GiB at a time.
@@ -177,6 +180,28 @@ class OsDisk:
 
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+UMASK: Final = "PENSTOCK_UMASK"
+"""Variable with the permissions that others do not get, in octal."""
+
+OWNER_ONLY: Final = 0o077
+
+
+def lake_umask() -> int:
+    """Return the permission bits that files and folders of a lake are created without.
+
+    Raises:
+        UsageError: the variable holds no such bits.
+    """
+    text = os.environ.get(UMASK)
+    if not text:
+        return OWNER_ONLY
+    if re.fullmatch("0*[0-7]{1,3}", text) is None or int(text, 8) & 0o700:
+        raise UsageError(
+            f'variable {UMASK} is "{text}"',
+            hint=f"Give octal permission bits that only group and others lose: {UMASK}=027",
+        )
+    return int(text, 8)
 
 
 def _sync(handle: int) -> None:
