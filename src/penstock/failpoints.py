@@ -52,6 +52,7 @@ class Failpoint(StrEnum):
     TICK_BEGIN = "tick.begin"
     TICK_DONE = "tick.done"
     CONFIRM_DONE = "confirm.done"
+    APPLY_DONE = "apply.done"
     PLAN_DONE = "plan.done"
     STORE_DONE = "store.done"
     RECOVERY_DONE = "recovery.done"

@@ -44,6 +44,7 @@ SOURCES = {
 """Tripped in tests/ingest, where a source passes them."""
 
 MATERIALIZATIONS = {
+    Failpoint.APPLY_DONE,
     Failpoint.PLAN_DONE,
     Failpoint.STORE_DONE,
     Failpoint.RECOVERY_DONE,

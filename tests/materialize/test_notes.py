@@ -46,14 +46,14 @@ def test_the_page_on_the_format_lists_the_notes(lake: str, table: Table, tmp_pat
         assert [*checkpoint] == listed("Checkpoint")
         (path, reached), *_ = checkpoint["bindings"].items()
         assert json.loads(path) == ["t"]
-        assert [*reached] == listed("Reached")
+        assert [*reached] == [*listed("Reached"), "layout"]
         assert reached["frontier"] == table.collection.upper
         with persist.open(f"{lake}/local") as own:
             assert checkpoint["materialization"] == own.state.location
         collection = table.client.state.named("shop.t")
         assert reached["collection"] == f"{table.client.state.location}/{collection.id}"
     assert [*msgspec.structs.asdict(Checkpoint("", {}))] == listed("Checkpoint")
-    assert [*msgspec.structs.asdict(Reached("", 0, 0))] == [*listed("Reached"), "columns"]
+    assert [*msgspec.structs.asdict(Reached("", 0, 0))] == [*listed("Reached"), "columns", "layout"]
 
 
 def test_what_is_said_of_endpoint_and_resources_is_not_kept(

@@ -29,6 +29,9 @@ class Rows:
     key: tuple[str, ...]
     """Columns."""
 
+    renderings: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By column, as in `renderings_of`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Documents:
@@ -58,6 +61,9 @@ class Documents:
 
     keyless: bool = False
     """It is counted only since there is no key, which will do for delta updates."""
+
+    renderings: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By column, as in `renderings_of`; empty, if a column has the document."""
 
 
 Shape = Rows | Documents

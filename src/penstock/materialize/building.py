@@ -8,6 +8,7 @@ The version is a hash of the specification, so it changes exactly when that does
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import xxhash
@@ -15,6 +16,7 @@ import xxhash
 from penstock.errors import UsageError
 from penstock.materialize.binding import Documents, Shape
 from penstock.materialize.client import Connection
+from penstock.materialize.layout import Layout, layout_of
 from penstock.pipeline.file import BindingSection, MaterializationSection
 from penstock.protocol.messages import Apply, Validate, ValidateBinding, ValidatedBinding
 from penstock.protocol.selection import Wish, select_fields
@@ -28,7 +30,7 @@ Described = tuple[CollectionSpec, Shape]
 """What a connector is told of a collection, and how its rows become that."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Built:
     """A materialization as its connector agreed to it."""
 
@@ -42,6 +44,25 @@ class Built:
 
     empties: tuple[bool, ...]
     """For each binding, whether its resource may be emptied."""
+
+    filled: tuple[frozenset[str], ...]
+    """For each binding, fields whose new columns hold the stored default in every row."""
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Layout that each binding gives its resource."""
+        return tuple(
+            layout_of(*described, binding)
+            for described, binding in zip(self.described, self.spec.bindings, strict=True)
+        )
+
+    @cached_property
+    def layout_ids(self) -> tuple[str, ...]:
+        """Ids of the layouts; empty for delta updates, of which none is sent again."""
+        return tuple(
+            "" if binding.delta_updates else layout.id
+            for layout, binding in zip(self.layouts, self.spec.bindings, strict=True)
+        )
 
     def columns(self, number: int) -> str:
         """Which columns tell the rows of a binding apart, if all of them do."""
@@ -95,6 +116,7 @@ def build(
             for binding, answer in zip(section.bindings, answers, strict=True)
         ),
         tuple(answer.accepts_empty for answer in answers),
+        tuple(frozenset[str]() for _ in answers),
     )
 
 

@@ -35,6 +35,9 @@ class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
     columns: str = ""
     """Which columns tell its rows apart, where all of them do."""
 
+    layout: str = ""
+    """Id of the layout of its rows; empty in checkpoints of earlier releases."""
+
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far all resources of a materialization have come, for one range of keys."""

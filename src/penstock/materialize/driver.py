@@ -9,7 +9,7 @@ least that every shard has acknowledged, so whatever must be read again can be.
 
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Protocol
 
@@ -25,6 +25,7 @@ from penstock.materialize.checkpoint import Checkpoint, path_text
 from penstock.materialize.client import connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.materialize.hosting import reached_connector
+from penstock.materialize.known_layouts import KnownLayouts
 from penstock.materialize.lakeside import Holding, Lakeside, Ready, owner_of
 from penstock.materialize.pace import upper_within
 from penstock.materialize.recovery import Log, ShardLog, notes_of, recalled
@@ -32,6 +33,7 @@ from penstock.materialize.rounds import Commits, Told
 from penstock.materialize.shapes import shape_of
 from penstock.materialize.shard import Forked, OpenedElsewhere, ShardPlan
 from penstock.materialize.status import Status
+from penstock.persist.batch import defaults_of
 from penstock.persist.errors import CollectionMissing
 from penstock.persist.memory import Memory
 from penstock.persist.state import END, columns_of, schema_as_of
@@ -93,6 +95,9 @@ class Materializing:
         self._address = ""
         self._security = Security()
         self._built: Built
+        self._continued: Sequence[frozenset[str]] = ()
+        """For each binding, ids of earlier layouts that need no rewrite."""
+
         self._log: Log
         self._files: list[ExitStack] = []
         """Of the transaction that is under way, and of the one that is offered."""
@@ -185,7 +190,8 @@ class Materializing:
             state = self._lake.state(name)
             schema = state.schemas[-1] if upper is None else schema_as_of(state, max(upper - 1, 0))
             section = self._collections.get(name)
-            found.append(shape_of(name, columns_of(schema), schema.key, section))
+            defaults = defaults_of(state.schemas)
+            found.append(shape_of(name, columns_of(schema), schema.key, section, defaults))
         return found
 
     def _build(self, described: list[Described]) -> None:
@@ -193,8 +199,13 @@ class Materializing:
         with connect(self._address, self._security) as connection:
             self._built = build(self.name, self._section, described, connection)
             self._status.build(self._built)
-            self._memory.write_down(note_of_applied(self._built))
+            layouts = KnownLayouts.get(self._memory).with_built(self._built)
+            self._continued = [
+                layouts.continued(self._built, number) for number in range(len(described))
+            ]
+            self._memory.write_down({**note_of_applied(self._built), **layouts.note()})
             self._built.apply(connection)
+            pass_by(Failpoint.APPLY_DONE)
         self._write(self._log.bind(self._built.version, self._paths()))
 
     # Transactions.
@@ -340,6 +351,8 @@ class Materializing:
                     section.backfill,
                     self._built.columns(number),
                     unknown=self._path(number) in self._log.unbound,
+                    layout=self._built.layout_ids[number],
+                    continued=self._continued[number],
                 ),
                 held[section.collection].url,
                 held[section.collection].state,
@@ -379,11 +392,16 @@ class Materializing:
             return [_frontier(each.settled, path) for each in self._log.shards]
         if path in self._log.unbound:
             return [0]
-        return [_frontier(each.checkpoint, path, backfill) for each in self._log.shards]
+        layout = self._built.layout_ids[number]
+        # An empty id is of an earlier release, which recorded none.
+        held = {"", layout, *self._continued[number]} if layout else None
+        return [_frontier(each.checkpoint, path, backfill, held) for each in self._log.shards]
 
     def _committed(self) -> int:
         """The upper of the last transaction."""
-        return max(max(self._frontiers(number)) for number in range(len(self._section.bindings)))
+        return max(
+            _frontier(each.checkpoint, path) for each in self._log.shards for path in self._paths()
+        )
 
     def _reached(self) -> int:
         """How far all shards have come in all bindings but those that were left behind."""
@@ -466,10 +484,20 @@ class Materializing:
         return sinces
 
 
-def _frontier(checkpoint: Checkpoint | None, path: str, backfill: int = 0) -> int:
-    """How far a resource has come, if it has been written by that backfill or a later one."""
+def _frontier(
+    checkpoint: Checkpoint | None,
+    path: str,
+    backfill: int = 0,
+    layouts: Collection[str] | None = None,
+) -> int:
+    """Return the frontier of a resource, or 0 if all of its rows are to be stored again.
+
+    That is so below `backfill`, and with a layout that is none of `layouts`.
+    """
     reached = checkpoint.bindings.get(path) if checkpoint is not None else None
-    return 0 if reached is None or reached.backfill < backfill else reached.frontier
+    if reached is None or reached.backfill < backfill:
+        return 0
+    return 0 if layouts is not None and reached.layout not in layouts else reached.frontier
 
 
 class StoppedByError(DefiniteError):

@@ -9,6 +9,7 @@ so two shards may begin at different times and still end at the same one.
     there, at or past upper       nothing
     there, of an older backfill   its whole contents, and deletions of what they lack
     there, before an error ended  likewise, as what changed in between was not kept
+    there, with another layout    likewise, unless its connector has filled the new columns
     there, and not bound lately   its whole contents, once what is there was emptied
 
 A collection that cannot be read just below upper brings nothing. If it is in error, it is
@@ -47,6 +48,18 @@ class Bound:
 
     unknown: bool = False
     """It was not bound for a while, and nobody knows what it holds now."""
+
+    layout: str = ""
+    """As in `Reached`; empty, if documents that were sent stay as they are."""
+
+    continued: frozenset[str] = frozenset()
+    """Ids of other layouts whose rows are as `layout` has them, once it is applied."""
+
+    def holds_layout(self, reached: Reached) -> bool:
+        """Return whether rows that were not updated are as the layout has them."""
+        return not (reached.layout and self.layout) or (
+            reached.layout == self.layout or reached.layout in self.continued
+        )
 
     def brings(self, reached: Reached | None, upper: int) -> bool:
         """Whether it can be read just below `upper`, as far as it is needed."""
@@ -110,7 +123,14 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
     if reached.backfill < bound.backfill:
         before = reached.frontier - 1
         return Rewrite(before if before >= bound.since else None, upper - 1)
-    if reached.frontier >= upper:
+    before = reached.frontier - 1
+    if reached.frontier > upper:
+        return None
+    if not bound.holds_layout(reached):
+        # SUBTLE: also where the frontier is upper. If the file has changed since upper was
+        # planned, rows may have been stored with the layout that was planned.
+        return Rewrite(before if before >= bound.since else None, upper - 1)
+    if reached.frontier == upper:
         return None
     if reached.frontier <= bound.since and reached.frontier:
         raise UsageError(
@@ -119,7 +139,7 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
             hint=f"Write the resource anew: set its backfill to {reached.backfill + 1}.",
         )
     if any(lower < upper and end > reached.frontier for lower, end in bound.errors):
-        return Rewrite(reached.frontier - 1, upper - 1)
+        return Rewrite(before, upper - 1)
     return Changes(reached.frontier, upper)
 
 
@@ -155,8 +175,14 @@ def after(
         held = reached.get(path)
         if not bound.brings(held, upper):
             continue
-        frontier = upper
-        if held is not None and held.backfill == bound.backfill and not bound.unknown:
-            frontier = max(upper, held.frontier)
-        reached[path] = Reached(bound.collection, bound.backfill, frontier, bound.columns)
+        if (
+            held is not None
+            and held.frontier > upper
+            and held.backfill == bound.backfill
+            and not bound.unknown
+        ):
+            continue  # Nothing was stored.
+        reached[path] = Reached(
+            bound.collection, bound.backfill, upper, bound.columns, bound.layout
+        )
     return Checkpoint(materialization, reached)

@@ -39,12 +39,31 @@ class Holding:
     id: str
     state: CollectionState
 
-    def bound(self, path: str, backfill: int, columns: str, *, unknown: bool) -> Bound:
+    def bound(
+        self,
+        path: str,
+        backfill: int,
+        columns: str,
+        *,
+        unknown: bool,
+        layout: str,
+        continued: frozenset[str],
+    ) -> Bound:
         """It, as bound to a resource."""
         state = self.state
-        errors = tuple((span.lower, span.upper) for span in state.errors)
-        ends = (state.since, state.upper)
-        return Bound(path, state.name, self.id, backfill, *ends, errors, columns, unknown)
+        return Bound(
+            path,
+            state.name,
+            self.id,
+            backfill,
+            state.since,
+            state.upper,
+            tuple((span.lower, span.upper) for span in state.errors),
+            columns,
+            unknown,
+            layout,
+            continued,
+        )
 
 
 class Lakeside:

@@ -12,6 +12,7 @@ that a Postgres that is written to has a column of the same.
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -31,13 +32,20 @@ from penstock.protocol.specs import (
 )
 from penstock.reduce.native import INTEGER
 
-__all__ = ["collection_spec", "documents", "field_columns"]
+__all__ = ["collection_spec", "documents", "field_columns", "pointer_of"]
 
 POSTGRES_TYPE: Final = "x-postgres-type"
 
 
-def collection_spec(name: str, schema: pa.Schema, key: Sequence[str]) -> CollectionSpec:
-    """A collection of rows, as a connector is told of it.
+def collection_spec(
+    name: str,
+    schema: pa.Schema,
+    key: Sequence[str],
+    defaults: Mapping[str, pa.Scalar] = MappingProxyType({}),
+) -> CollectionSpec:
+    """Describe a collection of rows to a connector.
+
+    `defaults` are the values that older rows hold in columns that were added later.
 
     Raises:
         UsageError: a column of the key cannot be one.
@@ -49,12 +57,15 @@ def collection_spec(name: str, schema: pa.Schema, key: Sequence[str]) -> Collect
                 detail="Fractional numbers that are equal may differ in their bits.",
                 hint="Name other columns as key, or bind it with delta_updates: true.",
             )
-    described = {field.name: _described(field, required=field.name in key) for field in schema}
+    described = {
+        field.name: {**_described(field, required=field.name in key), **_default(field, defaults)}
+        for field in schema
+    }
     document = {"type": "object", "properties": described, "required": schema.names}
     text = json.dumps(document, ensure_ascii=False)
     return CollectionSpec(
         collection=name,
-        key_ptrs=tuple(_pointer(column) for column in key),
+        key_ptrs=tuple(pointer_of(column) for column in key),
         projections=(
             *(_projection(field.name, described[field.name], key) for field in schema),
             Projection("", DOCUMENT, inference=Inference(("object",), exists=Exists.MUST)),
@@ -97,6 +108,15 @@ def _described(field: pa.Field, *, required: bool) -> Mapping[str, Any]:
     return {"type": types if len(types) > 1 else types[0], **told}
 
 
+def _default(field: pa.Field, defaults: Mapping[str, pa.Scalar]) -> Mapping[str, Any]:
+    """The stored default of a column, as a document has its values."""
+    if field.name not in defaults:
+        return {}
+    value = pa.repeat(defaults[field.name], 1).cast(field.type)
+    [text] = _json_column(_field_column(field, value)).to_pylist()
+    return {"default": json.loads(text)}
+
+
 def _json_type(kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind):
         return "boolean"
@@ -123,15 +143,23 @@ def _projection(name: str, described: Mapping[str, Any], key: Sequence[str]) -> 
     )
     types = (types,) if isinstance(types, str) else tuple(types)
     return Projection(
-        ptr=_pointer(name),
+        ptr=pointer_of(name),
         field=name,
         is_primary_key=name in key,
-        inference=Inference(types, string if "string" in types else None, exists=Exists.MUST),
+        inference=Inference(
+            types,
+            string if "string" in types else None,
+            default_json=json.dumps(described["default"], ensure_ascii=False)
+            if "default" in described
+            else "",
+            exists=Exists.MUST,
+        ),
     )
 
 
-def _pointer(name: str) -> str:
-    return "/" + name.replace("~", "~0").replace("/", "~1")
+def pointer_of(column: str) -> str:
+    """Return the JSON pointer of a column in the document of its row."""
+    return "/" + column.replace("~", "~0").replace("/", "~1")
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

@@ -6,6 +6,8 @@ key: row             whole rows, with how often each is there
 schema: …            documents, reduced as the schema says
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +16,7 @@ import xxhash
 from penstock.errors import UsageError
 from penstock.materialize.binding import COUNT, ROW, Documents, Rows, Shape
 from penstock.materialize.described import defaults_of, document_spec
+from penstock.materialize.layout import renderings_of
 from penstock.materialize.rows import collection_spec
 from penstock.pipeline.file import CollectionSection
 from penstock.protocol.specs import CollectionSpec
@@ -24,7 +27,11 @@ __all__ = ["shape_of"]
 
 
 def shape_of(
-    name: str, columns: pa.Schema, key: tuple[str, ...], section: CollectionSection | None
+    name: str,
+    columns: pa.Schema,
+    key: tuple[str, ...],
+    section: CollectionSection | None,
+    defaults: Mapping[str, pa.Scalar] = MappingProxyType({}),
 ) -> tuple[CollectionSpec, Shape]:
     """A collection as a connector is told of it, and how its rows become that.
 
@@ -33,6 +40,7 @@ def shape_of(
         columns: those of its rows.
         key: its primary key, if it has one.
         section: what the file says of it.
+        defaults: by column that was added later, the value in rows that are older.
 
     Raises:
         UsageError: a column is missing, or cannot be what it is said to be.
@@ -40,12 +48,12 @@ def shape_of(
     if section is None or section.key is None:
         if not key:
             return _counted(name, columns, keyless=True)
-        return collection_spec(name, columns, key), Rows(key)
+        return collection_spec(name, columns, key, defaults), Rows(key, renderings_of(columns))
     if section.key == "row":
         return _counted(name, columns)
     if section.documents is None:
         named = tuple(_column(each, columns, name) for each in section.key)
-        return collection_spec(name, columns, named), Rows(named)
+        return collection_spec(name, columns, named, defaults), Rows(named, renderings_of(columns))
     return _reduced(name, columns, section.key, section.documents, section)
 
 
@@ -69,7 +77,8 @@ def _reduced(
     named = [_column(pointer, columns, name) for pointer in key]
     native = native_plan(schema, columns, named, section.order)
     order = section.order if native is None else native.order
-    return spec, Documents(reducer, key, None, defaults, order, native)
+    printed = renderings_of(columns)
+    return spec, Documents(reducer, key, None, defaults, order, native, renderings=printed)
 
 
 def _counted(
@@ -96,7 +105,14 @@ def _counted(
     }
     spec = collection_spec(name, with_count, (ROW,))
     reducer, told_apart = Reducer(schema, name), xxhash.xxh64_hexdigest(columns.serialize())
-    return spec, Documents(reducer, (f"/{ROW}",), counted=True, columns=told_apart, keyless=keyless)
+    return spec, Documents(
+        reducer,
+        (f"/{ROW}",),
+        counted=True,
+        columns=told_apart,
+        keyless=keyless,
+        renderings=renderings_of(columns),
+    )
 
 
 def _column(pointer: str, columns: pa.Schema, name: str) -> str:

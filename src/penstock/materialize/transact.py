@@ -151,12 +151,19 @@ class Gathering:
                     rows = self._net(plan, spec, updates, interval, key)
                     yield from _stores(number, spec, rows)
             case Documents() as shape:
-                for stores in self._documents(self._combining[number], plan, spec, shape):
+                known = not isinstance(interval, Rewrite) or interval.before is None
+                for stores in self._documents(
+                    self._combining[number], plan, spec, shape, known=known
+                ):
                     yield from stores.requests(number, delta=spec.delta_updates)
 
     def _empties(self, plan: BindingPlan, spec: MaterializationBinding, interval: Rewrite) -> bool:
-        """Whether what the resource holds must go first, since nobody knows what it is."""
-        known = interval.before is not None and isinstance(plan.shape, Rows)
+        """Return whether the resource must be truncated first: its keys are not known.
+
+        Keys of reduced documents are only ever added, so all of them are stored again.
+        """
+        counted = isinstance(plan.shape, Documents) and plan.shape.counted
+        known = interval.before is not None and not counted
         if known and not spec.delta_updates:
             return False
         if plan.empties and self._key_range == WHOLE:
@@ -198,7 +205,10 @@ class Gathering:
         plan: BindingPlan,
         spec: MaterializationBinding,
         shape: Documents,
+        *,
+        known: bool,
     ) -> Iterator["_Documents"]:
+        """Yield documents to store; `known` says whether absent ones are known to be absent."""
         selection, collection = spec.field_selection, spec.collection
         pointers = [_pointer(spec, each) for each in selection.values]
         defaults = defaults_of(collection)
@@ -225,7 +235,8 @@ class Gathering:
                 deletes,
             )
             # One that came and went within the transaction was never there.
-            gone = deletes if not plan.deletes else pc.and_(deletes, pc.invert(exists))
+            absent = pc.invert(exists) if known else _none(count)
+            gone = deletes if not plan.deletes else pc.and_(deletes, absent)
             yield found.filter(pc.invert(gone))
 
     def _of_range(self, rows: pa.Table) -> pa.Table:

@@ -1,0 +1,63 @@
+"""Layouts that resources of a materialization have had, kept in its state.
+
+A checkpoint names a layout by its id. The layouts are recorded before the transaction
+that gives a resource the layout is planned. A layout that is not found here is taken to
+differ in every field.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from penstock.materialize.building import Built
+from penstock.materialize.checkpoint import path_text
+from penstock.materialize.layout import Layout, LayoutChange, compare_layouts
+from penstock.sources.source import Memory
+
+__all__ = ["KnownLayouts"]
+
+NOTE: Final = "layouts"
+LAYOUTS_PER_RESOURCE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLayouts:
+    """Recent layouts of each resource, oldest first, by path."""
+
+    by_path: Mapping[str, Sequence[Layout]]
+
+    @classmethod
+    def get(cls, memory: Memory) -> "KnownLayouts":
+        """Return the layouts that are recorded in the state of a materialization."""
+        stored = memory.recall(NOTE) or {}
+        return cls(msgspec.convert(stored, dict[str, list[Layout]]))
+
+    def with_built(self, built: Built) -> "KnownLayouts":
+        """Return these layouts and those of the bindings, without the oldest."""
+        known = dict(self.by_path)
+        for binding, layout in zip(built.spec.bindings, built.layouts, strict=True):
+            path = path_text(binding.resource_path)
+            others = [each for each in known.get(path, ()) if each.id != layout.id]
+            known[path] = [*others, layout][-LAYOUTS_PER_RESOURCE:]
+        return KnownLayouts(known)
+
+    def note(self) -> Mapping[str, Any]:
+        """Return the entry for the state of the materialization."""
+        return {NOTE: msgspec.json.decode(msgspec.json.encode(self.by_path))}
+
+    def continued(self, built: Built, number: int) -> frozenset[str]:
+        """Return the ids of layouts that a binding continues without a rewrite."""
+        return frozenset(
+            id for id, change in self.changes(built, number).items() if not change.rewritten
+        )
+
+    def changes(self, built: Built, number: int) -> Mapping[str, LayoutChange]:
+        """Return, by id of an earlier layout, what differs in the one of a binding."""
+        after = built.layouts[number]
+        path = path_text(built.spec.bindings[number].resource_path)
+        return {
+            before.id: compare_layouts(before, after, built.filled[number])
+            for before in self.by_path.get(path, ())
+        }

@@ -1,0 +1,187 @@
+"""Schema changes that alter rows without an update: the endpoint equals the collection."""
+
+import contextlib
+import decimal
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import persist
+from penstock.data import DIFF, TIME
+from penstock.errors import IndeterminateError
+from penstock.failpoints import Action, Failpoint, tripped
+from penstock.persist import Collection
+from tests.materialize.lake import Endpoint, bring, materializing, once
+
+ID = pa.field("id", pa.int64(), nullable=False)
+STEPS = (
+    Failpoint.APPLY_DONE,
+    Failpoint.PLAN_DONE,
+    Failpoint.STORE_DONE,
+    Failpoint.RECOVERY_DONE,
+    Failpoint.ACKNOWLEDGE_DONE,
+)
+ALL = ("sqlite", "plain-files", "staged-files")
+
+
+class Grown:
+    """A collection whose schema changes."""
+
+    def __init__(self, lake: str, **columns: pa.DataType) -> None:
+        self.client = persist.open(f"{lake}/shop", writer="upstream")
+        self.schema = pa.schema([ID, *columns.items()])
+        self.client.create_or_load("shop.t", schema=self.schema, key_columns=["id"])
+
+    @property
+    def collection(self) -> Collection:
+        return self.client.collection("shop.t")
+
+    def alter(self, *fields: pa.Field, **defaults: Any) -> None:
+        """Add columns, or replace those of the same name."""
+        given = {field.name: field for field in fields}
+        kept = [given.pop(field.name, field) for field in self.schema]
+        self.schema = pa.schema([*kept, *given.values()])
+        self.collection.alter(self.schema, defaults=defaults)
+
+    def add(self, *rows: Sequence[Any]) -> None:
+        self.update([(*row, +1) for row in rows])
+
+    def update(self, updates: Sequence[Sequence[Any]]) -> None:
+        """Append rows that end in a diff, at the next time."""
+        upper = self.collection.upper
+        columns = [*zip(*updates, strict=True)] or [()] * (len(self.schema) + 1)
+        table = pa.table(
+            {
+                **{
+                    field.name: pa.array(values, field.type)
+                    for field, values in zip(self.schema, columns, strict=False)
+                },
+                TIME: pa.array([upper] * len(updates), pa.int64()),
+                DIFF: pa.array(columns[-1], pa.int64()),
+            }
+        )
+        self.collection.compare_and_append(table, upper, upper + 1)
+
+    def contents(self) -> list[Mapping[str, Any]]:
+        found = self.collection
+        rows = [each.data for each in found.snapshot(found.upper - 1)]
+        return sorted(rows, key=lambda row: row["id"])
+
+    def __enter__(self) -> "Grown":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+
+def columns(folder: Path, names: str) -> list[tuple[Any, ...]]:
+    """Rows of the SQLite table."""
+    with contextlib.closing(sqlite3.connect(folder / "t.db")) as database:
+        return database.execute(f"SELECT {names} FROM t ORDER BY id").fetchall()
+
+
+@pytest.mark.parametrize("connector", ALL)
+def test_added_columns_reach_rows_that_were_not_updated(
+    lake: str, tmp_path: Path, connector: str
+) -> None:
+    endpoint = Endpoint(connector, tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"), (2, "b"))
+        bring(lake, endpoint, tmp_path)
+        table.alter(
+            pa.field("n", pa.int32(), nullable=False),
+            pa.field("note", pa.string()),
+            pa.field("label", pa.string()),
+            n=7,
+            label="it's",
+        )
+        table.update([(2, "b", 7, None, "it's", -1), (2, "b", 9, "x", None, 1)])
+        bring(lake, endpoint, tmp_path)
+        assert endpoint.rows() == table.contents()
+        assert [row["n"] for row in endpoint.rows()] == [7, 9]
+
+
+@pytest.mark.parametrize("document", [True, False])
+def test_added_columns_reach_the_columns_of_a_table(
+    lake: str, tmp_path: Path, document: bool
+) -> None:
+    bound = {"resource": {"table": "t", "document": document}}
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"), (2, "b"))
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path, **bound)
+        table.alter(pa.field("n", pa.int32(), nullable=False), pa.field("note", pa.string()), n=7)
+        table.add((3, "c", 9, "x"))
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path, **bound)
+    assert columns(tmp_path, "id, n, note") == [(1, 7, None), (2, 7, None), (3, 9, "x")]
+
+
+@pytest.mark.parametrize("connector", ALL)
+@pytest.mark.parametrize("step", STEPS)
+def test_added_column_with_default_survives_a_crash_at_each_step(
+    lake: str, tmp_path: Path, connector: str, step: Failpoint
+) -> None:
+    endpoint = Endpoint(connector, tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"), (2, "b"), (3, "c"))
+        bring(lake, endpoint, tmp_path)
+        table.alter(pa.field("n", pa.int32(), nullable=False), n=7)
+        table.update([(2, "b", 7, -1), (2, "b", 8, 1), (3, "c", 7, -1)])
+        with (
+            materializing(lake, endpoint, tmp_path) as materialization,
+            tripped(step, Action.ERROR),
+            pytest.raises(IndeterminateError),
+        ):
+            once(materialization)
+        table.update([(1, "a", 7, -1), (1, "a", 6, 1), (4, "d", 5, 1)])
+        bring(lake, endpoint, tmp_path)
+        assert endpoint.rows() == table.contents()
+
+
+@pytest.mark.parametrize("document", [True, False])
+def test_widened_types_print_alike_in_all_rows(lake: str, tmp_path: Path, document: bool) -> None:
+    bound = {"resource": {"table": "t", "document": document}}
+    two = decimal.Decimal("1.50")
+    with Grown(
+        lake, price=pa.decimal128(10, 2), ratio=pa.float32(), count=pa.int16(), text=pa.string()
+    ) as table:
+        table.add((1, two, 0.1, 4, "t"), (2, two, 0.1, 4, "t"))
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path, **bound)
+        table.alter(
+            pa.field("price", pa.decimal128(14, 4)),
+            pa.field("ratio", pa.float64()),
+            pa.field("count", pa.int64()),
+            pa.field("text", pa.large_string()),
+        )
+        table.add((3, two, 0.10000000149011612, 4, "t"))
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path, **bound)
+    (one, *others) = columns(tmp_path, "price, ratio, count, text")
+    assert one == ("1.5000", 0.10000000149011612, 4, "t")
+    assert others == [one, one]
+
+
+def test_widened_integer_is_not_rewritten(lake: str, tmp_path: Path) -> None:
+    with Grown(lake, count=pa.int16()) as table:
+        table.add((1, 4), (2, 5))
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path)
+        table.alter(pa.field("count", pa.int64(), nullable=True))
+        table.add((3, 1 << 40))
+        with materializing(lake, Endpoint("sqlite", tmp_path), tmp_path) as materialization:
+            once(materialization)
+            assert materialization.status()["documents"] == 1
+    assert columns(tmp_path, "id, count") == [(1, 4), (2, 5), (3, 1 << 40)]
+
+
+def test_included_field_reaches_rows_that_were_not_updated(lake: str, tmp_path: Path) -> None:
+    """Also if there is no other change."""
+    resource = {"table": "t", "document": False}
+    endpoint = Endpoint("sqlite", tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"), (2, "b"))
+        bring(lake, endpoint, tmp_path, resource=resource, fields={"exclude": ["name"]})
+        assert columns(tmp_path, "*") == [(1,), (2,)]
+        bring(lake, endpoint, tmp_path, resource=resource)
+        assert columns(tmp_path, "id, name") == [(1, "a"), (2, "b")]
