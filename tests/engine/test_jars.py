@@ -120,15 +120,42 @@ def test_a_jar_that_is_not_the_pinned_one_is_not_kept(repository: Repository) ->
     assert list(jars_folder().iterdir()) == []
 
 
-def test_a_jar_without_a_pin_is_what_the_repository_says_it_is(repository: Repository) -> None:
+def test_jar_without_a_hash_is_rejected_and_not_fetched(repository: Repository) -> None:
     jar = repository.put("org.example:one:1.0", pinned=False)
-    repository.files[f"{jar.path}.sha1"] = b"0" * 40
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match="has no SHA-256 to verify it by") as refused:
         jars_for([jar])
-    assert "another checksum" in refused.value.detail
-    repository.put("org.example:one:1.0", pinned=False)
-    (file,) = jars_for([jar])
+    assert "org.example:one:1.0@SHA256" in refused.value.hint
+    assert repository.asked == []
+
+
+def test_jar_in_the_folder_is_verified_by_the_hash_that_was_given(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jar = repository.put("org.example:one:1.0")
+    monkeypatch.setenv(the_jars.KAFKA_JARS, f"org.example:one:1.0@{jar.sha256}")
+    jars_folder().mkdir()
+    (jars_folder() / jar.file).write_bytes(b"another")
+    (file,) = the_jars.kafka_jars()
     assert file.read_bytes() == repository.files[jar.path]
+    monkeypatch.setenv(the_jars.KAFKA_JARS, "org.example:one:1.0@12")
+    with pytest.raises(UsageError, match="is not its SHA-256"):
+        the_jars.kafka_jars()
+
+
+@pytest.mark.parametrize("change", ["altered", "added", "removed"])
+def test_unpacked_archive_that_was_changed_is_unpacked_again(
+    repository: Repository, change: str
+) -> None:
+    program = repository.put_program(files=3)
+    folder = unpacked(program) / "lib"
+    if change == "removed":
+        (folder / "1").unlink()
+    else:
+        (folder / ("1" if change == "altered" else "4")).write_bytes(b"evil")
+    assert unpacked(program) / "lib" == folder
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == dict.fromkeys(
+        ("0", "1", "2"), b"some"
+    )
 
 
 def test_a_damaged_jar_is_fetched_again(repository: Repository) -> None:
@@ -152,7 +179,7 @@ def test_what_to_put_where_is_said_when_nobody_answers(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, wrong = repository.put("org.example:here:1.0"), repository.put("org.example:wrong:1.0")
-    absent = [Jar.of("org.example:one:1.0", "0" * 64), Jar.of("org.example.deep:two:2.0")]
+    absent = [Jar.of("org.example:one:1.0", "0" * 64), Jar.of("org.example.deep:two:2.0", "1" * 64)]
     jars_for([here])
     (jars_folder() / wrong.file).write_bytes(b"no jar")
     monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", "http://user:secret@127.0.0.1:1/maven")
@@ -171,7 +198,7 @@ def test_what_to_put_where_is_said_when_nobody_answers(
 
 
 def test_a_file_put_there_by_hand_is_used(repository: Repository) -> None:
-    jar = repository.put("org.example:one:1.0", pinned=False)
+    jar = repository.put("org.example:one:1.0")
     jars_folder().mkdir()
     (jars_folder() / "one-1.0.jar").write_bytes(repository.files[jar.path])
     jars_for([jar])
@@ -181,13 +208,13 @@ def test_a_file_put_there_by_hand_is_used(repository: Repository) -> None:
 def test_a_repository_that_lacks_a_jar_is_asked_for_the_others(repository: Repository) -> None:
     other = repository.put("org.example:other:1.0")
     with pytest.raises(UsageError) as refused:
-        jars_for([Jar.of("org.example:one:1.0"), other])
+        jars_for([Jar.of("org.example:one:1.0", "0" * 64), other])
     assert "there is no such file" in refused.value.detail
     assert refused.value.hint.endswith(": org/example/one/1.0/one-1.0.jar")
 
 
 def test_what_maven_has_is_taken_from_there(repository: Repository) -> None:
-    jar = repository.put("org.example:one:1.0", pinned=False)
+    jar = repository.put("org.example:one:1.0")
     own = Path.home() / ".m2" / "repository" / jar.path
     own.parent.mkdir(parents=True)
     own.write_bytes(repository.files[jar.path])
@@ -289,7 +316,9 @@ def test_what_is_not_sparks_own_is_pinned(spark: str) -> None:
 
 
 def test_kafka_can_be_of_other_jars(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(the_jars.KAFKA_JARS, f"{SPARK}:4.2.0, org.apache.kafka:kafka-clients:4.0.0")
+    monkeypatch.setenv(
+        the_jars.KAFKA_JARS, f"{SPARK}:4.2.0, org.apache.kafka:kafka-clients:4.0.0@{'0' * 64}"
+    )
     first, second = kafka_list()
     assert (first.version, second.version) == ("4.2.0", "4.0.0")
     assert first.sha256 is not None

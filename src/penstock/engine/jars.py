@@ -1,8 +1,8 @@
 """Jars that Spark needs and PySpark does not ship: found, or fetched once and kept.
 
-A list of jars is closed: it names every one that is needed, with its version and, where that
-is known, its SHA-256. So nothing is resolved while Penstock runs, and what to put where can be
-said without a network. A jar comes from the first of these that has it:
+A list of jars is closed: it names every one that is needed, with its version and its SHA-256,
+without which a jar is not used. So nothing is resolved while Penstock runs, and what to put
+where can be said without a network. A jar comes from the first of these that has it:
 
     the folder of jars      PENSTOCK_JARS, or `penstock/jars` in the user's cache
     Maven's own folder      ~/.m2/repository, or what Maven's settings name
@@ -16,7 +16,8 @@ other hosts. A jar is written under another name and then renamed, so that sever
 may fetch it at once.
 
 What is no jar but an archive of many, as whole programs are, is kept in the same way and
-unpacked beside itself.
+unpacked next to itself. A manifest, written when it is unpacked, lists the SHA-256 of each file;
+the folder is compared with it before each use.
 """
 
 import base64
@@ -73,6 +74,7 @@ _TRIED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By version of Spark, jars of older ones with which our tests pass."""
 
+_SHA256: Final = re.compile("[0-9a-f]{64}")
 _COORDINATES: Final = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+(:[\w.-]+:[\w.-]+)?")
 
 
@@ -84,7 +86,7 @@ class Jar:
     name: str
     version: str
     sha256: str | None = None
-    """What it must be, if that is known; else what its repository says of it is believed."""
+    """Hash of its file; without it the jar cannot be fetched or used."""
 
     packaging: str = "jar"
     """How its file ends."""
@@ -159,8 +161,9 @@ def kafka_jars() -> list[Path]:
 def kafka_list(spark: str | None = None) -> list[Jar]:
     """Which jars a version of Spark needs to read Kafka; by default the installed one.
 
-    `PENSTOCK_KAFKA_JARS` names others, as coordinates with commas between them, for a Spark
-    that is not Apache's or where a newer client is wanted.
+    `PENSTOCK_KAFKA_JARS` names others, for a Spark that is not Apache's or where a newer client
+    is wanted: as `COORDINATES@SHA256` with commas between them. The hash of a jar that is pinned
+    may be left out.
 
     Raises:
         UsageError: PySpark is not installed, or of a version that is not known.
@@ -176,14 +179,35 @@ def kafka_list(spark: str | None = None) -> list[Jar]:
                 f'jars for Kafka are not known for PySpark "{spark}"',
                 detail=f"They are for {', '.join(_BESIDE_KAFKA)}.",
                 hint=f"Install one of these, or name the jars in {KAFKA_JARS}, "
-                "as group:name:version with commas between them.",
+                "as group:name:version@SHA256 with commas between them.",
             )
         named = [
             f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",
             f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{spark}",
             *_BESIDE_KAFKA[line],
         ]
-    return [pins.get(each) or Jar.of(each) for each in named]
+    return [_named(each, pins) for each in named]
+
+
+def _named(text: str, pins: Mapping[str, Jar]) -> Jar:
+    """Return the jar that `COORDINATES` or `COORDINATES@SHA256` names.
+
+    Raises:
+        UsageError: the hash is malformed, or is not the pinned one.
+    """
+    coordinates, at, sha256 = text.partition("@")
+    pinned = pins.get(coordinates)
+    if not at:
+        return pinned or Jar.of(coordinates)
+    if not _SHA256.fullmatch(sha256) or (pinned is not None and pinned.sha256 != sha256):
+        raise UsageError(
+            f'hash of jar "{coordinates}" is not its SHA-256',
+            detail="A SHA-256 has 64 lower-case hexadecimal digits."
+            if pinned is None
+            else f"Its SHA-256 is {pinned.sha256}.",
+            hint=f"Correct it in {KAFKA_JARS}. To compute it: sha256sum FILE",
+        )
+    return Jar.of(coordinates, sha256)
 
 
 def _tried_instead() -> list[Jar]:
@@ -208,6 +232,9 @@ def jars_for(jars: Iterable[Jar]) -> list[Path]:
         UsageError: one is neither here nor to be had; it says which file belongs where.
     """
     wanted = list(jars)
+    for jar in wanted:
+        if jar.sha256 is None:
+            raise _unverified(jar)
     folder = jars_folder()
     maven = _Maven.settings()
     problems: dict[Jar, str] = {}
@@ -232,19 +259,45 @@ def unpacked(archive: Jar) -> Path:
         UsageError: it is neither here nor to be had; it says which file belongs where.
     """
     folder = jars_folder() / archive.stem
-    if folder.is_dir():
-        return folder
-    (file,) = jars_for([archive])
     half = folder.with_name(f".{archive.stem}")
+    manifest = folder.with_name(f".{archive.stem}.{archive.sha256}.manifest")
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with folder.with_name(f".{archive.stem}.lock").open("w") as lock:
         # Whoever is killed lets go of it, and leaves a half to the next.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            shutil.rmtree(half, ignore_errors=True)
+        if not _matches(folder, manifest):
+            (file,) = jars_for([archive])
+            for stale in (half, folder):
+                shutil.rmtree(stale, ignore_errors=True)
             with tarfile.open(file) as packed:
                 packed.extractall(half, filter="data")
+            manifest.write_text(_hashes(half))
             half.rename(folder)
     return folder
+
+
+def _matches(folder: Path, manifest: Path) -> bool:
+    """Return whether a folder holds exactly the files that its manifest lists."""
+    try:
+        matches = manifest.read_text() == _hashes(folder)
+    except OSError:
+        return False
+    if not matches:
+        log.warning("unpacked files were changed; unpacking again", extra=fields(folder=folder))
+    return matches
+
+
+def _hashes(folder: Path) -> str:
+    """Return a line for each path below a folder, with the hash of a file or target of a link."""
+    lines = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            lines.append(f"link {os.readlink(path)} {path.relative_to(folder)}")  # noqa: PTH115
+        elif path.is_file():
+            with path.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            lines.append(f"{digest} {path.relative_to(folder)}")
+    return "\n".join(lines)
 
 
 def public_repository() -> str:
@@ -379,9 +432,7 @@ def _filled(text: str) -> str:
 
 
 def _fits(file: Path, jar: Jar) -> bool:
-    """Whether this is the jar; one that is not pinned is believed if it is a whole archive."""
-    if jar.sha256 is None:
-        return zipfile.is_zipfile(file)
+    """Whether this is the jar, by its hash."""
     try:
         with file.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest() == jar.sha256
@@ -411,13 +462,6 @@ def _fetch(jar: Jar, candidate: Path, maven: _Maven) -> None:
         shutil.copyfileobj(answer, file)
     if not _fits(candidate, jar):
         raise ValueError("what arrived is not this jar")
-    if jar.sha256 is not None:
-        return
-    with maven.open(f"{jar.path}.sha1") as answer:
-        said = answer.read(200).decode(errors="replace").split()
-    with candidate.open("rb") as content:
-        if hashlib.file_digest(content, "sha1").hexdigest() not in said[:1]:
-            raise ValueError("what arrived has another checksum than the repository says")
 
 
 def _answered(error: Exception) -> bool:
@@ -433,6 +477,15 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
+
+
+def _unverified(jar: Jar) -> UsageError:
+    return UsageError(
+        f'jar "{jar.coordinates}" has no SHA-256 to verify it by',
+        detail="It is not one of the jars whose hashes are known, and none was given.",
+        hint=f"Name all jars in {KAFKA_JARS}, this one as {jar.coordinates}@SHA256. "
+        "To compute it from a file that you trust: sha256sum FILE",
+    )
 
 
 def _missing(
