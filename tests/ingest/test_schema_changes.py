@@ -8,6 +8,7 @@ import pytest
 from penstock.persist import SinceError
 from penstock.sources.postgres import cures, followed
 from penstock.sources.postgres.tables import refit
+from penstock.sources.postgres.upstream import Export, Upstream
 from penstock.testing.postgres import Database
 from tests.datadriven import Directive
 from tests.fix_scripts import Script, stories
@@ -93,3 +94,32 @@ def test_careless_ways_to_follow_are_caught(
     )
     for table in ("by_name", "remade", "scaled"):
         assert f"public.{table} differs" in told
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "DELETE FROM t WHERE id = 1; TRUNCATE t; INSERT INTO t VALUES (7, 'v')",
+        "UPDATE t SET v = 'x' WHERE id = 1; TRUNCATE t",
+        "ALTER TABLE t ALTER v TYPE varchar(9) USING v || 'x'; UPDATE t SET v = 'y' WHERE id = 1",
+    ],
+    ids=["delete", "truncate-last", "rewrite"],
+)
+def test_table_rewritten_between_slot_and_first_fingerprint_ends_equal(
+    story: Story, database: Database, monkeypatch: pytest.MonkeyPatch, statements: str
+) -> None:
+    database.sql(
+        "CREATE TABLE t (id int PRIMARY KEY, v text);"
+        "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 5) g;"
+        "CREATE PUBLICATION penstock FOR TABLE t"
+    )
+    create_slot = Upstream.create_slot
+
+    def create_slot_and_rewrite(upstream: Upstream) -> Export:
+        export = create_slot(upstream)
+        for statement in statements.split(";"):
+            database.sql(statement)
+        return export
+
+    monkeypatch.setattr(Upstream, "create_slot", create_slot_and_rewrite)
+    assert "public.t is equal (id, v)" in story.follow()

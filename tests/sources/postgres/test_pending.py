@@ -4,11 +4,12 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.sources.postgres.pending import keep, keep_truncate, unkept
-from penstock.sources.postgres.resolve import resolve
+from penstock.sources.postgres.resolve import Changes, resolve
 from tests.sources.postgres.test_resolve import (
     KEY,
     SCHEMA,
@@ -51,3 +52,56 @@ def test_a_truncate_stands_between_what_was_before_and_after_it():
     assert later is not None
     assert before.new.column("a").to_pylist() == [1]
     assert later.new.column("a").to_pylist() == [2]
+
+
+def test_changes_before_the_last_truncate_are_skipped():
+    rows = [("I", False, None, (n, "x", n, None), False) for n in range(4)]
+    kept = pa.concat_tables(
+        [
+            keep(changes_of(rows[:1]), np.array([10]), order=0),
+            keep_truncate(SCHEMA, 20, order=1),
+            keep(changes_of(rows[1:3]), np.array([30, 40]), order=2),
+            keep_truncate(SCHEMA, 50, order=4),
+            keep(changes_of(rows[3:]), np.array([60]), order=5),
+        ]
+    )
+    truncated, later = unkept(kept, from_lsn=0, from_order=4)
+    assert truncated is None
+    assert later is not None
+    assert later.new.column("a").to_pylist() == [3]
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_truncate_as_the_last_pending_message_is_a_truncate(before: int):
+    rows = [("I", False, None, (n, "x", n, None), False) for n in range(before)]
+    parts = [keep(changes_of(rows), np.full(before, 10), order=0)] if rows else []
+    found = [*unkept(pa.concat_tables([*parts, keep_truncate(SCHEMA, 20, order=9)]), from_lsn=0)]
+    assert found[-1] is None
+    assert [len(each) for each in found if each is not None] == ([before] if before else [])
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["key", "full"])
+def test_pending_update_keeps_each_of_several_unchanged_toast_columns(whole: bool):
+    schema = pa.schema([("id", pa.int32())] + [(name, pa.string()) for name in "tuv"])
+    stored = pa.table([[1, 2], ["t1", "t2"], ["u1", "u2"], ["v1", "v2"]], schema=schema)
+    new = pa.table([[1, 2], [None, "T2"], [None, None], ["V1", None]], schema=schema)
+    changes = Changes(
+        kind=np.full(2, ord("U"), np.uint8),
+        old=stored if whole else schema.empty_table(),
+        old_row=np.array([0, 1] if whole else [-1, -1]),
+        whole=np.full(2, whole),
+        new=new,
+        new_row=np.array([0, 1]),
+        unchanged={
+            "t": np.array([True, False]),
+            "u": np.array([True, True]),
+            "v": np.array([False, True]),
+        },
+    )
+    (read,) = unkept(keep(changes, np.array([10, 20]), order=0), from_lsn=0)
+    assert read is not None
+    come = resolve(read, ["id"], lambda _: stored, table="public.t").come
+    assert sorted(zip(*(column.to_pylist() for column in come.columns), strict=True)) == [
+        (1, "t1", "u1", "V1"),
+        (2, "T2", "u2", "v2"),
+    ]

@@ -153,12 +153,14 @@ def _of_table(change: Change, table: Table, situation: Situation) -> list[Cure]:
         case Republished():
             return [Resync(oid, "it was out of the publication for a while")]
         case Rewritten():
-            # SUBTLE: to a snapshot from before a TRUNCATE or a rewrite the table is
-            # empty, so a copy that was under way may lack what the stream tells of.
-            emptied = unseen and oid in situation.truncated
-            if emptied or not explained(change, situation.truncated):
-                return [Resync(oid, "it was rewritten")]
-            return []
+            # SUBTLE: a COPY reads a table that was truncated after its snapshot as empty. That
+            # is harmless only if the TRUNCATE is among the pending changes, which then begin
+            # there. A rewrite that is harmless by itself may be a TRUNCATE not yet received.
+            if unseen:
+                told = change.xid in situation.truncated.get(oid, ())
+            else:
+                told = explained(change, situation.truncated)
+            return [] if told else [Resync(oid, "it was rewritten")]
         case LeavesChanged(rewritten=rewritten):
             told = all(explained(each, situation.truncated, root=oid) for each in rewritten)
             born = all(leaf.born for leaf in change.attached)

@@ -110,7 +110,7 @@ class FirstCopies:
         and those that were kept for an earlier copy, are not taken up.
         """
         for following in unfinished:
-            following.attempt = self._upstream.another()
+            following.attempt, following.truncate_order = self._upstream.another(), -1
         # Before anything is kept under that name; and nobody may take what was copied
         # before for complete any more.
         self._memory.write_down(notes.tables(unfinished))

@@ -107,6 +107,7 @@ class _TableNote:
     collection: str = ""
     """Empty in the state of versions that did not quote names."""
     has_collection: bool = True
+    truncate_order: int = -1
 
 
 def table_note(oid: int) -> str:
@@ -187,6 +188,7 @@ def _note(following: Following) -> _TableNote:
         key_columns=table.key_columns,
         collection=table.collection,
         has_collection=following.has_collection,
+        truncate_order=following.truncate_order,
     )
 
 
@@ -212,6 +214,7 @@ def _following(note: _TableNote | None) -> Following:
         else None,
         seen=note.seen,
         has_collection=note.has_collection,
+        truncate_order=note.truncate_order,
     )
 
 

@@ -68,14 +68,20 @@ def places(kept: pa.Table) -> tuple[int, int]:
     return bounds["min"], bounds["max"]
 
 
-def unkept(kept: pa.Table, *, from_lsn: int) -> Iterator[Changes | None]:
-    """What was kept, in order, of transactions that committed at or past `from_lsn`.
+def unkept(kept: pa.Table, *, from_lsn: int, from_order: int = -1) -> Iterator[Changes | None]:
+    """Yield the pending changes of transactions that committed at or past `from_lsn`, in order.
 
-    None stands for a TRUNCATE.
+    None stands for a TRUNCATE. `from_order` is the place of the last TRUNCATE: changes before
+    it are skipped, because the snapshot may not contain their old rows.
     """
-    # SUBTLE: a transaction whose commit record starts exactly at the copy's
-    # consistent point is not in the copy (hazard B1), so it must be in here.
-    kept = kept.filter(pc.greater_equal(kept.column(_LSN), from_lsn)).sort_by(_ORDER)
+    # SUBTLE: a transaction whose commit record starts exactly at the consistent point of the
+    # snapshot is not in the snapshot (hazard B1), so it is included here.
+    kept = kept.filter(
+        pc.and_(
+            pc.greater_equal(kept.column(_LSN), from_lsn),
+            pc.greater_equal(kept.column(_ORDER), from_order),
+        )
+    ).sort_by(_ORDER)
     kinds = kept.column(_KIND).to_numpy()
     start = 0
     for end in np.flatnonzero(kinds == TRUNCATE):

@@ -58,6 +58,9 @@ class Following:
     attempt: str = ""
     """Which copy of it this is; each has a name of its own."""
 
+    truncate_order: int = -1
+    """The place in the stream of the last TRUNCATE among its pending changes, or -1."""
+
     rows: int = 0
     error: str = ""
     seen: bool = False
@@ -157,6 +160,7 @@ class Reading:
                     following.table.schema, transaction.commit_lsn, order=self.order
                 )
                 self._tick.put_aside(following.pending, kept)
+                following.truncate_order = self.order
                 self.order += 1
 
     def pass_over(self, following: Following, reason: str) -> None:
@@ -202,7 +206,9 @@ class Reading:
             if first <= last:
                 raise InternalError(f'messages of table "{table.name}" were kept out of order')
             last = after
-            for changes in unkept(kept, from_lsn=following.snapshot_lsn):
+            for changes in unkept(
+                kept, from_lsn=following.snapshot_lsn, from_order=following.truncate_order
+            ):
                 if table.oid in self.broken:
                     break
                 if changes is None:

@@ -341,9 +341,10 @@ class PostgresSource:
         self._drop_intended(known)
         self._memory.write_down(notes.intention(self._upstream.new_slot()))
         pass_by(Failpoint.SLOT_INTENDED)
+        first = self._followed.take_fingerprint()
         export = self._upstream.create_slot()
         pass_by(Failpoint.SLOT_CREATED)
-        first = self._followed.begin(export)
+        self._followed.begin(export)
         self._durable = self._drawn = export.consistent_point
         self._lost = None
         self._memory.write_down(
