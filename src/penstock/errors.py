@@ -19,6 +19,9 @@ Catch by what you will do next:
 A new class earns its place when someone would handle it differently.
 """
 
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 __all__ = [
@@ -30,12 +33,24 @@ __all__ = [
     "IndeterminateError",
     "InternalError",
     "PenstockError",
+    "Problem",
     "SourceError",
     "StoreError",
     "StoreRefused",
     "TransientError",
     "UsageError",
+    "similar",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One of several things that are wrong, with its own remedy."""
+
+    message: str
+    detail: str = ""
+    hint: str = ""
+    """The remedy: the statement to run or the line to write."""
 
 
 class PenstockError(Exception):
@@ -44,14 +59,20 @@ class PenstockError(Exception):
     `str(error)` is one line: lower case, no full stop, names the object.
     `detail` and `hint` are sentences. Both also ride along as notes, because
     Spark brings an executor's error to the driver as traceback text.
+
+    An error about several `problems` has them as its detail: a numbered list, with
+    one remedy under each.
     """
 
     sqlstate: ClassVar[str] = "XX000"
 
-    def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, detail: str = "", hint: str = "", problems: Sequence[Problem] = ()
+    ) -> None:
         super().__init__(message)
-        self.detail = detail
+        self.detail = detail = _numbered(problems) if len(problems) > 1 else detail
         self.hint = hint
+        self.problems = tuple(problems)
         for label, text in (("detail", detail), ("hint", hint)):
             if text:
                 self.add_note(f"{label}: {text}")
@@ -137,6 +158,25 @@ class Fenced(PenstockError):
 
 class InternalError(PenstockError):
     """An invariant of ours does not hold. A bug; stop and report it."""
+
+
+def similar(wanted: str, names: Iterable[str]) -> list[str]:
+    """Return the names closest to `wanted`, which may be a misspelling, best first."""
+    by_lower: dict[str, list[str]] = {}
+    for name in sorted(names):
+        by_lower.setdefault(name.lower(), []).append(name)
+    close = difflib.get_close_matches(wanted.lower(), by_lower, n=3, cutoff=0.6)
+    return [name for lower in close for name in by_lower[lower]]
+
+
+def _numbered(problems: Sequence[Problem]) -> str:
+    lines = [f"{len(problems)} problems:"]
+    for number, problem in enumerate(problems, 1):
+        lines.append(f"{number}. {problem.message}")
+        for label, text in (("detail", problem.detail), ("hint", problem.hint)):
+            if text:
+                lines.append(f"   {label}: {text}".replace("\n", "\n   "))
+    return "\n".join(lines)
 
 
 def _restore(

@@ -79,10 +79,11 @@ def test_a_wrong_password(tmp_path: Path, item: Database) -> None:
 def test_a_password_that_became_wrong_is_told_by_plan(tmp_path: Path, item: Database) -> None:
     well(tmp_path, "ingest", written(tmp_path, item.url()), "--once")
     file = written(tmp_path, item.url(password=SECRET, host="tcp"))
-    said = well(tmp_path, "plan", file)
-    assert 'note source "shop": cannot be checked now' in said
-    assert "password authentication failed" in said
-    assert SECRET not in said
+    ended = penstock(tmp_path, "plan", file)
+    assert ended.returncode == 1
+    assert 'unreachable source "shop": ' in ended.stdout
+    assert "password authentication failed" in ended.stdout
+    assert SECRET not in ended.stdout + ended.stderr
 
 
 def test_a_server_without_logical_wal(tmp_path: Path) -> None:
@@ -92,26 +93,20 @@ def test_a_server_without_logical_wal(tmp_path: Path) -> None:
         is_told(refused(tmp_path, written(tmp_path, server.url())), '"shop"', "wal_level")
 
 
-def test_a_server_that_is_not_there_is_waited_for_and_that_is_told(tmp_path: Path) -> None:
+def test_first_up_with_unreachable_server_exits_with_its_address(tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
         url = f"postgresql://me:{SECRET}@127.0.0.1:{port}/shop"
-        with Up(tmp_path, "up", written(tmp_path, url), "--http", "127.0.0.1:0") as up:
-            until(lambda: "retrying" in up.said(), "word of it")
-            (source,) = up.state()["sources"]
-            assert str(port) in source["waits_for"]
-            assert up.ask("/readyz").status == 503
-            assert up.terminate() == 0, up.said()
-            assert SECRET not in up.said()
-            assert "Traceback" not in up.said()
+        said = refused(tmp_path, written(tmp_path, url))
+        is_told(said, 'source "shop" is unreachable', str(port))
 
 
-@pytest.mark.spark
 def test_a_folder_of_sqlite_that_does_not_exist(tmp_path: Path, item: Database) -> None:
     more = INTO_SQLITE.format(path="./nowhere/shop.db")
     said = refused(tmp_path, written(tmp_path, item.url(), more), "--once", "--http", "none")
-    is_told(said, '"local"', "nowhere/shop.db", "in a folder that is there")
+    is_told(said, '"local"', "nowhere", "in the endpoint: it must be in a folder that exists")
+    assert item.sql("SELECT slot_name FROM pg_replication_slots") == []
 
 
 def test_no_java(tmp_path: Path, item: Database) -> None:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.errors import UsageError
 from penstock.persist.errors import LockHeld
 from penstock.pipeline import load
 from penstock.sources.postgres.source import PostgresSource
+from penstock.sources.source import CollectionOutline
 from penstock.testing.postgres import Database
 
 NOBODY = "postgresql://u@127.0.0.1:1/d"
@@ -137,11 +138,11 @@ def test_a_source_that_is_followed_needs_no_more_of_the_server(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
-    check: Callable[..., None] = PostgresSource.check
+    check = PostgresSource.check
 
-    def seen(self: PostgresSource, *, followed: bool) -> None:
+    def seen(self: PostgresSource, *, followed: bool) -> Sequence[CollectionOutline]:
         asked.append(followed)
-        check(self, followed=followed)
+        return check(self, followed=followed)
 
     monkeypatch.setattr(PostgresSource, "check", seen)
     shop.run(shop.source("shop"))
@@ -188,13 +189,15 @@ def told(lake: Lake, rest: str) -> list[Any]:
 
 
 def test_a_collection_of_a_table_whose_name_needs_quotes_may_be_bound(lake: Lake) -> None:
-    for name in ("shop.public.Odd Name", 'shop.sh"op.a'):
+    for name in ("shop.public.Odd Name", 'shop."sh""op".a'):
         assert {action for action, _ in told(lake, bound(name))} == {"create", "note"}
     [(_, wrong)] = [each for each in told(lake, bound("shop.public.odd")) if each[0] == "refuse"]
     assert "did you mean shop.public.Odd Name?" in wrong
 
 
-def test_a_connector_that_does_not_exist_is_told_alone(lake: Lake) -> None:
+def test_a_connector_that_does_not_exist_is_the_only_problem_of_its_materialization(
+    lake: Lake,
+) -> None:
     said = {"connector": "sqlite", "bindings": []}
     catalogued(lake.url, lambda _: [Wanted("desk", "materialization", said)])
     rest = bound("shop.public.Odd Name", "sqllite")
@@ -202,9 +205,11 @@ def test_a_connector_that_does_not_exist_is_told_alone(lake: Lake) -> None:
     assert action == "refuse"
     assert what.startswith('there is no connector "sqllite". There are ')
     starts: list[None] = []
-    with pytest.raises(UsageError, match='is refused: there is no connector "sqllite"') as refused:
+    with pytest.raises(UsageError, match="cannot be run: 2 problems") as refused:
         up.run(lake.file, spark_starts=lambda: starts.append(None), stop=threading.Event())
-    assert refused.value.detail == ""
+    first, second = refused.value.problems
+    assert 'is refused: there is no connector "sqllite"' in first.message
+    assert 'source "shop" is unreachable' in second.message
     assert starts == []
 
 

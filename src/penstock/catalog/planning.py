@@ -22,7 +22,7 @@ from penstock.sources.postgres.names import TableName
 
 __all__ = ["Action", "Change", "bound_to", "plan"]
 
-Action = Literal["create", "alter", "backfill", "drop", "refuse", "note"]
+Action = Literal["create", "alter", "backfill", "drop", "refuse", "unreachable", "note"]
 
 
 STORED: Final[Sequence[Type]] = ("source", "materialization")
@@ -55,8 +55,17 @@ class Change:
     table: str = ""
     """Of a source: the table that it is about, if it is about one."""
 
+    detail: str = ""
+    hint: str = ""
+    """Of what cannot be done: known facts, and the remedy."""
+
     def __str__(self) -> str:
         return f'{self.action} {self.type} "{self.name}": {self.what}'
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether the change cannot be made as things are."""
+        return self.action in ("refuse", "unreachable")
 
 
 def plan(

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TextIO, TypeAlias
 
 import typer
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.catalog.planning import Change
     from penstock.pipeline.running import Running
 
-__all__ = ["follows"]
+__all__ = ["follows", "print_change"]
 
 Verb: TypeAlias = Callable[..., None]
 
@@ -119,9 +119,17 @@ def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]]
     return named
 
 
+def print_change(change: "Change", stream: TextIO) -> None:
+    """Print a change on a line, with its detail and its hint indented below."""
+    stream.write(f"{change}\n")
+    for label, text in (("detail", change.detail), ("hint", change.hint)):
+        if text:
+            stream.write(f"  {label}: {text}\n".replace("\n", "\n  ", text.count("\n")))
+
+
 def _tell_changes(found: "Sequence[Change]") -> None:
-    for each in found:
-        sys.stderr.write(f"{each}\n")
+    for change in found:
+        print_change(change, sys.stderr)
 
 
 def _tell_spark() -> None:

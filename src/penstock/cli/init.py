@@ -11,8 +11,8 @@ import typer
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
+    from penstock.errors import Problem
     from penstock.sources.postgres.describing import Candidate, Described
-    from penstock.sources.postgres.errors import Problem
 
 __all__ = ["init"]
 
@@ -89,6 +89,8 @@ def _body(described: "Described", source: str, connection: Sequence[str]) -> Ite
     for each in described.tables:
         for problem in each.problems:
             yield from _explained(problem, "        # Left out: ", "        #   ")
+        for column, why in each.omitted.items():
+            yield _comment(f"column {column} is not replicated: {why}", "        # ")
         yield f"        {_mark(each)}- {_scalar(str(each.name))}"
     yield ""
     keyless = [each for each in described.tables if not each.keyed]
@@ -216,6 +218,10 @@ def _tell(described: "Described", output: Path, variables: Sequence[str]) -> Non
     if left_out:
         told += f", {left_out} left out, with what to do about them"
     print(told if printed else f"wrote {output}: {told}", file=stream)
+    for table in described.tables:
+        for column, why in table.omitted.items():
+            name = _comment(f"{table.name}.{column}", "")
+            print(f"column {name} is not replicated: {why}", file=stream)
     if left_out == len(described.tables):
         print("do what the file says, and make it anew", file=stream)
         return

@@ -1,6 +1,9 @@
 """`penstock plan`: what a file would change, and nothing done."""
 
+import sys
+
 from penstock.catalog.rows import encode_line
+from penstock.cli.following import print_change
 from penstock.cli.options import AsJson, File
 from penstock.errors import UsageError
 
@@ -10,31 +13,33 @@ __all__ = ["plan"]
 def plan(file: File, as_json: AsJson = False) -> None:
     """Show what `penstock up FILE` would create, alter, backfill, drop, or refuse and why.
 
-    Servers and connectors are asked, and nothing is changed anywhere.
+    Connects to all sources and endpoints and changes nothing. Exits with 1 if there is a problem.
     """
     from penstock.engine.checking import planned
 
     found = planned(file)
     if as_json:
-        for each in found:
+        for change in found:
             print(
                 encode_line(
                     {
-                        "action": each.action,
-                        "type": each.type,
-                        "name": each.name,
-                        "what": each.what,
+                        "action": change.action,
+                        "type": change.type,
+                        "name": change.name,
+                        "what": change.what,
+                        "detail": change.detail,
+                        "hint": change.hint,
                     }
                 )
             )
     elif not found:
         print("nothing changes")
-    for each in () if as_json else found:
-        print(each)
-    if not as_json and any(each.action == "drop" for each in found):
+    for change in () if as_json else found:
+        print_change(change, sys.stdout)
+    if not as_json and any(change.action == "drop" for change in found):
         print(f"what it drops it drops only if allowed to: penstock up {file} --allow-drop")
-    if refused := [each for each in found if each.action == "refuse"]:
+    if problems := [change for change in found if change.is_problem]:
         raise UsageError(
-            f"{len(refused)} of these would be refused",
-            hint="Change the file, or what it speaks of, as each of them says.",
+            f"plan has {len(problems)} problem{'s' if problems[1:] else ''}",
+            hint="Change the file, or what it names, as the hint of each problem says.",
         )

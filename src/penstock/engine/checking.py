@@ -9,19 +9,20 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock import persist
 from penstock.catalog.objects import Type, known_objects
-from penstock.catalog.planning import Change, plan
+from penstock.catalog.planning import Action, Change, plan
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.connectors import BUILT_IN, built_in
 from penstock.data import collection_name
 from penstock.data.collection_name import compose_name
-from penstock.errors import PenstockError, StoreError, TransientError, UsageError
+from penstock.errors import PenstockError, Problem, StoreError, TransientError, UsageError
 from penstock.ingest.running import source_of
-from penstock.materialize.building import build, check_config
+from penstock.materialize.building import Built, build, check_config
 from penstock.materialize.client import Connection, connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.materialize.hosting import reached_connector
@@ -31,14 +32,14 @@ from penstock.persist.state import columns_of
 from penstock.pipeline import Pipeline, load, load_written
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.specs import CollectionSpec
+from penstock.sources.postgres.errors import NotReady
+from penstock.sources.source import CollectionOutline
 
 __all__ = ["changes_of", "checked", "planned"]
 
-Shapes = Mapping[str, tuple[CollectionSpec, Any]]
-
 
 def planned(file: str | Path, *, clock: Clock = SYSTEM_CLOCK) -> list[Change]:
-    """What a file would change, and what would be refused."""
+    """Return what a file would change, and every problem that stands in the way."""
     pipeline, written = load(file), load_written(file)
     changes = changes_of(pipeline, written, types=("source", "materialization"))
     objects: set[tuple[str, str]] = {("source", name) for name in pipeline.sources}
@@ -69,12 +70,13 @@ def checked(
     *,
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Change]:
-    """What would be done by others, or refused by them, for these objects.
+    """Return what servers and connectors would do, or reject, for these objects.
 
-    Sources of which `changes` creates nothing are followed already; of these it is only seen
-    whether they are reached.
+    Upstream and at the endpoints nothing is changed. A source of which `changes` creates
+    nothing runs already, so only its connection is checked.
     """
     new = {each.name for each in changes if each.type == "source" and each.action == "create"}
+    changed = {(each.type, each.name) for each in changes}
     sources = [name for name in pipeline.sources if ("source", name) in objects]
     materializations = [
         name
@@ -83,44 +85,92 @@ def checked(
     ]
     if not sources and not materializations:
         return []
-    shapes = _shapes(pipeline) if materializations else {}
     with ThreadPoolExecutor(4, thread_name_prefix="check") as pool:
+        checks = dict(
+            zip(
+                sources,
+                pool.map(
+                    lambda name: _check_source(name, pipeline, clock, followed=name not in new),
+                    sources,
+                ),
+                strict=True,
+            )
+        )
+        outlines = [outline for check in checks.values() for outline in check.outlines]
+        shapes = _shapes(pipeline, outlines) if materializations else _Shapes({}, {})
         found = [
+            *(check.changes for check in checks.values()),
             *pool.map(
-                lambda name: [*_source(name, pipeline, clock, followed=name not in new)], sources
-            ),
-            *pool.map(
-                lambda name: [*_materialization(name, pipeline, shapes, clock)], materializations
+                lambda name: _check_materialization(
+                    name,
+                    pipeline,
+                    shapes,
+                    clock,
+                    changed=("materialization", name) in changed,
+                ),
+                materializations,
             ),
         ]
     return [change for each in found for change in each]
 
 
-def _source(name: str, pipeline: Pipeline, clock: Clock, *, followed: bool) -> Iterator[Change]:
+@dataclass(frozen=True, slots=True)
+class _SourceCheck:
+    changes: list[Change]
+    outlines: Sequence[CollectionOutline] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """The collections of bindings as connectors see them, by name."""
+
+    known: Mapping[str, tuple[CollectionSpec, Any]]
+    invalid: Mapping[str, UsageError]
+    """What is wrong with what the file says of a collection."""
+
+
+def _check_source(name: str, pipeline: Pipeline, clock: Clock, *, followed: bool) -> _SourceCheck:
     source = source_of(name, pipeline.sources[name], pipeline.location, clock)
     try:
-        source.check(followed=followed)
+        outlines = source.check(followed=followed)
     except (TransientError, StoreError) as error:
-        yield Change("note", "source", name, f"cannot be checked now: {_told(error)}")
+        return _SourceCheck([*_problems("unreachable", "source", name, error)])
     except PenstockError as error:
-        yield Change("refuse", "source", name, _told(error))
+        return _SourceCheck([*_problems("refuse", "source", name, error)])
+    omitted = [
+        Change("note", "source", name, f"collection {outline.name} omits column {column}: {why}")
+        for outline in outlines
+        for column, why in outline.omitted.items()
+    ]
+    return _SourceCheck(omitted, outlines)
 
 
-def _materialization(
-    name: str, pipeline: Pipeline, shapes: Shapes, clock: Clock
-) -> Iterator[Change]:
+def _check_materialization(
+    name: str, pipeline: Pipeline, shapes: _Shapes, clock: Clock, *, changed: bool
+) -> list[Change]:
     section = pipeline.materializations[name]
+    found: list[Change] = []
     try:
         with ExitStack() as stack:
             address, security = reached_connector(stack, section.connector, clock)
             with connect(address, security) as connection:
-                yield from _applied(name, section, pipeline, shapes, connection)
+                found.extend(_applied(name, section, pipeline, shapes, connection, changed=changed))
     except ConnectorRefused as error:
-        yield Change("refuse", "materialization", name, _told(error))
+        found += _problems("refuse", "materialization", name, error)
     except (ConnectorError, TransientError, StoreError) as error:
-        yield Change("note", "materialization", name, f"cannot be checked now: {_told(error)}")
+        found += _problems("unreachable", "materialization", name, error)
     except PenstockError as error:
-        yield Change("refuse", "materialization", name, _told(error))
+        found += _problems("refuse", "materialization", name, error)
+    return found
+
+
+def _problems(action: Action, of: Type, name: str, error: PenstockError) -> Iterator[Change]:
+    problems = error.problems or [Problem(str(error), error.detail, error.hint)]
+    for problem in problems:
+        what = problem.message
+        if isinstance(error, NotReady) and len(problems) == 1:
+            what = str(error)
+        yield Change(action, of, name, what, detail=problem.detail, hint=problem.hint)
 
 
 def _no_connector(section: MaterializationSection) -> str:
@@ -138,21 +188,48 @@ def _applied(
     name: str,
     section: MaterializationSection,
     pipeline: Pipeline,
-    shapes: Shapes,
+    shapes: _Shapes,
     connection: Connection,
+    *,
+    changed: bool,
 ) -> Iterator[Change]:
-    missing = sorted({each.collection for each in section.bindings} - shapes.keys())
+    """Validate the bindings whose collections are known, and the endpoint in any case."""
+    known = [each for each in section.bindings if each.collection in shapes.known]
+    missing = sorted({each.collection for each in section.bindings} - shapes.known.keys())
     for each in missing:
-        if wrong := _never(each, pipeline):
+        if each in shapes.invalid:
+            yield from _problems("refuse", "materialization", name, shapes.invalid[each])
+        elif wrong := _never(each, pipeline):
             yield Change("refuse", "materialization", name, wrong)
     if missing:
         check_config(name, section, connection)
         what = f"its fields are chosen once there is {', '.join(missing)}"
         yield Change("note", "materialization", name, what)
-        return
-    built = build(name, section, [shapes[each.collection] for each in section.bindings], connection)
-    if described := built.apply(connection, dry_run=True).strip():
+    built = build(
+        name,
+        section.model_copy(update={"bindings": tuple(known)}),
+        [shapes.known[each.collection] for each in known],
+        connection,
+        append_only=pipeline.append_only(),
+    )
+    if changed:
+        yield from _reduced(name, built)
+    if not missing and (described := built.apply(connection, dry_run=True).strip()):
         yield Change("note", "materialization", name, f"its connector would: {described}")
+
+
+def _reduced(name: str, built: Built) -> Iterator[Change]:
+    """Announce what the endpoint does not get: columns and deletes."""
+    for binding, omitted, deletes in zip(
+        built.spec.bindings, built.omitted, built.deletes, strict=True
+    ):
+        resource = ".".join(binding.resource_path)
+        for column, why in omitted.items():
+            what = f"resource {resource} omits column {column}: {why}"
+            yield Change("note", "materialization", name, what)
+        if not deletes:
+            what = f"resource {resource} ignores deletes of {binding.collection.collection}"
+            yield Change("note", "materialization", name, what)
 
 
 def _never(collection: str, pipeline: Pipeline) -> str:
@@ -179,23 +256,28 @@ def _never(collection: str, pipeline: Pipeline) -> str:
     return f'source "{source}" makes no collection "{collection}"; did you mean {close[0]}?'
 
 
-def _shapes(pipeline: Pipeline) -> Shapes:
-    """What collections of the lake are, as connectors are told of them."""
+def _shapes(pipeline: Pipeline, outlines: Sequence[CollectionOutline]) -> _Shapes:
+    """Return the bound collections: those of the lake, and those that sources would create."""
     wanted = {
         each.collection
         for section in pipeline.materializations.values()
         for each in section.bindings
     }
-    found = {}
+    columns = {each.name: (each.schema, each.key) for each in outlines if each.name in wanted}
     for url in storage_locations_below(pipeline.location):
         with persist.open(url, hold=False) as client:
             for name in wanted.intersection(client.state.listed()):
                 state = client.state.named(name)
                 if state is not None:
                     schema = state.schemas[-1]
-                    section = pipeline.collections.get(name)
-                    found[name] = shape_of(name, columns_of(schema), schema.key, section)
-    return found
+                    columns[name] = columns_of(schema), schema.key
+    known, invalid = {}, {}
+    for name, (schema, key) in columns.items():
+        try:
+            known[name] = shape_of(name, schema, key, pipeline.collections.get(name))
+        except UsageError as error:
+            invalid[name] = error
+    return _Shapes(known, invalid)
 
 
 def _told(error: PenstockError) -> str:

@@ -33,7 +33,7 @@ from penstock.engine.checking import changes_of, checked
 from penstock.engine.dropping import drop_object, leave_tables
 from penstock.engine.jars import kafka_jars
 from penstock.engine.kept.spark import KeptSession
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import PenstockError, Problem, UsageError
 from penstock.ingest import running as ingest
 from penstock.materialize import running as materialize
 from penstock.persist.lake import is_storage_location
@@ -48,6 +48,7 @@ log = logger("engine")
 
 BOTH: Final[Sequence[Type]] = ("source", "materialization")
 CATALOG_EVERY_MS: Final = 2_000
+_REFUSED: Final = {"refuse": "refused", "unreachable": "unreachable"}
 
 
 def run(
@@ -79,13 +80,17 @@ def run(
     """
     pipeline, written = load(file), load_written(file)
     check_not_running(pipeline, types, take_over=take_over)
-    found = _agreed(pipeline, written, types, allow_drop=allow_drop)
+    found = changes_of(pipeline, written, types=types)
+    if any(each.is_problem for each in found):
+        _refuse(file, [*found, *_asked(pipeline, found, types, clock)])
+    _check_agreed(pipeline, found, types, allow_drop=allow_drop)
     topics = "source" in types and any(each.kafka for each in pipeline.sources.values())
     kept = KeptSession(master, jars=kafka_jars if topics else tuple, starts=spark_starts)
     if topics or ("materialization" in types and pipeline.materializations):
         # While others answer; whoever needs it waits for it, and hears why it cannot start.
         threading.Thread(target=_warm, args=(kept,), name="spark", daemon=True).start()
-    found += _asked(pipeline, found, clock)
+    found += _asked(pipeline, found, types, clock)
+    _refuse(file, found)
     changes(found)
     catalog = _Following(pipeline, written, clock)
     tasks = [
@@ -140,17 +145,15 @@ def _log_takeover(task: Task) -> None:
         )
 
 
-def _agreed(
-    pipeline: Pipeline, written: dict[str, Any], types: Sequence[Type], *, allow_drop: bool
-) -> list[Change]:
-    """What the file changes, before anybody else is asked.
+def _check_agreed(
+    pipeline: Pipeline, found: Sequence[Change], types: Sequence[Type], *, allow_drop: bool
+) -> None:
+    """Check that drops are allowed and that there is something to run.
 
     Raises:
-        UsageError: some of it cannot be done, or must be allowed first.
+        UsageError: a drop must be allowed first, or the file is empty.
     """
-    found = changes_of(pipeline, written, types=types)
     dropped = [each for each in found if each.action == "drop"]
-    _refuse(found)
     if dropped and not allow_drop:
         raise UsageError(
             f"the file would {dropped[0]}",
@@ -165,30 +168,50 @@ def _agreed(
             + " and no ".join(f"{each}s" for each in types),
             hint="Give it one, as in the README.",
         )
-    return found
 
 
-def _asked(pipeline: Pipeline, found: Sequence[Change], clock: Clock) -> list[Change]:
-    """What servers and connectors would do about what has changed.
+def _asked(
+    pipeline: Pipeline, found: Sequence[Change], types: Sequence[Type], clock: Clock
+) -> list[Change]:
+    """Return what servers and connectors would do about what has changed.
 
-    Raises:
-        UsageError: they refuse some of it.
+    An object that ran before may be unreachable for a while: it is restarted until it is
+    back. One that is created must be reachable, so that nothing is made for half a file.
     """
     changed = {(each.type, each.name) for each in found if each.action in ("create", "alter")}
-    if any(each.type == "collection" for each in found):
+    if "materialization" in types and any(each.type == "collection" for each in found):
         changed |= {("materialization", name) for name in pipeline.materializations}
-    asked = checked(pipeline, changed, found, clock=clock)
-    _refuse(asked)
-    return asked
+    created = {(each.type, each.name) for each in found if each.action == "create"}
+    return [
+        replace(each, action="note", what=f"cannot be checked now: {each.what}")
+        if each.action == "unreachable" and (each.type, each.name) not in created
+        else each
+        for each in checked(pipeline, changed, found, clock=clock)
+    ]
 
 
-def _refuse(found: Sequence[Change]) -> None:
-    if refused := [each for each in found if each.action == "refuse"]:
-        raise UsageError(
-            f'{refused[0].type} "{refused[0].name}" is refused: {refused[0].what}',
-            detail=" ".join(f"Also: {each}." for each in refused[1:]),
-            hint="See all that the file would change: penstock plan FILE",
+def _refuse(file: str | Path, found: Sequence[Change]) -> None:
+    """Raise an error with all problems, if there are any."""
+    problems = [
+        Problem(
+            f'{each.type} "{each.name}" is {_REFUSED[each.action]}: {each.what}',
+            each.detail,
+            each.hint,
         )
+        for each in found
+        if each.is_problem
+    ]
+    if not problems:
+        return
+    first, *others = problems
+    if not others:
+        hint = first.hint or f"See all that the file would change: penstock plan {file}"
+        raise UsageError(first.message, detail=first.detail, hint=hint)
+    raise UsageError(
+        f'pipeline file "{file}" cannot be run: {len(problems)} problems',
+        problems=problems,
+        hint=f"Nothing was changed. Check again after repairs: penstock plan {file}",
+    )
 
 
 def _tasks(

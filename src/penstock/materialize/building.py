@@ -6,25 +6,33 @@ The version is a hash of the specification, so it changes exactly when that does
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import xxhash
 
-from penstock.errors import UsageError
-from penstock.materialize.binding import Documents, Shape
+from penstock.errors import Problem, UsageError, similar
+from penstock.materialize.binding import Documents, Rows, Shape
 from penstock.materialize.client import Connection
 from penstock.materialize.layout import Layout, layout_of
 from penstock.pipeline.file import BindingSection, MaterializationSection
 from penstock.protocol.messages import Apply, Validate, ValidateBinding, ValidatedBinding
 from penstock.protocol.selection import Wish, select_fields
-from penstock.protocol.specs import CollectionSpec, MaterializationBinding, MaterializationSpec
+from penstock.protocol.specs import (
+    CollectionSpec,
+    ConstraintType,
+    MaterializationBinding,
+    MaterializationSpec,
+)
 from penstock.protocol.wire import encode
 from penstock.reduce.annotation import Schema
 
 __all__ = ["Built", "Described", "build", "check_config", "endpoint_of", "resources_of"]
+
+_OF_ONE_KEY: Final = ("properties", "patternProperties", "$defs", "definitions", "$id", "$schema")
+"""Keywords of a schema that speak of one key at a time, or are referred to."""
 
 Described = tuple[CollectionSpec, Shape]
 """What a connector is told of a collection, and how its rows become that."""
@@ -47,6 +55,9 @@ class Built:
 
     filled: tuple[frozenset[str], ...]
     """For each binding, fields whose new columns hold the stored default in every row."""
+
+    omitted: tuple[Mapping[str, str], ...]
+    """For each binding, the fields that the resource does not get, with the reasons."""
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -80,12 +91,17 @@ def build(
     section: MaterializationSection,
     described: list[Described],
     connection: Connection,
+    *,
+    append_only: Collection[str] = (),
 ) -> Built:
-    """Ask the connector, and choose fields by what it says and what the file wishes.
+    """Validate the materialization with its connector, and select fields.
+
+    Rows of the collections in `append_only` are never deleted.
 
     Raises:
-        UsageError: fields cannot be chosen so, or two bindings have one resource.
-        ConnectorError: the connector refused, or cannot be reached.
+        UsageError: fields cannot be selected so, two bindings have one resource, or deletes
+            would be lost.
+        ConnectorError: the connector rejected it, or could not be reached.
     """
     resources = check_config(name, section, connection)
     endpoint = endpoint_of(section)
@@ -102,6 +118,7 @@ def build(
         )
     _check_paths(name, section, answers)
     _check_keys(name, described, answers)
+    _check_deletes(name, section, described, answers, append_only)
     bindings = tuple(
         _binding(binding, asked_for, answer)
         for binding, asked_for, answer in zip(section.bindings, asked, answers, strict=True)
@@ -117,6 +134,7 @@ def build(
         ),
         tuple(answer.accepts_empty for answer in answers),
         tuple(frozenset[str]() for _ in answers),
+        tuple(map(_omitted, section.bindings, bindings, answers)),
     )
 
 
@@ -176,6 +194,76 @@ def _check_keys(
             )
 
 
+def _check_deletes(
+    name: str,
+    section: MaterializationSection,
+    described: Sequence[Described],
+    answers: Sequence[ValidatedBinding],
+    append_only: Collection[str],
+) -> None:
+    """Reject bindings whose resource would keep deleted rows without being told to.
+
+    A binding with `delta_updates: true` asks for a row for each change, so it may lack deletes.
+    """
+    problems = []
+    for binding, (collection, shape), answer in zip(
+        section.bindings, described, answers, strict=True
+    ):
+        deletes = isinstance(shape, Rows) or shape.counted
+        if (
+            deletes
+            and binding.delete == "hard"
+            and not answer.accepts_delete
+            and not _resource(binding).get("delta_updates")
+            and collection.collection not in append_only
+        ):
+            problems.append(
+                Problem(
+                    f'connector {_connector(section)} of materialization "{name}" cannot delete '
+                    f'from resource "{".".join(answer.resource_path)}", to which collection '
+                    f'"{collection.collection}" is bound',
+                    detail="Rows that are deleted upstream would stay there.",
+                    hint="In the binding, write delete: ignore to keep deleted rows as they were, "
+                    "or delete: soft to have them marked, if the connector supports that.",
+                )
+            )
+    if problems:
+        first, *others = problems
+        more = f", and {len(others)} more" if others else ""
+        raise UsageError(
+            f"{first.message}{more}", detail=first.detail, hint=first.hint, problems=problems
+        )
+
+
+def _connector(section: MaterializationSection) -> str:
+    if isinstance(section.connector, str):
+        return f'"{section.connector}"'
+    return f"at {section.connector.grpc.address}"
+
+
+def _omitted(
+    section: BindingSection, binding: MaterializationBinding, answer: ValidatedBinding
+) -> dict[str, str]:
+    """Return the columns of a collection that its resource does not get, with the reasons."""
+    selection, fields = binding.field_selection, section.fields
+    selected = {*selection.keys, *selection.values}
+    pointers = {each.ptr for each in binding.collection.projections if each.field in selected}
+    reasons = {}
+    for projection in binding.collection.projections:
+        name, pointer = projection.field, projection.ptr
+        if pointer in pointers or not pointer or "/" in pointer[1:]:
+            continue
+        constraint = answer.constraints.get(name)
+        if name in fields.exclude:
+            reasons[name] = "it is excluded in the pipeline file"
+        elif constraint is not None and constraint.type is not ConstraintType.FIELD_FORBIDDEN:
+            why = "the connector does not recommend it" if fields.recommended else "not included"
+            reasons[name] = f"{why}: {constraint.reason}; to have it, name it under include"
+        else:
+            reasons[name] = constraint.reason if constraint else "the connector does not take it"
+    return reasons
+
+
 def endpoint_of(section: MaterializationSection) -> str:
     """What the connector is told of the endpoint."""
     return _json(section.endpoint)
@@ -189,10 +277,10 @@ def resources_of(section: MaterializationSection) -> list[str]:
 def check_config(
     name: str, section: MaterializationSection, connection: Connection
 ) -> Sequence[Mapping[str, Any]]:
-    """Hold what the file says against the schemas that the connector gives; the resources.
+    """Check the file against the schemas of the connector, and return the resources.
 
     Raises:
-        UsageError: it is not as the connector wants it.
+        UsageError: the connector would reject some of it; all problems are listed.
     """
     resources = [_resource(binding) for binding in section.bindings]
     spec = connection.spec()
@@ -203,21 +291,95 @@ def check_config(
         (f'resource of collection "{binding.collection}"', spec.resource_spec_schema_json, resource)
         for binding, resource in zip(section.bindings, resources, strict=True)
     ]
-    for what, schema, value in configured:
-        try:
-            known = Schema(json.loads(schema or "true"))
-        except UsageError:
-            continue  # It says more than we can check; the connector does that itself.
-        if known.visit(value) is None:
-            wrong = known.explain(value)
-            raise UsageError(
-                f'{what} of materialization "{name}" is wrong at "{wrong.location}"',
-                detail=f'Its connector gives a schema, whose keyword "{wrong.keyword}" refuses it.',
-                hint="Its connector does not mark what is deleted: say delete: hard."
-                if wrong.location == "/delete"
-                else "See what it takes: penstock connector spec",
-            )
+    problems = [
+        problem
+        for what, schema, value in configured
+        for problem in _config_problems(what, json.loads(schema or "true"), value)
+    ]
+    if problems:
+        raise UsageError(
+            f'configuration of materialization "{name}" is wrong: {problems[0].message}'
+            + (f", and {len(problems) - 1} more" if problems[1:] else ""),
+            detail=problems[0].detail,
+            hint="" if problems[1:] else problems[0].hint,
+            problems=problems,
+        )
     return resources
+
+
+def _config_problems(what: str, schema: Any, value: Mapping[str, Any]) -> list[Problem]:
+    """Return what the JSON schema of a connector rejects in its configuration.
+
+    No value is shown: it may be a secret.
+    """
+    try:
+        known = Schema(schema)
+    except UsageError:
+        return []  # The schema uses more than is checked here; the connector checks it itself.
+    if known.visit(value) is not None:
+        return []
+    outline: Mapping[str, Any] = schema if isinstance(schema, dict) else {}
+    valid = [*outline.get("properties", {})]
+    unknown = [
+        key for key in value if outline.get("additionalProperties") is False and key not in valid
+    ]
+    problems = [_unknown_key(what, key, valid) for key in unknown]
+    meant = {close[0] for key in unknown if (close := similar(key, valid))}
+    problems += [
+        Problem(
+            f'{what} has no key "{key}"',
+            hint=f"Add it. The valid keys are {', '.join(valid)}.",
+        )
+        for key in outline.get("required", ())
+        if key not in value and key not in meant
+    ]
+    by_key = Schema({key: outline[key] for key in _OF_ONE_KEY if key in outline})
+    for key, held in value.items():
+        if key not in unknown and by_key.visit({key: held}) is None:
+            failure = by_key.explain({key: held})
+            problems.append(_wrong_value(what, key, outline, failure.location))
+    if not problems:
+        failure = known.explain(value)
+        problems.append(
+            Problem(
+                f"{what} is not valid",
+                detail=f'"{failure.keyword}" in the schema of the connector rejects it.',
+                hint="See the schema: penstock connector spec",
+            )
+        )
+    return problems
+
+
+def _unknown_key(what: str, key: str, valid: Sequence[str]) -> Problem:
+    if key == "delete":
+        return Problem(
+            f"{what} does not take delete: soft: the connector cannot mark deleted rows",
+            hint="Write delete: hard or delete: ignore in the binding.",
+        )
+    close = similar(key, valid)
+    meant = f'Did you mean "{close[0]}"? ' if close else ""
+    return Problem(
+        f'{what} has a key "{key}", which does not exist',
+        hint=f"{meant}The valid keys are {', '.join(valid)}.",
+    )
+
+
+def _wrong_value(what: str, key: str, schema: Mapping[str, Any], location: str) -> Problem:
+    described = schema.get("properties", {}).get(key, {})
+    kinds = [
+        f"of type {each['type']}" if "enum" not in each else f"one of {', '.join(each['enum'])}"
+        for each in (described, *described.get("anyOf", ()))
+        if isinstance(each.get("type"), str) and each["type"] != "null"
+    ]
+    expected = f"Give a value {' or '.join(kinds)}. " if kinds else ""
+    place = (location or f"/{key}").removeprefix("/").replace("/", ".")
+    return Problem(
+        f'value of key "{place}" of {what} is not valid',
+        detail=f"The connector describes the key as: {about}."
+        if (about := described.get("description"))
+        else "",
+        hint=f"{expected}See the schema: penstock connector spec",
+    )
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -407,7 +407,12 @@ def _translated(error: Any, address: str, method: str) -> ConnectorError:
         )
     kind = ConnectorRefused if code in _REFUSED else ConnectorError
     message, _, rest = details.partition("\n")
-    found = kind(message or f"{method} failed", detail=rest)
+    detail, marked, hint = f"\n{rest}".rpartition("\nhint: ")
+    found = kind(
+        message or f"{method} failed",
+        detail=detail.removeprefix("\n") if marked else rest,
+        hint=hint if marked else "",
+    )
     found.add_note(f"connector: {address}, {method}, {code.name}")
     return found
 

@@ -76,6 +76,7 @@ class Materializing:
         chance: random.Random,
         collections: Mapping[str, CollectionSection] | None = None,
         sources: Sequence[str] = (),
+        append_only: Collection[str] = (),
         connector_host: str | None = None,
     ) -> None:
         """`sources` are those whose collections may be made later than this begins."""
@@ -83,6 +84,7 @@ class Materializing:
         self._section = section
         self._collections = collections or {}
         self._sources = frozenset(sources)
+        self._append_only = frozenset(append_only)
         self._client = client
         self._location = location
         self._jobs = jobs
@@ -197,7 +199,9 @@ class Materializing:
     def _build(self, described: list[Described]) -> None:
         """Agree with the connector on what the collections are, and let it make room."""
         with connect(self._address, self._security) as connection:
-            self._built = build(self.name, self._section, described, connection)
+            self._built = build(
+                self.name, self._section, described, connection, append_only=self._append_only
+            )
             self._status.build(self._built)
             layouts = KnownLayouts.get(self._memory).with_built(self._built)
             self._continued = [

@@ -77,6 +77,7 @@ def tasks_of(
                 chance=random.Random(),
                 collections=pipeline.collections,
                 sources=tuple(pipeline.sources),
+                append_only=pipeline.append_only(),
                 connector_host=connector_host(),
             )
 

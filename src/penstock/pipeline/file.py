@@ -359,6 +359,16 @@ class Pipeline(Section):
     materializations: dict[Name, MaterializationSection] = Field(default_factory=dict)
     """Where data goes, by name."""
 
+    def append_only(self) -> frozenset[str]:
+        """Return the collections of which no row is ever deleted."""
+        names = set()
+        for name, source in self.sources.items():
+            if source.kafka is not None:
+                names.add(f"{name}_errors")
+            if source.kafka is not None and source.kafka.envelope == "none":
+                names |= {name, *(f"{name}.{topic}" for topic in source.kafka.topics)}
+        return frozenset(names)
+
     @model_validator(mode="after")
     def _names_each_once(self) -> Self:
         if CATALOG in self.sources or CATALOG in self.materializations:

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from penstock.errors import UsageError
+from penstock.errors import UsageError, similar
 from penstock.pipeline.written import Written
-from penstock.sources.postgres.names import similar
 
 __all__ = ["problems", "told"]
 

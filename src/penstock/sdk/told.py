@@ -1,6 +1,7 @@
 """What went wrong, told by the status of a call.
 
-The first line is the message, the lines after it are detail and hint. Secrets of the
+The first line is the message, the lines after it are detail and hint, of which the hint is
+marked by `hint: `. Secrets of the
 configuration are taken out of it, wherever they came from.
 """
 
@@ -75,7 +76,7 @@ def status_of(error: BaseException) -> grpc.StatusCode:
 def text_of(error: BaseException, name: str) -> str:
     """Message, detail and hint, a line each."""
     if isinstance(error, PenstockError):
-        parts = [str(error), error.detail, error.hint]
+        parts = [str(error), error.detail, error.hint and f"hint: {error.hint}"]
         return "\n".join(part for part in parts if part)
     return f'connector "{name}" failed: {type(error).__name__}: {error}'
 

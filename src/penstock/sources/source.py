@@ -15,7 +15,7 @@ of them it is handed: a `Tick`, a `Memory` and a `Loader`.
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from penstock.errors import DefiniteError
 
 __all__ = [
     "Aside",
+    "CollectionOutline",
     "Frontier",
     "Load",
     "Loader",
@@ -286,6 +287,17 @@ class Tick(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class CollectionOutline:
+    """A collection that a source would create, known before the source starts."""
+
+    name: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    omitted: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Upstream columns that the collection does not have, each with the reason."""
+
+
 class Source(Protocol):
     """Something upstream that changes, and says how far it has come."""
 
@@ -349,10 +361,11 @@ class Source(Protocol):
         """Whether all that was begun, such as first copies, is complete and can be seen."""
         ...
 
-    def check(self, *, followed: bool) -> None:
-        """Nothing, if upstream could be followed; asked of a source that is not open.
+    def check(self, *, followed: bool) -> Sequence[CollectionOutline]:
+        """Return the collections that the source would create, as far as they are known.
 
-        Where it is `followed` already, the question is only whether it is reached.
+        Called on a source that is not open; changes nothing upstream. If the source is
+        `followed` already, only the connection is checked and nothing is returned.
 
         Raises:
             DefiniteError: it could not; it tells what to do about each problem.

@@ -321,7 +321,7 @@ def test_all_problems_come_at_once(any_database: Database) -> None:
         require(problems, where="the shop")
     assert refused.value.problems == tuple(problems)
     for problem in problems:
-        assert problem.hint in refused.value.hint
+        assert f"   hint: {problem.hint}" in refused.value.detail
     require([], where="the shop")
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import UsageError
+from penstock.errors import UsageError, similar
 from penstock.sources.postgres.config import PostgresConfig, TableSpec, shown
-from penstock.sources.postgres.names import TableName, identifier, similar
+from penstock.sources.postgres.names import TableName, identifier
 
 names = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=15

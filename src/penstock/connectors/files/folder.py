@@ -7,6 +7,7 @@ Validate and Apply look at `resource.json` alone, so they are the same for all.
 """
 
 import json
+import os
 import shutil
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -101,6 +102,7 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
 
     def validate(self, asked: Validating[FilesEndpoint, ResourceT]) -> Sequence[ValidatedBinding]:
         """Every field can be taken, for it is in the document; the key and that must be."""
+        _check_access(asked.endpoint.folder)
         names = [each.resource.name for each in asked.bindings]
         if twice := {name for name in names if names.count(name) > 1}:
             raise Refused(
@@ -224,6 +226,19 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
                     hint="Apply it first.",
                 )
         return [opening.endpoint.folder / each.resource.name for each in opening.bindings]
+
+
+def _check_access(folder: Path) -> None:
+    """Check that the folder can be written, or created, without touching it."""
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    ids = os.access in os.supports_effective_ids
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK, effective_ids=ids):
+        return
+    state = "is not writable" if existing.is_dir() else "is not a folder"
+    raise Refused(
+        f'folder "{folder}" cannot be used: "{existing}" {state}',
+        hint="Grant write permission, or name another folder in the endpoint.",
+    )
 
 
 def _constraint(field: Field) -> Constraint:

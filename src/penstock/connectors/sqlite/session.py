@@ -1,5 +1,7 @@
 """A connection to a SQLite file."""
 
+import os
+import shlex
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -32,7 +34,10 @@ class SqliteSession:
     def __init__(
         self, path: Path, *, create: bool = True, gave_up: threading.Event | None = None
     ) -> None:
-        """Open the file at `path`; if it is not there, make it, or look at an empty one.
+        """Open the file at `path`; if it is not there, make it.
+
+        Without `create`, nothing is made: the session is on an empty database in place of a
+        file that does not exist, and file and folder are checked to be readable and writable.
 
         Once `gave_up` is set, nothing is waited for.
         """
@@ -45,6 +50,8 @@ class SqliteSession:
         self._gave_up = gave_up or threading.Event()
         self._closing = threading.Lock()
         self._closed = False
+        if not create:
+            _check_access(path)
         there = create or path.exists()
         try:
             self.connection = sqlite3.connect(
@@ -60,10 +67,11 @@ class SqliteSession:
             self.connection.execute("PRAGMA legacy_alter_table = ON")
             # SQLite's own way to write a double is not exact.
             self.connection.create_function("flow_text", 1, double_text, deterministic=True)
+            self.connection.execute("PRAGMA schema_version")  # Reads the file for the first time.
         except sqlite3.Error as error:
             raise Refused(
                 f'"{path}" cannot be opened as a SQLite file: {error}',
-                hint="Name a file that can be written, in a folder that is there.",
+                hint="Name a SQLite file that can be written, in a folder that exists.",
             ) from error
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -173,3 +181,38 @@ class SqliteSession:
         with self._closing:
             self._closed = True
             self.connection.close()
+
+
+def _check_access(path: Path) -> None:
+    """Check that the database can be created, or opened for writing, without touching it.
+
+    SQLite writes its log next to the file, so the folder must be writable too.
+    """
+
+    def allows(where: Path, mode: int) -> bool:
+        return os.access(where, mode, effective_ids=os.access in os.supports_effective_ids)
+
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        state = "is not a folder" if folder.exists() else "does not exist"
+        raise Refused(
+            f'folder "{folder}" of SQLite database "{path.name}" {state}',
+            hint=f"Create it (mkdir -p {shlex.quote(str(folder))}), or correct path in the "
+            "endpoint: it must be in a folder that exists.",
+        )
+    if not allows(folder, os.W_OK | os.X_OK):
+        raise Refused(
+            f'folder "{folder}" of SQLite database "{path.name}" is not writable',
+            detail="SQLite keeps its log next to the database.",
+            hint="Grant write permission on the folder, or name a file in another one.",
+        )
+    if path.exists() and not path.is_file():
+        raise Refused(
+            f'SQLite database "{path}" is not a file',
+            hint="Name a file under path in the endpoint.",
+        )
+    if path.exists() and not allows(path, os.R_OK | os.W_OK):
+        raise Refused(
+            f'SQLite database "{path}" is not readable and writable',
+            hint="Grant read and write permission on the file, or name another one.",
+        )

@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 from pydantic import Field as Setting
 
+from penstock.errors import Problem
 from penstock.protocol.messages import ValidatedBinding
 from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.connector import Applying, Asked, Connector, Validating
@@ -102,10 +103,20 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         self._check_paths(asked.endpoint, paths)
         with self.session(asked.endpoint, touch=False) as session:
             last = self.last_applied(session, asked.endpoint, asked.materialization)
-            return [
-                self._validated(session, each, path, last)
-                for each, path in zip(asked.bindings, paths, strict=True)
-            ]
+            validated, refusals = [], []
+            for binding, path in zip(asked.bindings, paths, strict=True):
+                try:
+                    validated.append(self._validated(session, binding, path, last))
+                except Refused as error:
+                    refusals.append(error)
+        if len(refusals) > 1:
+            raise Refused(
+                f"{len(refusals)} tables of the endpoint cannot be used",
+                problems=[Problem(str(each), each.detail, each.hint) for each in refusals],
+            )
+        for refusal in refusals:
+            raise refusal
+        return validated
 
     def _validated(
         self,

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.errors import DefiniteError
+from penstock.errors import DefiniteError, TransientError
 
 __all__ = [
     "BEGIN_AGAIN",
     "BadRecord",
+    "NoRecords",
     "NotOfTransaction",
     "OffsetsGone",
     "TopicChanged",
@@ -15,6 +16,10 @@ __all__ = [
 ]
 
 BEGIN_AGAIN: Final = "To follow what is there now, drop the source and let it begin again."
+
+
+class NoRecords(TransientError):
+    """A topic has no records yet from which its columns could be inferred."""
 
 
 class TopicMissing(DefiniteError):

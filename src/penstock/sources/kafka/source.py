@@ -23,14 +23,14 @@ import pyarrow as pa
 from penstock.clock import Clock
 from penstock.errors import DefiniteError, TransientError, UsageError
 from penstock.sources.kafka.config import KafkaConfig
-from penstock.sources.kafka.errors import BadRecord, OffsetsGone, TopicChanged
+from penstock.sources.kafka.errors import BadRecord, NoRecords, OffsetsGone, TopicChanged
 from penstock.sources.kafka.group import Group
 from penstock.sources.kafka.kept_apart import KeptApart
 from penstock.sources.kafka.layout import DATA, ERRORS, Layout
 from penstock.sources.kafka.resent import Marks, marks_in, note_of, raised
 from penstock.sources.kafka.scan import KafkaScan, Told
 from penstock.sources.kafka.upstream import Topic, Upstream
-from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
+from penstock.sources.source import CollectionOutline, Frontier, Loader, Memory, Probe, Tick
 from penstock.telemetry import fields, logger
 
 __all__ = ["GROUP", "KafkaSource", "group_of"]
@@ -258,14 +258,24 @@ class KafkaSource:
         told = ", ".join(f"{above} of partition {each}" for each, above in sorted(held.items()))
         return f"transactions of the topic that are not over; they hold back records: {told}"
 
-    def check(self, *, followed: bool) -> None:
-        """Nothing, if the topic is there and may be read."""
+    def check(self, *, followed: bool) -> Sequence[CollectionOutline]:
+        """Check that the topic exists and can be read, and determine its columns."""
         self._upstream.open()
         try:
-            topic = self._upstream.topic(known=followed)
-            self._upstream.stable_ends(topic.partitions)
+            self._topic = self._upstream.topic(known=followed)
+            self._upstream.stable_ends(self._topic.partitions)
+            return () if followed else self._outline()
         finally:
             self._upstream.close()
+
+    def _outline(self) -> Sequence[CollectionOutline]:
+        with self._naming_itself():
+            try:
+                decided = self._decided()
+            except NoRecords:
+                return ()
+            self._decide(decided["value"], decided["key"])
+        return [CollectionOutline(self.name, self.layout.schema, (*self.layout.key_columns,))]
 
     def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
         """A topic has no parts that the file could leave out."""
@@ -345,7 +355,7 @@ class KafkaSource:
         def some(part: str) -> pa.ChunkedArray:
             found = sample().column(part)
             if found.null_count == len(found):
-                raise TransientError(
+                raise NoRecords(
                     f'topic "{topic}" has no {part}s yet from which columns could be inferred',
                     hint="Send a record, or name the columns.",
                 )

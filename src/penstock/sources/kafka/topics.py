@@ -31,7 +31,7 @@ from penstock.sources.kafka.topics_scan import Markers, ToldOfTopics, TopicsScan
 from penstock.sources.kafka.transactions import MARKERS, Transactions
 from penstock.sources.kafka.upstream import Upstream
 from penstock.sources.kafka.waiting import NUMBERS, Waiting
-from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
+from penstock.sources.source import CollectionOutline, Frontier, Loader, Memory, Probe, Tick
 
 __all__ = ["TopicsSource", "kafka_source"]
 
@@ -71,6 +71,9 @@ class _MarkersTopic(_Topic):
 
     def _make(self, loader: Loader) -> None:
         """There is none."""
+
+    def _outline(self) -> Sequence[CollectionOutline]:
+        return ()
 
     def probe(self) -> Probe:
         found = super().probe()
@@ -288,10 +291,11 @@ class TopicsSource:
         found = [told for each in self._all.values() if (told := each.waits_for())]
         return "; ".join([*found, *([self._told] if self._told else [])])
 
-    def check(self, *, followed: bool) -> None:
-        """Nothing, if all topics are there and may be read."""
-        for each in self._all.values():
-            each.check(followed=followed)
+    def check(self, *, followed: bool) -> Sequence[CollectionOutline]:
+        """Check that all topics exist and can be read, and determine their columns."""
+        return [
+            outline for topic in self._all.values() for outline in topic.check(followed=followed)
+        ]
 
     def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
         """Forget topics that the file does not name any more."""

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.errors import SourceError
+from penstock.errors import Problem, SourceError
 from penstock.sources.postgres.catalog import PgTable, describe, find_oids
-from penstock.sources.postgres.config import PostgresConfig
+from penstock.sources.postgres.config import PostgresConfig, TableSpec
 from penstock.sources.postgres.connect import Connection
-from penstock.sources.postgres.errors import NotReady, Problem
+from penstock.sources.postgres.errors import NotReady
 from penstock.sources.postgres.names import TableName, identifier
 from penstock.sources.postgres.publication import (
     OPERATIONS,
@@ -33,6 +33,7 @@ __all__ = [
     "may_create_publication",
     "publication_statement",
     "require",
+    "selected_tables",
 ]
 
 OLDEST: Final = 120000
@@ -71,12 +72,7 @@ def check(
     names = [spec.name for spec in config.tables or ()]
     oids = find_oids(connection, names)
     described = _described(connection, config, oids, publication)
-    tables = [
-        (spec, table)
-        for name, table in described.items()
-        if (table.published or publication is None or _can_join(table, described))
-        and (spec := config.spec_of(name)) is not None
-    ]
+    tables = _selected(config, publication, described)
     return [
         *_server(server),
         *(() if made else _publication(config, publication, server.version, described)),
@@ -84,6 +80,29 @@ def check(
         *uncovered(config, None if made else publication, described, version),
         *(problem for spec, table in tables for problem in sending(spec, table, config)),
         *reading(connection, server.role, tables),
+    ]
+
+
+def selected_tables(
+    connection: Connection, config: PostgresConfig
+) -> list[tuple[TableSpec, PgTable]]:
+    """Return the tables that a source with this config would replicate."""
+    publication = find_publication(connection, config.publication)
+    oids = find_oids(connection, [spec.name for spec in config.tables or ()])
+    described = _described(connection, config, oids, publication)
+    return _selected(config, publication, described)
+
+
+def _selected(
+    config: PostgresConfig,
+    publication: Publication | None,
+    described: Mapping[TableName, PgTable],
+) -> list[tuple[TableSpec, PgTable]]:
+    return [
+        (spec, table)
+        for name, table in described.items()
+        if (table.published or publication is None or _can_join(table, described))
+        and (spec := config.spec_of(name)) is not None
     ]
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Self, TypeVar
 import psycopg
 from psycopg import conninfo
 
-from penstock.errors import UsageError
-from penstock.sources.postgres.names import TableName, similar
+from penstock.errors import UsageError, similar
+from penstock.sources.postgres.names import TableName
 
 __all__ = ["SECRETS", "PostgresConfig", "TableSpec", "shown"]
 

@@ -3,22 +3,28 @@
 Nothing is changed, and a role that may only look can ask.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from penstock.errors import Problem
 from penstock.sources.postgres.catalog import PgTable, describe
-from penstock.sources.postgres.checks import OLDEST, check, may_create_publication
+from penstock.sources.postgres.checks import (
+    OLDEST,
+    check,
+    may_create_publication,
+    selected_tables,
+)
 from penstock.sources.postgres.config import PostgresConfig, TableSpec
 from penstock.sources.postgres.connect import Connection
-from penstock.sources.postgres.errors import Problem
 from penstock.sources.postgres.names import TableName
 from penstock.sources.postgres.publication import Publication, find_publication
 from penstock.sources.postgres.table_checks import ROOTS_SINCE, reading, sending, uncovered
 from penstock.sources.postgres.tables import follow
+from penstock.sources.source import CollectionOutline
 
-__all__ = ["Candidate", "Described", "look"]
+__all__ = ["Candidate", "Described", "look", "outline_tables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,9 @@ class Candidate:
 
     problems: tuple[Problem, ...]
     """Why it cannot be followed as it is."""
+
+    omitted: Mapping[str, str]
+    """Columns that the collection would not have, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +73,50 @@ def look(connection: Connection, config: PostgresConfig) -> Described:
     lacking = [*check(connection, config, made=made), *reading(connection, role, good)]
     return Described(
         database,
-        tuple(Candidate(each.table_name, _keyed(each), problems) for each, problems in tables),
+        tuple(
+            Candidate(
+                each.table_name,
+                _keyed(each),
+                problems,
+                _omitted(config, TableSpec(each.table_name), each),
+            )
+            for each, problems in tables
+        ),
         tuple(dict.fromkeys(lacking)),
     )
+
+
+def outline_tables(
+    connection: Connection, config: PostgresConfig, source: str
+) -> list[CollectionOutline]:
+    """Return the collections that `source` would create from the tables of `config`."""
+    outlines = []
+    for spec, described in selected_tables(connection, config):
+        table = follow(source, described, spec)
+        omitted = _omitted(config, spec, described)
+        outlines.append(
+            CollectionOutline(table.collection, table.schema, table.key_columns, omitted)
+        )
+    return outlines
+
+
+def _omitted(config: PostgresConfig, spec: TableSpec, table: PgTable) -> dict[str, str]:
+    """Return the columns that the collection of a table does not have, with the reasons."""
+    reasons = {}
+    for column in table.columns:
+        if column.name in spec.exclude:
+            reasons[column.name] = "it is excluded in the pipeline file"
+        elif column.name in table.streamed:
+            continue
+        elif table.published_columns is not None:
+            reasons[column.name] = (
+                f'the column list of publication "{config.publication}" does not have it'
+            )
+        elif column.generated:
+            reasons[column.name] = (
+                f'it is a generated column, which publication "{config.publication}" does not send'
+            )
+    return reasons
 
 
 def _oids(connection: Connection) -> set[int]:

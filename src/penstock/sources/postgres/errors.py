@@ -5,16 +5,14 @@ connection's own errors are in `connect.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from penstock.errors import DefiniteError, SourceError, TransientError, UsageError
+from penstock.errors import DefiniteError, Problem, SourceError, TransientError, UsageError
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.names import TableName
 
 __all__ = [
     "NotReady",
     "OtherHistory",
-    "Problem",
     "PublicationMissing",
     "SchemaChanged",
     "SlotBusy",
@@ -28,16 +26,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something about a server that is not as it must be."""
-
-    message: str
-    detail: str = ""
-    hint: str = ""
-    """What to do, with the statement to run or the line to write."""
-
-
 class NotReady(SourceError):
     """The server is not set up for what we need, until somebody acts."""
 
@@ -45,23 +33,13 @@ class NotReady(SourceError):
 
     def __init__(self, *, where: str, problems: Sequence[Problem]) -> None:
         first, *others = problems
-        if not others:
-            super().__init__(
-                f"{where} is not ready: {first.message}", detail=first.detail, hint=first.hint
-            )
-        else:
-            super().__init__(
-                f"{where} is not ready: {first.message}, and {len(others)} more",
-                detail="\n".join(
-                    f"({number}) {problem.message[:1].upper()}{problem.message[1:]}. "
-                    f"{problem.detail}".rstrip()
-                    for number, problem in enumerate(problems, 1)
-                ),
-                hint="\n".join(
-                    f"({number}) {problem.hint}" for number, problem in enumerate(problems, 1)
-                ),
-            )
-        self.problems = tuple(problems)
+        more = f", and {len(others)} more" if others else ""
+        super().__init__(
+            f"{where} is not ready: {first.message}{more}",
+            detail=first.detail,
+            hint="" if others else first.hint,
+            problems=problems,
+        )
 
 
 class SlotLost(DefiniteError):

@@ -6,7 +6,6 @@ only around what holds a dot or a quote. Shown to people, a name is written so
 that it can be pasted into SQL.
 """
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Final, Self
 from penstock.data.collection_name import parse_name
 from penstock.errors import UsageError
 
-__all__ = ["TableName", "identifier", "identifiers", "similar"]
+__all__ = ["TableName", "identifier", "identifiers"]
 
 MAX_BYTES: Final = 63
 """What Postgres keeps of a name."""
@@ -67,15 +66,6 @@ def identifier(name: str) -> str:
 def identifiers(names: Iterable[str]) -> str:
     """Several, with commas between them."""
     return ", ".join(identifier(name) for name in names)
-
-
-def similar(wanted: str, there: Iterable[str]) -> list[str]:
-    """Those of `there` that somebody who wrote `wanted` may have meant, the likeliest first."""
-    by_lower: dict[str, list[str]] = {}
-    for name in sorted(there):
-        by_lower.setdefault(name.lower(), []).append(name)
-    close = difflib.get_close_matches(wanted.lower(), by_lower, n=3, cutoff=0.6)
-    return [name for lower in close for name in by_lower[lower]]
 
 
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")

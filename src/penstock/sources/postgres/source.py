@@ -24,6 +24,7 @@ from penstock.errors import DefiniteError, InternalError, TransientError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.sources.postgres import notes
 from penstock.sources.postgres.config import PostgresConfig
+from penstock.sources.postgres.describing import outline_tables
 from penstock.sources.postgres.errors import SlotInvalidated, SlotLost, SlotPassed
 from penstock.sources.postgres.feedback import Feedback
 from penstock.sources.postgres.followed import Followed
@@ -34,7 +35,7 @@ from penstock.sources.postgres.slots import SlotState
 from penstock.sources.postgres.stream import ReplicationStream
 from penstock.sources.postgres.tail import AnotherHistory, Seen, Tail, TextWanted
 from penstock.sources.postgres.upstream import SetBack, Upstream
-from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
+from penstock.sources.source import CollectionOutline, Frontier, Loader, Memory, Probe, Tick
 from penstock.telemetry import fields, logger
 
 __all__ = ["PostgresSource"]
@@ -281,12 +282,14 @@ class PostgresSource:
             self._warned = True
         return warning
 
-    def check(self, *, followed: bool) -> None:
-        """Nothing, if the server has all that is needed; if `followed`, if it lets us in."""
+    def check(self, *, followed: bool) -> Sequence[CollectionOutline]:
+        """Check the prerequisites on the server; if `followed`, only the connection."""
         self._upstream.open(first=not followed)
         try:
-            if not followed:
-                self._upstream.check(make=False)
+            if followed:
+                return ()
+            self._upstream.check(make=False)
+            return outline_tables(self._upstream.control, self._config, self.name)
         finally:
             self._upstream.close()
 

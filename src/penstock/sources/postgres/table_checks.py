@@ -5,11 +5,11 @@ from typing import Final
 
 import msgspec
 
+from penstock.errors import Problem, similar
 from penstock.sources.postgres.catalog import PgTable
 from penstock.sources.postgres.config import PostgresConfig, TableSpec
 from penstock.sources.postgres.connect import Connection
-from penstock.sources.postgres.errors import Problem
-from penstock.sources.postgres.names import TableName, identifier, identifiers, similar
+from penstock.sources.postgres.names import TableName, identifier, identifiers
 from penstock.sources.postgres.publication import Publication
 
 __all__ = ["missing", "reading", "sending", "uncovered"]

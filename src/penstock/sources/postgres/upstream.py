@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.clock import Clock
-from penstock.errors import InternalError, SourceError, TransientError
+from penstock.errors import InternalError, Problem, SourceError, TransientError
 from penstock.sources.postgres.catalog import find_oids, published_tables
 from penstock.sources.postgres.checks import (
     check,
@@ -25,7 +25,6 @@ from penstock.sources.postgres.connect import Connection, connect, quote_literal
 from penstock.sources.postgres.errors import (
     NotReady,
     OtherHistory,
-    Problem,
     SlotInvalidated,
     SlotLost,
     SlotPassed,
