@@ -1,9 +1,14 @@
 """The timer that keeps the server informed, until nobody has proved to be the writer (A7)."""
 
-from penstock.sources.postgres.feedback import EVERY_MS, PROVED_MS, Feedback
+from pathlib import Path
+
+import pytest
+
+from penstock.sources.postgres.feedback import EVERY_MS, PROVED_MS, Feedback, feedback_interval_ms
 from penstock.sources.postgres.lsn import Lsn
 from penstock.testing.clocks import ManualClock
-from tests.ingest.pump import until
+from penstock.testing.postgres import Database
+from tests.ingest.pump import Pump, until
 
 
 class Told:
@@ -12,6 +17,7 @@ class Told:
     def __init__(self, clock: ManualClock) -> None:
         self.positions: list[Lsn] = []
         self.last_ms = 0
+        self.server_timeout_ms = 0
         self._clock = clock
 
     def confirm(self, flush: Lsn, *, reply: bool = False) -> None:
@@ -39,3 +45,47 @@ def test_what_is_durable_is_said_at_once() -> None:
     feedback.durable(Lsn(9))
     assert told.positions == [Lsn(9)]
     feedback.stop()
+
+
+@pytest.mark.parametrize(
+    ("server_timeout_ms", "interval_ms"),
+    [(0, 1_000), (60_000, 1_000), (3_000, 1_000), (1_500, 500), (1_000, 333), (30, 50), (1, 50)],
+)
+def test_feedback_interval_is_a_third_of_the_server_timeout(
+    server_timeout_ms: int, interval_ms: int
+) -> None:
+    assert feedback_interval_ms(server_timeout_ms) == interval_ms
+
+
+def test_feedback_is_sent_at_the_interval_of_its_stream() -> None:
+    clock = ManualClock()
+    told = Told(clock)
+    told.server_timeout_ms = 1_500
+    began = clock.boot_ms()
+    feedback = Feedback(told, clock, durable=Lsn(7))
+    feedback.start()
+    until(lambda: clock.boot_ms() > began + 4 * PROVED_MS, "time to pass")
+    feedback.stop()
+    assert len(told.positions) == PROVED_MS // 500
+    assert {*told.positions} == {Lsn(7)}
+
+
+def test_server_with_short_wal_sender_timeout_keeps_the_stream_between_ticks(
+    database: Database, tmp_path: Path
+) -> None:
+    database.sql(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION penstock FOR TABLE t;"
+        f"ALTER DATABASE {database.name} SET wal_sender_timeout = '1s'"
+    )
+
+    def lasts() -> bool:
+        return bool(
+            database.sql(
+                "SELECT 1 FROM pg_stat_replication JOIN pg_stat_activity USING (pid)"
+                " WHERE datname = current_database()"
+                " AND clock_timestamp() - pg_stat_replication.backend_start > interval '3 s'"
+            )
+        )
+
+    with Pump(database, tmp_path, tick_ms=4_000):
+        until(lasts, "a stream that is older than three timeouts", 15_000)

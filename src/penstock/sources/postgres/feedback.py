@@ -17,9 +17,12 @@ from penstock.errors import SourceError
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.stream import ReplicationStream
 
-__all__ = ["Feedback"]
+__all__ = ["Feedback", "feedback_interval_ms"]
 
 EVERY_MS: Final = 1_000
+LEAST_MS: Final = 50
+"""Feedback is not sent more often, however short `wal_sender_timeout` is."""
+
 PROVED_MS: Final = 30_000
 """How long a proof that we are the writer lasts."""
 
@@ -29,6 +32,7 @@ class Feedback:
 
     def __init__(self, stream: ReplicationStream, clock: Clock, *, durable: Lsn) -> None:
         self._stream = stream
+        self._interval_ms = feedback_interval_ms(stream.server_timeout_ms)
         self._clock = clock
         self._durable = durable
         self._proved_ms = clock.boot_ms()
@@ -56,10 +60,20 @@ class Feedback:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._clock.wait(self._stop, EVERY_MS):
+        while not self._clock.wait(self._stop, self._interval_ms):
             if self._clock.boot_ms() - self._proved_ms > PROVED_MS:
                 continue
             try:
                 self._stream.confirm(self._durable)
             except SourceError:
                 return  # Whoever reads the stream hears of it too, and does something about it.
+
+
+def feedback_interval_ms(server_timeout_ms: int) -> int:
+    """Return how often to send feedback to a server with this `wal_sender_timeout`; 0 is none.
+
+    A third of the timeout: one message may be late, and the connection survives.
+    """
+    if not server_timeout_ms:
+        return EVERY_MS
+    return max(LEAST_MS, min(EVERY_MS, server_timeout_ms // 3))

@@ -59,6 +59,12 @@ class ReplicationStream:
         self.confirmed = Lsn(0)
         """The greatest position confirmed here."""
 
+        timeout = connection.query(
+            "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
+        )
+        self.server_timeout_ms = int(timeout[0][0] or 0)
+        """The server ends a connection that sends nothing for so long; 0: it never does."""
+
         self._connection = connection
         self._clock = clock
         self._decoder = Decoder(capacity)
