@@ -56,7 +56,7 @@ def unplanned() -> Any:
     """Row 20: the upper is not written down before Store."""
     commit = Log.commit
     return _all(
-        mock.patch.object(Log, "plan", lambda self, _upper: self),
+        mock.patch.object(Log, "plan", lambda self, _upper, _frozen=(): self),
         mock.patch.object(Log, "commit", lambda self, shards, **_: commit(self, shards)),
     )
 

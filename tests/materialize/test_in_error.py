@@ -1,21 +1,33 @@
 """Collections in error, for a while or for good, and those that are bound beside them."""
 
-import threading
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.errors import IndeterminateError, PenstockError
+from penstock.errors import DefiniteError, IndeterminateError, PenstockError
 from penstock.failpoints import Action, Failpoint, tripped
-from penstock.materialize import driver
-from penstock.materialize.driver import StoppedByError
+from penstock.materialize import driver, running
+from penstock.materialize.driver import Materializing, StoppedByError
 from penstock.materialize.here import TasksHere, _Here
 from penstock.materialize.rounds import Commits, Rounds
 from penstock.materialize.shard import ShardPlan, run_shard
 from penstock.persist import AppendTo, Fail, Recover, StoredError
-from tests.materialize.lake import KEYED, TU, Endpoint, Table, materializing, once, row
+from penstock.pipeline.file import Pipeline
+from tests.materialize.lake import (
+    KEYED,
+    TU,
+    Endpoint,
+    Table,
+    bring,
+    following,
+    materializing,
+    notes,
+    once,
+    row,
+)
 
 LOST = StoredError("SlotLost", "slot is gone", "It was dropped.", "Copy it again.")
 
@@ -27,19 +39,309 @@ def fail(table: Table, time: int) -> None:
     )
 
 
-def test_an_error_of_a_collection_stops_there_and_says_why(
+def recover(table: Table) -> None:
+    """Resync: what diverged is corrected at the upper, in one entry."""
+    upper = table.collection.upper
+    gone = table.contents()[0]
+    del table.rows[gone["id"]]
+    table.client.append_all(
+        [AppendTo(table.collection, [(gone, upper, -1)], upper, upper + 5)],
+        [Recover(table.collection, upper)],
+    )
+
+
+class Other:
+    """A collection next to the table, bound as rows and as a log of its changes."""
+
+    BINDINGS: Sequence[Mapping[str, Any]] = [
+        *TU,
+        {"collection": "shop.u", "resource": {"table": "log"}, "delta_updates": True},
+    ]
+
+    def __init__(self, table: Table) -> None:
+        self.collection = table.client.create_or_load("shop.u", **KEYED)
+        self.ids: list[int] = []
+
+    def add(self, upper: int) -> None:
+        """Insert one row, and advance to `upper`."""
+        lower, id = self.collection.upper, len(self.ids)
+        self.ids.append(id)
+        self.collection.compare_and_append([(row(id), lower, 1)], lower, upper)
+
+
+def frontiers(lake: str) -> Mapping[str, int]:
+    """The frontier of each resource in the recovery log."""
+    (shard,) = (each for name, each in notes(lake).items() if name.startswith("shard "))
+    bindings = json.loads(shard["checkpoint"])["bindings"]
+    return {json.loads(path)[0]: each["frontier"] for path, each in bindings.items()}
+
+
+def committed(materialization: Materializing) -> Mapping[str, int]:
+    """The same of a materialization that runs."""
+    checkpoint = materialization._log.shards[0].checkpoint
+    bindings = {} if checkpoint is None else checkpoint.bindings
+    return {json.loads(path)[0]: each.frontier for path, each in bindings.items()}
+
+
+def test_materialization_with_on_error_stop_stops_at_the_error_time(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
+    other = Other(table)
+    other.add(100)
+    endpoint, before = Endpoint("sqlite", tmp_path), table.contents()
+    fail(table, 25)
+    stop = {"on_error": "stop"}
+    with materializing(lake, endpoint, tmp_path, bindings=TU, section=stop) as materialization:
+        with pytest.raises(StoppedByError, match="slot is gone") as told:
+            once(materialization)
+        assert endpoint.rows() == before, "everything below the error time is there"
+        assert "Copy it again." in told.value.hint
+        assert frontiers(lake) == {"t": 25, "u": 25}
+        assert "slot is gone" in materialization.status()["error"]
+        assert materialization.status()["phase"] == "stopped"
+
+
+def test_materialization_with_on_error_stop_resumes_after_the_resync(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(30)
     endpoint = Endpoint("sqlite", tmp_path)
-    before = table.contents()
-    fail(table, table.collection.upper + 5)
-    with materializing(lake, endpoint, tmp_path) as materialization:
-        for follows in (False, True):
-            with pytest.raises(StoppedByError, match="slot is gone") as told:
-                materialization.run(threading.Event(), once=not follows)
-            assert endpoint.rows() == before, "up to there it is materialized"
-    assert "leave_behind" in told.value.hint
-    assert "slot is gone" in materialization.status()["error"]
+    fail(table, 25)
+    stop = {"on_error": "stop"}
+    with (
+        materializing(lake, endpoint, tmp_path, bindings=TU, section=stop) as materialization,
+        following(materialization) as until,
+    ):
+        until(lambda: materialization.status()["phase"] == "stopped")
+        assert "slot is gone" in materialization.status()["error"]
+        assert committed(materialization) == {"t": 25, "u": 25}
+        recover(table)
+        other.add(table.collection.upper)
+        until(lambda: materialization.status()["upper"] == table.collection.upper)
+        until(lambda: materialization.status()["phase"] == "following")
+        assert materialization.status()["error"] is None
+    assert endpoint.rows() == table.contents()
+    assert [each["id"] for each in endpoint.rows("u")] == other.ids
+
+
+def test_binding_to_an_errored_collection_freezes_at_its_error_time(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(20)
+    endpoint = Endpoint("sqlite", tmp_path)
+    with materializing(lake, endpoint, tmp_path, bindings=TU) as materialization:
+        once(materialization)
+        table.change()
+        fail(table, 45)
+        other.add(60)
+        once(materialization)
+        assert endpoint.rows() == table.contents(), "everything below the error time is there"
+        assert frontiers(lake) == {"t": 45, "u": 60}
+        other.add(80)
+        once(materialization)
+        assert frontiers(lake) == {"t": 45, "u": 80}
+        status = materialization.status()
+        assert status["left_behind"] == ["shop.t"]
+        assert status["degraded"] == [
+            {
+                "collection": "shop.t",
+                "time": 45,
+                "message": "slot is gone",
+                "detail": "It was dropped.",
+                "hint": "Copy it again.",
+            }
+        ]
+        assert status["error"] is None
+    assert [each["id"] for each in endpoint.rows("u")] == other.ids
+
+
+def test_binding_added_after_the_error_receives_everything_below_the_error_time(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(60)
+    fail(table, 25)
+    endpoint = Endpoint("sqlite", tmp_path)
+    bring(lake, endpoint, tmp_path, bindings=TU[1:])
+    bring(lake, endpoint, tmp_path, bindings=TU)
+    assert endpoint.rows() == table.contents()
+    assert frontiers(lake) == {"t": 25, "u": 60}
+
+
+def test_two_errored_collections_freeze_each_at_its_own_time(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(40)
+    fail(table, 25)
+    table.client.append_all(
+        [AppendTo(other.collection, [], 40, 60)], [Fail(other.collection, 50, LOST)]
+    )
+    endpoint = Endpoint("sqlite", tmp_path)
+    with materializing(lake, endpoint, tmp_path, bindings=TU) as materialization:
+        once(materialization)
+        assert materialization.status()["left_behind"] == ["shop.t", "shop.u"]
+    assert endpoint.rows() == table.contents()
+    assert [each["id"] for each in endpoint.rows("u")] == other.ids
+    assert frontiers(lake) == {"t": 25, "u": 50}
+
+
+def test_frozen_binding_resumes_after_the_resync_and_reaches_the_others(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(20)
+    endpoint = Endpoint("sqlite", tmp_path)
+    with (
+        materializing(lake, endpoint, tmp_path, bindings=TU) as materialization,
+        following(materialization) as until,
+    ):
+        until(lambda: materialization.status()["upper"] == 20)
+        table.change()
+        fail(table, 45)
+        other.add(80)
+        until(lambda: committed(materialization) == {"t": 45, "u": 80})
+        until(lambda: materialization.status()["phase"] == "degraded")
+        recover(table)
+        upper = table.collection.upper
+        table.collection.compare_and_append([], upper, 100)
+        other.add(100)
+        until(lambda: committed(materialization) == {"t": 100, "u": 100})
+        until(lambda: materialization.status()["phase"] == "following")
+        assert materialization.status()["degraded"] == []
+    assert endpoint.rows() == table.contents()
+    assert [each["id"] for each in endpoint.rows("u")] == other.ids
+
+
+@pytest.mark.parametrize("connector", ["sqlite", "staged-files", "plain-files"])
+def test_crash_at_any_step_of_freezing_and_resuming_delivers_each_change_once(
+    lake: str, table: Table, tmp_path: Path, connector: str
+) -> None:
+    other = Other(table)
+    other.add(20)
+    endpoint = Endpoint(connector, tmp_path)
+    resource = "table" if connector == "sqlite" else "name"
+    # Only SQLite has rows of delta updates to count.
+    bindings = [
+        {**each, "resource": {resource: each["resource"]["table"]}}
+        for each in (Other.BINDINGS if connector == "sqlite" else TU)
+    ]
+
+    def crash_and_finish(step: Failpoint) -> None:
+        with (
+            materializing(lake, endpoint, tmp_path, bindings=bindings) as crashed,
+            tripped(step, Action.ERROR),
+            pytest.raises(IndeterminateError),
+        ):
+            once(crashed)
+        bring(lake, endpoint, tmp_path, bindings=bindings)
+        assert endpoint.rows() == table.contents()
+        assert [each["id"] for each in endpoint.rows("u")] == other.ids
+        if connector == "sqlite":
+            assert [each["id"] for each in endpoint.rows("log")] == other.ids
+
+    bring(lake, endpoint, tmp_path, bindings=bindings)
+    for step in (
+        Failpoint.PLAN_DONE,
+        Failpoint.STORE_DONE,
+        Failpoint.RECOVERY_DONE,
+        Failpoint.ACKNOWLEDGE_DONE,
+    ):
+        table.change()
+        time = table.collection.upper + 5
+        fail(table, time)
+        other.add(time + 40)
+        crash_and_finish(step)  # The transaction that ends at the error time.
+        other.add(time + 60)
+        crash_and_finish(step)  # A transaction without the frozen binding.
+        upper = table.collection.upper
+        recover(table)
+        table.collection.compare_and_append([], upper + 5, time + 80)
+        other.add(time + 80)
+        crash_and_finish(step)  # The transaction that the frozen binding resumes with.
+
+
+def test_planned_transaction_is_finished_without_a_binding_that_was_frozen(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(20)
+    endpoint = Endpoint("plain-files", tmp_path)
+    bindings = [{**each, "resource": {"name": each["resource"]["table"]}} for each in TU]
+    bring(lake, endpoint, tmp_path, bindings=bindings)
+    fail(table, 25)
+    other.add(30)
+    bring(lake, endpoint, tmp_path, bindings=bindings)
+    other.add(60)
+    with (
+        materializing(lake, endpoint, tmp_path, bindings=bindings) as crashed,
+        tripped(Failpoint.PLAN_DONE, Action.ERROR),
+        pytest.raises(IndeterminateError),
+    ):
+        once(crashed)
+    planned = notes(lake)["materialization"]
+    assert (planned["planned"], planned["frozen"]) == (60, ['["t"]'])
+
+    recover(table)
+    table.collection.compare_and_append([], table.collection.upper, 80)
+    other.add(80)
+    jobs = Counting()
+    bring(lake, endpoint, tmp_path, bindings=bindings, jobs=jobs)
+    first = jobs.plans[0]
+    frozen = [each.bound.path for each in first.bindings if each.bound.frozen]
+    assert (first.upper, frozen) == (60, ['["t"]'])
+    assert frontiers(lake) == {"t": 80, "u": 80}
+    assert endpoint.rows() == table.contents()
+    assert [each["id"] for each in endpoint.rows("u")] == other.ids
+
+
+def test_backlog_is_cut_by_size_while_a_binding_is_frozen(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(20)
+    endpoint, jobs = Endpoint("sqlite", tmp_path), Counting()
+    given = {"bindings": TU, "section": {"size": "1KiB"}, "jobs": jobs}
+    bring(lake, endpoint, tmp_path, **given)
+    fail(table, 25)
+    bring(lake, endpoint, tmp_path, **given)
+    for upper in range(60, 100, 10):
+        lower = other.collection.upper
+        rows = [(row(1_000 * upper + number), lower, 1) for number in range(90)]
+        other.collection.compare_and_append(rows, lower, upper)
+    jobs.plans.clear()
+    with materializing(lake, endpoint, tmp_path, **given) as materialization:
+        once(materialization)
+        assert materialization.status()["transactions"] > 2
+    assert frontiers(lake) == {"t": 25, "u": 90}
+
+
+def test_once_with_a_frozen_binding_fails_after_the_others_were_brought(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(60)
+    fail(table, 25)
+    pipeline = Pipeline.model_validate(
+        {
+            "location": lake,
+            "materializations": {
+                "local": {
+                    "connector": "sqlite",
+                    "endpoint": {"path": str(tmp_path / "t.db")},
+                    "bindings": list(TU),
+                }
+            },
+        }
+    )
+    with pytest.raises(DefiniteError, match="degraded") as raised:
+        running.run(pipeline, jobs=TasksHere(), once=True)
+    assert "shop.t" in str(raised.value)
+    assert "shop.t is in error since 25: slot is gone." in raised.value.detail
+    assert "Copy it again." in raised.value.hint
+    assert len(Endpoint("sqlite", tmp_path).rows("u")) == len(other.ids)
 
 
 def test_an_error_that_ended_leaves_the_endpoint_as_the_collection_is(
@@ -63,34 +365,15 @@ def test_an_error_that_ended_leaves_the_endpoint_as_the_collection_is(
     assert endpoint.rows() == table.contents()
 
 
-def test_others_go_on_without_a_collection_in_error(
-    lake: str, table: Table, tmp_path: Path
-) -> None:
-    other = table.client.create_or_load("shop.u", **KEYED)
-    other.compare_and_append([(row(1), 0, 1)], 0, 20)
-    endpoint = Endpoint("sqlite", tmp_path)
-    before = table.contents()
-    with materializing(
-        lake, endpoint, tmp_path, bindings=TU, section={"on_error": "leave_behind"}
-    ) as materialization:
-        once(materialization)
-        fail(table, 25)
-        other.compare_and_append([(row(2), 30, 1)], 20, 40)
-        once(materialization)
-        assert [each["id"] for each in endpoint.rows("u")] == [1, 2]
-        assert endpoint.rows() == before
-        assert materialization.status()["left_behind"] == ["shop.t"]
-
-
 class Counting:
     """Tasks that are given up if they come to no end."""
 
     def __init__(self) -> None:
-        self.uppers: list[int] = []
+        self.plans: list[ShardPlan] = []
 
     def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
-        self.uppers.append(plans[0].upper)
-        assert len(self.uppers) < 30, f"it comes to no end: {self.uppers}"
+        self.plans.append(plans[0])
+        assert len(self.plans) < 30, [each.upper for each in self.plans]
         TasksHere().run(plans, commits)
 
 
@@ -204,7 +487,13 @@ def test_one_in_error_before_another_begins_is_told(
     other.compare_and_append([(row(1), 0, 1)], 0, 60)
     other.allow_compaction(40).result()
     with (
-        materializing(lake, Endpoint("sqlite", tmp_path), tmp_path, bindings=TU) as materialization,
+        materializing(
+            lake,
+            Endpoint("sqlite", tmp_path),
+            tmp_path,
+            bindings=TU,
+            section={"on_error": "stop"},
+        ) as materialization,
         pytest.raises(PenstockError, match="slot is gone"),
     ):
         once(materialization)

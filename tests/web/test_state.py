@@ -179,7 +179,7 @@ def test_ready_is_when_all_is_there_and_followed(shop, served, clock):
     ]
     shop.tick()
     shop.commit(1)
-    assert ask(served.url, "/readyz").json == {"ready": True, "waits_for": []}
+    assert ask(served.url, "/readyz").json == {"ready": True, "waits_for": [], "degraded": []}
     shop.tasks["shop"]["tables"] = [{**shop.source()["tables"][0], "phase": "loading"}]
     assert ask(served.url, "/readyz").json["waits_for"] == [
         'source "shop" to copy public.customers'
@@ -188,6 +188,32 @@ def test_ready_is_when_all_is_there_and_followed(shop, served, clock):
     assert ask(served.url, "/readyz").status == 200
     shop.tasks["warehouse"]["state"] = "restarting"
     assert ask(served.url, "/readyz").status == 503
+
+
+def test_degraded_materialization_is_ready_and_names_collection_time_and_remedy(shop, served):
+    shop.tick()
+    shop.commit(1)
+    frozen = {
+        "collection": "shop.public.orders",
+        "time": 25,
+        "message": "slot is gone",
+        "detail": "It was dropped.",
+        "hint": "Copy it again.",
+    }
+    shop.tasks["warehouse"] |= {
+        "phase": "degraded",
+        "left_behind": ["shop.public.orders"],
+        "degraded": [frozen],
+    }
+    answer = ask(served.url, "/readyz")
+    assert answer.status == 200
+    assert answer.json["degraded"] == [{"materialization": "warehouse", **frozen}]
+    (error,) = ask(served.url, "/api/state").json["errors"]
+    assert error["object"] == 'materialization "warehouse"'
+    assert "frozen at 25: slot is gone" in error["message"]
+    assert error["hint"] == "Copy it again."
+    metrics = ask(served.url, "/metrics").body.decode()
+    assert 'penstock_materialization_degraded{materialization="warehouse"} 1.0' in metrics
 
 
 def test_metrics_are_the_state_as_numbers(shop, served, clock):

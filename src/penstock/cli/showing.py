@@ -102,7 +102,7 @@ def _show_materializations(console: Console, found: list[dict[str, Any]]) -> Non
             str(each["bytes"]),
             ", ".join(f"{phase.removesuffix('_ms')} {ms} ms" for phase, ms in last.items()),
             each["waits_for"] or "",
-            each["error"] or "",
+            each["error"] or "; ".join(_degraded(each)),
         )
     console.print(table)
     table = Table("materialization", "collection", "resource", "mode", "documents", "bytes", "")
@@ -118,13 +118,22 @@ def _show_materializations(console: Console, found: list[dict[str, Any]]) -> Non
                 ", ".join(
                     word
                     for word, so in (
-                        ("left behind", binding["collection"] in each["left_behind"]),
+                        ("frozen", binding["collection"] in each["left_behind"]),
                         ("deletes are ignored", not binding["deletes"]),
                     )
                     if so
                 ),
             )
     console.print(table)
+
+
+def _degraded(materialization: dict[str, Any]) -> list[str]:
+    """A line for each errored collection whose bindings are frozen."""
+    # A status that an earlier release wrote does not have the errors.
+    return [
+        f"{each['collection']} is in error since {each['time']}: {each['message']}. {each['hint']}"
+        for each in materialization.get("degraded", ())
+    ]
 
 
 def _told(error: dict[str, Any]) -> str:

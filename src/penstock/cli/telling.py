@@ -93,6 +93,11 @@ def _line(name: str, status: Mapping[str, Any]) -> str:
         line += f", {lag_ms / 1_000:.1f} s behind"
     if (error := status["error"]) and state != "running":
         return f"{line}: {error['message']}"
+    if error and phase == "stopped":
+        return f"{line}: {error['message']}"
+    for each in status.get("degraded") or ():
+        line += f"; {each['collection']} is in error since {each['time']}: {each['message']}"
+        line += f". {each['hint']}" if each["hint"] else ""
     if waits := status.get("waits_for"):
         line += f", waiting for {waits}"
     return line
@@ -108,6 +113,7 @@ def _news(status: Mapping[str, Any]) -> object:
         (status.get("lag_ms") or 0) >= BEHIND_MS,
         status.get("waits_for"),
         str(status["error"]),
+        str(status.get("degraded")),
     )
 
 

@@ -104,7 +104,9 @@ class Materializing:
         self._files: list[ExitStack] = []
         """Of the transaction that is under way, and of the one that is offered."""
 
-        self._offered: int | None = None
+        self._offered: tuple[int, frozenset[str]] | None = None
+        """The upper of the transaction that may follow, and the resources that it leaves out."""
+
         self._begun_ms = 0
         self._goal: int | None = None
         self._stop = threading.Event()
@@ -219,9 +221,9 @@ class Materializing:
         self._hold()
         while not self._stop.is_set():
             ready = self.ready()
-            if once and self._goal is None and (ready.upper or not ready.behind):
-                self._goal = ready.upper
-            self._look(self._reached())
+            if once and self._goal is None and (ready.target or not ready.behind):
+                self._goal = ready.target
+            self._look()
             if self._shares_out_anew():
                 continue
             upper = self._log.planned or self._upper_after(self._reached())
@@ -231,8 +233,9 @@ class Materializing:
             if upper is not None:
                 self._transact(upper)
             done = upper is None or self._reached() >= (self._goal or 0)
+            if once and done and self._log.planned is None and (stopped := self._stopping_error()):
+                raise stopped
             if self._goal is not None and done and self._log.planned is None:
-                self._check_errors(self._reached())
                 return
             if once and self._goal is None and upper is None:
                 raise UsageError(
@@ -271,11 +274,11 @@ class Materializing:
         if described != self._built.described:
             self._build(described)
         if self._log.planned is None:
-            self._write(self._log.plan(upper))
+            self._write(self._log.plan(upper, self._frozen_paths()))
             pass_by(Failpoint.PLAN_DONE)
         self._begun_ms = self._clock.boot_ms() if goes_on else END
         try:
-            self._jobs.run(self._plans(upper, self._hold_files()), self)
+            self._jobs.run(self._plans(upper, self._log.frozen, self._hold_files()), self)
         except OpenedElsewhere as found:
             self._log = self._log.opened(found.key_range, found.checkpoint)
         except Forked as found:
@@ -312,20 +315,20 @@ class Materializing:
             return None
         if not self._log.unbound.isdisjoint(self._paths()):
             return None  # What they hold is known once this one is committed.
-        self._offered = upper
-        return self._plans(upper, self._hold_files())
+        self._offered = upper, self._frozen_paths(planned)
+        return self._plans(*self._offered, self._hold_files())
 
     def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
         """All shards have committed."""
         self._status.commit(told, self._log.planned or 0)
-        planned = self._offered if goes_on else None
+        following, frozen = self._offered if goes_on and self._offered else (None, frozenset())
         upper, shards = self._log.planned or 0, [each.shard for each in told]
         written = [
             path
             for path in self._paths()
             if all(_frontier(each.checkpoint, path) >= upper for each in shards)
         ]
-        self._write(self._log.commit(shards, planned=planned, written=written))
+        self._write(self._log.commit(shards, planned=following, frozen=frozen, written=written))
         if goes_on:
             pass_by(Failpoint.PLAN_DONE)
         self._begun_ms = self._clock.boot_ms()
@@ -333,7 +336,7 @@ class Materializing:
     def settled(self, acknowledged_ms: int) -> None:
         """All shards have acknowledged what was committed."""
         self._status.settle(acknowledged_ms)
-        self._look(self._reached())
+        self._look()
         self._write(self._log.settle())
         self._hold()
         if len(self._files) > 1:
@@ -346,7 +349,9 @@ class Materializing:
         self._files.append(files)
         return held
 
-    def _plans(self, upper: int, held: Mapping[str, Holding]) -> list[ShardPlan]:
+    def _plans(
+        self, upper: int, frozen: Collection[str], held: Mapping[str, Holding]
+    ) -> list[ShardPlan]:
         session = f"{self._chance.getrandbits(64):016x}"
         bindings = tuple(
             BindingPlan(
@@ -357,6 +362,7 @@ class Materializing:
                     unknown=self._path(number) in self._log.unbound,
                     layout=self._built.layout_ids[number],
                     continued=self._continued[number],
+                    frozen=self._path(number) in frozen,
                 ),
                 held[section.collection].url,
                 held[section.collection].state,
@@ -408,54 +414,107 @@ class Materializing:
         )
 
     def _reached(self) -> int:
-        """How far all shards have come in all bindings but those that were left behind."""
-        left = {name for name, _ in self.ready().errored} if self._leaves_behind else set()
+        """Return how far all shards have come in all bindings that are not frozen.
+
+        If all of them are frozen, return how far the last one has come.
+        """
+        frozen = self.ready().frozen
         return min(
             (
                 min(self._frontiers(number))
                 for number, section in enumerate(self._section.bindings)
-                if section.collection not in left
+                if section.collection not in frozen
             ),
-            default=0,
+            default=self._committed(),
         )
 
     @property
     def _leaves_behind(self) -> bool:
         return self._section.on_error == "leave_behind"
 
-    def ready(self) -> Ready:
-        """Up to where the next transaction may go."""
-        return self._lake.ready(leave_behind=self._leaves_behind)
+    def ready(self, committed: int = 0) -> Ready:
+        """Return how far the next transaction may go.
+
+        With `committed`, it is the one after the planned transaction, which ends there.
+        """
+        frontiers: dict[str, int] = {}
+        for number, section in enumerate(self._section.bindings):
+            path, name = self._path(number), section.collection
+            # SUBTLE: without the layout. A frozen binding whose layout changes waits for the end
+            # of the error; below it the rows still have the old one.
+            frontier = min(
+                0
+                if path in self._log.unbound
+                else _frontier(each.checkpoint, path, section.backfill)
+                for each in self._log.shards
+            )
+            if path not in self._log.frozen:
+                frontier = max(frontier, committed)
+            frontiers[name] = min(frontier, frontiers.get(name, frontier))
+        return self._lake.ready(frontiers, leave_behind=self._leaves_behind)
+
+    def _frozen_paths(self, committed: int = 0) -> frozenset[str]:
+        """Return the resources that the next transaction leaves out; see `ready`."""
+        frozen = self.ready(committed).frozen
+        return frozenset(
+            self._path(number)
+            for number, section in enumerate(self._section.bindings)
+            if section.collection in frozen
+        )
 
     def _upper_after(self, reached: int) -> int | None:
-        """The next transaction's upper, if collections have gone on.
+        """Return the upper of the next transaction; None if no collection has advanced."""
+        ready = self.ready(self._log.planned or 0)
+        if ready.upper <= reached:
+            return None
+        names = {each.collection for each in self._section.bindings} - ready.frozen
+        states = [self._lake.state(name) for name in sorted(names)]
+        if reached:
+            # A binding that resumes goes to where the others are, in one transaction.
+            reached = max(reached, min(self._committed(), ready.upper))
+        return upper_within(states, reached, ready.upper, self._section.size)
 
-        Raises:
-            StoppedByError: one of them cannot go on.
-        """
-        ready = self.ready()
-        if ready.upper > reached:
-            states = [self._lake.state(each.collection) for each in self._section.bindings]
-            return upper_within(states, reached, ready.upper, self._section.size)
-        if self._log.planned is None:
-            self._check_errors(reached)
-        return None
+    def _look(self) -> None:
+        """Update the status, and log when an error of a collection begins or ends."""
+        ready, reached = self.ready(), self._reached()
+        stopped = self._stopping_error() if self._log.planned is None else None
+        before = dict(self._status.degraded), self._status.stopped
+        self._status.look(ready, reached, stopped, leaves_behind=self._leaves_behind)
+        known, was_stopped = before
+        for name, span in self._status.degraded.items():
+            if known.get(name) != span:
+                log.warning(
+                    "materialization degraded",
+                    extra=fields(
+                        materialization=self.name,
+                        collection=name,
+                        time=span.lower,
+                        error=span.error.message,
+                        hint=span.error.hint,
+                    ),
+                )
+        for name in known.keys() - self._status.degraded.keys():
+            log.info("binding resumes", extra=fields(materialization=self.name, collection=name))
+        if stopped is not None and str(stopped) != was_stopped:
+            log.error(
+                "materialization stopped",
+                extra=fields(materialization=self.name, error=str(stopped), hint=stopped.hint),
+            )
 
-    def _look(self, reached: int) -> None:
-        self._status.look(self.ready(), reached, leaves_behind=self._leaves_behind)
-
-    def _check_errors(self, reached: int) -> None:
-        """Raises StoppedByError if a collection cannot go on from there."""
-        ready = self.ready()
+    def _stopping_error(self) -> "StoppedByError | None":
+        """Return the error of a collection that `on_error: stop` stops at here."""
+        ready, reached = self.ready(), self._reached()
         for name, span in ready.errored if not self._leaves_behind else ():
             if span.lower <= reached or not ready.upper:
                 stored = span.error
-                raise StoppedByError(
+                return StoppedByError(
                     f'materialization "{self.name}" has stopped at {span.lower}: collection '
-                    f'"{name}" is in error from there on: {stored.message}',
+                    f'"{name}" is in error: {stored.message}',
                     detail=stored.detail,
-                    hint=f"{stored.hint} To go on without it, say on_error: leave_behind.".strip(),
+                    hint=f"{stored.hint} The materialization resumes when the error ends. To "
+                    "continue without this collection, set on_error: leave_behind.".strip(),
                 )
+        return None
 
     def _behind(self) -> bool:
         return self.ready().upper - self._reached() > 2 * self._pace_ms

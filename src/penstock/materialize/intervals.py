@@ -12,9 +12,10 @@ so two shards may begin at different times and still end at the same one.
     there, with another layout    likewise, unless its connector has filled the new columns
     there, and not bound lately   its whole contents, once what is there was emptied
 
-A collection that cannot be read just below upper brings nothing. If it is in error, it is
-left behind, and whether the others may go on without it is for the driver to say; if it
-was bound after upper was planned, it joins with the next transaction.
+A collection that cannot be read just below upper brings nothing. A binding to an errored
+collection is frozen: the plan says so, and the transaction leaves it out even if the error
+has ended meanwhile. A binding that was added after upper was planned joins with the next
+transaction.
 """
 
 from collections.abc import Mapping
@@ -49,6 +50,9 @@ class Bound:
     unknown: bool = False
     """It was not bound for a while, and nobody knows what it holds now."""
 
+    frozen: bool = False
+    """The transaction leaves it out: its collection was in error when the plan was made."""
+
     layout: str = ""
     """As in `Reached`; empty, if documents that were sent stay as they are."""
 
@@ -63,7 +67,11 @@ class Bound:
 
     def brings(self, reached: Reached | None, upper: int) -> bool:
         """Whether it can be read just below `upper`, as far as it is needed."""
-        if upper > self.upper or any(lower < upper <= end for lower, end in self.errors):
+        if (
+            self.frozen
+            or upper > self.upper
+            or any(lower < upper <= end for lower, end in self.errors)
+        ):
             return False
         return reached is not None or self.since < upper
 

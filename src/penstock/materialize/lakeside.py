@@ -21,14 +21,22 @@ def owner_of(materialization: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Up to where a transaction may go."""
+    """How far a transaction may go."""
 
     upper: int
+    """The next transaction ends here, or before."""
+
+    target: int
+    """All transactions together can go this far now: past the times at which bindings freeze."""
+
     behind: str = ""
     """What keeps it from going further, for people; empty if nothing does."""
 
     errored: tuple[tuple[str, ErrorSpan], ...] = ()
     """Collections in error, and since when."""
+
+    frozen: frozenset[str] = frozenset()
+    """Errored collections that are left behind: their bindings have everything below the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,7 @@ class Holding:
         columns: str,
         *,
         unknown: bool,
+        frozen: bool,
         layout: str,
         continued: frozenset[str],
     ) -> Bound:
@@ -61,6 +70,7 @@ class Holding:
             tuple((span.lower, span.upper) for span in state.errors),
             columns,
             unknown,
+            frozen,
             layout,
             continued,
         )
@@ -115,35 +125,50 @@ class Lakeside:
             )
         return found
 
-    def ready(self, *, leave_behind: bool) -> Ready:
-        """Up to where all of them can be read.
+    def ready(self, frontiers: Mapping[str, int], *, leave_behind: bool) -> Ready:
+        """Return how far all collections can be read.
 
-        One that is in error ends there, or with `leave_behind` does not count; one that
-        begins later than the others end is waited for.
+        An errored collection ends at its error time. With `leave_behind` it does not count
+        once its bindings have reached that time; `frontiers` says how far they are. A
+        collection that begins later than the others end is waited for.
         """
         states = [self.state(each) for each in self._where]
         errored = tuple(
-            (each.name, span)
+            (each, span)
             for each in states
             for span in each.errors[-1:]
             if span.lower < each.upper <= span.upper
         )
         ends = {each.name: each.upper for each in states}
-        for name, span in errored:
-            if leave_behind:
-                del ends[name]
+        freezing: list[int] = []
+        frozen: set[str] = set()
+        for state, span in errored:
+            if not leave_behind:
+                ends[state.name] = span.lower
+                continue
+            del ends[state.name]
+            if max(frontiers[state.name], state.since) < span.lower:
+                freezing.append(span.lower)
             else:
-                ends[name] = span.lower
+                frozen.add(state.name)
+        upper, behind = self._common_upper(ends)
+        # Everything below the error is stored first: a transaction ends exactly there.
+        cut = min([*freezing, *([upper] if upper else [])], default=0)
+        named = tuple((state.name, span) for state, span in errored)
+        target = upper if ends else max(freezing, default=0)
+        return Ready(cut, target, behind, named, frozenset(frozen))
+
+    def _common_upper(self, ends: Mapping[str, int]) -> tuple[int, str]:
+        """Return the time up to which all of `ends` can be read, and the collection waited for."""
         if not ends:
-            return Ready(0, "every collection is in error", errored)
+            return 0, ""
         last = min(ends, key=ends.__getitem__)
         upper = ends[last]
-        begins = max(each.since for each in states if each.name in ends)
+        begins = max(self.state(name).since for name in ends)
         if upper and begins >= upper:
-            return Ready(0, f'collection "{last}" to reach {begins}', errored)
+            return 0, f'collection "{last}" to reach {begins}'
         ahead = max(ends.values())
-        behind = f'collection "{last}" to go on from {upper}' if ahead > upper else ""
-        return Ready(upper, behind, errored)
+        return upper, f'collection "{last}" to go on from {upper}' if ahead > upper else ""
 
     @contextmanager
     def reading(self, sinces: Mapping[str, int]) -> Iterator[Mapping[str, Holding]]:

@@ -3,7 +3,8 @@
 One entry each, in its storage location, in this order:
 
     applied      a specification, and how keys are shared out
-    planned      the upper of the next transaction, before its first Store
+    planned      the upper of the next transaction, and the bindings that it leaves out, before
+                 its first Store
     committed    what every shard's connector answered, and by which session; often
                  with the plan of the transaction that follows
     settled      up to where all shards have acknowledged
@@ -58,6 +59,9 @@ class Log:
     planned: int | None = None
     """The upper of a transaction that may have begun."""
 
+    frozen: frozenset[str] = frozenset()
+    """Resources that the planned transaction leaves out: their collections were in error."""
+
     unbound: frozenset[str] = frozenset()
     """Resources that were bound, and are not or were not lately. What was planned for them may
     be there in part, and who dropped or changed them since is not known."""
@@ -76,25 +80,32 @@ class Log:
         """What these resources hold is not known any more."""
         return replace(self, unbound=self.unbound.union(paths))
 
-    def plan(self, upper: int) -> "Log":
+    def plan(self, upper: int, frozen: Collection[str] = ()) -> "Log":
         """Before a transaction begins."""
-        return replace(self, planned=upper)
+        return replace(self, planned=upper, frozen=frozenset(frozen))
 
     def commit(
         self,
         shards: Sequence[ShardLog],
         *,
         planned: int | None = None,
+        frozen: Collection[str] = (),
         written: Collection[str] = (),
     ) -> "Log":
-        """Every shard has committed, or had nothing to do; `planned` follows.
+        """Every shard has committed, or had nothing to do; `planned` follows, without `frozen`.
 
         Of the resources that are `written` it is known again what they hold.
         """
         settled = {each.key_range: each.settled for each in self.shards}
         committed = [replace(each, settled=settled[each.key_range]) for each in shards]
         unbound = self.unbound.difference(written)
-        return replace(self, shards=tuple(committed), planned=planned, unbound=unbound)
+        return replace(
+            self,
+            shards=tuple(committed),
+            planned=planned,
+            frozen=frozenset(frozen),
+            unbound=unbound,
+        )
 
     def opened(self, key_range: KeyRange, checkpoint: Checkpoint) -> "Log":
         """A shard's endpoint holds something else than was written down, and it counts."""
@@ -148,6 +159,7 @@ def notes_of(log: Log) -> Mapping[str, Any]:
         "materialization": {
             "version": log.version,
             "planned": log.planned,
+            "frozen": sorted(log.frozen),
             "hash": HASH,
             "unbound": sorted(log.unbound),
         },
@@ -188,8 +200,14 @@ def recalled(notes: Mapping[str, Any]) -> Log | None:
         if name.startswith("shard ")
     ]
     shards.sort(key=lambda each: each.key_range)
-    unbound = frozenset(whole["unbound"])
-    return Log(whole["version"], tuple(shards), whole["planned"], unbound)
+    return Log(
+        whole["version"],
+        tuple(shards),
+        whole["planned"],
+        # Earlier releases left out what was in error, and did not write it down.
+        frozenset(whole.get("frozen", ())),
+        frozenset(whole["unbound"]),
+    )
 
 
 def _of(checkpoint: Checkpoint | None, bound: Collection[str]) -> Mapping[str, Reached] | None:

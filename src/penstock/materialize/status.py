@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from penstock.errors import PenstockError
 from penstock.materialize.building import Built
 from penstock.materialize.lakeside import Ready
 from penstock.materialize.rounds import Told
+from penstock.persist.records import ErrorSpan
 
 __all__ = ["Status"]
+
+DELIVERING: Final = ("following", "storing")
 
 
 @dataclass(slots=True)
@@ -34,7 +38,12 @@ class Status:
     """How far the collections have gone on meanwhile."""
 
     waits_for: str = ""
-    left_behind: tuple[str, ...] = ()
+    degraded: Mapping[str, ErrorSpan] = field(default_factory=dict[str, ErrorSpan])
+    """Errored collections that are left behind."""
+
+    stopped: str = ""
+    """The error of a collection that it has stopped at."""
+
     error: str = ""
     transactions: int = 0
     last: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -46,11 +55,21 @@ class Status:
     def told(self) -> Mapping[str, Any]:
         """As JSON has it."""
         return {
-            "phase": self.phase,
+            "phase": "degraded" if self.degraded and self.phase in DELIVERING else self.phase,
             "upper": self.upper,
             "lag_ms": self.lag_ms,
             "waits_for": self.waits_for or None,
-            "left_behind": list(self.left_behind),
+            "left_behind": list(self.degraded),
+            "degraded": [
+                {
+                    "collection": name,
+                    "time": span.lower,
+                    "message": span.error.message,
+                    "detail": span.error.detail,
+                    "hint": span.error.hint,
+                }
+                for name, span in self.degraded.items()
+            ],
             "documents": sum(each.documents for each in self.bindings),
             "bytes": sum(each.bytes for each in self.bindings),
             "transactions": self.transactions,
@@ -81,13 +100,23 @@ class Status:
             binding.resource = ".".join(spec.resource_path)
             binding.delta_updates = spec.delta_updates
 
-    def look(self, ready: Ready, reached: int, *, leaves_behind: bool) -> None:
-        """It was looked how far the collections are."""
+    def look(
+        self,
+        ready: Ready,
+        reached: int,
+        stopped: PenstockError | None = None,
+        *,
+        leaves_behind: bool,
+    ) -> None:
+        """Take in how far the collections are; `stopped` is why it does not continue."""
         self.upper = reached
         self.lag_ms = max(0, ready.upper - reached) if reached else 0
         self.waits_for = ready.behind
-        self.left_behind = tuple(name for name, _ in ready.errored if leaves_behind)
-        if ready.upper <= reached:
+        self.degraded = dict(ready.errored) if leaves_behind else {}
+        self.stopped = "" if stopped is None else str(stopped)
+        if stopped is not None:
+            self.phase, self.error = "stopped", f"{stopped}. {stopped.hint}"
+        elif ready.upper <= reached:
             self.phase, self.error = "following", ""
 
     def commit(self, told: Sequence[Told], upper: int) -> None:

@@ -310,8 +310,8 @@ class MaterializationSection(Section):
     bindings: tuple[BindingSection, ...]
     """Collections, and where they go."""
 
-    on_error: Literal["stop", "leave_behind"] = "stop"
-    """What to do about a collection in error: stop there, or go on with the others."""
+    on_error: Literal["leave_behind", "stop"] = "leave_behind"
+    """What to do about a collection in error: freeze its bindings, or stop all of them there."""
 
     pace: Duration | None = None
     """How long to wait between transactions; without it, the file's tick."""

@@ -382,6 +382,8 @@ class _Kept:
         self.error = None
         if once and self.task.kind == "source":
             self.lacks = self._tables_in_error(self._loop.status().get("tables") or ())
+        elif once:
+            self.lacks = self._frozen_bindings(self._loop.status().get("degraded") or ())
 
     def _tables_in_error(self, tables: Sequence[Mapping[str, Any]]) -> PenstockError | None:
         errors = {each["name"]: each["error"] for each in tables if each.get("error")}
@@ -392,6 +394,21 @@ class _Kept:
             detail=" ".join(f"{error.rstrip('.')}." for error in dict.fromkeys(errors.values())),
             hint="Do what each of them asks for, then compare them again while it runs: "
             f"penstock resync {self._lake} {self.task.name}",
+        )
+
+    def _frozen_bindings(self, degraded: Sequence[Mapping[str, Any]]) -> PenstockError | None:
+        if not degraded:
+            return None
+        names = ", ".join(each["collection"] for each in degraded)
+        return DefiniteError(
+            f'materialization "{self.task.name}" is degraded: bindings to errored collections are '
+            f"frozen: {names}",
+            detail=" ".join(
+                f"{each['collection']} is in error since {each['time']}: "
+                f"{each['message'].rstrip('.')}."
+                for each in degraded
+            ),
+            hint=" ".join(dict.fromkeys(each["hint"] for each in degraded if each["hint"])),
         )
 
     @property

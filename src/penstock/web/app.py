@@ -27,7 +27,7 @@ from penstock.persist.errors import CollectionMissing
 from penstock.telemetry import fields, logger
 from penstock.web.guard import HEADERS, Guard
 from penstock.web.metrics import CONTENT_TYPE, exposition
-from penstock.web.state import told, unhealthy, waited_for
+from penstock.web.state import degraded, told, unhealthy, waited_for
 from penstock.web.view import View
 
 __all__ = ["app"]
@@ -88,10 +88,12 @@ class _Doors:
         return _json({"healthy": not dead, "dead": dead}, 503 if dead else 200)
 
     def readyz(self, _: Request) -> Response:
-        waits = waited_for(self._view.state())
+        state = self._view.state()
+        waits = waited_for(state)
         if not self._view.running():
             waits = ["what is to run to start", *waits]
-        return _json({"ready": not waits, "waits_for": waits}, 503 if waits else 200)
+        answer = {"ready": not waits, "waits_for": waits, "degraded": degraded(state)}
+        return _json(answer, 503 if waits else 200)
 
 
 def _pages() -> dict[str, Any]:

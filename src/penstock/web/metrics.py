@@ -186,6 +186,11 @@ METRICS: Final = (
         "Transactions committed since its process started.",
     ),
     Told(
+        "penstock_materialization_degraded", "materializations", ("materialization",),
+        lambda thing: float(len(thing.get("left_behind") or ())),
+        "Collections in error whose bindings are frozen; 0 while all bindings advance.",
+    ),
+    Told(
         "penstock_task_restarts_total", "tasks", ("task", "kind"), _field("restarts"),
         "How often the process has restarted the source or materialization after a failure.",
     ),

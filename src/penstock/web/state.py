@@ -10,11 +10,12 @@ from typing import Any, Final
 from penstock.errors import PenstockError
 from penstock.persist.state import END
 
-__all__ = ["state_of", "told", "unhealthy", "waited_for"]
+__all__ = ["degraded", "state_of", "told", "unhealthy", "waited_for"]
 
 Found = Mapping[str, Any]
 """A storage location, as `penstock.catalog.looking` gives it."""
 
+DELIVERING: Final = ("following", "storing", "degraded")
 LIVE: Final = ("starting", "running", "restarting", "paused")
 
 
@@ -88,9 +89,18 @@ def waited_for(state: Mapping[str, Any]) -> list[str]:
             continue
         if each["state"] != "running":
             waits.append(f"{name} to run; it is {each['state']}")
-        elif each.get("phase") not in ("following", "storing") or not each.get("upper"):
+        elif each.get("phase") not in DELIVERING or not each.get("upper"):
             waits.append(f"{name} to follow; it is {each.get('phase') or 'starting'}")
     return waits
+
+
+def degraded(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the frozen bindings: materialization, collection, error time, error and remedy."""
+    return [
+        {"materialization": each["name"], **frozen}
+        for each in state["materializations"]
+        for frozen in each.get("degraded") or ()
+    ]
 
 
 def told(error: PenstockError) -> dict[str, str]:
@@ -179,6 +189,11 @@ def _errors(
         for each in objects:
             if each["error"]:
                 yield _told(f'{kind} "{each["name"]}"', kind, each, each["error"])
+    for each in materializations:
+        for frozen in each.get("degraded") or ():
+            what = f'bindings to collection "{frozen["collection"]}" are frozen at {frozen["time"]}'
+            error = {**frozen, "message": f"{what}: {frozen['message']}"}
+            yield _told(f'materialization "{each["name"]}"', "materialization", each, error)
     for each in sources:
         for table in each.get("tables", ()):
             if table["error"] and table["collection"] not in errored:

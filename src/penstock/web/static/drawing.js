@@ -126,7 +126,7 @@ export function told(kind, thing) {
   const behind = thing.lag_ms === null || thing.lag_ms === undefined ? [] : [`${duration(thing.lag_ms)} behind`];
   let state = "ok";
   if (["paused", "stopped", "ended"].includes(thing.state)) state = "stopped";
-  if (["starting", "restarting"].includes(thing.state) || (thing.state === "running" && (["starting", "opening", "retrying", "waiting", "copying"].includes(phase) || thing.lag_ms > SLOW_MS))) state = "slow";
+  if (["starting", "restarting"].includes(thing.state) || (thing.state === "running" && (["starting", "opening", "retrying", "waiting", "copying", "degraded"].includes(phase) || thing.lag_ms > SLOW_MS))) state = "slow";
   if (thing.error) state = ["running", "restarting"].includes(thing.state) ? "slow" : "errored";
   const usual = ["following", "storing"].includes(phase) && behind.length;
   return [state, ["stopped", "ended"].includes(thing.state) ? thing.state : [...(usual ? [] : [phase]), ...behind].join(" · ")];

@@ -26,8 +26,10 @@ export function panel(kind, name, open) {
       say(pill, !thing ? "gone" : kind === "collection" ? (thing.error ? "in error" : "readable") : thing.state === "running" ? thing.phase || "starting" : thing.state);
       const error = thing?.error ?? null;
       const waits = thing?.waits_for || null;
-      trouble.hidden = !error && !waits;
-      trouble.replaceChildren(...(waits ? [el("p", { class: "waits" }, `Waits for ${waits}`)] : []), ...(error ? explained(error) : []));
+      const frozen = thing?.degraded ?? [];
+      trouble.hidden = !error && !waits && !frozen.length;
+      trouble.replaceChildren(...(waits ? [el("p", { class: "waits" }, `Waits for ${waits}`)] : []), ...(error ? explained(error) : []),
+        ...frozen.flatMap((each) => explained(each, `Collection ${each.collection} is in error since ${moment(each.time)}: ${each.message}`)));
       if (thing) body.update(thing, state);
     },
   };
@@ -195,7 +197,7 @@ function materializationBody() {
         ["Bytes", bytes(thing.bytes)],
         ["Transactions", count(thing.transactions_total)],
         ["Restarts", count(thing.restarts)],
-        ["Left behind", (thing.left_behind ?? []).join(", ") || "nothing"],
+        ["Frozen", (thing.degraded ?? []).map((each) => `${each.collection} at ${moment(each.time)}`).join(", ") || "nothing"],
       ]);
       lag.update(thing.history.map((row) => [row[0], row[2]]));
       rate.update(rates(thing.history, 1));
