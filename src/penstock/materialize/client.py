@@ -41,7 +41,14 @@ from penstock.protocol.messages import (
 )
 from penstock.protocol.privacy import Security, is_private, read_pem
 from penstock.protocol.transaction import NOTHING, Role, Transaction
-from penstock.protocol.wire import METHODS, decode, decode_response, encode, encode_request
+from penstock.protocol.wire import (
+    METHODS,
+    decode,
+    decode_response,
+    encode,
+    encode_commit,
+    encode_request,
+)
 
 __all__ = ["Connection", "Generation", "Stream", "connect"]
 
@@ -214,9 +221,10 @@ class Stream:
             assert self._heard is not None
             self._heard.put(Acknowledged())
             return
-        if self._older and isinstance(request, StartCommit):
-            request = StartCommit(b"")
-        self.send_bytes(encode_request(request))
+        data = encode_request(request)
+        self.send_bytes(
+            encode_commit() if self._older and isinstance(request, StartCommit) else data
+        )
 
     def send_bytes(self, data: bytes) -> None:
         """Send bytes as they are, whatever they mean."""

@@ -15,6 +15,7 @@ from penstock.protocol.messages import (
     Load,
     Loaded,
     Open,
+    StartCommit,
     StartedCommit,
     Store,
     Validate,
@@ -63,6 +64,9 @@ def _broken(message: Any) -> Iterator[str]:
                     yield f"{where}: {rule}"
                 for rule in _broken_configs(asked.field_config_json):
                     yield f"{where}: {rule}"
+        case StartCommit(checkpoint):
+            if not checkpoint:
+                yield "has no runtime_checkpoint"
         case StartedCommit(state) if state is not None:
             if not is_json_object(state.json) and (state.json or state.patch):
                 yield "has a driver_checkpoint_json that is not a JSON object"

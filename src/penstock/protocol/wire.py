@@ -130,6 +130,11 @@ def encode_request(request: Request) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
+def encode_commit() -> bytes:
+    """Return the Commit of the older generation, which names no checkpoint: Prepare did."""
+    return _field_of_bytes(5, b"")
+
+
 def encode_response(response: Response) -> bytes:
     """A message of the stream from the connector.
 
