@@ -293,6 +293,20 @@ def test_events_that_were_there_are_known_when_they_come_again() -> None:
         known.come(A, runs(("x", 4, 4)))
 
 
+@pytest.mark.parametrize(
+    ("applied", "same", "later"),
+    [("mysql-1", "mysql-1", "mysql-2"), ("7:100", "7:100", "7:101"), ("7:100", "7:90", "8:90")],
+    ids=["without positions", "with positions", "earlier position"],
+)
+def test_event_of_an_applied_transaction_is_applied(applied: str, same: str, later: str) -> None:
+    known = Transactions({A: None})
+    known.hear(marked(("END", applied), counts="{}"))
+    assert not known.is_applied(same)
+    known.apply(known.ready())
+    assert known.is_applied(same)
+    assert not known.is_applied(later)
+
+
 def test_topics_without_transactions_are_taken_as_they_come(made: Connector) -> None:
     lake = Lake(made.cluster, transactions=None)
     made.commit([(A, 1, 1), (B, 2, 2)])

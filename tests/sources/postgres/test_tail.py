@@ -21,6 +21,7 @@ from tests.sources.postgres.pgoutput_bytes import (
     commit,
     delete,
     insert,
+    keepalive,
     relation,
     update,
 )
@@ -44,15 +45,18 @@ def table(*, identity: str = "d", exclude: tuple[str, ...] = ()) -> Table:
 
 
 def chunk_of(*messages: bytes) -> Chunk:
-    decoder = Decoder(1 << 16)
-    data = b"".join(
-        [
-            begin(100, 1, 7),
-            relation(OID, "public", "posts", [("id", 23), ("title", 25), ("body", 25)]),
-            *messages,
-            commit(100, 110, 1),
-        ]
+    """Return one transaction of these messages."""
+    return decoded(
+        begin(100, 1, 7),
+        relation(OID, "public", "posts", [("id", 23), ("title", 25), ("body", 25)]),
+        *messages,
+        commit(100, 110, 1),
     )
+
+
+def decoded(*frames: bytes) -> Chunk:
+    decoder = Decoder(1 << 16)
+    data = b"".join(frames)
     decoder.space()[: len(data)] = data
     decoder.filled(len(data))
     assert decoder.walk() is None
@@ -152,16 +156,17 @@ class RecordedTick:
 
 
 class OneChunk:
-    """A stream of one chunk."""
+    """A stream of one chunk, which records the confirmed positions."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunks = [chunk]
+        self.confirmed: list[Lsn] = []
 
     def read(self, timeout_s: float) -> Chunk | None:
         return self._chunks.pop() if self._chunks else None
 
     def confirm(self, flush: Lsn, *, reply: bool = False) -> None:
-        pass
+        self.confirmed.append(flush)
 
 
 def read_tick(chunk: Chunk, *tables: Following) -> RecordedTick:
@@ -201,3 +206,20 @@ def test_unchanged_toast_in_insert_fails_its_table_only(wire: Format, phase: Pha
         assert tick.changed == ["shop.public.other"]
     else:
         assert tick.pending == [sound.pending]
+
+
+@pytest.mark.parametrize("read_ahead", [False, True], ids=["idle", "with rows"])
+def test_keepalive_that_requests_a_reply_confirms_nothing(read_ahead: bool, wire: Format) -> None:
+    """Only a durable position may be confirmed (invariant 12), and reading makes none durable."""
+    rows = [
+        begin(100, 1, 7),
+        relation(OID, "public", "posts", [("id", 23), ("title", 25), ("body", 25)]),
+        insert(OID, wire.row(1, "title", "body")),
+        commit(100, 110, 1),
+    ]
+    stream = OneChunk(decoded(*(rows if read_ahead else []), keepalive(200, reply=True)))
+    tick: Any = RecordedTick()
+    reading = Reading(tick, {}, relations={}, learn=lambda *_: False, order=0)
+    Tail(stream, durable=50, last=None).upto(200, reading, waiting=lambda: None)
+    assert len(stream.confirmed) == 2, "a request for the position, and the reply"
+    assert {*stream.confirmed} == {Lsn(0)}
