@@ -1,19 +1,21 @@
 """A connector that we start is ours alone, and ends with us."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.materialize import connect
-from penstock.materialize.errors import ConnectorRefused
+from penstock.materialize.errors import ConnectorRefused, ConnectorUnreachable
 from penstock.materialize.hosting import Hosted
 
 PATIENCE_S = 60
@@ -87,8 +89,15 @@ def test_beyond_this_host_it_asks_for_a_token_that_is_nowhere_to_be_seen(
         host, _, port = found.address.rpartition(":")
         assert host == "127.0.0.1"
         assert int(port) > 0
-        with connect(found.address) as stranger, pytest.raises(ConnectorRefused, match="token"):
+        plain = connect(found.address)
+        with plain, pytest.raises(ConnectorUnreachable):
+            plain.spec()
+        stranger = connect(found.address, replace(found.security, token=""))
+        with stranger, pytest.raises(ConnectorRefused, match="token"):
             stranger.spec()
+        untrusting = connect(found.address, replace(found.security, server_name="elsewhere"))
+        with untrusting, pytest.raises(ConnectorUnreachable):
+            untrusting.spec()
         assert answers(found)
         token = found.security.token
         assert len(bytes.fromhex(token)) == 32
@@ -99,7 +108,9 @@ def test_beyond_this_host_it_asks_for_a_token_that_is_nowhere_to_be_seen(
         files = [each for each in tmp_path.rglob("*") if each.is_file()]
         assert [each.name for each in files if token in each.read_text()] == ["token"]
         [folder] = tmp_path.iterdir()
-        assert (folder / "token").stat().st_mode & 0o777 == 0o600
+        for secret in ("token", "run.key"):
+            assert (folder / secret).stat().st_mode & 0o777 == 0o600
+        assert b"PRIVATE KEY" not in pickle.dumps(found.security)
         assert token not in repr(found.security)
 
 

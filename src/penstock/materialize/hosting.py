@@ -1,7 +1,8 @@
 """A built-in connector, started beside the driver, for it and for its tasks alone.
 
 On this host it listens on a socket that is a file of ours. For tasks on other hosts it
-listens on a port, and asks for a token that nobody else knows. It ends when we do, however
+listens on a port, with TLS by the certificate of the run, and asks for a token that nobody else
+knows. It ends when we do, however
 that comes: the system closes the pipe that it reads, when nobody is there to write. What
 the environment holds is ours; it is given no more of it than Python needs.
 """
@@ -21,6 +22,7 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.materialize.errors import ConnectorRefused, ConnectorUnreachable
+from penstock.materialize.run_certificate import SERVER_NAME, run_certificate
 from penstock.pipeline.file import ConnectorSection
 from penstock.protocol.privacy import Security
 
@@ -75,7 +77,11 @@ class Hosted:
         self.address = ""
         self.security = Security()
         if host is not None:
-            self.security = Security(token=secrets.token_hex(32), plaintext=True)
+            self.security = Security(
+                ca=run_certificate().certificate,
+                token=secrets.token_hex(32),
+                server_name=SERVER_NAME,
+            )
 
     def running(self) -> bool:
         """Whether it is there."""
@@ -134,7 +140,11 @@ class Hosted:
         # By a file, for what stands on a command line is seen by everybody on this host.
         with open(token, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(self.security.token)
-        return ["--listen", f"{host}:0", "--token-file", str(token), "--plaintext"]
+        certificate, key = run_certificate().write(self._folder)
+        return [
+            *("--listen", f"{host}:0", "--token-file", str(token)),
+            *("--tls-cert", str(certificate), "--tls-key", str(key)),
+        ]
 
     def stop(self) -> None:
         """End it; streams that are open are rolled back."""

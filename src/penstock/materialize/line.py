@@ -1,25 +1,26 @@
 """The line from tasks to the driver, over which the rounds of a job are kept.
 
-It is a socket beside the driver. Whoever speaks there must know a secret of this job
-(HMAC, both ways), as what is said is pickled.
+It is a socket of the driver. The other end must know a secret of this job (HMAC, both ways),
+because messages are pickled. Where others could listen, the connection uses TLS with the
+certificate of the run.
 """
 
-import os
 import socket
+import ssl
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import (
-    Client,
-    Connection,
-    Listener,
-    answer_challenge,
-    deliver_challenge,
-)
 from typing import TYPE_CHECKING, Any
 
+from penstock.materialize.framed import (
+    AUTHENTICATE_S,
+    FramedConnection,
+    client_context,
+    server_context,
+)
 from penstock.materialize.rounds import NotLogged, Rounds, Told
+from penstock.materialize.run_certificate import RunCertificate
 
 if TYPE_CHECKING:
     from penstock.materialize.shard import ShardPlan
@@ -34,6 +35,8 @@ class Address:
     host: str
     port: int
     secret: bytes
+    certificate: bytes | None = None
+    """What the driver shows; None without TLS."""
 
     def __repr__(self) -> str:
         return f"Address({self.host}:{self.port})"
@@ -42,13 +45,28 @@ class Address:
 class RoundsServer:
     """The driver's end, for one job."""
 
-    def __init__(self, rounds: Rounds, host: str, secret: bytes, count: int) -> None:
+    def __init__(
+        self,
+        rounds: Rounds,
+        host: str,
+        secret: bytes,
+        count: int,
+        certificate: RunCertificate | None = None,
+    ) -> None:
+        """Listen at `host`, for `count` tasks; with TLS if there is a certificate."""
         self._rounds = rounds
-        self._listener = Listener((host, 0), backlog=2 * count)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=2 * count)
         self._secret = secret
-        self.address = Address(host, int(self._listener.address[1]), secret)
+        self._tls = None if certificate is None else server_context(certificate)
+        self.address = Address(
+            host,
+            int(self._listener.getsockname()[1]),
+            secret,
+            None if certificate is None else certificate.certificate,
+        )
         self._closed = False
-        self._lines: list[tuple[Connection[Any, Any], threading.Thread]] = []
+        self._lines: list[tuple[_Accepted, threading.Thread]] = []
         self._seen: set[int] = set()
         self._thread = threading.Thread(target=self._accept, name="rounds", daemon=True)
         self._thread.start()
@@ -62,28 +80,30 @@ class RoundsServer:
             socket.create_connection((self.address.host, self.address.port), timeout=1).close()
         self._listener.close()
         self._thread.join()
-        for line, thread in self._lines:
-            _end(line, socket.SHUT_RD)  # What has come already is still read.
+        for accepted, thread in self._lines:
+            accepted.end(socket.SHUT_RD)  # What has come already is still read.
             thread.join()
-            line.close()
+            accepted.close()
 
     def _accept(self) -> None:
         while not self._closed:
             try:
-                line = self._listener.accept()
+                accepted = _Accepted(self._listener.accept()[0])
             except OSError:
                 continue
-            thread = threading.Thread(target=self._serve, args=(line,), name="shard", daemon=True)
+            thread = threading.Thread(
+                target=self._serve, args=(accepted,), name="shard", daemon=True
+            )
             thread.start()
-            self._lines.append((line, thread))
+            self._lines.append((accepted, thread))
 
-    def _serve(self, line: "Connection[Any, Any]") -> None:
+    def _serve(self, accepted: "_Accepted") -> None:
         try:
-            # Here, so that whoever calls and says nothing keeps nobody waiting.
-            deliver_challenge(line, self._secret)
-            answer_challenge(line, self._secret)
+            # Here, so that a client that is silent keeps nobody waiting.
+            line = accepted.connect(self._tls)
+            line.authenticate(self._secret, server=True)
         except (AuthenticationError, EOFError, OSError):
-            _end(line, socket.SHUT_RDWR)
+            accepted.end(socket.SHUT_RDWR)
             return
         try:
             at: int = line.recv()
@@ -106,13 +126,30 @@ class RoundsServer:
             self._rounds.fail()
             raise
         finally:
-            _end(line, socket.SHUT_RDWR)
+            accepted.end(socket.SHUT_RDWR)
 
 
-def _end(line: "Connection[Any, Any]", how: int) -> None:
-    """Hang up, and leave it to its owner to close it: a number of a file may be used again."""
-    with socket.socket(fileno=os.dup(line.fileno())) as end, suppress(OSError):
-        end.shutdown(how)
+class _Accepted:
+    """A connection that was accepted; TLS begins in the thread that serves it."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        # A second handle, by which another thread ends what the first one reads.
+        self._control = raw.dup()
+        self._raw = raw
+
+    def connect(self, tls: ssl.SSLContext | None) -> FramedConnection:
+        self._raw.settimeout(AUTHENTICATE_S)
+        if tls is not None:
+            self._raw = tls.wrap_socket(self._raw, server_side=True)
+        return FramedConnection(self._raw)
+
+    def end(self, how: int) -> None:
+        with suppress(OSError):
+            self._control.shutdown(how)
+
+    def close(self) -> None:
+        self._raw.close()
+        self._control.close()
 
 
 class Line:
@@ -125,7 +162,7 @@ class Line:
             NotLogged: it does not wait for this task any more.
         """
         try:
-            self._line = Client((address.host, address.port), authkey=address.secret)
+            self._line = _connect(address)
         except (OSError, EOFError, AuthenticationError) as error:
             raise _lost(error) from error
         if not self._ask(at):
@@ -164,6 +201,20 @@ class Line:
             self._line.send(what)
         except OSError as error:
             raise _lost(error) from error
+
+
+def _connect(address: Address) -> FramedConnection:
+    raw = socket.create_connection((address.host, address.port), AUTHENTICATE_S)
+    try:
+        if address.certificate is not None:
+            context, name = client_context(address.certificate)
+            raw = context.wrap_socket(raw, server_hostname=name)
+        line = FramedConnection(raw)
+        line.authenticate(address.secret, server=False)
+    except BaseException:
+        raw.close()
+        raise
+    return line
 
 
 def _lost(error: Exception) -> NotLogged:

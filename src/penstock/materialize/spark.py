@@ -41,6 +41,7 @@ from penstock.materialize.intervals import Changes, Contents, Interval, Rewrite,
 from penstock.materialize.line import Address, Line, RoundsServer
 from penstock.materialize.rounds import Commits, NotLogged, Rounds
 from penstock.materialize.rows import documents, field_columns
+from penstock.materialize.run_certificate import run_certificate
 from penstock.materialize.shard import ShardPlan, run_shard
 from penstock.materialize.transact import reading_order
 from penstock.persist.merging.spark import failing_as_ours
@@ -49,6 +50,7 @@ from penstock.persist.spark import Scanner
 from penstock.persist.state import schema_as_of, stored_columns_of
 from penstock.persist.summing import quoted
 from penstock.persist.tasks import batches_of, store_of
+from penstock.protocol.privacy import is_private
 from penstock.protocol.ranges import KeyRange
 from penstock.reduce import COMBINED
 from penstock.reduce.native import Aggregate, NativePlan
@@ -93,7 +95,8 @@ class SparkShards:
         self._check_slots(len(plans), doing)
         host = self._spark.conf.get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
         rounds = Rounds(len(plans), commits, lambda offered: not self._is_large(offered))
-        server = RoundsServer(rounds, host, secrets.token_bytes(32), len(plans))
+        certificate = None if is_private(f"{host}:0") else run_certificate()
+        server = RoundsServer(rounds, host, secrets.token_bytes(32), len(plans), certificate)
         try:
             with failing_as_ours(doing), as_carried():
                 large = self._is_large(plans) and not self._streams(plans)

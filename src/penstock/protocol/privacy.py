@@ -20,8 +20,8 @@ __all__ = ["Security", "is_private", "read_pem"]
 class Security:
     """What is shown to the other end, and asked of it."""
 
-    ca: Path | None = None
-    """Whose certificates are believed; turns TLS on."""
+    ca: Path | bytes | None = field(default=None, repr=False)
+    """Authority whose certificates are trusted, as a file or as PEM; turns TLS on."""
 
     certificate: Path | None = None
     """Our own, with `key`; turns TLS on."""
@@ -77,10 +77,10 @@ def is_private(address: str) -> bool:
         return False
 
 
-def read_pem(path: Path | None) -> bytes | None:
-    """What is in a file of certificates or keys."""
-    if path is None:
-        return None
+def read_pem(path: Path | bytes | None) -> bytes | None:
+    """Return the certificates or keys in a file; PEM is returned as it is."""
+    if path is None or isinstance(path, bytes):
+        return path
     try:
         return path.read_bytes()
     except OSError as error:

@@ -1,0 +1,118 @@
+"""The channel from executors to the driver: encrypted, and only for tasks of the job."""
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.materialize.line import Line, RoundsServer
+from penstock.materialize.rounds import NotLogged, Rounds, Told
+from penstock.materialize.run_certificate import run_certificate
+
+SECRET = b"x" * 32
+READABLE = "a-plan-that-nobody-else-must-read"
+
+
+class Offers:
+    """A driver that offers one text."""
+
+    def offer(self) -> Any:
+        return [READABLE]
+
+    def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
+        pass
+
+    def settled(self, acknowledged_ms: int) -> None:
+        pass
+
+
+@pytest.fixture(params=[True, False], ids=["tls", "loopback"])
+def server(request: pytest.FixtureRequest) -> Iterator[RoundsServer]:
+    certificate = run_certificate() if request.param else None
+    found = RoundsServer(Rounds(1, Offers(), lambda _: True), "127.0.0.1", SECRET, 1, certificate)
+    yield found
+    found.close()
+
+
+class Proxy:
+    """Forwards one connection, and keeps the bytes."""
+
+    def __init__(self, port: int) -> None:
+        self.seen = bytearray()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._target = port
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        client = self._listener.accept()[0]
+        driver = socket.create_connection(("127.0.0.1", self._target))
+        back = threading.Thread(target=self._forward, args=(driver, client))
+        back.start()
+        self._forward(client, driver)
+        back.join()
+        client.close()
+        driver.close()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(65_536):
+                self.seen += data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._listener.close()
+        for each in self._threads:
+            each.join()
+
+
+def test_messages_of_the_driver_channel_are_readable_only_on_loopback(
+    server: RoundsServer,
+) -> None:
+    proxy = Proxy(server.address.port)
+    line = Line(replace(server.address, port=proxy.port), 0)
+    assert line.offer() == READABLE
+    line.close(done=True)
+    proxy.close()
+    assert (READABLE.encode() in proxy.seen) is (server.address.certificate is None)
+    assert SECRET not in proxy.seen
+
+
+def test_client_without_the_secret_of_the_job_is_rejected(server: RoundsServer) -> None:
+    with pytest.raises(NotLogged):
+        Line(replace(server.address, secret=b"y" * 32), 0)
+    line = Line(server.address, 0)
+    assert line.offer() == READABLE
+    line.close(done=True)
+
+
+def test_plaintext_client_of_an_encrypted_channel_is_rejected() -> None:
+    rounds = Rounds(1, Offers(), lambda _: True)
+    server = RoundsServer(rounds, "127.0.0.1", SECRET, 1, run_certificate())
+    with socket.create_connection(("127.0.0.1", server.address.port)) as plain:
+        plain.sendall(b"\0" * 8)
+        # At most an alert of TLS, then the end.
+        received = b"".join(iter(lambda: plain.recv(1_024), b""))
+        assert len(received) < 16
+    server.close()
+
+
+def test_driver_with_another_certificate_is_rejected() -> None:
+    rounds = Rounds(1, Offers(), lambda _: True)
+    server = RoundsServer(rounds, "127.0.0.1", SECRET, 1, run_certificate())
+    another = run_certificate.__wrapped__().certificate
+    with pytest.raises(NotLogged):
+        Line(replace(server.address, certificate=another), 0)
+    server.close()
+
+
+def test_key_of_the_run_is_in_no_text(server: RoundsServer) -> None:
+    assert "PRIVATE" not in repr(run_certificate()) + repr(server.address)
+    assert b"PRIVATE" not in (server.address.certificate or b"")
