@@ -350,9 +350,9 @@ def test_a_table_that_is_left_out_goes_when_that_is_allowed(shop: Shop) -> None:
 
 
 def test_of_two_on_one_lake_one_goes_on_and_nothing_is_lost(shop: Shop) -> None:
-    file, other = shop.write(), shop.write(writer="desk-2", name="other.yaml")
+    file, other = shop.write(ONE), shop.write(ONE, writer="desk-2", name="other.yaml")
     with shop.up(file, *HTTP) as first:
-        first.await_ready("shop")
+        first.await_ready("shop", "one")
         refused = shop.penstock("up", other, "--http", "none")
         assert refused.returncode == 1
         assert "error: " in refused.stderr
@@ -361,11 +361,19 @@ def test_of_two_on_one_lake_one_goes_on_and_nothing_is_lost(shop: Shop) -> None:
         first.check()
         for _ in range(20):
             shop.insert()
-        with shop.up(file, *HTTP, log="second.log") as second:
-            second.await_ready("shop")
-            assert first.wait() != 0
-            assert "error: " in first.said()
-            assert "Traceback" not in first.said()
+        rejected = shop.penstock("up", file, "--http", "none")
+        assert rejected.returncode == 1
+        assert f"Process {first.process.pid} of this host runs" in rejected.stderr
+        assert "--take-over" in rejected.stderr
+        first.check()
+        said = len(first.said())
+        with shop.up(file, *HTTP, "--take-over", log="second.log") as second:
+            second.await_ready("shop", "one")
+            assert first.wait() == 3
+            ended = first.said()[said:]
+            assert ended.count("was fenced") == 1, ended
+            assert "Traceback" not in ended
+            assert "warning" not in ended.lower()
             for _ in range(20):
                 shop.insert()
             until(
@@ -373,4 +381,6 @@ def test_of_two_on_one_lake_one_goes_on_and_nothing_is_lost(shop: Shop) -> None:
                 "all rows in the collection",
             )
             assert second.terminate() == 0, second.said()
+            assert "Traceback" not in second.said()
+    shop.well("drop", LAKE, "one")
     shop.well("drop", LAKE, "shop")

@@ -23,6 +23,9 @@ kept = KeptSession("local[1]", starts=lambda: starts.append(1))
 first = kept.get()
 assert kept.get() is first
 assert first.range(5).count() == 5
+added = first.sparkContext.accumulator(0)
+first.sparkContext.parallelize([1, 2], 1).foreach(added.add)
+assert added.value == 3
 jvm = SparkContext._gateway.proc
 os.kill(jvm.pid, signal.SIGKILL)
 jvm.wait()
@@ -46,6 +49,7 @@ def test_a_killed_jvm_is_replaced(tmp_path: Path) -> None:
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr[-3_000:]
+    assert "Traceback" not in ended.stderr
 
 
 JARS = """

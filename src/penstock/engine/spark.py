@@ -27,7 +27,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkConf, SparkContext, __version__
+from pyspark import SparkConf, SparkContext, __version__, accumulators
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -372,6 +372,15 @@ def _scratch(prefix: str) -> str:
         jvm.java.io.File(folder)
     )
     return folder
+
+
+def _log_accumulator_error(_server: object, _request: object, _client: object) -> None:
+    log.debug("connection for accumulators failed", extra=fields(error=str(sys.exception())))
+
+
+# A JVM that dies is reported by whoever uses it. PySpark's thread prints a traceback besides.
+accumulators.AccumulatorTCPServer.handle_error = _log_accumulator_error  # type: ignore[method-assign, assignment]
+accumulators.AccumulatorUnixServer.handle_error = _log_accumulator_error  # type: ignore[method-assign, assignment]
 
 
 def _tell_ready(spark: SparkSession, master: str, took_ms: int) -> None:
