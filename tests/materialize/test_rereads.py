@@ -1,0 +1,58 @@
+"""What must stay readable: history until Acknowledged, and the contents that a rewrite compares."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock import persist
+from penstock.errors import IndeterminateError
+from penstock.failpoints import Action, Failpoint, tripped
+from penstock.materialize.checkpoint import Checkpoint, Reached
+from penstock.materialize.intervals import Bound, Rewrite, interval_of
+from penstock.materialize.lakeside import owner_of
+from tests.materialize.lake import Endpoint, Table, bring, materializing, once
+
+
+def held_since(lake: str) -> int:
+    """The time from which the durable hold of the materialization keeps the table."""
+    with persist.open(f"{lake}/shop") as client:
+        return client.hold(owner_of("local")).sinces()["shop.t"]
+
+
+def test_hold_stays_below_a_commit_that_was_not_acknowledged(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    endpoint = Endpoint("staged-files", tmp_path)
+    bring(lake, endpoint, tmp_path)
+    assert held_since(lake) == 19
+    table.change()
+    # The first process ends between commit and Acknowledge, the second before it acknowledges.
+    for step in (Failpoint.RECOVERY_DONE, Failpoint.PLAN_DONE):
+        with (
+            materializing(lake, endpoint, tmp_path) as crashed,
+            tripped(step, Action.ERROR),
+            pytest.raises(IndeterminateError),
+        ):
+            once(crashed)
+        assert held_since(lake) == 19, step
+    bring(lake, endpoint, tmp_path)
+    assert held_since(lake) == 39
+    assert endpoint.rows() == table.contents()
+
+
+@pytest.mark.parametrize(("frontier", "before"), [(20, None), (21, 20), (22, 21)])
+def test_backfill_compares_with_earlier_contents_only_from_since_on(
+    frontier: int, before: int | None
+) -> None:
+    bound = Bound("t", "shop.t", "shop/1", backfill=1, since=20, upper=60)
+    opened = Checkpoint("local", {"t": Reached("shop/1", 0, frontier)})
+    assert interval_of(bound, opened, 50) == Rewrite(before, 49)
+
+
+@pytest.mark.parametrize(("frontier", "before"), [(20, None), (21, 20)])
+def test_rewrite_for_a_new_layout_compares_only_from_since_on(
+    frontier: int, before: int | None
+) -> None:
+    bound = Bound("t", "shop.t", "shop/1", backfill=0, since=20, upper=60, layout="new")
+    opened = Checkpoint("local", {"t": Reached("shop/1", 0, frontier, layout="old")})
+    assert interval_of(bound, opened, 50) == Rewrite(before, 49)
