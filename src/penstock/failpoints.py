@@ -49,6 +49,8 @@ class Failpoint(StrEnum):
     SLOT_INTENDED = "slot.intended"
     SLOT_CREATED = "slot.created"
     COPY_DONE = "copy.done"
+    REPLACEMENT_CREATED = "replacement.created"
+    REPLACEMENT_READ = "replacement.read"
     TICK_BEGIN = "tick.begin"
     TICK_DONE = "tick.done"
     CONFIRM_DONE = "confirm.done"

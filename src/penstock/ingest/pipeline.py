@@ -398,9 +398,10 @@ class Ingest:
         self._compacted_ms = now
         since = time - self._retain_ms
         for name in (*self._source.collections(), self._remap.name):
-            collection = self._client.collection(name)
-            if since > collection.state.allowed:
-                collection.allow_compaction(since)
+            for each in self._client.state.generations(name):
+                if since > each.allowed:
+                    as_of = each.upper - 1 if each.successor else None
+                    self._client.collection(name, as_of=as_of).allow_compaction(since)
         self._memory.collection.allow_compaction(self._memory.upper - 1)
 
     def _note_status(self, tick: Tick, time: int) -> None:

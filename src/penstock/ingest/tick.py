@@ -24,7 +24,7 @@ from penstock.errors import DefiniteError, InternalError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.ingest.loading import Copy, Loader
 from penstock.persist import AppendTo, Collection, StoredError
-from penstock.persist.also import Also, Begin, Fail, Grow, Recover, WriteTo
+from penstock.persist.also import Also, Begin, Fail, Grow, Recover, Replace, WriteTo
 from penstock.persist.memory import Memory
 from penstock.persist.state import Batch
 from penstock.persist.writing.task import all_of
@@ -82,6 +82,9 @@ class Tick:
         self._source = source
         self._memory = memory
         self._drawn: dict[str, _Drawn] = {}
+        self._replacements: dict[str, Collection] = {}
+        """By name, the new collections that names refer to from this tick on."""
+
         self._notes: dict[str, Any] = {}
         self._aside: dict[str, _Drawn] = {}
         self._thrown: list[str] = []
@@ -157,6 +160,39 @@ class Tick:
             yield mend
         finally:
             copy.let_go()
+
+    @contextmanager
+    def replace(
+        self,
+        collection: str,
+        schema: pa.Schema,
+        key: Sequence[str],
+        pieces: Sequence[Piece],
+        *,
+        size: int,
+    ) -> Iterator[Callable[[], int]]:
+        """Read all pieces into a new collection, which the yielded function puts in place."""
+        # A name that the next start destroys unless the entry of this tick has moved it.
+        hidden = self._aside_name(f"new/{collection}")
+        self._replacements.pop(collection, None)
+        self._client.destroy(hidden)
+        new = self._client.create_or_load(
+            hidden, schema=schema, key_columns=key, owner=self._source
+        )
+        pass_by(Failpoint.REPLACEMENT_CREATED)
+        copy = self._loader.read_again(hidden, pieces, size=size, growing=())
+        self._staging.callback(copy.let_go)
+        copy.result()
+        pass_by(Failpoint.REPLACEMENT_READ)
+
+        def move() -> int:
+            self._replacements[collection] = new
+            self._drawn[collection] = _Drawn(begins=True, copy=copy)
+            self.rows += copy.rows()
+            self.mended += copy.rows()
+            return copy.rows()
+
+        yield move
 
     def _mend(self, collection: str, wanted: persist.Staged | None) -> int:
         """Let the contents be those of `wanted`; how many rows have to go or come."""
@@ -250,6 +286,8 @@ class Tick:
                 also.append(WriteTo(collection, drawn.copy.files))
             if drawn.begins:
                 also.append(Begin(collection, self.time))
+            if name in self._replacements:
+                also.append(Replace(self._client.collection(name), collection, self.time))
             also += [each for each in (*drawn.grows, drawn.fails, drawn.recovers) if each]
         appends += self._asides()
         memory = self._memory
@@ -361,7 +399,7 @@ class Tick:
         return self._drawn.setdefault(collection, _Drawn())
 
     def _named(self, collection: str) -> Collection:
-        return self._client.collection(collection)
+        return self._replacements.get(collection) or self._client.collection(collection)
 
     def _files(self, drawn: _Drawn) -> list[persist.Staged]:
         """The files that the tick is about to link."""

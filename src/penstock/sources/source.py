@@ -254,6 +254,22 @@ class Tick(Protocol):
         """
         ...
 
+    def replace(
+        self,
+        collection: str,
+        schema: pa.Schema,
+        key: Sequence[str],
+        pieces: Sequence[Piece],
+        *,
+        size: int,
+    ) -> AbstractContextManager[Callable[[], int]]:
+        """Read all pieces, about `size` bytes in total, into a new collection.
+
+        Yields a function that lets the name refer to the new collection from this time
+        on, and returns its number of rows. What this tick brought of the old one is dropped.
+        """
+        ...
+
     def scan(self, scan: Scan) -> Sequence[Any]:
         """Read a range by Spark's tasks, each straight into files; what each of them told.
 

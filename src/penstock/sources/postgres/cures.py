@@ -112,6 +112,7 @@ def misfit(table: Table, found: Misfit, *, location: str) -> SchemaChanged:
         table=table.described.table_name,
         reason=found.reason,
         accepted=found.accepted,
+        replaceable=found.replaceable,
     )
 
 
@@ -188,7 +189,7 @@ def _of_table(change: Change, table: Table, situation: Situation) -> list[Cure]:
                 return [Resync(oid, "its primary key was changed")]
             reason = "its primary key was " + ("made anew" if before == after else "changed")
             accepted = "Rows of equal keys may have been there." if before == after else None
-            return [_give_up(table, situation, reason, accepted)]
+            return [_give_up(table, situation, reason, accepted, replaceable=before != after)]
         case (
             PublicationGone()
             | OperationsChanged()
@@ -219,9 +220,15 @@ def _of_columns(change: ColumnsChanged, table: Table) -> list[Cure]:
 
 
 def _give_up(
-    table: Table, situation: Situation, reason: str, accepted: str | None = None
+    table: Table,
+    situation: Situation,
+    reason: str,
+    accepted: str | None = None,
+    *,
+    replaceable: bool = False,
 ) -> GiveUp:
-    error = misfit(table, Misfit(reason, accepted), location=situation.location)
+    found = Misfit(reason, accepted, replaceable)
+    error = misfit(table, found, location=situation.location)
     return GiveUp(table.oid, error)
 
 

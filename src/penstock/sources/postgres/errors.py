@@ -182,13 +182,19 @@ class SchemaChanged(DefiniteError):
         table: TableName,
         reason: str,
         accepted: str | None = "",
+        replaceable: bool = False,
     ) -> None:
-        """`accepted` tells what its new form would mean; None if there is no way into it."""
+        """`accepted` tells what its new form would mean; None if there is no way into it.
+
+        With `replaceable`, a resync copies the table into a new collection.
+        """
         command = resync_command(location, source, table)
         super().__init__(
             f'table {table} of postgres source "{source}" has changed: {reason}',
             detail=accepted or "",
-            hint=f"Undo that on the source, then run: {command}"
+            hint=f"To copy it again in its new form, run: {command}"
+            if replaceable
+            else f"Undo that on the source, then run: {command}"
             if accepted is None
             else f"To compare it and go on in its new form, run: {command}",
         )

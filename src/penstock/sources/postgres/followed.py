@@ -478,7 +478,7 @@ class Followed:
         self._asked = set(tables)
 
     def _take_up(self, following: Following) -> None:
-        """A table in error must be such that it can be followed again.
+        """A table in error must be such that it can be followed or copied again.
 
         Another one of its name takes its place, if it was dropped.
         """
@@ -503,13 +503,13 @@ class Followed:
                 dropped=True,
             )
         fitted = self._fit(following, described)
-        if isinstance(fitted, Misfit):
+        if isinstance(fitted, Misfit) and not fitted.replaceable:
             raise misfit(table, fitted, location=self._location)
-        if fitted.oid != table.oid:
+        if described.oid != table.oid:
             del self.tables[table.oid]
             self.forgotten.add(table.oid)
-            following.table = replace(table, oid=fitted.oid)
-            self.tables[fitted.oid] = following
+            following.table = replace(table, oid=described.oid)
+            self.tables[described.oid] = following
 
     def _resync(
         self, tick: Tick, reading: Reading, tables: Sequence[Following]
@@ -541,6 +541,8 @@ class Followed:
         fitted = self._fit(following, described)
         errored = following.phase == Phase.ERRORED
         if errored and isinstance(fitted, Misfit):
+            if fitted.replaceable:
+                return self._replace(tick, reading, following, described, export)
             return True
         if not following.seen and isinstance(fitted, Table):
             self._reload(tick, reading, following, fitted)
@@ -549,21 +551,14 @@ class Followed:
         if isinstance(fitted, Misfit):
             return True
         parts = self.copies.pieces_of(fitted, export)
-
-        def same() -> bool:
-            # SUBTLE: to a snapshot from before a rewrite a table is empty, and a COPY that
-            # begins after it reads that. So nothing may have happened to it since.
-            known = self.fingerprint
-            return known is not None and self._look().tables.get(oid) == known.tables.get(oid)
-
         self._comparing = f"the comparison of {fitted.name} with its collection"
         try:
             with tick.compare(fitted.collection, parts, size=described.bytes) as mend:
-                if not same():
+                if not self._is_unchanged(oid):
                     return False
                 differing = mend()
         except DefiniteError as error:
-            if not same():
+            if not self._is_unchanged(oid):
                 return False
             self._give_up(reading, following, error)
             return True
@@ -578,6 +573,53 @@ class Followed:
             extra=fields(source=self.name, table=fitted.name, differing=differing),
         )
         return True
+
+    def _replace(
+        self,
+        tick: Tick,
+        reading: Reading,
+        following: Following,
+        described: PgTable,
+        export: Export,
+    ) -> bool:
+        """Copy an errored table into a new collection, as of a snapshot.
+
+        Returns whether that was possible; if not, the table was changed meanwhile.
+        """
+        table = self._follow(described)
+        parts = self.copies.pieces_of(table, export)
+        self._comparing = f"the snapshot of {table.name} for its new collection"
+        try:
+            self.copies.check(table)
+            with tick.replace(
+                table.collection, table.schema, table.key_columns, parts, size=described.bytes
+            ) as move:
+                if not self._is_unchanged(table.oid):
+                    return False
+                rows = move()
+        except DefiniteError as error:
+            if not self._is_unchanged(table.oid):
+                return False
+            log.warning("table stays in error", extra=fields(source=self.name, error=str(error)))
+            reading.compared(following)
+            return True
+        finally:
+            self._comparing = ""
+        reading.compared(following)
+        following.table, following.told, following.rows = table, None, rows
+        following.phase, following.error, following.failure = Phase.LIVE, "", None
+        log.info(
+            "table was copied into a new collection",
+            extra=fields(source=self.name, table=table.name, rows=rows),
+        )
+        return True
+
+    def _is_unchanged(self, oid: int) -> bool:
+        """Return whether nothing happened to a table since it was last inspected."""
+        # SUBTLE: to a snapshot from before a rewrite a table is empty, and a COPY that
+        # begins after it reads that. So nothing may have happened to it since.
+        known = self.fingerprint
+        return known is not None and self._look().tables.get(oid) == known.tables.get(oid)
 
     # What the catalogue says.
 

@@ -197,14 +197,16 @@ class Misfit:
     accepted: str | None = None
     """What it would mean to go on all the same, if somebody asked for it; None: there is no way."""
 
+    replaceable: bool = False
+    """Whether a resync may copy the table into a new collection."""
+
 
 def refit(before: Table, described: PgTable, *, asked: bool = False) -> Table | Misfit:
     """How to go on with a table that the catalogue describes anew.
 
     Columns are matched by number. A column that is gone is a misfit, unless it came
     after the collection had begun: then it is null from now on, as it was before.
-    Where somebody `asked` for it, after having been told, columns are matched by
-    name, and any of them may be gone.
+    Where somebody `asked` for it, after having been told, columns are matched by name.
     """
     wire = {
         each.name if asked else each.number: each
@@ -218,15 +220,12 @@ def refit(before: Table, described: PgTable, *, asked: bool = False) -> Table | 
         shape = each.shape
         found = wire.pop(shape.name if asked else shape.number, None)
         if found is None:
-            if not (asked or each.learned or shape.number == 0):
+            if not (each.learned or shape.number == 0):
                 return _gone(shape.name, described)
             kept.append(Kept(replace(shape, number=0), learned=True))
             continue
         if found.name != shape.name:
-            return Misfit(
-                f'column "{shape.name}" is now "{found.name}"',
-                f'"{shape.name}" would be null in every row unless there is one of that name.',
-            )
+            return Misfit(f'column "{shape.name}" is now "{found.name}"', replaceable=True)
         fitted = _fitted(shape, found, text=shape.name in before.spec.text)
         if fitted is None:
             return _other_type(shape, found)
@@ -246,7 +245,8 @@ def refit(before: Table, described: PgTable, *, asked: bool = False) -> Table | 
     declared, primary = before.key_columns, described.primary_key
     if declared and primary != declared:
         now = f"({', '.join(primary)})" if primary else "gone"
-        return Misfit(f"its primary key was ({', '.join(declared)}) and is now {now}")
+        reason = f"its primary key was ({', '.join(declared)}) and is now {now}"
+        return Misfit(reason, replaceable=True)
     return follow(
         before.source, described, before.spec, kept, declared, collection=before.collection
     )
@@ -307,13 +307,14 @@ def _no_longer_hidden(before: Table, described: PgTable) -> Misfit | None:
 def _gone(name: str, described: PgTable) -> Misfit:
     there = any(column.name == name for column in described.columns)
     reason = f'column "{name}" ' + ("is no longer published" if there else "was dropped")
-    return Misfit(reason, f'"{name}" would be null in every row.')
+    return Misfit(reason, replaceable=True)
 
 
 def _other_type(shape: PgColumn, found: PgColumn) -> Misfit:
     return Misfit(
         f'column "{shape.name}" was {shape.type.name} and is now {found.type.name}, '
-        "which its collection cannot hold"
+        "which its collection cannot hold",
+        replaceable=True,
     )
 
 
