@@ -191,8 +191,9 @@ class Materializing:
         found = []
         for binding in self._section.bindings:
             name = binding.collection
-            state = self._lake.state(name)
-            schema = state.schemas[-1] if upper is None else schema_as_of(state, max(upper - 1, 0))
+            as_of = None if upper is None else max(upper - 1, 0)
+            state = self._lake.state(name, as_of)
+            schema = state.schemas[-1] if as_of is None else schema_as_of(state, as_of)
             section = self._collections.get(name)
             defaults = defaults_of(state.schemas)
             found.append(shape_of(name, columns_of(schema), schema.key, section, defaults))
@@ -278,7 +279,7 @@ class Materializing:
             pass_by(Failpoint.PLAN_DONE)
         self._begun_ms = self._clock.boot_ms() if goes_on else END
         try:
-            self._jobs.run(self._plans(upper, self._log.frozen, self._hold_files()), self)
+            self._jobs.run(self._plans(upper, self._log.frozen, self._hold_files(upper)), self)
         except OpenedElsewhere as found:
             self._log = self._log.opened(found.key_range, found.checkpoint)
         except Forked as found:
@@ -316,7 +317,7 @@ class Materializing:
         if not self._log.unbound.isdisjoint(self._paths()):
             return None  # What they hold is known once this one is committed.
         self._offered = upper, self._frozen_paths(planned)
-        return self._plans(*self._offered, self._hold_files())
+        return self._plans(*self._offered, self._hold_files(upper))
 
     def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
         """All shards have committed."""
@@ -342,10 +343,10 @@ class Materializing:
         if len(self._files) > 1:
             self._files.pop(0).close()
 
-    def _hold_files(self) -> Mapping[str, Holding]:
-        """The collections, whose files stay until the transaction is settled."""
+    def _hold_files(self, upper: int) -> Mapping[str, Holding]:
+        """Return the collections; their files stay until the transaction is settled."""
         files = ExitStack()
-        held = files.enter_context(self._lake.reading(self._needed()))
+        held = files.enter_context(self._lake.reading(self._needed(), upper))
         self._files.append(files)
         return held
 
@@ -542,7 +543,7 @@ class Materializing:
         for number, section in enumerate(self._section.bindings):
             name = section.collection
             least = min(self._frontiers(number, settled=True)) - 1
-            least = max(least, self._lake.state(name).since)
+            least = max(least, self._lake.state(name, max(least, 0)).since)
             sinces[name] = min(least, sinces.get(name, least))
         return sinces
 

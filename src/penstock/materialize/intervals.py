@@ -10,6 +10,7 @@ so two shards may begin at different times and still end at the same one.
     there, of an older backfill   its whole contents, and deletions of what they lack
     there, before an error ended  likewise, as what changed in between was not kept
     there, with another layout    likewise, unless its connector has filled the new columns
+    there, of a predecessor       its whole contents, once what is there was emptied
     there, and not bound lately   its whole contents, once what is there was emptied
 
 A collection that cannot be read just below upper brings nothing. A binding to an errored
@@ -58,6 +59,9 @@ class Bound:
 
     continued: frozenset[str] = frozenset()
     """Ids of other layouts whose rows are as `layout` has them, once it is applied."""
+
+    predecessors: frozenset[str] = frozenset()
+    """Ids of the collections that had the name before, as in `Reached`."""
 
     def holds_layout(self, reached: Reached) -> bool:
         """Return whether rows that were not updated are as the layout has them."""
@@ -119,6 +123,8 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
         return Contents(upper - 1)
     if bound.unknown or reached.columns != bound.columns:
         return Rewrite(None, upper - 1)
+    if reached.collection in bound.predecessors and reached.backfill == bound.backfill:
+        return Rewrite(None, upper - 1)
     if reached.backfill > bound.backfill:
         raise UsageError(
             f"resource {bound.path} holds backfill {reached.backfill} of collection "
@@ -156,7 +162,7 @@ def _check_history(bound: Bound, reached: Reached) -> None:
     if reached.backfill < bound.backfill:
         return  # It is written anew anyway.
     hint = f"Write the resource anew: set its backfill to {reached.backfill + 1}."
-    if reached.collection != bound.collection:
+    if reached.collection != bound.collection and reached.collection not in bound.predecessors:
         raise UsageError(
             f'resource {bound.path} holds another history than that of collection "{bound.name}"',
             detail="The collection was dropped and made again, or the location is another.",

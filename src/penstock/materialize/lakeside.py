@@ -47,6 +47,12 @@ class Holding:
     id: str
     state: CollectionState
 
+    @property
+    def predecessors(self) -> frozenset[str]:
+        """Ids of the collections that had its name before."""
+        location, _, _ = self.id.rpartition("/")
+        return frozenset(f"{location}/{id}" for id in self.state.predecessors)
+
     def bound(
         self,
         path: str,
@@ -73,6 +79,7 @@ class Holding:
             frozen,
             layout,
             continued,
+            self.predecessors,
         )
 
 
@@ -115,9 +122,9 @@ class Lakeside:
         """Let go of the stores; what is held stays held."""
         self._stack.close()
 
-    def state(self, name: str) -> CollectionState:
-        """A collection as it is now."""
-        found = self._clients[self._where[name]].state.named(name)
+    def state(self, name: str, as_of: int | None = None) -> CollectionState:
+        """Return the collection that a name refers to, now or as of a time, as it is now."""
+        found = self._clients[self._where[name]].state.named(name, as_of)
         if found is None:
             raise UsageError(
                 f'collection "{name}" was dropped while it was being materialized',
@@ -171,13 +178,15 @@ class Lakeside:
         return upper, f'collection "{last}" to go on from {upper}' if ahead > upper else ""
 
     @contextmanager
-    def reading(self, sinces: Mapping[str, int]) -> Iterator[Mapping[str, Holding]]:
-        """The collections as they are now, whose files stay until the block ends."""
+    def reading(self, sinces: Mapping[str, int], upper: int) -> Iterator[Mapping[str, Holding]]:
+        """Yield the collections for a transaction up to `upper`; their files stay in the block."""
         with ExitStack() as stack:
             found: dict[str, Holding] = {}
             for name, since in sinces.items():
                 url = self._where[name]
-                client, id = self._clients[url], self.state(name).id
+                state = self.state(name, max(upper - 1, 0))
+                client, id = self._clients[url], state.id
+                since = max(since, state.since)
                 claim = stack.enter_context(client.reader.claims.claim(id, name, since))
                 unique = f"{client.state.location}/{id}"
                 found[name] = Holding(url, unique, claim.state.collections[id])
