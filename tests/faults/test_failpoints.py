@@ -37,6 +37,8 @@ SOURCES = {
     Failpoint.SLOT_INTENDED,
     Failpoint.SLOT_CREATED,
     Failpoint.COPY_DONE,
+    Failpoint.REPLACEMENT_CREATED,
+    Failpoint.REPLACEMENT_READ,
     Failpoint.TICK_BEGIN,
     Failpoint.TICK_DONE,
     Failpoint.CONFIRM_DONE,
