@@ -63,6 +63,7 @@ class Failpoint(StrEnum):
     TARGET_DELETED = "target.deleted"
     HOLD_DROPPED = "hold.dropped"
     DROP_DONE = "drop.done"
+    NAMES_TAKEN = "names.taken"
 
 
 class Action(StrEnum):

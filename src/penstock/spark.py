@@ -11,6 +11,7 @@ will read until nothing refers to it any more.
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Final
 from urllib.parse import unquote
@@ -18,6 +19,7 @@ from urllib.parse import unquote
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import persist
+from penstock.catalog.namespace import take_name_in_lake
 from penstock.data.shown import show
 from penstock.datasource.spark import register
 from penstock.engine.plans.spark import explain_failures, when_unused
@@ -188,7 +190,13 @@ def append(
     with open_for_job(url, patience_ms=patience_ms, settings=SETTINGS) as client:
         reach(frame.sparkSession, url)
         check_own(client, collection)
-        target = own_collection(client, collection, arrow_schema(frame.schema), key)
+        target = own_collection(
+            client,
+            collection,
+            arrow_schema(frame.schema),
+            key,
+            take_name=partial(take_name_in_lake, client.url, collection),
+        )
         upper = target.upper
         at = max(SETTINGS.clock.now_ms(), upper)
         with undone_unless_written(client, target), client.staging() as staging:

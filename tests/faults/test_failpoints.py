@@ -62,7 +62,10 @@ DROPS = {
 }
 """Tripped in tests/engine, where what is dropped passes them."""
 
-ELSEWHERE = SOURCES | MATERIALIZATIONS | DROPS
+NAMES = {Failpoint.NAMES_TAKEN}
+"""Hit in tests/engine/test_names.py, where a task takes its names."""
+
+ELSEWHERE = SOURCES | MATERIALIZATIONS | DROPS | NAMES
 
 # An entry's number, so that more than the opening has happened.
 LATER = {Failpoint.LOG_CREATE_BEGIN: 6, Failpoint.LOG_CREATE_DONE: 6}

@@ -8,6 +8,7 @@ from pyspark.errors import PySparkException
 
 import penstock.spark as ps
 from penstock import persist
+from penstock.errors import UsageError
 from penstock.ingest.pipeline import Ingest
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
@@ -80,3 +81,18 @@ def test_changes_of_progress_are_one_row_a_binding(spark, lake):
         ps.changes(spark, lake, "src_progress", 1, "latest")
     with pytest.raises(persist.NotYetComplete):
         ps.changes(spark, lake, "src_progress", "earliest", second + 10_000_000)
+
+
+@pytest.mark.parametrize("name", ["src_progress", "src_remap", "mz_objects"])
+def test_append_to_a_taken_name_is_rejected_and_creates_nothing(spark, lake, name):
+    before = ps.read(spark, lake, "src_progress").collect()
+    with pytest.raises(UsageError, match=f'"{name}"'):
+        ps.append(spark.range(1), lake, name)
+    assert ps.read(spark, lake, "src_progress").collect() == before
+    write = spark.range(1).write.format("penstock").mode("append").option("location", lake)
+    with pytest.raises(PySparkException, match=name):
+        write.save(name)
+    ps.append(spark.range(1), lake, "fine")
+    assert ps.read(spark, lake, "fine").count() == 1
+    with persist.open(f"{lake}/user", hold=False) as client:
+        assert client.collections() == ["fine"]

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock import persist
-from penstock.catalog.objects import Type, known_objects
+from penstock.catalog.namespace import described, listed_names, name_conflicts
+from penstock.catalog.objects import Object, Type, as_wanted, known_objects
 from penstock.catalog.planning import Action, Change, plan
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.connectors import BUILT_IN, built_in
@@ -60,7 +61,22 @@ def changes_of(
     known = known_objects(pipeline.location)
     found = plan(known, written, types=types, environment=os.environ)
     # One that does not exist is a slip, whatever else would come of it.
-    return unknown + [each for each in found if (each.type, each.name) not in refused]
+    found = [each for each in found if (each.type, each.name) not in refused]
+    refused |= {(each.type, each.name) for each in found if each.action == "refuse"}
+    conflicts = [
+        each
+        for each in _name_conflicts(pipeline, known)
+        if each.type in types and (each.type, each.name) not in refused
+    ]
+    return [*unknown, *conflicts, *found]
+
+
+def _name_conflicts(pipeline: Pipeline, known: Sequence[Object]) -> Iterator[Change]:
+    taken = [*listed_names(pipeline.location), *as_wanted(known)]
+    for each, holder in name_conflicts(pipeline, taken):
+        kind: Type = "materialization" if each.type == "materialization" else "source"
+        what = f"{described(each)} cannot be created: the name belongs to {holder}"
+        yield Change("refuse", kind, each.owner or each.name, what)
 
 
 def checked(

@@ -16,6 +16,13 @@ from typing import Any, Final
 
 from penstock import persist
 from penstock.catalog.listing import collections_of
+from penstock.catalog.namespace import (
+    check_free,
+    listed_names,
+    names_of_source,
+    progress_of_source,
+    user_location_is_locked,
+)
 from penstock.catalog.objects import (
     Object,
     Type,
@@ -34,6 +41,7 @@ from penstock.engine.dropping import drop_object, leave_tables
 from penstock.engine.jars import kafka_jars
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import PenstockError, Problem, UsageError
+from penstock.failpoints import Failpoint, pass_by
 from penstock.ingest import running as ingest
 from penstock.materialize import running as materialize
 from penstock.persist.lake import is_storage_location
@@ -95,7 +103,7 @@ def run(
     catalog = _Following(pipeline, written, clock)
     tasks = [
         replace(catalog.followed(task), take_over=take_over)
-        for task in _tasks(pipeline, kept, types, clock)
+        for task in _tasks(pipeline, kept, types, catalog, clock)
     ]
     _apply(pipeline, found, tasks, clock, take_over=take_over)
     if not tasks:
@@ -215,11 +223,17 @@ def _refuse(file: str | Path, found: Sequence[Change]) -> None:
 
 
 def _tasks(
-    pipeline: Pipeline, kept: KeptSession, types: Sequence[Type], clock: Clock
+    pipeline: Pipeline,
+    kept: KeptSession,
+    types: Sequence[Type],
+    catalog: "_Following",
+    clock: Clock,
 ) -> list[Task]:
     tasks: list[Task] = []
     if "source" in types and pipeline.sources:
-        tasks += ingest.tasks_of(pipeline, many=kept, clock=clock)
+        tasks += ingest.tasks_of(
+            pipeline, many=kept, clock=clock, progress_of=catalog.progress.__getitem__
+        )
     if "materialization" in types and pipeline.materializations:
         tasks += materialize.tasks_of(
             pipeline, jobs=kept.jobs, clock=clock, connector_host=kept.connector_host
@@ -278,6 +292,13 @@ class _Following:
         self._held: set[tuple[str, str]] = set()
         """Tasks that have had their lock, by kind and name."""
 
+        self.progress: dict[str, str] = {}
+        """By source, the name of its progress relation, once it is taken."""
+
+        self._built: set[str] = set()
+        """Sources whose objects have the names that the catalog has."""
+
+        self._listed_first: list[Wanted] | None = None
         self._owed: set[tuple[str, str]] = set()
         """Tasks that were dropped and are to be forgotten."""
 
@@ -285,8 +306,11 @@ class _Following:
         """A task that is in the catalog as the file has it, before it does anything."""
 
         def build(client: persist.Client) -> Loop:
-            loop = task.build(client)
             self._take(task)
+            pass_by(Failpoint.NAMES_TAKEN)
+            loop = task.build(client)
+            if task.kind == "source":
+                self._built.add(task.name)
             return loop
 
         return replace(task, build=build)
@@ -325,13 +349,20 @@ class _Following:
         self._write(self._listed)
 
     def _take(self, task: Task) -> None:
-        """A task has its lock: write down what the file says of it."""
+        """Write down what the file says of a task that has its lock, and take its names.
+
+        Raises:
+            UsageError: another object has one of the names.
+        """
         definition = objects_without_secrets(self._written[f"{task.kind}s"])[task.name]
         with self._turn:
             self._held.add((task.kind, task.name))
 
         def defined(known: Sequence[Object]) -> Iterable[Wanted]:
             wanted = {(each.type, each.name): each for each in as_wanted(known)}
+            for each in self._named(task, [*self._names_there(), *as_wanted(known)]):
+                before = wanted.get((each.type, each.name), each)
+                wanted[each.type, each.name] = replace(each, definition=before.definition)
             wanted[task.kind, task.name] = Wanted(task.name, task.kind, definition)
             for each in wanted.values():
                 ours = each.type == "collection" and self._is_ours(each)
@@ -339,8 +370,34 @@ class _Following:
 
         self._write(defined)
 
+    def _named(self, task: Task, taken: list[Wanted]) -> list[Wanted]:
+        """The objects whose names a task takes; the name of its progress is chosen here."""
+        sources = self._pipeline.sources
+        named = [Wanted(task.name, task.kind)]
+        if task.kind == "source":
+            named = names_of_source(task.name, sources[task.name])
+        for each in named:
+            check_free(each, taken)
+            taken.append(each)
+        if task.kind == "source":
+            if sources[task.name].progress is None:
+                taken += [
+                    Wanted(name, "materialization") for name in self._pipeline.materializations
+                ]
+                for name, section in sources.items():
+                    taken += names_of_source(name, section)
+                named.append(progress_of_source(task.name, taken))
+            self.progress[task.name] = named[-1].name
+        return named
+
+    def _names_there(self) -> list[Wanted]:
+        """What the lake had when the first task started: objects made since are in the catalog."""
+        if self._listed_first is None:
+            self._listed_first = listed_names(self._pipeline.location)
+        return self._listed_first
+
     def _listed(self, known: Sequence[Object]) -> Iterable[Wanted]:
-        """What is known, with the collections that there are.
+        """What is known, with the collections that there are, and names taken for others.
 
         SUBTLE: what is written was listed with the catalog's lock. Who wrote before has
         listed before, so what they found is found here, too.
@@ -349,7 +406,12 @@ class _Following:
         yield from stored
         sources = {each.name for each in stored if each.type == "source"}
         before = {each.name: each for each in known if each.type == "collection"}
-        for listed in sorted(collections_of(self._pipeline.location)):
+        # SUBTLE: asked before the listing. A job that has its lock no more has created what it
+        # took a name for, and the listing finds it.
+        locked = user_location_is_locked(self._pipeline.location)
+        there = collections_of(self._pipeline.location)
+        yield from self._not_created_yet(known, {each.name for each in there}, locked)
+        for listed in sorted(there):
             owner = listed.storage_location if listed.storage_location in sources else None
             if not listed.progress:
                 made = Wanted(listed.name, "collection", owner=owner)
@@ -359,6 +421,25 @@ class _Following:
                 yield replace(made, definition=documents)
             elif owner is not None:
                 yield Wanted(listed.name, "source_progress", owner=owner)
+
+    def _not_created_yet(
+        self, known: Sequence[Object], there: set[str], locked: bool
+    ) -> Iterable[Wanted]:
+        """Names that are taken, and whose objects the lake does not have yet."""
+        for each in as_wanted(known):
+            if each.type in BOTH or each.name in there:
+                continue
+            if each.owner is None:
+                kept = locked
+            elif each.owner in self._built:
+                section = self._pipeline.sources[each.owner]
+                kept = each.name == self.progress[each.owner] or each.name in {
+                    named.name for named in names_of_source(each.owner, section)
+                }
+            else:
+                kept = True  # Its own process knows whether it is still needed.
+            if kept:
+                yield each
 
     def _is_ours(self, collection: Wanted) -> bool:
         """Whether one of our tasks fills a collection, or takes from it."""

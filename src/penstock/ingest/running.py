@@ -61,8 +61,12 @@ def tasks_of(
     many: ManyTasks | None,
     spark_bytes: int = SPARK_BYTES,
     clock: Clock = SYSTEM_CLOCK,
+    progress_of: Callable[[str], str] | None = None,
 ) -> list[Task]:
     """What follows each source.
+
+    `progress_of` returns the name of a source's progress relation, which its caller has
+    taken. Without it, the name is only compared with those in use.
 
     Raises:
         UsageError: there is none.
@@ -71,7 +75,8 @@ def tasks_of(
         raise UsageError(
             "pipeline has no sources", hint="Give it one under sources:, as in the README."
         )
-    taken = _names_in(pipeline.location)
+    taken = set() if progress_of is not None else _names_in(pipeline.location)
+    taken.update(pipeline.sources)
 
     def task(name: str, section: SourceSection) -> Task:
         def build(client: persist.Client) -> Ingest:
@@ -85,8 +90,8 @@ def tasks_of(
                 chance=random.Random(),
                 many=many,
                 spark_bytes=spark_bytes,
-                progress=section.progress,
-                taken=taken,
+                progress=section.progress if progress_of is None else progress_of(name),
+                taken=() if progress_of is not None else taken,
             )
 
         def let_go(client: persist.Client, _keep_target: bool) -> None:

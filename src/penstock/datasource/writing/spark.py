@@ -14,12 +14,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from penstock.catalog.namespace import take_name_in_lake
 from penstock.errors import Fenced, InternalError
 from penstock.persist import Appended, Baton, Settings, Staged, take_up
 from penstock.persist.writing.own import (
@@ -61,7 +63,13 @@ class CollectionWriter(DataSourceArrowWriter):
         client = open_for_job(url, patience_ms=patience_ms, settings=SETTINGS, pid=os.getppid())
         try:
             check_own(client, collection)
-            target = own_collection(client, collection, arrow_schema(schema), key)
+            target = own_collection(
+                client,
+                collection,
+                arrow_schema(schema),
+                key,
+                take_name=partial(take_name_in_lake, client.url, collection),
+            )
             self._collection = collection
             self._upper = target.upper
             self._time = max(SETTINGS.clock.now_ms(), self._upper)

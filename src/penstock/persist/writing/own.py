@@ -8,7 +8,7 @@ The lock of a dead process of this host is free to take.
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -75,11 +75,22 @@ def check_own(client: Client, name: str) -> None:
         )
 
 
-def own_collection(client: Client, name: str, given: pa.Schema, key: Sequence[str]) -> Collection:
-    """The collection of that name, made for rows of `given` if there is none."""
+def own_collection(
+    client: Client,
+    name: str,
+    given: pa.Schema,
+    key: Sequence[str],
+    *,
+    take_name: Callable[[], None] = lambda: None,
+) -> Collection:
+    """The collection of that name, made for rows of `given` if there is none.
+
+    `take_name` is called before it is made.
+    """
     _check_columns(name, given, key)
     found = client.state.named(name)
     if found is None:
+        take_name()
         columns = pa.schema([field for field in given if field.name not in (TIME, DIFF)])
         return client.create_or_load(name, schema=columns, key_columns=list(key))
     if key and tuple(key) != found.schemas[-1].key:

@@ -1,0 +1,126 @@
+"""Names that tasks take in the catalog before they create anything."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock import persist
+from penstock.catalog.namespace import take_user_collection
+from penstock.catalog.objects import Wanted, as_wanted, catalogued, known_objects
+from penstock.clock import SYSTEM_CLOCK
+from penstock.engine import up
+from penstock.engine.checking import planned
+from penstock.errors import IndeterminateError, UsageError
+from penstock.failpoints import Action, Failpoint, tripped
+from penstock.persist.writing.own import OWN
+from penstock.pipeline import Pipeline
+from penstock.pipeline.running import Task
+
+URL = "postgresql://nobody@127.0.0.1:1/none"
+
+
+def following(lake, *names, **more):
+    """Return the catalog, and the builders of tasks that create nothing."""
+    section = {"postgres": {"url": URL}, **more}
+    written = {"location": lake, "sources": dict.fromkeys(names, section)}
+    catalog = up._Following(Pipeline.model_validate(written), written, SYSTEM_CLOCK)
+
+    def build(name):
+        url = f"{lake}/{name}"
+        task = Task(name, "source", url, "w", lambda _: None, lambda _client, _keep: None)
+        return lambda: catalog.followed(task).build(None)
+
+    return catalog, [build(name) for name in names]
+
+
+def names(lake):
+    return sorted(each.name for each in known_objects(lake))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return f"file:{tmp_path}/lake"
+
+
+def test_progress_name_is_kept_after_a_crash_between_taking_and_creating(lake):
+    _, [build] = following(lake, "shop")
+    with tripped(Failpoint.NAMES_TAKEN, Action.ERROR), pytest.raises(IndeterminateError):
+        build()
+    assert names(lake) == ["shop", "shop_progress", "shop_remap"]
+    catalog, [build] = following(lake, "shop")
+    build()
+    assert catalog.progress == {"shop": "shop_progress"}
+    assert names(lake) == ["shop", "shop_progress", "shop_remap"]
+
+
+def test_automatic_progress_names_avoid_every_object(lake):
+    take_user_collection(lake, "shop_progress1")
+    catalog, builders = following(lake, "shop", "shop_progress")
+    for build in builders:
+        build()
+    assert catalog.progress == {
+        "shop": "shop_progress2",
+        "shop_progress": "shop_progress_progress",
+    }
+
+
+def test_two_files_that_give_one_progress_name_have_one_winner(lake):
+    _, [first] = following(lake, "shop", progress="how_far")
+    _, [second] = following(lake, "till", progress="how_far")
+    first()
+    with pytest.raises(UsageError, match='cannot create progress relation "how_far"') as raised:
+        second()
+    holder = 'progress relation "how_far" of source "shop"'
+    assert raised.value.detail == f"The name belongs to {holder}."
+    assert 'source "till"' in raised.value.hint
+    assert "till" not in names(lake)
+
+
+def test_listing_keeps_names_that_are_taken_and_not_created_yet(lake):
+    catalog, [build] = following(lake, "shop")
+    build()
+    remap = Wanted("other_remap", "collection", owner="other")
+    with persist.open(f"{lake}/{OWN}", writer="job") as job:
+        take_user_collection(lake, "mine")
+        other = [Wanted("other", "source"), remap]
+        catalogued(lake, lambda known: [*as_wanted(known), *other])
+        catalog.look()
+        assert {"mine", "other_remap", "shop_remap"} <= {*names(lake)}
+        job.create_or_load("mine", key=persist.TEXT, value=persist.UNIT)
+    catalog.look()
+    assert "mine" in names(lake)
+
+
+def test_listing_frees_the_name_of_a_job_that_created_nothing(lake):
+    catalog, [build] = following(lake, "shop")
+    build()
+    with persist.open(f"{lake}/{OWN}", writer="job"):
+        take_user_collection(lake, "mine")
+    catalog.look()
+    assert "mine" not in names(lake)
+
+
+def test_plan_reports_names_that_are_taken_and_changes_nothing(lake, tmp_path):
+    take_user_collection(lake, "mine")
+    before = known_objects(lake)
+    file = tmp_path / "file.yaml"
+    file.write_text(
+        f"location: {lake}\n"
+        "sources:\n"
+        f"  shop: {{postgres: {{url: '{URL}'}}, progress: mine}}\n"
+        f"  till: {{postgres: {{url: '{URL}'}}, progress: mz_objects}}\n"
+    )
+    refused = [str(each) for each in planned(file) if each.action == "refuse"]
+    assert refused == [
+        (
+            'refuse source "shop": progress relation "mine" of source "shop" cannot be created: '
+            'the name belongs to user collection "mine"'
+        ),
+        (
+            'refuse source "till": progress relation "mz_objects" of source "till" cannot be '
+            "created: the name belongs to the catalog: names that begin with mz_ are reserved"
+        ),
+    ]
+    with pytest.raises(UsageError, match='progress relation "mine"'):
+        up.run(file, types=("source",), once=True)
+    assert known_objects(lake) == before
