@@ -138,7 +138,7 @@ def error_of(pump: Pump, table: str) -> str:
 def test_a_table_that_is_emptied_again_and_again_is_given_up(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed, "ROUNDS", 3)
+    monkeypatch.setattr(followed, "COMPARE_ATTEMPTS", 3)
     database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a, x")
     with Pump(database, tmp_path) as pump:
         pump.settle()
@@ -155,7 +155,7 @@ def test_a_table_that_is_emptied_again_and_again_is_given_up(
         pump.settle()
         assert not differing(pump, database, ["public.x"])
         until(lambda: error_of(pump, "public.a"), "the error to be told")
-        assert "changed each of the 3 times that it was read" in error_of(pump, "public.a")
+        assert "altered during each of 3 attempts" in error_of(pump, "public.a")
         resync(pump, "public.a")
         with pump.reader() as client:
             mended = client.collection("shop.public.a")

@@ -11,6 +11,7 @@ from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.names import TableName
 
 __all__ = [
+    "ComparisonRaced",
     "NotReady",
     "OtherHistory",
     "PublicationMissing",
@@ -141,7 +142,8 @@ class TableGone(DefiniteError):
             super().__init__(
                 f'table {table} of postgres source "{source}" was dropped',
                 detail="A table created under the same name is another table.",
-                hint=f"To follow such a table from now on, run: "
+                hint="To remove it from the source, leave it out of tables in the file. To track "
+                "it again, restore it or create one of that name, then run: "
                 f"{resync_command(location, source, table)}",
             )
         else:
@@ -197,6 +199,21 @@ class SchemaChanged(DefiniteError):
             else f"Undo that on the source, then run: {command}"
             if accepted is None
             else f"To compare it and go on in its new form, run: {command}",
+        )
+
+
+class ComparisonRaced(DefiniteError):
+    """The definition or the storage of the table changed during each comparison."""
+
+    sqlstate = "40001"
+
+    def __init__(self, *, location: str, source: str, table: TableName, attempts: int) -> None:
+        super().__init__(
+            f'table {table} of postgres source "{source}" could not be compared: it was altered '
+            f"during each of {attempts} attempts",
+            detail="A statement such as ALTER TABLE or TRUNCATE ran while the table was read. The "
+            "comparison then has no single state to compare with.",
+            hint=f"When no such statement runs, run: {resync_command(location, source, table)}",
         )
 
 

@@ -25,7 +25,11 @@ from penstock.sources.postgres.cures import (
     misfit,
 )
 from penstock.sources.postgres.drift import compare
-from penstock.sources.postgres.errors import TableGone, TableUntrackable
+from penstock.sources.postgres.errors import (
+    ComparisonRaced,
+    TableGone,
+    TableUntrackable,
+)
 from penstock.sources.postgres.fingerprint import Fingerprint, TableMark, fingerprint
 from penstock.sources.postgres.first_copies import FirstCopies
 from penstock.sources.postgres.pgoutput import Relation
@@ -39,8 +43,8 @@ __all__ = ["Followed", "check_collections"]
 
 log = logger("sources.postgres")
 
-ROUNDS: Final = 10
-"""A table that is changed so often while it is compared is given up for the time being."""
+COMPARE_ATTEMPTS: Final = 4
+"""A table that is altered during so many comparisons of one tick is marked errored."""
 
 
 class Followed:
@@ -248,7 +252,7 @@ class Followed:
 
     def _cure(self, tick: Tick, reading: Reading, bound: int) -> int:
         compared: set[int] = set()
-        for _ in range(ROUNDS):
+        for _ in range(COMPARE_ATTEMPTS):
             bound, wanted = self._settled(reading, bound, compared)
             for cure in wanted:
                 self._obey(tick, reading, cure)
@@ -261,8 +265,12 @@ class Followed:
                 break
         else:
             for oid in [each for each in reading.odd if each not in compared]:
-                restless = Misfit(f"it was changed each of the {ROUNDS} times that it was read")
-                error = misfit(self.tables[oid].table, restless, location=self._location)
+                error = ComparisonRaced(
+                    location=self._location,
+                    source=self.name,
+                    table=self.tables[oid].table.described.table_name,
+                    attempts=COMPARE_ATTEMPTS,
+                )
                 self._give_up(reading, self.tables[oid], error)
         self._asked = None
         return bound
