@@ -1,9 +1,15 @@
 """A verb that runs on ends when it is told to, whichever thread the system tells."""
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
+
+from penstock.deadlines import stop_timeout_s
+from penstock.errors import UsageError
 
 SCRIPT = """
 import signal, threading
@@ -25,3 +31,65 @@ def test_a_signal_that_another_thread_gets_is_heard(name: str) -> None:
     script = SCRIPT.format(name=name)
     ended = subprocess.run([sys.executable, "-c", script], timeout=30, check=False)
     assert ended.returncode == 0
+
+
+HANGING = """
+import sys, threading
+from penstock.cli.stopping import stop_in_time, stop_on_signals
+
+stop = threading.Event()
+stop_on_signals(stop)
+with stop_in_time(stop, lambda: ['Source "shop" has not ended.']):
+    print("ready", flush=True)
+    stop.wait()
+    print("stopping", flush=True)
+    threading.Event().wait()
+"""
+
+
+def hanging(**environment: str) -> "subprocess.Popen[str]":
+    """A process that never ends by itself, once it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_process_that_hangs_ends_at_the_stop_deadline_and_names_the_task() -> None:
+    with hanging(PENSTOCK_STOP_TIMEOUT="0.1") as process:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: could not stop within 0.1 s\n" in errors
+    assert 'detail: Source "shop" has not ended.\n' in errors
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_ends_a_process_that_hangs(second: signal.Signals) -> None:
+    with hanging(PENSTOCK_STOP_TIMEOUT="600") as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopping\n"
+        # Signals within a second of the first count as one, so it may take several.
+        while process.poll() is None:
+            process.send_signal(second)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        assert process.stderr is not None
+        assert "stopped at once by a second signal" in process.stderr.read()
+    assert process.returncode == 128 + second
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_stop_timeout_that_is_not_positive_raises_usage_error(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STOP_TIMEOUT", text)
+    with pytest.raises(UsageError, match="PENSTOCK_STOP_TIMEOUT is invalid"):
+        stop_timeout_s()

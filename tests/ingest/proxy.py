@@ -19,6 +19,7 @@ class Proxy:
         self._flows.set()
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
+        self._swallowed: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._door.getsockname()[1]
@@ -57,6 +58,11 @@ class Proxy:
         """What was held up passes."""
         self._flows.set()
 
+    def swallow(self) -> None:
+        """Discard all that comes over the present connections, which stay; new ones work."""
+        with self._lock:
+            self._swallowed.update(self._ends)
+
     def _listen(self) -> None:
         while True:
             try:
@@ -80,7 +86,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self._flows.wait()
-                sink.sendall(data)
+                if source not in self._swallowed:
+                    sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -104,12 +104,14 @@ class Pump:
 
     # In a process.
 
-    def spawn(self, *arguments: str, failpoints: str = "") -> subprocess.Popen[bytes]:
+    def spawn(
+        self, *arguments: str, failpoints: str = "", **environment: str
+    ) -> subprocess.Popen[bytes]:
         """Follow in a process, which `kill` ends."""
         with (self.folder / "said").open("ab") as said:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "penstock.cli.main", "ingest", str(self.file), *arguments],
-                env={**ENVIRONMENT, "PENSTOCK_FAILPOINTS": failpoints},
+                env={**ENVIRONMENT, "PENSTOCK_FAILPOINTS": failpoints, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,

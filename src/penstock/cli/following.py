@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, TypeAlias
 import typer
 
 from penstock.cli.options import AsJson, File
-from penstock.cli.stopping import stop_on_signals
+from penstock.cli.stopping import stop_in_time, stop_on_signals
 from penstock.cli.telling import Teller
 
 if TYPE_CHECKING:
@@ -86,14 +86,22 @@ def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]]
         pipeline = load(file)
         # Before the page: the process that runs has its address.
         up.check_not_running(pipeline, types, take_over=take_over)
+        started: list[Running] = []
+
+        def unfinished() -> list[str]:
+            return [line for running in started for line in running.unfinished()]
 
         def served(url: str) -> None:
             if not as_json:
                 sys.stderr.write(f"the page is at {url}\n")
 
-        with page_beside(pipeline.location, http, served=served, await_address=take_over) as page:
+        with (
+            stop_in_time(stop, unfinished),
+            page_beside(pipeline.location, http, served=served, await_address=take_over) as page,
+        ):
 
             def told(running: "Running") -> None:
+                started.append(running)
                 teller.start(running)
                 page.watch(running)
 

@@ -29,6 +29,7 @@ from penstock.cli.release import release
 from penstock.cli.resync import resync
 from penstock.cli.schema import schema
 from penstock.cli.status import status
+from penstock.cli.stopping import exit_in_time
 from penstock.cli.tail import tail
 from penstock.cli.up import up
 from penstock.cli.verify import verify
@@ -89,6 +90,7 @@ def main() -> None:
             status = 1
             print("error: could not write to standard output", file=sys.stderr)
             print(f"detail: The system says: {failed}.", file=sys.stderr)
+    exit_in_time(status if isinstance(status, int) else int(status is not None))
     sys.exit(status)
 
 

@@ -1,28 +1,94 @@
-"""How a verb that runs on is told to end."""
+"""Signals and deadlines that end a command which runs until it is stopped."""
 
 import os
 import signal
+import sys
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final, NoReturn
 
-__all__ = ["stop_on_signals"]
+from penstock.clock import SYSTEM_CLOCK
+from penstock.deadlines import stop_timeout_s
+
+__all__ = ["exit_in_time", "stop_in_time", "stop_on_signals"]
+
+BURST_MS: Final = 1_000
+"""Signals this soon after the first one count as one: a terminal and a supervisor may both send."""
 
 
 def stop_on_signals(stop: threading.Event) -> None:
-    """Set `stop` at SIGINT or SIGTERM, however many of them come.
+    """Set `stop` at SIGINT or SIGTERM; a second signal, after a second, ends the process at once.
 
     SUBTLE: not by the handlers. They run in the main thread alone, amid whatever it does, and
     would wait for a lock that is held there; and if it waits for a lock itself, and the system
     gave the signal to another thread, they do not run at all. Below them the interpreter
-    writes a byte into a pipe at once, and a thread waits for that.
+    writes the number of the signal into a pipe at once, and a thread waits for that.
     """
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
 
     def wait() -> None:
-        os.read(told, 1)
+        os.read(receiver, 1)
+        first_ms = SYSTEM_CLOCK.boot_ms()
         stop.set()
+        while True:
+            number = os.read(receiver, 1)[0]
+            if SYSTEM_CLOCK.boot_ms() - first_ms >= BURST_MS:
+                _exit("stopped at once by a second signal", status=128 + number)
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: None)
+
+
+@contextmanager
+def stop_in_time(stop: threading.Event, unfinished: Callable[[], Sequence[str]]) -> Iterator[None]:
+    """End the process if the block still runs when the stop deadline after `stop` has passed.
+
+    `unfinished` names what the process could not finish.
+    """
+    done = threading.Event()
+    timeout_s = stop_timeout_s()
+
+    def watch() -> None:
+        while not done.is_set():
+            if stop.wait(0.2) and not done.wait(timeout_s):
+                _exit(
+                    f"could not stop within {timeout_s:g} s",
+                    *(f"detail: {line}" for line in unfinished()),
+                    status=1,
+                )
+
+    threading.Thread(target=watch, name="stop deadline", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def exit_in_time(status: int) -> None:
+    """End the process with `status` if the interpreter has not ended within the stop deadline.
+
+    Threads that wait for a peer keep an interpreter alive that has nothing else to do.
+    """
+    timeout_s = stop_timeout_s()
+
+    def watch() -> None:
+        threading.Event().wait(timeout_s)
+        os._exit(status)
+
+    threading.Thread(target=watch, name="exit deadline", daemon=True).start()
+
+
+def _exit(*lines: str, status: int) -> NoReturn:
+    """End the process without waiting for anything; durable state is as after a crash."""
+    message, *details = lines
+    hint = "hint: What is durable stays; the next start resumes from it."
+    with suppress(OSError):
+        os.write(
+            sys.__stderr__.fileno() if sys.__stderr__ else 2,
+            "\n".join([f"error: {message}", *details, hint, ""]).encode(),
+        )
+    os._exit(status)

@@ -86,8 +86,10 @@ def _line(name: str, status: Mapping[str, Any]) -> str:
     phase = status.get("phase") or "starting"
     line = f"{name}: {phase if state == 'running' else state}, {status.get(counted, 0)} {counted}"
     if "lsn" in status:
-        line += f", at {status['lsn']}, {status['lag_bytes']} bytes behind"
-    if "lag_records" in status:
+        line += f", at {status['lsn']}"
+    if status.get("lag_bytes") is not None:
+        line += f", {status['lag_bytes']} bytes behind"
+    if status.get("lag_records") is not None:
         line += f", {status['lag_records']} records behind"
     if lag_ms := status.get("lag_ms"):
         line += f", {lag_ms / 1_000:.1f} s behind"

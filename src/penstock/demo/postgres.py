@@ -29,7 +29,7 @@ import psycopg
 from penstock.demo.process import ServerProcess, await_claim, free_port, until_we_end
 from penstock.errors import UsageError
 
-__all__ = ["SUPERUSER", "LocalPostgres", "bundled", "quoted"]
+__all__ = ["SUPERUSER", "LocalPostgres", "bundled", "children_of", "quoted"]
 
 SUPERUSER: Final = "postgres"
 PASSWORD: Final = "superuser-password"
@@ -163,7 +163,7 @@ class LocalPostgres:
             return
         # Stopped first, it can start no further child while we look for them.
         self._process.signal(signal.SIGSTOP)
-        children = _children(pid)
+        children = children_of(pid)
         self._process.signal(signal.SIGKILL)
         for child in children:
             with contextlib.suppress(ProcessLookupError):
@@ -361,7 +361,8 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
+    """Return the process ids of the children of `pid`."""
     try:
         return [
             int(child)

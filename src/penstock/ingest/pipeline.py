@@ -66,6 +66,9 @@ COMPACT_EVERY_MS: Final = 10_000
 STATUS_EVERY_MS: Final = 1_000
 HEAR_EVERY_MS: Final = 1_000
 
+LAG: Final = ("lag_bytes", "lag_ms", "lag_records")
+"""Fields of a source's status that hold what its last probe measured."""
+
 OPENING: Final = "opening"
 RETRYING: Final = "retrying"
 STOPPED: Final = "stopped"
@@ -178,7 +181,11 @@ class Ingest:
                     break
                 except TransientError as error:
                     if stop.is_set():
-                        self._note(waits_for="")
+                        log.warning(
+                            "stopped before the tick was complete",
+                            extra=fields(source=self.name, error=str(error), detail=error.detail),
+                        )
+                        self._note(waits_for="", **self._disconnected(error))
                         break
                     if once and not self._opened:
                         raise  # Nobody waits for what was perhaps never there.
@@ -189,7 +196,8 @@ class Ingest:
                             source=self.name, error=str(error), detail=error.detail, pause_ms=pause
                         ),
                     )
-                    self._note(phase=RETRYING, waits_for=f"{error}. {error.detail}".strip())
+                    waits_for = f"{error}. {error.detail}".strip()
+                    self._note(phase=RETRYING, waits_for=waits_for, **self._disconnected(error))
                     self._source.close()
                     self._clock.wait(stop, pause)
         except (DefiniteError, UsageError) as error:
@@ -204,6 +212,21 @@ class Ingest:
             self._beside.close()
         if self._fenced is not None:
             raise self._fenced
+
+    def _disconnected(self, error: TransientError) -> dict[str, Any]:
+        """Return the part of the status that says since when and why there is no connection."""
+        status = self.status()
+        since = None if status.get("connected") else status.get("disconnected_since_ms")
+        return {
+            **self._unknown_lag(),
+            "connected": False,
+            "disconnected_since_ms": since or self._clock.now_ms(),
+            "disconnected_reason": f"{error}. {error.detail}".strip(),
+        }
+
+    def _unknown_lag(self) -> dict[str, None]:
+        """Return the lag of a source that does not answer: nobody knows it."""
+        return {name: None for name in LAG if name in self.status()}
 
     def _note_end(self, error: PenstockError) -> None:
         """Let others see why it goes on no more, if the store lets us."""
@@ -237,7 +260,10 @@ class Ingest:
             if every is None or now - self._proved_ms < every:
                 return
             phase = {"phase": OPENING} if self._opening else {}
-            self._note(**phase, waits_for=self._source.waits_for())
+            waits_for = self._source.waits_for()
+            # The last probe is as old as the wait.
+            lag = self._unknown_lag() if self._opening or waits_for else {}
+            self._note(**phase, waits_for=waits_for, **lag)
             self._proved_ms = now
         self._source.proved()
 
@@ -418,6 +444,7 @@ class Ingest:
     def _status(self, upper: int) -> Mapping[str, Any]:
         return {
             **self._source.status(),
+            "connected": True,
             "catching_up": self._catching_up,
             "rows": self._rows,
             "bytes": self._bytes,

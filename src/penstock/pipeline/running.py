@@ -127,6 +127,19 @@ class Running:
                     found.update(client.state.listed())
         return frozenset(found)
 
+    def unfinished(self) -> list[str]:
+        """Return a sentence for each task that has not ended, with what it waits for."""
+        lines = []
+        for name, task in self.tasks.items():
+            if task.state in ("stopped", "ended"):
+                continue
+            waits_for = ""
+            with suppress(Exception):  # The store that holds the status may be what hangs.
+                waits_for = str(task.status().get("waits_for") or "")
+            end = f" and waits for {waits_for.rstrip('.')}" if waits_for else ""
+            lines.append(f'{task.task.kind.capitalize()} "{name}" has not ended{end}.')
+        return lines
+
     def run(self, *, once: bool) -> None:
         """Run all of them to their end; with `once`, sources before what takes from them.
 

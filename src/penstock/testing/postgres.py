@@ -15,15 +15,17 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import psycopg
 
-from penstock.demo.postgres import SUPERUSER, LocalPostgres, bundled, quoted
+from penstock.demo.postgres import SUPERUSER, LocalPostgres, bundled, children_of, quoted
 from penstock.demo.process import await_claim
 from penstock.errors import UsageError
 
@@ -56,6 +58,25 @@ class PostgresServer(LocalPostgres):
         """Stop it, and start it on the same port."""
         self.stop(mode)
         self.start()
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Stop all processes of the server with SIGSTOP; continue them at the end of the block.
+
+        The kernel still accepts connections and acknowledges bytes.
+        """
+        # The postmaster first: after that it forks no child that would be missed.
+        os.kill(self.pid, signal.SIGSTOP)
+        pids = [self.pid, *children_of(self.pid)]
+        try:
+            for pid in pids[1:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def close(self) -> None:
         """End it, and remove its folder. Safe to call twice."""

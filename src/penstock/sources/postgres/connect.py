@@ -13,6 +13,15 @@ An error of the server becomes a `DefiniteError` if it is about the request or
 the data and a `TransientError` otherwise, with the server's own code in
 `sqlstate`. Whether asking again helps is a guess for some codes; the guess is
 "yes" where a change outside of us, such as a GRANT, makes it work.
+
+A server that hangs, and a connection that is half open, look like a server that
+is busy: nothing comes. After each answer deadline without a byte, a second
+connection asks the server what the backend of the first one does:
+
+    no second connection      the server hangs
+    no such backend           the server has closed the connection
+    it waits for its client   the connection is half open: each side waits for the other
+    anything else             it is busy, or waits for a lock; the wait continues
 """
 
 import contextlib
@@ -20,6 +29,8 @@ import math
 import os
 import re
 import select
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -28,6 +39,7 @@ import psycopg
 from psycopg import conninfo, pq
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.deadlines import STOP_GRACE_S, answer_timeout_s
 from penstock.errors import DefiniteError, SourceError, TransientError, UsageError
 from penstock.sources.postgres.config import SECRETS
 
@@ -73,12 +85,25 @@ DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
     "keepalives_idle": ("30", ""),
     "keepalives_interval": ("10", ""),
     "keepalives_count": ("3", ""),
+    "tcp_user_timeout": ("30000", ""),
 }
 """What we ask of libpq unless told otherwise, with the variable that may tell:
 the system's own defaults notice a dead server after more than two hours."""
 
-CANCEL_S: Final = 5
+CANCEL_S: Final = 3
 """How long a server may take to hear that it should give up something."""
+
+SLICE_S: Final = 0.2
+"""Longest wait between two looks at the stop event."""
+
+CHECK_S: Final = (1.0, 10.0)
+"""Bounds of the time in which a second connection must be established."""
+
+IN_FLIGHT_S: Final = 1.0
+"""Time for an answer that the backend has sent, and that is not here yet."""
+
+WAITS_FOR_CLIENT: Final = ("Client", "Activity")
+"""Types of wait events of a backend that waits for its client, walsenders included."""
 
 
 def connect(
@@ -87,8 +112,11 @@ def connect(
     replication: bool = False,
     application_name: str = "penstock",
     coded: bool = False,
+    stop: threading.Event | None = None,
 ) -> "Connection":
     """Connect to `where`, a URL, a connection string, or its parameters.
+
+    Waits for the server, now and later, end with an error soon after `stop` is set.
 
     Raises:
         UsageError: `where` cannot be understood.
@@ -107,7 +135,7 @@ def connect(
     failed: TransientError | None = None
     for attempt in _attempts(parameters):
         try:
-            return _opened(attempt, replication=replication, coded=coded)
+            return _opened(attempt, replication=replication, coded=coded, stop=stop)
         except TransientError as error:
             failed = error
     assert failed is not None
@@ -124,14 +152,23 @@ def _attempts(parameters: Mapping[str, str]) -> list[dict[str, str]]:
     ]
 
 
-def _opened(parameters: Mapping[str, str], *, replication: bool, coded: bool) -> "Connection":
+def _opened(
+    parameters: Mapping[str, str],
+    *,
+    replication: bool,
+    coded: bool,
+    stop: threading.Event | None = None,
+    checks: bool = True,
+) -> "Connection":
     # SUBTLE: libpq's own way to connect keeps Python's lock all the while, and with it
     # every other thread, those that keep other servers informed among them.
     pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**parameters).encode())
-    connection = Connection(pgconn, parameters, replication=replication)
+    connection = Connection(pgconn, parameters, replication=replication, stop=stop, checks=checks)
     try:
         with _overheard(pgconn) if coded else contextlib.nullcontext(str) as heard:
-            if not _established(pgconn, int(parameters.get("connect_timeout", 0))):
+            if not _established(pgconn, float(parameters.get("connect_timeout", 0)), stop):
+                if stop is not None and stop.is_set():
+                    raise connection.stopped()
                 raise TransientError(
                     f"cannot connect to {connection.where}", detail="It took too long."
                 )
@@ -141,7 +178,9 @@ def _opened(parameters: Mapping[str, str], *, replication: bool, coded: bool) ->
                     error.__dict__["sqlstate"] = code
                 raise error
         pgconn.nonblocking = 0
-        connection = Connection(pgconn, parameters, replication=replication)
+        connection = Connection(
+            pgconn, parameters, replication=replication, stop=stop, checks=checks
+        )
         connection.pin()
     except BaseException:
         pgconn.finish()
@@ -175,23 +214,32 @@ def _overheard(pgconn: pq.abc.PGconn) -> Iterator[Callable[[], str]]:
             pgconn.untrace()
 
 
-def _established(pgconn: pq.abc.PGconn, timeout_s: int) -> bool:
+def _established(pgconn: pq.abc.PGconn, timeout_s: float, stop: threading.Event | None) -> bool:
     """Whether there was an end to connecting, good or bad, in time."""
-    return pgconn.status == pq.ConnStatus.BAD or _polled(pgconn, pgconn.connect_poll, timeout_s)
+    return pgconn.status == pq.ConnStatus.BAD or _polled(
+        pgconn, pgconn.connect_poll, timeout_s, stop
+    )
 
 
 def _polled(
-    connecting: pq.abc.PGconn | pq.abc.PGcancelConn, poll: Callable[[], int], timeout_s: int
+    connecting: pq.abc.PGconn | pq.abc.PGcancelConn,
+    poll: Callable[[], int],
+    timeout_s: float,
+    stop: threading.Event | None = None,
 ) -> bool:
-    """Whether there was an end, good or bad, within `timeout_s`; 0 is for ever."""
-    until = SYSTEM_CLOCK.boot_ms() + timeout_s * 1_000
+    """Return whether there was an end, good or bad, within `timeout_s` and before `stop`.
+
+    A timeout of 0 is none.
+    """
+    until = SYSTEM_CLOCK.boot_ms() + int(timeout_s * 1_000)
     events = select.POLLOUT
     while True:
-        left_ms = until - SYSTEM_CLOCK.boot_ms() if timeout_s > 0 else None
-        if left_ms is not None and left_ms <= 0:
-            return False
-        if not awaited(connecting.socket, events, None if left_ms is None else left_ms / 1_000):
-            return False
+        while True:
+            left_s = math.inf if timeout_s <= 0 else (until - SYSTEM_CLOCK.boot_ms()) / 1_000
+            if left_s <= 0 or (stop is not None and stop.is_set()):
+                return False
+            if awaited(connecting.socket, events, min(left_s, SLICE_S)):
+                break
         match poll():
             case pq.PollingStatus.READING:
                 events = select.POLLIN
@@ -205,10 +253,27 @@ class Connection:
     """One connection. Not for use by two threads at once."""
 
     def __init__(
-        self, pgconn: pq.abc.PGconn, parameters: Mapping[str, str], *, replication: bool
+        self,
+        pgconn: pq.abc.PGconn,
+        parameters: Mapping[str, str],
+        *,
+        replication: bool,
+        stop: threading.Event | None = None,
+        checks: bool = True,
     ) -> None:
-        """Of an open libpq connection; `connect` makes them."""
+        """Of an open libpq connection; `connect` makes them.
+
+        With `checks`, silence is checked by a second connection; without, it is an error.
+        """
         self.pgconn = pgconn
+        self._parameters = parameters
+        self._stop = stop
+        self._checks = checks
+        self._heard_ms = SYSTEM_CLOCK.boot_ms()
+        self._stopped_ms: int | None = None
+        self.silent_since_ms: int | None = None
+        """Since when an answer is due and nothing comes, on the clock of `boot_ms`."""
+
         self.replication = replication
         self.where = _where(pgconn, parameters)
         self.borrowed = False
@@ -281,12 +346,13 @@ class Connection:
         if parameters and self.replication:
             raise UsageError("a replication connection takes no parameters", detail=sql)
         texts = [_text(value) for value in parameters]
+        self.expect_answer()
         if texts:
             self.ask(lambda: self.pgconn.send_query_params(sql.encode(), texts))
         else:
             self.ask(lambda: self.pgconn.send_query(sql.encode()))
         while self.ask(self.pgconn.flush):
-            awaited(self.fileno(), select.POLLOUT | select.POLLIN, None)
+            self.wait(select.POLLOUT | select.POLLIN)
             self.ask(self.pgconn.consume_input)
 
     def receive(self, timeout_s: float | None = None) -> list[Row] | None:
@@ -314,7 +380,7 @@ class Connection:
     def ready(self, timeout_s: float | None = None) -> bool:
         """Whether something of what was sent for is there, waiting for it if need be."""
         while self.ask(self.pgconn.is_busy):
-            if not awaited(self.fileno(), select.POLLIN, timeout_s):
+            if not self.wait(select.POLLIN, timeout_s):
                 return False
             try:
                 self.pgconn.consume_input()
@@ -322,6 +388,99 @@ class Connection:
                 # Why, is in the next result, in the server's words if it had any.
                 return True
         return True
+
+    def expect_answer(self) -> None:
+        """Count silence from now on, unless it is being counted."""
+        if self.silent_since_ms is None:
+            self._heard_ms = SYSTEM_CLOCK.boot_ms()
+
+    def received(self) -> None:
+        """Count silence from now on: bytes have come."""
+        self._heard_ms, self.silent_since_ms = SYSTEM_CLOCK.boot_ms(), None
+
+    def wait(self, events: int, timeout_s: float | None = None) -> bool:
+        """Return whether one of `events` came at the socket, at most `timeout_s` from now.
+
+        Raises:
+            TransientError: the server hangs, the connection is half open, or the stop event is
+                set and nothing came within the grace.
+        """
+        until = math.inf if timeout_s is None else SYSTEM_CLOCK.boot_ms() + timeout_s * 1_000
+        while True:
+            left_s = max(0.0, (until - SYSTEM_CLOCK.boot_ms()) / 1_000)
+            if awaited(self.fileno(), events, min(left_s, SLICE_S)):
+                self.received()
+                return True
+            now = SYSTEM_CLOCK.boot_ms()
+            if self.silent_since_ms is None:
+                self.silent_since_ms = self._heard_ms
+            if self._stop is not None and self._stop.is_set():
+                self._stopped_ms = self._stopped_ms or now
+                if now - max(self._stopped_ms, self._heard_ms) >= STOP_GRACE_S * 1_000:
+                    raise self.stopped()
+            if now - self._heard_ms >= answer_timeout_s() * 1_000:
+                self._check_server()
+                self._heard_ms = SYSTEM_CLOCK.boot_ms()
+            if now >= until:
+                return False
+
+    def stopped(self) -> TransientError:
+        """Return the error of a wait that ended because the process stops."""
+        return TransientError(
+            f"stopped while waiting for {self.where}",
+            detail="The server has not answered. What is not durable is read again at the next "
+            "start.",
+        )
+
+    def _check_server(self) -> None:
+        """Return if the backend is busy.
+
+        Raises:
+            TransientError: the server does not answer, or the connection is lost.
+        """
+        silent = f"Nothing was received for {answer_timeout_s():g} s"
+        if not self._checks:
+            raise self._abort(f"{silent}.")
+        shortest, longest = CHECK_S
+        parameters = {
+            name: each for name, each in self._parameters.items() if name != "replication"
+        }
+        parameters["connect_timeout"] = str(min(longest, max(shortest, answer_timeout_s())))
+        if self.pgconn.hostaddr and not self.pgconn.host.startswith((b"/", b"@")):
+            # A name may stand for several servers.
+            parameters["hostaddr"] = self.pgconn.hostaddr.decode()
+        try:
+            with _opened(
+                parameters, replication=False, coded=True, stop=self._stop, checks=False
+            ) as other:
+                rows = other.query(
+                    "SELECT wait_event_type FROM pg_catalog.pg_stat_activity WHERE pid = $1::int",
+                    [self.backend_pid],
+                )
+        except TransientError as error:
+            if error.sqlstate != TransientError.sqlstate:
+                return  # It refuses a login, such as one too many, and so it answers.
+            if self._stop is not None and self._stop.is_set():
+                raise self.stopped() from error
+            raise self._abort(f"{silent}, and a second connection gets no answer.") from error
+        if not rows:
+            detail = f"{silent}, and the server has closed the connection."
+        elif rows[0][0] in WAITS_FOR_CLIENT:
+            detail = f"{silent}, and the server waits for us: the connection is half open."
+        else:
+            return
+        if not awaited(self.fileno(), select.POLLIN, IN_FLIGHT_S):
+            raise self._abort(detail)
+
+    def _abort(self, detail: str) -> TransientError:
+        """Close the connection without waiting for the server; return the error that says so."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+        return TransientError(
+            f"{self.where} does not answer",
+            detail=detail,
+            hint="Check the server and the network; what runs keeps trying.",
+        )
 
     def ask(self, what: Callable[[], _Answer]) -> _Answer:
         """Call libpq, and say in our words if the connection broke."""

@@ -259,6 +259,8 @@ class PostgresSource:
 
     def waits_for(self) -> str:
         """What is waited for, if anything is."""
+        if not self._upstream.is_answering():
+            return f"an answer from {self._config.where}"
         return self._upstream.waits_for or self._followed.waits_for()
 
     def _lag_ms(self) -> int:

@@ -129,6 +129,8 @@ class ReplicationStream:
         It never takes back: a lower position repeats the greatest so far.
         With `reply` the server answers with a keepalive at once.
         """
+        if reply:
+            self._connection.expect_answer()
         self.confirmed = max(self.confirmed, flush)
         position = self.confirmed.position.to_bytes(8)
         now_us = self._clock.now_ms() * 1_000 - frames.EPOCH_US

@@ -84,6 +84,9 @@ CODED: Final = 100
 GIVE_UP_S: Final = 5.0
 """So long we wait for a server to hear that a slot is not wanted any more."""
 
+SILENT_MS: Final = 2_000
+"""Silence after which the wait for an answer is reported."""
+
 NUDGE_MS: Final = 200
 """How long a flush may be waited for before the server is given a reason for one."""
 
@@ -172,6 +175,7 @@ class Upstream:
         self._clock = clock
         self._chance = chance
         self._control: Connection | None = None
+        self._streaming: Connection | None = None
         self._identity: Identity | None = None
         self._slot = ""
         self._nudged_ms = 0
@@ -276,6 +280,13 @@ class Upstream:
             verdict = Behind(found.insert_lsn, Lsn(durable))
             raise SetBack(location=self._location, source=self._name, reason=str(verdict))
         return found
+
+    def is_answering(self) -> bool:
+        """Return whether no answer has been due for long. Safe from another thread."""
+        now = self._clock.boot_ms()
+        connections = filter(None, (self._control, self._streaming))
+        silent_since_ms = (connection.silent_since_ms for connection in connections)
+        return all(since is None or now - since < SILENT_MS for since in silent_since_ms)
 
     def new_slot(self) -> str:
         """A name for a slot that is about to be created."""
@@ -424,7 +435,7 @@ class Upstream:
 
     def stream(self, start: Lsn, *, binary: bool) -> ReplicationStream:
         """The changes of the slot, from `start` on; values in binary, if that is wanted."""
-        connection = self._connect_checked()
+        connection = self._streaming = self._connect_checked()
         try:
             return ReplicationStream(
                 connection,
@@ -474,7 +485,7 @@ class Upstream:
         """Let go of the server."""
         if self._control is not None:
             self._control.close()
-            self._control = None
+        self._control = self._streaming = None
 
     def _connect(self, *, replication: bool, coded: bool = False) -> Connection:
         return connect(
@@ -482,6 +493,7 @@ class Upstream:
             replication=replication,
             coded=coded,
             application_name=f"penstock {self._name}",
+            stop=self.stop,
         )
 
     def _connect_checked(self) -> Connection:

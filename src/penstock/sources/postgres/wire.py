@@ -111,6 +111,7 @@ class SocketWire:
             raise
 
     def _begin(self, sql: str) -> None:
+        self._connection.expect_answer()
         self._send(_frame(b"Q", sql.encode() + b"\0"))
         seen = bytearray()
         space = memoryview(bytearray(65_536))
@@ -132,8 +133,8 @@ class SocketWire:
                     seen += space[:count]
                 else:
                     self.wait(60)
-            except TransientError:
-                raise failed or self._lost() from None
+            except TransientError as error:
+                raise failed or error from None
 
     def receive(self, into: memoryview) -> int:
         """Read as much as there is."""
@@ -146,6 +147,8 @@ class SocketWire:
         except OSError as error:
             raise self._lost(error) from error
         self._busy = count >= BUSY
+        if count:
+            self._connection.received()
         return count
 
     def _after_nap(self, into: memoryview) -> int:
@@ -175,7 +178,7 @@ class SocketWire:
     def wait(self, timeout_s: float) -> None:
         """Wait for the socket."""
         if not self._early:
-            awaited(self._socket.fileno(), select.POLLIN, timeout_s)
+            self._connection.wait(select.POLLIN, timeout_s)
 
     def send(self, data: bytes) -> None:
         """As one CopyData."""
@@ -232,12 +235,14 @@ class LibpqWire:
         filled = self._fill(into)
         if not filled and awaited(self._connection.fileno(), select.POLLIN, QUIET_S):
             filled = self._fill(into)
+        if filled:
+            self._connection.received()
         return filled
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the socket; what libpq holds already was received before."""
         if not self._left:
-            awaited(self._connection.fileno(), select.POLLIN, timeout_s)
+            self._connection.wait(select.POLLIN, timeout_s)
 
     def send(self, data: bytes) -> None:
         """As one CopyData."""
