@@ -3,7 +3,10 @@
 import base64
 import json
 import math
+import shutil
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -685,3 +688,91 @@ def test_bytes_that_are_not_in_base_64_are_refused(path, wrong):
     stream.store(iter([target.documents({"id": 1, "bytes": wrong})]))
     with pytest.raises(RemoteProtocolError, match="not in base 64"):
         stream.start_commit(b"cp")
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def replaced(path: Path) -> None:
+    copy = path.with_name("copy")
+    shutil.copyfile(path, copy)
+    copy.replace(path)
+
+
+@pytest.mark.parametrize("harm", [deleted, replaced])
+@pytest.mark.parametrize("file", ["target.db", "target.db-wal"])
+def test_commit_to_file_that_is_gone_raises_refused(path, harm, file):
+    target = Target(path)
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1}))
+    stream.store(iter([target.documents({"id": 2})]))
+    harm(path.with_name(file))
+    with pytest.raises(Refused, match=f'{file}" was (deleted|replaced)') as refused:
+        stream.start_commit(b"lost")
+    assert "backfill" in refused.value.hint
+    stream.close()
+
+
+def test_commit_during_which_the_file_goes_is_not_acknowledged(path, monkeypatch):
+    target = Target(path)
+    target.apply()
+    stream = target.open()
+    stream.store(iter([target.documents({"id": 1})]))
+    check_files = SqliteSession.check_files
+
+    def checked(session: SqliteSession) -> None:
+        check_files(session)
+        session.path.unlink(missing_ok=True)
+
+    monkeypatch.setattr(SqliteSession, "check_files", checked)
+    with pytest.raises(Refused, match="was deleted while it was open"):
+        stream.start_commit(b"lost")
+    stream.close()
+
+
+COMMITS = """
+import os, sys
+from pathlib import Path
+from tests.connectors.test_sqlite import Target
+
+target = Target(Path(sys.argv[1]))
+target.apply()
+stream = target.open()
+target.commit(stream, target.documents({"id": 1}))
+stream.store(iter([target.documents({"id": 2})]))
+os.write(1, b"commits")
+stream.start_commit(b"cp")
+os.write(1, b"acknowledges")
+stream.close()
+"""
+
+
+def test_commit_is_synced_before_it_is_acknowledged(path, strace):
+    """Without the last sync of the -wal file, a power cut takes the commit back."""
+    calls = path.with_name("calls")
+    subprocess.run(
+        [
+            *(strace, "-f", "-qq", "-y", "-o", str(calls)),
+            *("-e", "trace=write,pwrite64,fsync,fdatasync"),
+            *(sys.executable, "-c", COMMITS, str(path)),
+        ],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=120,
+    )
+    lines = calls.read_text().splitlines()
+    start = next(at for at, line in enumerate(lines) if '"commits"' in line)
+    end = next(at for at, line in enumerate(lines) if '"acknowledges"' in line)
+    of_wal = [line for line in lines[start:end] if "target.db-wal>" in line]
+    assert any("pwrite64(" in line for line in of_wal), lines[start:end]
+    assert "sync(" in of_wal[-1], of_wal[-1]
+
+
+def test_connection_has_synchronous_full(path):
+    session = SqliteSession(path)
+    assert session.query("PRAGMA journal_mode") == [("wal",)]
+    assert session.query("PRAGMA synchronous") == [(2,)]
+    session.close()

@@ -56,3 +56,66 @@ def test_it_is_not_taken_for_one_of_this_history(tmp_path):
     bring("a", "b", backfill=1)
     assert there("a") == [(1, 0)]
     assert there("b") == [(1, 5)]
+
+
+@pytest.fixture
+def orders(tmp_path):
+    """A lake with one collection of two rows."""
+    with persist.open(f"file:{tmp_path}/lake/shop", writer="upstream") as client:
+        made = client.create_or_load("a", schema=SCHEMA, key_columns=["id"])
+        rows = [({"id": id, "n": 0}, 1_000, 1) for id in (1, 2)]
+        made.compare_and_append(rows, 0, 2_000)
+    return tmp_path
+
+
+def bring_orders(folder, *, backfill=0):
+    file = folder / "f.yaml"
+    file.write_text(
+        f"location: file:{folder}/lake\nwriter: w\nmaterializations:\n  desk:\n"
+        f"    connector: sqlite\n    endpoint: {{path: {folder}/desk.db}}\n    bindings:\n"
+        f"      - {{collection: a, resource: {{table: a}}, backfill: {backfill}}}\n"
+    )
+    materialize.run(file, jobs=materialize.TasksHere(), once=True)
+
+
+def append_order(folder, id, lower, upper):
+    with persist.open(f"file:{folder}/lake/shop", writer="upstream") as client:
+        client.collection("a").compare_and_append([({"id": id, "n": 0}, lower, 1)], lower, upper)
+
+
+def ids(folder):
+    with contextlib.closing(sqlite3.connect(folder / "desk.db")) as endpoint:
+        return [id for (id,) in endpoint.execute("SELECT id FROM a ORDER BY id")]
+
+
+def test_start_with_empty_endpoint_after_commits_is_rejected_until_backfill(orders):
+    bring_orders(orders)
+    assert ids(orders) == [1, 2]
+    for file in orders.glob("desk.db*"):
+        file.unlink()
+    append_order(orders, 3, 2_000, 3_000)
+    for _ in range(2):
+        # The second start finds the file that the first one created.
+        with pytest.raises(UsageError, match="has no checkpoint for resource") as rejected:
+            bring_orders(orders)
+        assert "set the backfill of its binding to 1" in rejected.value.hint
+    assert ids(orders) == []
+    bring_orders(orders, backfill=1)
+    assert ids(orders) == [1, 2, 3]
+
+
+def test_endpoint_that_is_restored_after_rejection_continues(orders):
+    bring_orders(orders)
+    # With its -wal file, which may hold the last commits.
+    kept = {file: file.with_name(f"kept{file.suffix}") for file in orders.glob("desk.db*")}
+    for file, copy in kept.items():
+        file.rename(copy)
+    append_order(orders, 3, 2_000, 3_000)
+    with pytest.raises(UsageError, match="has no checkpoint for resource"):
+        bring_orders(orders)
+    for file in orders.glob("desk.db*"):
+        file.unlink()
+    for file, copy in kept.items():
+        copy.rename(file)
+    bring_orders(orders)
+    assert ids(orders) == [1, 2, 3]

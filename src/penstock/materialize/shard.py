@@ -156,6 +156,7 @@ def run_shard(
     try:
         if opened:
             _check_not_forked(plan, kept.session.checkpoint)
+            _check_not_emptied(plan, kept.session.checkpoint)
         if supposed is not None and supposed != _lacking(plan, kept.session.checkpoint):
             raise OpenedElsewhere(plan.log.key_range, kept.session.checkpoint)
         with ThreadPoolExecutor(1, "read ahead") as pool:
@@ -189,6 +190,29 @@ def _check_not_forked(plan: ShardPlan, opened: Checkpoint) -> None:
             forked[path] = there.backfill
     if forked:
         raise Forked(plan.spec.materialization, forked)
+
+
+def _check_not_emptied(plan: ShardPlan, opened: Checkpoint) -> None:
+    """Check that the endpoint has a checkpoint for each resource that was committed (hazard C12).
+
+    Raises:
+        UsageError: the endpoint was replaced by an empty one, and the file asks for no backfill.
+    """
+    committed = plan.log.checkpoint
+    for each in plan.bindings:
+        path = each.bound.path
+        known = None if committed is None else committed.bindings.get(path)
+        if known is None or path in opened.bindings or each.bound.unknown:
+            continue
+        if known.frontier and known.backfill >= each.bound.backfill:
+            raise UsageError(
+                f'endpoint of materialization "{plan.spec.materialization}" has no checkpoint for '
+                f"resource {path}",
+                detail=f"The recovery log has committed it up to {known.frontier}, so the endpoint "
+                "was deleted, replaced or restored from an earlier copy.",
+                hint="Restore the endpoint; or write the resource again: set the backfill of its "
+                f"binding to {known.backfill + 1}.",
+            )
 
 
 class _Run:

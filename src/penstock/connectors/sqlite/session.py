@@ -67,12 +67,48 @@ class SqliteSession:
             self.connection.execute("PRAGMA legacy_alter_table = ON")
             # SQLite's own way to write a double is not exact.
             self.connection.create_function("flow_text", 1, double_text, deterministic=True)
-            self.connection.execute("PRAGMA schema_version")  # Reads the file for the first time.
+            # The first read opens the file and its -wal file.
+            self.connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         except sqlite3.Error as error:
             raise Refused(
                 f'"{path}" cannot be opened as a SQLite file: {error}',
                 hint="Name a SQLite file that can be written, in a folder that exists.",
             ) from error
+        self._files = {file: _identity(file) for file in (path, path.with_name(f"{path.name}-wal"))}
+        """Device and inode of the files that are open, None for one that does not exist."""
+
+    def commit(self) -> None:
+        """Commit to the files at the path of the endpoint.
+
+        SUBTLE: SQLite keeps writing to a file that was deleted or replaced, and reports success.
+        The second check is for one that went while the commit was under way: such a commit is
+        not acknowledged.
+
+        Raises:
+            Refused: the files at the path are not the ones that are open.
+        """
+        self.check_files()
+        self.connection.execute("COMMIT")
+        self.check_files()
+
+    def check_files(self) -> None:
+        """Compare the files at the path of the endpoint with the ones that are open.
+
+        Raises:
+            Refused: one of them was deleted or replaced.
+        """
+        for file, opened in self._files.items():
+            found = _identity(file)
+            if opened is None or found == opened:
+                continue
+            state = "was deleted" if found is None else "was replaced by another file"
+            raise Refused(
+                f'SQLite file "{file}" {state} while it was open',
+                detail="What is written would not be found at that path. The transaction is not "
+                "acknowledged.",
+                hint=f'Restore "{self.path}" with its -wal file and start again; or start with an '
+                "empty file, and raise the backfill of each binding by one.",
+            )
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of a statement that has some."""
@@ -99,10 +135,10 @@ class SqliteSession:
         self.begin()
         try:
             yield
+            self.commit()
         except BaseException:
             self.roll_back()
             raise
-        self.connection.execute("COMMIT")
 
     def begin(self) -> None:
         """Be the one who writes; waits for another who does."""
@@ -216,3 +252,11 @@ def _check_access(path: Path) -> None:
             f'SQLite database "{path}" is not readable and writable',
             hint="Grant read and write permission on the file, or name another one.",
         )
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

@@ -118,10 +118,10 @@ class SqliteTransactor(Transactor):
                 self._session.must_go_on()
                 self._write_batch(batch)
             commit_fence(self._session, self._dialect, self._fence, checkpoint)
+            self._session.commit()
         except BaseException:
             self._session.roll_back()
             raise
-        self._session.connection.execute("COMMIT")
         self._waiting.clear()
         self._emptied = []
         return None
