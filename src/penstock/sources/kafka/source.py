@@ -139,7 +139,8 @@ class KafkaSource:
         self._apart.open(memory, loader)
 
     def stopping(self, stop: threading.Event) -> None:
-        """Nothing is waited for that would not answer by itself."""
+        """Give up waiting for brokers when `stop` is set."""
+        self._upstream.stop = stop
 
     def probe(self) -> Probe:
         """How far the topic has come, by now at least."""

@@ -188,7 +188,9 @@ class TopicsSource:
         return followed
 
     def stopping(self, stop: threading.Event) -> None:
-        """Nothing is waited for that would not answer by itself."""
+        """Give up waiting for brokers when `stop` is set."""
+        for each in self._all.values():
+            each.stopping(stop)
 
     def probe(self) -> Probe:
         """How far all topics have come, by now at least."""

@@ -10,8 +10,9 @@ open, nobody knows whether they count.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -34,6 +35,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
+from penstock.clock import SYSTEM_CLOCK
+from penstock.deadlines import STOP_GRACE_S
 from penstock.errors import DefiniteError, PenstockError, TransientError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import TopicMissing
@@ -43,6 +46,9 @@ __all__ = ["Topic", "Upstream"]
 T = TypeVar("T")
 
 PATIENCE_S: Final = 15
+
+SLICE_S: Final = 0.2
+"""Longest wait between two looks at the stop event."""
 
 _ANY: Final[Any] = OffsetSpec  # It has no types.
 _LATEST: Final = _ANY.latest()
@@ -80,6 +86,9 @@ class Upstream:
         self._admin: AdminClient | None = None
         self._heard: KafkaError | None = None
         """What the client said last of its brokers, beside its answers."""
+
+        self.stop = threading.Event()
+        """Ends waits for an answer, after a grace, once it is set."""
 
     def open(self) -> None:
         """Be ready to ask; nobody is asked yet."""
@@ -226,7 +235,8 @@ class Upstream:
 
     def _answer(self, answer: "Future[T]", *, known: bool) -> T:
         try:
-            answered = answer.result(2 * PATIENCE_S)
+            self._await(answer)
+            answered = answer.result(0)
             # Whatever it said of its brokers before is over.
             self._heard = None
             return answered
@@ -237,6 +247,27 @@ class Upstream:
             raise self._failed(found) from None
         except TimeoutError:
             raise self._unreached("nobody answers") from None
+
+    def _await(self, answer: "Future[T]") -> None:
+        """Wait for an answer; return without one after the deadline.
+
+        Raises:
+            TransientError: the process stops, and no answer came within the grace.
+        """
+        until = SYSTEM_CLOCK.boot_ms() + 2 * PATIENCE_S * 1_000
+        stopping = False
+        while not wait([answer], SLICE_S).done:
+            now = SYSTEM_CLOCK.boot_ms()
+            if self.stop.is_set() and not stopping:
+                stopping, until = True, min(until, now + int(STOP_GRACE_S * 1_000))
+            if now >= until:
+                if stopping:
+                    raise TransientError(
+                        f"stopped while waiting for {self._config.where}",
+                        detail="The brokers have not answered. What is not durable is read again "
+                        "at the next start.",
+                    )
+                return
 
     def _look_around(self) -> None:
         """Let the client hear of brokers anew.
@@ -264,7 +295,7 @@ class Upstream:
                     hint="Allow Describe, DescribeConfigs and Read of the topic, or mend sasl of "
                     "the source.",
                 )
-        if error.code() == KafkaError._TIMED_OUT:
+        if error.code() == KafkaError._TIMED_OUT and not self.stop.is_set():
             self._look_around()
         return self._unreached(_told(error, self._config.secrets))
 
