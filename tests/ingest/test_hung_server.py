@@ -1,12 +1,15 @@
 """A server that hangs, or a connection that is half open: noticed, reported, and survived."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.errors import TransientError
+from penstock.sources.postgres.connect import connect
 from penstock.testing.postgres import Database, PostgresServer
 from tests.fix_postgres import QUICK
 from tests.ingest.checker import check
@@ -120,16 +123,8 @@ def test_signal_while_server_hangs_ends_the_process(
         pump.kill()
 
 
-def test_signal_while_connecting_ends_the_process(
-    server: PostgresServer, items: Database, tmp_path: Path
-) -> None:
-    """The first connection is accepted and never answered."""
-    pump = Pump(items, tmp_path)
-    with server.hung():
-        process = pump.spawn(PENSTOCK_ANSWER_TIMEOUT="600")
-        try:
-            until(lambda: "shop: opening" in pump.said(), "the source to open", 120_000)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0, pump.said()
-        finally:
-            pump.kill()
+def test_connect_to_hung_server_ends_when_the_process_stops(items: Database) -> None:
+    stop = threading.Event()
+    stop.set()
+    with items.server.hung(), pytest.raises(TransientError, match="stopped while waiting for"):
+        connect(items.url(connect_timeout="600"), stop=stop)
