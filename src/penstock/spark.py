@@ -11,6 +11,7 @@ will read until nothing refers to it any more.
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from typing import Final
@@ -58,14 +59,14 @@ def read(
     spark: SparkSession,
     location: str,
     collection: str,
-    as_of: int | str | None = None,
+    as_of: int | str | datetime | None = None,
     *,
     hold: bool = True,
 ) -> DataFrame:
     """The rows of a collection as of a time, each as often as it is there.
 
-    The time is in milliseconds since the epoch, or a word as on the command
-    line; by default the latest complete one. `hold=False` leaves no trace in
+    The time is in milliseconds since the epoch, an aware `datetime`, or a text as on the
+    command line; by default the latest complete one. `hold=False` leaves no trace in
     the location, at the price that compaction may get in the way of the query.
 
     Raises:
@@ -80,7 +81,7 @@ def read_all(
     spark: SparkSession,
     location: str,
     collections: Sequence[str],
-    as_of: int | str | None = None,
+    as_of: int | str | datetime | None = None,
     *,
     hold: bool = True,
 ) -> dict[str, DataFrame]:
@@ -125,8 +126,8 @@ def changes(
     spark: SparkSession,
     location: str,
     collection: str,
-    lower: int | str,
-    upper: int | str,
+    lower: int | str | datetime,
+    upper: int | str | datetime,
     *,
     hold: bool = True,
 ) -> DataFrame:
@@ -264,7 +265,9 @@ class _reading:  # noqa: N801 - used as a function.
         when_unused(scans, self._stack.pop_all().close)
 
 
-def _find_all(location: str, collections: Sequence[str], as_of: int | str | None) -> list["_Found"]:
+def _find_all(
+    location: str, collections: Sequence[str], as_of: int | str | datetime | None
+) -> list["_Found"]:
     earliest = as_of == "earliest"
     return [_find(location, name, earliest=earliest) for name in dict.fromkeys(collections)]
 
@@ -302,23 +305,25 @@ def _bindings(
     return spark.createDataFrame(show(rows))
 
 
-def _interval(lower: int | str, upper: int | str, collection: CollectionState) -> tuple[int, int]:
+def _interval(
+    lower: int | str | datetime, upper: int | str | datetime, collection: CollectionState
+) -> tuple[int, int]:
     """All that can be told apart lies between `earliest` and `latest`."""
     if lower == "earliest":
         lower = collection.since + 1 if collection.since else 0
     if upper == "latest":
         upper = collection.upper
     first, beyond = (
-        time_of(word, collection) if isinstance(word, str) else word for word in (lower, upper)
+        word if isinstance(word, int) else time_of(word, collection) for word in (lower, upper)
     )
     return check_frontier(first), check_frontier(beyond)
 
 
-def _time(word: int | str, collection: CollectionState) -> int:
+def _time(word: int | str | datetime, collection: CollectionState) -> int:
     return time_of(word, collection) if isinstance(word, str) else check_as_of(word)
 
 
-def _common_time(found: Sequence[_Found], as_of: int | str | None) -> int:
+def _common_time(found: Sequence[_Found], as_of: int | str | datetime | None) -> int:
     if as_of is None or as_of == "latest":
         latest = min(found, key=lambda each: each.collection.upper).collection
         if latest.upper == 0:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.persist import SinceError
+from penstock.progress.time import describe_time
 from penstock.sources.postgres import cures, followed
 from penstock.sources.postgres.tables import refit
 from penstock.sources.postgres.upstream import Export, Upstream
@@ -45,7 +46,7 @@ def test_a_table_that_joins_begins_later(story: Story, database: Database) -> No
             second.snapshot(before)
         assert len(second.snapshot(begins).arrow()) == 1
     assert caught.value.detail == (
-        f"It begins at {begins}: there was nothing to read before that time."
+        f"It begins at {describe_time(begins)}: there was nothing to read before that time."
     )
 
 

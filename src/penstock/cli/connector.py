@@ -47,7 +47,7 @@ Token = Annotated[
     ),
 ]
 Plaintext = Annotated[
-    bool, typer.Option("--plaintext", help="Go without TLS, even beyond this machine.")
+    bool, typer.Option("--plaintext", help="Go without TLS, even beyond this machine.", metavar="")
 ]
 
 
@@ -113,12 +113,16 @@ def serve(
     until_stdin_ends: Annotated[
         bool,
         typer.Option(
-            "--until-stdin-ends", help="End with standard input, as when whoever writes it dies."
+            "--until-stdin-ends",
+            help="End with standard input, as when whoever writes it dies.",
+            metavar="",
         ),
     ] = False,
     warm: Annotated[
         bool,
-        typer.Option("--warm", help="Load compiled code at once, not with the first documents."),
+        typer.Option(
+            "--warm", help="Load compiled code at once, not with the first documents.", metavar=""
+        ),
     ] = False,
 ) -> None:
     """Serve a built-in connector, until it is told to end.

@@ -44,11 +44,13 @@ def demo(
     kafka: Annotated[
         bool,
         typer.Option(
-            "--kafka", help="Follow a topic of Kafka, too; its jars are fetched the first time."
+            "--kafka",
+            help="Follow a topic of Kafka, too; its jars are fetched the first time.",
+            metavar="",
         ),
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Let the temporary folder stay, too.")
+        bool, typer.Option("--keep", help="Let the temporary folder stay, too.", metavar="")
     ] = False,
 ) -> None:
     """Follow a live shop into SQLite, and compare both when it ends, by Ctrl-C or --for.

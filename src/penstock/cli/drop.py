@@ -19,7 +19,9 @@ def drop(
     name: Task,
     keep_target: Annotated[
         bool,
-        typer.Option("--keep-target", help="Leave what a materialization wrote where it is."),
+        typer.Option(
+            "--keep-target", help="Leave what a materialization wrote where it is.", metavar=""
+        ),
     ] = False,
     force: Annotated[
         bool,
@@ -27,6 +29,7 @@ def drop(
             "--force",
             help="Drop a source to which materializations are bound; they stop until they are "
             "bound to another.",
+            metavar="",
         ),
     ] = False,
     wait: Wait = 600,

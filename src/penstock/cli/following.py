@@ -23,7 +23,9 @@ Verb: TypeAlias = Callable[..., None]
 Once = Annotated[
     bool,
     typer.Option(
-        "--once", help="End when all that was upstream at the start has come as far as FILE says."
+        "--once",
+        help="End when all that was upstream at the start has come as far as FILE says.",
+        metavar="",
     ),
 ]
 For = Annotated[
@@ -45,7 +47,9 @@ Http = Annotated[
 AllowDrop = Annotated[
     bool,
     typer.Option(
-        "--allow-drop", help="Drop what FILE leaves out: slots, collections, what was written."
+        "--allow-drop",
+        help="Drop what FILE leaves out: slots, collections, what was written.",
+        metavar="",
     ),
 ]
 TakeOver = Annotated[
@@ -53,6 +57,7 @@ TakeOver = Annotated[
     typer.Option(
         "--take-over",
         help="Replace a running process of this host that has the same writer id. It ends.",
+        metavar="",
     ),
 ]
 

@@ -20,7 +20,12 @@ Location = Annotated[
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="Name of the collection.")]
 Task = Annotated[str, typer.Argument(metavar="NAME", help="Name of a source or a materialization.")]
 AsOf = Annotated[
-    str, typer.Option(metavar="T", help="Epoch milliseconds, RFC 3339, earliest or latest.")
+    str,
+    typer.Option(
+        metavar="T",
+        help="Epoch milliseconds, RFC 3339, a relative time such as '10 minutes ago', earliest or "
+        "latest.",
+    ),
 ]
 Hold = Annotated[
     bool,
@@ -28,9 +33,10 @@ Hold = Annotated[
         "--hold/--no-hold",
         help="Keep history from being compacted away while reading; --no-hold leaves no trace "
         "and needs only permission to read.",
+        metavar="",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.", metavar="")]
 
 SETTINGS = persist.Settings(patience_ms=60_000)
 """Someone is waiting at a terminal: a store that stays away is an error after a minute."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.persist.state import END
+from penstock.progress.time import describe_time
 
 __all__ = ["shown"]
 
@@ -96,7 +97,7 @@ def _show_materializations(console: Console, found: list[dict[str, Any]]) -> Non
         table.add_row(
             each["materialization"],
             each["phase"],
-            str(each["upper"]),
+            describe_time(each["upper"]),
             f"{each['lag_ms']} ms",
             str(each["documents"]),
             str(each["bytes"]),
@@ -137,8 +138,8 @@ def _degraded(materialization: dict[str, Any]) -> list[str]:
 
 
 def _told(error: dict[str, Any]) -> str:
-    return f"since {error['since']}: {error['message']}"
+    return f"since {describe_time(error['since'])}: {error['message']}"
 
 
 def _time(moment: int) -> str:
-    return "closed" if moment == END else str(moment)
+    return "closed" if moment == END else describe_time(moment)

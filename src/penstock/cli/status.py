@@ -14,7 +14,8 @@ __all__ = ["status"]
 def status(
     location: Location,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also show hidden collections, which sources keep.")
+        bool,
+        typer.Option("--all", help="Also show hidden collections, which sources keep.", metavar=""),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

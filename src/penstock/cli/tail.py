@@ -13,6 +13,7 @@ from penstock.errors import UsageError
 from penstock.ingest.relations import Followed, find_bindings
 from penstock.persist import Snapshot
 from penstock.persist.find import find_collection, find_generation, time_of
+from penstock.progress.time import describe_time
 
 __all__ = ["tail"]
 
@@ -22,13 +23,22 @@ def tail(
     collection: Name,
     as_of: AsOf = "latest",
     until: Annotated[
-        str | None, typer.Option(metavar="T", help="Stop before this time; without it, follow.")
+        str | None,
+        typer.Option(
+            metavar="T", help="Stop before this time, in the forms of --as-of; without it, follow."
+        ),
     ] = None,
     snapshot: Annotated[
-        bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the contents as of T.")
+        bool,
+        typer.Option(
+            "--snapshot/--no-snapshot", help="Begin with the contents as of T.", metavar=""
+        ),
     ] = True,
     progress: Annotated[
-        bool, typer.Option(help="Also say how far it has come, in mz_progressed lines.")
+        bool,
+        typer.Option(
+            "--progress", help="Also say how far it has come, in mz_progressed lines.", metavar=""
+        ),
     ] = False,
     hold: Hold = True,
     as_json: AsJson = True,
@@ -48,7 +58,8 @@ def tail(
         state = found.state
         if end is not None and end < start:
             raise UsageError(
-                f"tail cannot end before {end} and begin as of {start}",
+                f"tail cannot end before {describe_time(end)} and begin as of "
+                f"{describe_time(start)}",
                 hint="Give --until a time at or after --as-of.",
             )
         if as_of == "latest" and state.upper == 0:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -122,8 +123,8 @@ class Collection:
 
         self.client.committer.run(plan, lambda _before, _after: None, touches=[self.id])
 
-    def snapshot(self, as_of: int) -> Snapshot:
-        """The contents as of a time.
+    def snapshot(self, as_of: int | datetime) -> Snapshot:
+        """The contents as of a time: milliseconds, or an aware datetime.
 
         Raises:
             SinceError: the time lies below since.
@@ -163,12 +164,12 @@ class Collection:
         files = [each.batch for each in staged if each.batch is not None]
         return self.client.reader.parts(self.state, files)
 
-    def listen(self, as_of: int, *, snapshot: bool = False) -> Listener:
+    def listen(self, as_of: int | datetime, *, snapshot: bool = False) -> Listener:
         """Every change after `as_of`, as it becomes complete; first the contents then, if asked.
 
         An `as_of` of -1 begins before the first time there is.
         """
-        checked = as_of if as_of == -1 else check_as_of(as_of)
+        checked = -1 if as_of == -1 else check_as_of(as_of)
         return Listener(
             self.client.reader, self.state, checked, snapshot=snapshot, client=self.client
         )

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from penstock.errors import DefiniteError, PenstockError, UsageError
 from penstock.persist.records import Writer
+from penstock.progress.time import describe_time
 
 __all__ = [
     "AlreadyFailed",
@@ -84,8 +85,13 @@ class SinceError(UsageError):
         self, name: str, *, as_of: int, since: int, begins: int = 0, lower: int | None = None
     ) -> None:
         """Of contents as of a time; or with `lower`, of changes from there on."""
-        compacted = f"Its since is {since}: what it was before that time has been compacted away."
-        before = f"It begins at {begins}: there was nothing to read before that time."
+        compacted = (
+            f"Its since is {describe_time(since)}: what it was before that time has been "
+            "compacted away."
+        )
+        before = (
+            f"It begins at {describe_time(begins)}: there was nothing to read before that time."
+        )
         what = f"as of {as_of}"
         hint = f"Read as of {since} or later."
         if lower is not None:
@@ -116,11 +122,14 @@ class CollectionErrored(DefiniteError):
         until: int | None = None,
     ) -> None:
         """With `until`, of an error that is over: then nothing is left to mend."""
-        told = f"It has been in error since {since}."
+        told = f"It has been in error since {describe_time(since)}."
         # In this order: a hint may end in a command, which people copy to the end of the line.
         todo = f"Read as of {since - 1} or earlier. {hint}".strip() if since else hint
         if until is not None:
-            told = f"It was in error from {since} on; that ended at {until}."
+            told = (
+                f"It was in error from {describe_time(since)} on; that ended at "
+                f"{describe_time(until)}."
+            )
             todo = f"Read as of {until} or later; what follows it must start anew there."
             if since:
                 todo += f" As of {since - 1} or earlier it can be read too."
@@ -163,7 +172,7 @@ class NotYetComplete(UsageError):
     def __init__(self, name: str, *, as_of: int, upper: int) -> None:
         super().__init__(
             f'collection "{name}" is not complete as of {as_of}',
-            detail=f"Its upper is {upper}: only times below it are complete.",
+            detail=f"Its upper is {describe_time(upper)}: only times below it are complete.",
             hint=f"Read as of {upper - 1} or earlier, or wait until the writer seals more."
             if upper > 0
             else "Wait until the writer seals a first time.",

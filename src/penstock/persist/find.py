@@ -2,13 +2,14 @@
 
 from datetime import datetime
 
-from penstock.errors import UsageError
+from penstock.clock import SYSTEM_CLOCK
 from penstock.persist.client import Client, open
 from penstock.persist.collection import Collection
 from penstock.persist.errors import CollectionMissing
 from penstock.persist.lake import storage_locations
 from penstock.persist.settings import Settings
 from penstock.persist.state import CollectionState
+from penstock.progress.time import parse_time
 
 __all__ = ["find_collection", "find_generation", "time_of"]
 
@@ -43,22 +44,14 @@ def find_generation(current: Collection, word: str) -> tuple[Collection, int]:
     return client.collection(name, as_of=as_of), as_of
 
 
-def time_of(text: str, collection: CollectionState) -> int:
-    """The time that a word means for a collection."""
+def time_of(text: str | datetime, collection: CollectionState) -> int:
+    """Return the time that a text or an aware datetime means for a collection.
+
+    Raises:
+        UsageError: it is not a time.
+    """
     if text == "earliest":
         return collection.since
     if text == "latest":
         return max(collection.upper - 1, collection.since)
-    if text.isdecimal():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise UsageError(
-            f'"{text}" is not a time',
-            hint="Give milliseconds since the epoch, RFC 3339 with a zone such as "
-            "2026-11-15T12:00:00Z, earliest or latest.",
-        )
-    return int(moment.timestamp() * 1_000)
+    return parse_time(text, SYSTEM_CLOCK.now_ms())

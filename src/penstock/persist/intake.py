@@ -8,6 +8,7 @@ commit queue. Whether its times lie at or past upper only the queue can tell.
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from penstock.data.exact import holds_forbidden_nulls
 from penstock.errors import UsageError
 from penstock.persist.state import END, Batch
 from penstock.persist.write import Loose, Piece
+from penstock.progress.time import parse_time
 
 __all__ = [
     "Staged",
@@ -194,8 +196,10 @@ def check_frontier(upper: int) -> int:
     return upper
 
 
-def check_as_of(as_of: int) -> int:
-    """A time that can be read as of."""
+def check_as_of(as_of: int | datetime) -> int:
+    """Return a time that can be read as of, given as a number or an aware datetime."""
+    if isinstance(as_of, datetime):
+        as_of = parse_time(as_of, 0)
     if type(as_of) is not int or not 0 <= as_of < END:
         raise UsageError(f"{as_of!r} is not a time", hint=f"Give an int from 0 to {END - 1}.")
     return as_of
