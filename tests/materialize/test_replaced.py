@@ -1,5 +1,6 @@
 """Bindings of a collection that was replaced by another of its name."""
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,24 @@ def test_transaction_planned_before_a_replacement_is_finished_with_the_old_colle
         once(materialization)
     assert finished[0] == planned
     assert endpoint.rows() == renamed
+
+
+def test_type_change_of_replaced_collection_reaches_the_column_of_the_endpoint(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    endpoint = Endpoint("sqlite", tmp_path)
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("amount", pa.string())]
+    )
+    with materializing(lake, endpoint, tmp_path) as materialization:
+        once(materialization)
+        old = table.collection
+        new = table.client.create_or_load("shop.t-new", schema=schema, key_columns=["id"])
+        time = old.upper + 5
+        updates = [({"id": 1, "name": "a", "amount": "many"}, time, 1)]
+        table.client.append_all(
+            [AppendTo(new, updates, 0, time + 10)], [Begin(new, time), Replace(old, new, time)]
+        )
+        once(materialization)
+    stored = sqlite3.connect(tmp_path / "t.db").execute("SELECT id, name, amount FROM t")
+    assert stored.fetchall() == [(1, "a", "many")]
