@@ -55,11 +55,12 @@ def test_progress_and_remap_are_dataframes(spark, lake):
     assert both["words"].count() == 3
 
 
-@pytest.mark.parametrize("name", ["src_progress", "src_remap"])
-def test_the_format_says_that_it_does_not_read_them(spark, lake, name):
-    with pytest.raises(PySparkException, match=f'"{name}" holds the .* of a source') as refused:
-        spark.read.format("penstock").option("location", lake).load(name)
-    assert "Read it with penstock.spark.read" in str(refused.value)
+def test_format_reads_progress_and_remap(spark, lake):
+    reader = spark.read.format("penstock").option("location", lake)
+    progress = reader.load("src_progress").collect()
+    assert [(row["partition"], row["offset"]) for row in progress] == [(0, 2), (1, 1)]
+    remap = reader.load("src_remap").collect()
+    assert [(row["partition"], row["mz_diff"]) for row in remap] == [(0, 2), (1, 1)]
 
 
 def test_a_collection_of_ones_own_may_be_called_so(spark, lake):

@@ -97,35 +97,35 @@ def progress_of_source(name: str, taken: Sequence[Wanted]) -> Wanted:
     return next(each for each in candidates if holder_of(each, taken) is None)
 
 
-def check_free(wanted: Wanted, taken: Iterable[Wanted]) -> None:
+def check_free(requested: Wanted, taken: Iterable[Wanted]) -> None:
     """Check that an object may have its name.
 
     Raises:
         UsageError: another object has it, or it is reserved.
     """
-    holder = holder_of(wanted, taken)
+    holder = holder_of(requested, taken)
     if holder is not None:
         raise UsageError(
-            f"cannot create {described(wanted)}: the name is taken",
+            f"cannot create {described(requested)}: the name is taken",
             detail=f"The name belongs to {holder}.",
-            hint=_remedy(wanted),
+            hint=_remedy(requested),
         )
 
 
-def holder_of(wanted: Wanted, taken: Iterable[Wanted]) -> str | None:
+def holder_of(requested: Wanted, taken: Iterable[Wanted]) -> str | None:
     """Return what keeps an object from having its name, for people; None if nothing does."""
     others = [*taken]
-    itself = (wanted.type, wanted.name, wanted.owner)
+    itself = (requested.type, requested.name, requested.owner)
     if any((each.type, each.name, each.owner) == itself for each in others):
         # One of a version that took no names may hide the catalog, and can have another name.
         others = []
-        if wanted.type != "source_progress":
+        if requested.type != "source_progress":
             return None
-    if wanted.name.startswith(RESERVED):
+    if requested.name.startswith(RESERVED):
         return f"the catalog: names that begin with {RESERVED} are reserved"
-    if wanted.type in ("source", "materialization") and wanted.name in (CATALOG, OWN):
+    if requested.type in ("source", "materialization") and requested.name in (CATALOG, OWN):
         return "a storage location that every lake has"
-    return next((described(each) for each in others if _clash(wanted, each)), None)
+    return next((described(each) for each in others if _clash(requested, each)), None)
 
 
 def take_name_in_lake(url: str, name: str) -> None:
@@ -150,13 +150,13 @@ def take_user_collection(location: str, name: str, *, clock: Clock = SYSTEM_CLOC
     Raises:
         UsageError: the name is taken.
     """
-    wanted, listed = Wanted(name, "collection"), listed_names(location)
+    requested, listed = Wanted(name, "collection"), listed_names(location)
 
     def added(known: Sequence[Object]) -> Iterator[Wanted]:
-        check_free(wanted, [*listed, *as_wanted(known)])
+        check_free(requested, [*listed, *as_wanted(known)])
         yield from as_wanted(known)
         if not any((each.type, each.name) == ("collection", name) for each in known):
-            yield wanted
+            yield requested
 
     catalogued(location, added, clock=clock)
 
@@ -168,17 +168,17 @@ def user_location_is_locked(location: str) -> bool:
     return writer is not None and lives(writer)
 
 
-def described(each: Wanted) -> str:
+def described(named: Wanted) -> str:
     """Return an object with its kind and owner, as errors name it."""
-    match each.type:
+    match named.type:
         case "source_progress":
             kind = "progress relation"
-        case "collection" if each.owner is None:
+        case "collection" if named.owner is None:
             kind = "user collection"
         case _:
-            kind = each.type
-    owned = "" if each.owner is None else f' of source "{each.owner}"'
-    return f'{kind} "{each.name}"{owned}'
+            kind = named.type
+    owned = "" if named.owner is None else f' of source "{named.owner}"'
+    return f'{kind} "{named.name}"{owned}'
 
 
 def _clash(one: Wanted, other: Wanted) -> bool:
@@ -200,17 +200,17 @@ def _is_below(source: Wanted, other: Wanted) -> bool:
     )
 
 
-def _remedy(wanted: Wanted) -> str:
-    match wanted.type:
+def _remedy(requested: Wanted) -> str:
+    match requested.type:
         case "source_progress":
             return (
-                f'Choose another name under progress: of source "{wanted.owner}", or leave it out '
-                f"for {wanted.owner}_progress."
+                f'Choose another name under progress: of source "{requested.owner}", or leave it '
+                f"out for {requested.owner}_progress."
             )
-        case "collection" if wanted.owner is None:
+        case "collection" if requested.owner is None:
             return "Write to a collection with another name."
         case _:
-            kind = "materialization" if wanted.type == "materialization" else "source"
+            kind = "materialization" if requested.type == "materialization" else "source"
             return (
                 f"Give the {kind} another name in the file, or drop the object that has the name: "
                 "penstock drop LOCATION NAME."

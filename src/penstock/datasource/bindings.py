@@ -1,35 +1,97 @@
-"""What this format does not read: the bindings of a source.
+"""Progress relations and remap collections of sources, as this format reads them.
 
-Progress is a view that no collection holds, and the counts of a remap are
-offsets: rows repeated as often as they say would be as many as there are bytes
-in a source's log. `penstock.spark.read` shows both as what they are.
+Progress is derived and no collection holds it, and the counts of a remap are offsets, so
+neither is read by scanning files. Both are small: their rows are computed where Spark plans
+a query, and one Spark task returns them.
 """
 
 from contextlib import closing
+from dataclasses import dataclass
 
+import pyarrow as pa
+
+from penstock.data import DIFF, TIME
+from penstock.datasource.options import BatchOptions
 from penstock.errors import UsageError
-from penstock.ingest.relations import find_bindings
-from penstock.persist import Settings
+from penstock.ingest.relations import BindingsOf, bindings_in, find_bindings
+from penstock.persist import Client, Settings
 
-__all__ = ["refuse_bindings"]
+__all__ = [
+    "RelationContents",
+    "changes_columns",
+    "find_relation_contents",
+    "read_relation_changes",
+    "read_relation_contents",
+    "relation_in",
+]
 
 
-def refuse_bindings(location: str, name: str, *, settings: Settings) -> None:
-    """Say what a name means, if it is one of a source's bindings.
+@dataclass(frozen=True, slots=True)
+class RelationContents:
+    """The rows of a progress relation or a remap as of one time."""
+
+    url: str
+    name: str
+    as_of: int
+    columns: pa.Schema
+
+
+def find_relation_contents(options: BatchOptions, *, settings: Settings) -> RelationContents | None:
+    """Return the relation that the options name, as of the time they mean now; None if none does.
 
     Raises:
-        UsageError: it is.
+        SinceError, NotYetComplete: the relation cannot be read as of that time.
     """
-    found = find_bindings(location, name, hold=False, settings=settings)
+    found = find_bindings(options.location, options.collection, hold=False, settings=settings)
     if found is None:
-        return
-    client, bindings = found
+        return None
+    client, relation = found
     with closing(client):
-        what = "the progress" if bindings.derived else "the bindings"
-        raise UsageError(
-            f'"{name}" holds {what} of a source and cannot be read with format("penstock")',
-            detail="It is derived from the source's remap; there is no collection of that name."
-            if bindings.derived
-            else "Its counts are offsets; each row would be there that often.",
-            hint="Read it with penstock.spark.read, or what changed with penstock.spark.changes.",
-        )
+        as_of = relation.time_of(options.as_of)
+        relation.as_of(as_of)
+        return RelationContents(client.url, relation.name, as_of, relation.schema)
+
+
+def read_relation_contents(client: Client, contents: RelationContents) -> pa.Table:
+    """Return the rows of a relation as of its time."""
+    return relation_in(client, contents.name).as_of(contents.as_of)
+
+
+def read_relation_changes(
+    relation: BindingsOf, lower: int, upper: int, *, snapshot: bool
+) -> pa.Table:
+    """Return the changes at times in `[lower, upper)`; with `snapshot`, the contents at `lower`."""
+    columns = changes_columns(relation)
+    parts = [columns.empty_table()]
+    if snapshot:
+        rows = relation.as_of(lower)
+        for name, value in ((TIME, lower), (DIFF, 1)):
+            if name not in rows.schema.names:
+                constant = pa.repeat(pa.scalar(value, pa.int64()), rows.num_rows)
+                rows = rows.append_column(pa.field(name, pa.int64(), False), constant)
+        parts.append(rows)
+        lower += 1
+    if lower < upper:
+        parts.append(relation.changes(lower, upper))
+    return pa.concat_tables([each.select(columns.names).cast(columns) for each in parts])
+
+
+def changes_columns(relation: BindingsOf) -> pa.Schema:
+    """Return the columns of the changes of a relation: its own, then time and diff."""
+    named = [field for field in relation.schema if field.name not in (TIME, DIFF)]
+    return pa.schema([*named, *(pa.field(name, pa.int64(), False) for name in (TIME, DIFF))])
+
+
+def relation_in(client: Client, name: str) -> BindingsOf:
+    """Return the relation of that name in a storage location.
+
+    Raises:
+        UsageError: it does not exist any more.
+    """
+    for each in bindings_in(client):
+        if each.name == name:
+            return each
+    raise UsageError(
+        f'progress relation "{name}" does not exist any more',
+        hint="If it was renamed, start the query again with the new name.",
+    )

@@ -17,13 +17,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data import TIME
+from penstock.datasource.bindings import (
+    changes_columns,
+    read_relation_changes,
+    relation_in,
+)
 from penstock.datasource.options import StreamOptions
-from penstock.datasource.reading import Task, changes_tasks, contents_tasks
+from penstock.datasource.reading import Rows, Task, changes_tasks, contents_tasks
 from penstock.datasource.stream import Offset, admitted, begun_at, schema_ends
 from penstock.errors import UsageError
+from penstock.ingest.relations import find_bindings
 from penstock.persist import Client, Settings, open
 from penstock.persist.batch import slices_of
 from penstock.persist.errors import HoldLost, SinceError
@@ -31,10 +38,17 @@ from penstock.persist.find import find_collection, time_of
 from penstock.persist.holds import Claim, DurableHold
 from penstock.persist.readable import check_since, reachable
 from penstock.persist.scan import scan_changes, scan_snapshot
-from penstock.persist.state import END, Batch, CollectionState, SchemaVersion, State
+from penstock.persist.state import (
+    END,
+    Batch,
+    CollectionState,
+    SchemaVersion,
+    State,
+    stored_columns_of,
+)
 from penstock.telemetry import fields, logger
 
-__all__ = ["Followed", "Follower", "find_followed"]
+__all__ = ["Followed", "Follower", "find_followed", "find_followed_relation"]
 
 log = logger("datasource")
 
@@ -52,6 +66,11 @@ class Followed:
     collection: int
     name: str
     schema: SchemaVersion
+    columns: pa.Schema
+    """The columns of its changes."""
+
+    relation: str | None = None
+    """The name of a progress relation or remap; then the collection is the remap."""
 
 
 def find_followed(options: StreamOptions) -> Followed:
@@ -60,7 +79,21 @@ def find_followed(options: StreamOptions) -> Followed:
         options.location, options.collection, hold=False, settings=SETTINGS
     )
     with client:
-        return Followed(client.url, found.id, found.name, found.state.schemas[-1])
+        schema = found.state.schemas[-1]
+        return Followed(client.url, found.id, found.name, schema, stored_columns_of(schema))
+
+
+def find_followed_relation(options: StreamOptions) -> Followed | None:
+    """Return the progress relation or remap to follow; None if the options name none."""
+    found = find_bindings(options.location, options.collection, hold=False, settings=SETTINGS)
+    if found is None:
+        return None
+    client, relation = found
+    with client:
+        remap = relation.remap
+        columns = changes_columns(relation)
+        schema = remap.state.schemas[-1]
+        return Followed(client.url, remap.id, remap.name, schema, columns, relation.name)
 
 
 class Follower:
@@ -149,7 +182,7 @@ class Follower:
         self._last = start if upper is None else start.up_to(upper)
         return self._last
 
-    def plan(self, start: Offset, end: Offset) -> list[Task]:
+    def plan(self, start: Offset, end: Offset) -> list[Task | Rows]:
         """The tasks that give what lies between two offsets."""
         if start == self._initial:
             start = begun_at(start, end)
@@ -159,8 +192,12 @@ class Follower:
             return []
         _, collection = self._keep(start)
         url, schema = self._followed.url, self._followed.schema
-        tasks: list[Task] = []
+        tasks: list[Task | Rows] = []
         lower = start.upper
+        if self._followed.relation is not None:
+            relation = relation_in(self._client, self._followed.relation)
+            snapshot = start.fresh and start.snapshot
+            return [Rows(read_relation_changes(relation, lower, end.upper, snapshot=snapshot))]
         if start.fresh and start.snapshot:
             tasks += contents_tasks(
                 url,
@@ -180,7 +217,8 @@ class Follower:
                 schema,
                 max_task_bytes=self._options.max_task_bytes,
             )
-        return tasks + changes_tasks(url, scan_changes(collection, lower, end.upper), schema)
+        tasks += changes_tasks(url, scan_changes(collection, lower, end.upper), schema)
+        return tasks
 
     def committed(self, end: Offset) -> None:
         """What lies before `end` is not needed any more."""

@@ -23,7 +23,7 @@ TASK_BYTES: Final = 1 << 30
 
 _COMMON: Final = ("location", "collection", "hold")
 _BATCH: Final = ("asOf", "holdFor", "maxTaskBytes")
-_STREAM: Final = ("startAt", "snapshot", "maxRowsPerTrigger", "maxTaskBytes")
+_STREAM: Final = ("startAt", "snapshot", "progress", "maxRowsPerTrigger", "maxTaskBytes")
 _WRITE: Final = ("key", "lockTimeout")
 
 
@@ -51,6 +51,9 @@ class StreamOptions:
     start_at: str
     snapshot: bool = True
     """Whether the contents as of `start_at` come first."""
+
+    progress: bool = False
+    """Whether each batch ends with a row that says how far it has come."""
 
     max_rows: int | None = None
     hold: bool = True
@@ -118,6 +121,7 @@ def parse(options: Mapping[str, str]) -> BatchOptions | StreamOptions:
         collection=collection,
         start_at=given["startat"],
         snapshot=_truth(given, "snapshot"),
+        progress=_truth(given, "progress", default="false"),
         max_rows=_number(given, "maxRowsPerTrigger", 0) or None,
         hold=hold.lower() != "false",
         owner=hold if named else None,
@@ -182,8 +186,8 @@ def _required(given: Mapping[str, str], name: str, *, hint: str) -> str:
     return given[name]
 
 
-def _truth(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "true").lower()
+def _truth(given: Mapping[str, str], name: str, *, default: str = "true") -> bool:
+    text = given.get(name, default).lower()
     if text not in ("true", "false"):
         raise UsageError(
             f'option "{name}" is "{text}"',

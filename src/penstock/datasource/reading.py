@@ -36,7 +36,7 @@ from penstock.persist.state import (
 )
 from penstock.persist.tasks import ROWS_AT_ONCE, SETTINGS, read_slices
 
-__all__ = ["Kind", "Task", "changes_tasks", "contents_tasks", "rows_of", "updates_of"]
+__all__ = ["Kind", "Rows", "Task", "changes_tasks", "contents_tasks", "rows_of", "updates_of"]
 
 PACK_BYTES: Final = 16 << 20
 """Slices go together into a task up to this size at rest."""
@@ -65,6 +65,13 @@ class Task:
     rest: tuple[Slice, ...] = ()
     as_of: int = 0
     """When the contents are those of `as_of`, so is their time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that were computed where the query was planned."""
+
+    rows: pa.Table
 
 
 def contents_tasks(

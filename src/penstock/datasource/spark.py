@@ -20,19 +20,24 @@ from pyspark.sql import datasource as ds
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.data.shown import show, shown
-from penstock.datasource.bindings import refuse_bindings
+from penstock.datasource.bindings import (
+    RelationContents,
+    find_relation_contents,
+    read_relation_contents,
+)
 from penstock.datasource.contents import Contents, find_contents, plan_contents
 from penstock.datasource.filters import Asks, Condition, filtered, takes
-from penstock.datasource.follow import Followed, Follower, find_followed
+from penstock.datasource.follow import Followed, Follower, find_followed, find_followed_relation
 from penstock.datasource.options import BatchOptions, StreamOptions, parse, parse_writing
-from penstock.datasource.reading import Task, rows_of, updates_of
+from penstock.datasource.reading import Rows, Task, rows_of, updates_of
 from penstock.datasource.stream import Offset
 from penstock.datasource.writing.spark import CollectionWriter
 from penstock.errors import UsageError
-from penstock.persist import Settings
-from penstock.persist.errors import CollectionMissing
-from penstock.persist.state import columns_of, stored_columns_of
+from penstock.persist import Settings, open
+from penstock.persist.errors import CollectionMissing, NotYetComplete
+from penstock.persist.state import columns_of
 from penstock.persist.tasks import ROWS_AT_ONCE
 
 try:
@@ -46,6 +51,11 @@ __all__ = ["PenstockSource", "register"]
 
 SETTINGS: Final = Settings(patience_ms=60_000)
 """Someone is waiting: a store that stays away is an error after a minute."""
+
+START_AT: Final = (
+    "Give latest, earliest, milliseconds since the epoch, or RFC 3339 with a zone such as "
+    "2026-11-15T12:00:00Z."
+)
 
 REMAP: Final = "_remap"
 """Only names that end so are worth a look at all sources before there is something wrong."""
@@ -64,7 +74,7 @@ def register(spark: SparkSession) -> None:
 class PenstockSource(ds.DataSource):
     """Collections as Spark's own readers see them."""
 
-    _found: Contents | Followed | None = None
+    _found: Contents | RelationContents | Followed | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -79,7 +89,7 @@ class PenstockSource(ds.DataSource):
         """For `spark.read`."""
         options = parse(self.options)
         found, columns = self._find()
-        if not isinstance(options, BatchOptions) or not isinstance(found, Contents):
+        if not isinstance(options, BatchOptions) or isinstance(found, Followed):
             raise UsageError(
                 'option "startAt" is for spark.readStream',
                 hint="Read the contents as of a time with asOf, or the changes between two times "
@@ -91,11 +101,12 @@ class PenstockSource(ds.DataSource):
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802
         """For `spark.readStream`."""
         options = parse(self.options)
-        found, _ = self._find()
+        found, columns = self._find()
         if not isinstance(options, StreamOptions) or not isinstance(found, Followed):
             raise UsageError(
                 'a stream of format "penstock" needs option "startAt"',
-                hint="Give latest, earliest or a time.",
+                detail="It is the time at which a new query begins.",
+                hint=START_AT,
             )
         if options.max_rows is not None and limits is None:
             raise UsageError(
@@ -104,7 +115,7 @@ class PenstockSource(ds.DataSource):
                 hint="Leave it out, or update Spark.",
             )
         self._check_schema(schema)
-        return ChangesReader(found, options)
+        return ChangesReader(found, options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
         """For `df.write`."""
@@ -132,15 +143,17 @@ class PenstockSource(ds.DataSource):
             hint="Append each micro-batch with penstock.spark.append in foreachBatch.",
         )
 
-    def _find(self) -> tuple[Contents | Followed, pa.Schema]:
+    def _find(self) -> tuple[Contents | RelationContents | Followed, pa.Schema]:
         """What the options meant when they were first asked for; it travels along."""
         options = parse(self.options)
         if self._found is None:
             self._found = _found(options)
-        schema = self._found.schema
-        return self._found, (
-            columns_of(schema) if isinstance(self._found, Contents) else stored_columns_of(schema)
-        )
+        if isinstance(self._found, Contents):
+            return self._found, columns_of(self._found.schema)
+        columns = self._found.columns
+        if isinstance(options, StreamOptions) and options.progress:
+            columns = _with_progress(columns)
+        return self._found, columns
 
     def _check_schema(self, schema: StructType) -> None:
         own = self.schema()
@@ -155,7 +168,7 @@ class PenstockSource(ds.DataSource):
 class Part(ds.InputPartition):
     """One task."""
 
-    def __init__(self, task: Task, conditions: tuple[Condition, ...] = ()) -> None:
+    def __init__(self, task: Task | Rows, conditions: tuple[Condition, ...] = ()) -> None:
         super().__init__(None)
         self.task = task
         self.conditions = conditions
@@ -164,7 +177,9 @@ class Part(ds.InputPartition):
 class ContentsReader(ds.DataSourceReader):
     """The contents as of a time."""
 
-    def __init__(self, contents: Contents, options: BatchOptions, columns: pa.Schema) -> None:
+    def __init__(
+        self, contents: Contents | RelationContents, options: BatchOptions, columns: pa.Schema
+    ) -> None:
         self._contents = contents
         self._options = options
         self._taken: list[Condition] = []
@@ -175,13 +190,17 @@ class ContentsReader(ds.DataSourceReader):
 
     def partitions(self) -> Sequence[ds.InputPartition]:
         """The tasks, and a hold for them."""
-        tasks = plan_contents(self._contents, self._options)
-        return [Part(task, tuple(self._taken)) for task in tasks]
+        taken = tuple(self._taken)
+        if isinstance(self._contents, RelationContents):
+            with open(self._contents.url, hold=self._options.hold, settings=SETTINGS) as client:
+                return [Part(Rows(read_relation_contents(client, self._contents)), taken)]
+        return [Part(task, taken) for task in plan_contents(self._contents, self._options)]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
         assert isinstance(partition, Part)
-        for rows in rows_of(partition.task):
+        task = partition.task
+        for rows in [task.rows] if isinstance(task, Rows) else rows_of(task):
             given = filtered(show(rows), partition.conditions)
             yield from given.to_batches(ROWS_AT_ONCE)
 
@@ -189,9 +208,10 @@ class ContentsReader(ds.DataSourceReader):
 class ChangesReader(ds.DataSourceStreamReader):
     """The changes from a time on."""
 
-    def __init__(self, followed: Followed, options: StreamOptions) -> None:
+    def __init__(self, followed: Followed, options: StreamOptions, columns: pa.Schema) -> None:
         self._followed = followed
         self._options = options
+        self._columns = columns
         self._opened: Follower | None = None
 
     @property
@@ -231,14 +251,24 @@ class ChangesReader(ds.DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ds.InputPartition]:
         """The tasks of one batch."""
-        tasks = self._follower.plan(Offset.from_json(start), Offset.from_json(end))
-        return [Part(task) for task in tasks]
+        until = Offset.from_json(end)
+        parts = [Part(task) for task in self._follower.plan(Offset.from_json(start), until)]
+        if self._options.progress:
+            row = {**dict.fromkeys(self._columns.names), TIME: until.upper, PROGRESSED: True}
+            parts.append(Part(Rows(pa.Table.from_pylist([row], self._columns))))
+        return parts
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
         assert isinstance(partition, Part)
-        for updates in updates_of(partition.task):
-            yield from show(updates).to_batches(ROWS_AT_ONCE)
+        task = partition.task
+        for updates in [task.rows] if isinstance(task, Rows) else updates_of(task):
+            rows = updates
+            if PROGRESSED in self._columns.names and PROGRESSED not in updates.schema.names:
+                no = pa.repeat(pa.scalar(False), updates.num_rows)
+                rows = updates.append_column(PROGRESSED, no)
+            rows = rows.select(self._columns.names).cast(self._columns)
+            yield from show(rows).to_batches(ROWS_AT_ONCE)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark will not ask for what lies before `end` again."""
@@ -303,16 +333,42 @@ def _condition(given: ds.Filter, *, negated: bool = False) -> Condition | None:
             return None
 
 
-def _found(options: BatchOptions | StreamOptions) -> Contents | Followed:
+def _found(options: BatchOptions | StreamOptions) -> Contents | RelationContents | Followed:
+    if options.collection.endswith(REMAP) and (relation := _find_relation(options)) is not None:
+        return relation
     try:
         if isinstance(options, StreamOptions):
             return find_followed(options)
-        if options.collection.endswith(REMAP):
-            refuse_bindings(options.location, options.collection, settings=SETTINGS)
         return find_contents(options)
     except CollectionMissing:
-        refuse_bindings(options.location, options.collection, settings=SETTINGS)
-        raise
+        relation = _find_relation(options)
+        if relation is None:
+            raise
+        return relation
+    except NotYetComplete as error:
+        # Spark does not say whether this is a stream, which need not wait.
+        raise UsageError(
+            str(error),
+            detail=error.detail,
+            hint=f"{error.hint} For spark.readStream, add the option startAt. {START_AT}".strip(),
+        ) from error
+
+
+def _find_relation(
+    options: BatchOptions | StreamOptions,
+) -> RelationContents | Followed | None:
+    if isinstance(options, StreamOptions):
+        return find_followed_relation(options)
+    return find_relation_contents(options, settings=SETTINGS)
+
+
+def _with_progress(columns: pa.Schema) -> pa.Schema:
+    """Return the columns of a stream with progress: in its rows only the time has a value."""
+    fields = [field.with_nullable(field.name != TIME) for field in columns]
+    position = columns.get_field_index(DIFF)
+    return pa.schema(
+        [*fields[:position], pa.field(PROGRESSED, pa.bool_(), False), *fields[position:]]
+    )
 
 
 def _spark_schema(columns: pa.Schema) -> StructType:
