@@ -81,6 +81,8 @@ def _show(console: Console, found: dict[str, Any]) -> None:
 
 def _behind(source: dict[str, Any]) -> str:
     """In upstream's own units, and in seconds if that is known."""
+    if source.get("connected") is False:
+        return "unknown"
     records = source.get("lag_records")
     told = f"{source.get('lag_bytes', 0)} bytes" if records is None else f"{records} records"
     lag_ms = source.get("lag_ms")

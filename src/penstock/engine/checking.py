@@ -17,6 +17,7 @@ from penstock import persist
 from penstock.catalog.namespace import described, listed_names, name_conflicts
 from penstock.catalog.objects import Object, Type, as_wanted, known_objects
 from penstock.catalog.planning import Action, Change, plan
+from penstock.catalog.secrets import redact
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.connectors import BUILT_IN, built_in
 from penstock.data import collection_name
@@ -231,6 +232,7 @@ def _applied(
     if changed:
         yield from _reduced(name, built)
     if not missing and (described := built.apply(connection, dry_run=True).strip()):
+        described = redact(described, section.endpoint)
         yield Change("note", "materialization", name, f"its connector would: {described}")
 
 

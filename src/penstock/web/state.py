@@ -16,6 +16,7 @@ Found = Mapping[str, Any]
 """A storage location, as `penstock.catalog.looking` gives it."""
 
 DELIVERING: Final = ("following", "storing", "degraded")
+LAGS: Final = ("lag_ms", "lag_bytes", "lag_records")
 LIVE: Final = ("starting", "running", "restarting", "paused")
 
 
@@ -31,8 +32,9 @@ def state_of(
     collections = [_collection(each, where) for where in found for each in where["collections"]]
     uppers = {each["name"]: each["upper"] for each in collections}
     for each in sources:
-        if each["state"] not in LIVE:
-            each["lag_ms"] = None
+        if each["state"] not in LIVE or each.get("connected") is False:
+            # Nothing is known of upstream, so nothing of the distance to it.
+            each |= {key: None for key in LAGS if key in each or key == "lag_ms"}
         elif each["lag_ms"] is None and each.get("as_of") is not None:
             each["lag_ms"] = max(0, now_ms - each["as_of"])
     for each in materializations:
@@ -79,6 +81,8 @@ def waited_for(state: Mapping[str, Any]) -> list[str]:
             continue
         if each["state"] != "running":
             waits.append(f"{name} to run; it is {each['state']}")
+        elif each.get("connected") is False:
+            waits.append(f"{name} to connect: {each.get('disconnected_reason') or 'no reason'}")
         elif each.get("as_of") is None:
             waits.append(f"{name} to begin; it is {each.get('phase') or 'starting'}")
         elif copying:
