@@ -403,6 +403,18 @@ _REFUSED: Final = (
 )
 
 
+_SETUP: Final = ("Spec", "Validate", "ApplyUpsert", "Apply")
+"""Calls whose errors are rejections, unless the status says that they may pass: a connector that
+knows no status returns UNKNOWN for a table that it cannot materialize."""
+
+_TRANSIENT: Final = (
+    *_UNREACHABLE,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
+
+
 def _translated(error: Any, address: str, method: str) -> ConnectorError:
     """What gRPC says, as one of our errors."""
     code, details = error.code(), error.details() or ""
@@ -413,7 +425,8 @@ def _translated(error: Any, address: str, method: str) -> ConnectorError:
             hint="Is it running, and is the address the one it listens on? If it speaks TLS, it "
             "must be spoken to with certificates.",
         )
-    kind = ConnectorRefused if code in _REFUSED else ConnectorError
+    rejected = code in _REFUSED or (method in _SETUP and code not in _TRANSIENT)
+    kind = ConnectorRefused if rejected else ConnectorError
     message, _, rest = details.partition("\n")
     detail, marked, hint = f"\n{rest}".rpartition("\nhint: ")
     found = kind(

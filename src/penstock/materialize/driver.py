@@ -9,8 +9,8 @@ least that every shard has acknowledged, so whatever must be read again can be.
 
 import random
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Protocol
 
 from penstock import persist
@@ -109,6 +109,9 @@ class Materializing:
 
         self._begun_ms = 0
         self._goal: int | None = None
+        self._step = "start"
+        """What is being done, for the log."""
+
         self._stop = threading.Event()
         self._status = Status([each.collection for each in section.bindings])
 
@@ -148,8 +151,13 @@ class Materializing:
                     pauses = pauses_ms(self._chance)
                 self._fail("retrying", error)
                 log.warning(
-                    "transaction failed; trying again",
-                    extra=fields(materialization=self.name, error=str(error), detail=error.detail),
+                    "materialization failed; retrying",
+                    extra=fields(
+                        materialization=self.name,
+                        step=self._step,
+                        error=str(error),
+                        detail=error.detail,
+                    ),
                 )
                 self._clock.wait(stop, next(pauses))
             except PenstockError as error:
@@ -173,6 +181,7 @@ class Materializing:
                 raise _NotMade(f"its source to make {error.name}") from error
             raise
         stack.callback(self._lake.close)
+        self._step = "start"
         self._address, self._security = reached_connector(
             stack, self._section.connector, self._clock, self._connector_host
         )
@@ -202,18 +211,35 @@ class Materializing:
     def _build(self, described: list[Described]) -> None:
         """Agree with the connector on what the collections are, and let it make room."""
         with connect(self._address, self._security) as connection:
-            self._built = build(
-                self.name, self._section, described, connection, append_only=self._append_only
-            )
+            with self._setup("validate"):
+                self._built = build(
+                    self.name, self._section, described, connection, append_only=self._append_only
+                )
             self._status.build(self._built)
             layouts = KnownLayouts.get(self._memory).with_built(self._built)
             self._continued = [
                 layouts.continued(self._built, number) for number in range(len(described))
             ]
             self._memory.write_down({**note_of_applied(self._built), **layouts.note()})
-            self._built.apply(connection)
+            with self._setup("apply"):
+                self._built.apply(connection)
             pass_by(Failpoint.APPLY_DONE)
         self._write(self._log.bind(self._built.version, self._paths()))
+
+    @contextmanager
+    def _setup(self, step: str) -> Iterator[None]:
+        """Name the materialization and the step in a rejection, which is permanent."""
+        self._step = step
+        try:
+            yield
+        except ConnectorRefused as error:
+            hint = "Correct the file or the endpoint, then run: penstock resume LOCATION "
+            raise ConnectorRefused(
+                f'connector of materialization "{self.name}" rejected {step.capitalize()}: {error}',
+                detail=error.detail,
+                hint=f"{error.hint} {hint}{self.name}".strip(),
+            ) from error
+        self._step = "transaction"
 
     # Transactions.
 

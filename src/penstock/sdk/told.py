@@ -13,7 +13,7 @@ from urllib.parse import quote
 import grpc
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
-from penstock.errors import Fenced, PenstockError, UsageError
+from penstock.errors import Fenced, PenstockError, TransientError, UsageError
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
 from penstock.sdk.errors import BrokenOff, ContractBroken, Overdue, Refused
 from penstock.telemetry import fields, logger
@@ -57,7 +57,7 @@ class Told:
 def status_of(error: BaseException) -> grpc.StatusCode:
     """The status that stands for a kind of error."""
     match error:
-        case Fenced():
+        case Fenced() | TransientError():
             return grpc.StatusCode.ABORTED
         case LocalProtocolError() | ContractBroken():
             return grpc.StatusCode.INTERNAL

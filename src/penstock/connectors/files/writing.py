@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import PenstockError
+from penstock.errors import TransientError
 from penstock.sdk import Documents, KeyRange
 
 __all__ = ["line_of", "lines_of", "locked", "parts_of", "range_of", "replace", "rows_of", "sync"]
@@ -60,9 +60,9 @@ def locked(folder: Path, gave_up: threading.Event) -> Iterator[None]:
             except BlockingIOError:
                 pass
             if gave_up.wait(PAUSE_S):
-                raise PenstockError(f'waiting for the lock of "{folder}" was broken off')
+                raise TransientError(f'waiting for the lock of "{folder}" was broken off')
         else:
-            raise PenstockError(
+            raise TransientError(
                 f'the lock of "{folder}" was held by another process for {BUSY_S:.0f} seconds',
                 hint=f'Find it with: fuser -v "{folder / "lock"}"',
             )

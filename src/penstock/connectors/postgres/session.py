@@ -17,7 +17,7 @@ import pyarrow as pa
 from psycopg import conninfo
 
 from penstock.connectors.postgres.dialect import EndpointType, literal
-from penstock.errors import InternalError, PenstockError
+from penstock.errors import InternalError, PenstockError, TransientError
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Column, Table
 
@@ -160,7 +160,7 @@ class PostgresSession:
         except psycopg.Error as error:
             # Not chained: libpq's words are for redacted eyes only.
             said = self.where.redacted(" ".join(str(error).split()))
-        raise PenstockError(
+        raise TransientError(
             f"could not connect to {self.where}",
             detail=f"{said}.",
             hint="See that the server runs, can be reached, and lets this role in.",
@@ -305,7 +305,7 @@ class PostgresSession:
         """Say what went wrong in our own words."""
         try:
             if self._gave_up.is_set():
-                raise PenstockError(f"work of {self.where} was broken off")
+                raise TransientError(f"work of {self.where} was broken off")
             yield
         except psycopg.Error as error:
             raise self.explained(error, f"{self.where} could not {what}") from error
@@ -313,7 +313,7 @@ class PostgresSession:
     def explained(self, error: psycopg.Error, what: str) -> PenstockError:
         """An error of the server or of libpq."""
         if self._gave_up.is_set():
-            return PenstockError(f"work of {self.where} was broken off")
+            return TransientError(f"work of {self.where} was broken off")
         return told(error, what, self.where)
 
     @property
@@ -350,7 +350,7 @@ def told(error: psycopg.Error, what: str, where: Where) -> PenstockError:
         f"The server's code is {code}." if code else "",
     ]
     detail = where.redacted(" ".join(part for part in parts if part))
-    kind = Refused if code[:2] in _REFUSALS and code != "55P03" else PenstockError
+    kind = Refused if code[:2] in _REFUSALS and code != "55P03" else TransientError
     return kind(message, detail=detail, hint=_HINTS.get(code, "") or _sentence(_hint(error)))
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import PenstockError
+from penstock.errors import TransientError
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Column, Table
 from penstock.sdk.sql.documents import double_text
@@ -126,7 +126,7 @@ class SqliteSession:
         try:
             yield
         except sqlite3.Error as error:
-            kind = PenstockError if self._gave_up.is_set() else Refused
+            kind = TransientError if self._gave_up.is_set() else Refused
             raise kind(f'"{self.path}" does not do as asked: {error}') from error
 
     @contextmanager
@@ -165,8 +165,8 @@ class SqliteSession:
             else:
                 return
             if self._gave_up.wait(PAUSE_S):
-                raise PenstockError(f'waiting for "{self.path}" was broken off')
-        raise PenstockError(
+                raise TransientError(f'waiting for "{self.path}" was broken off')
+        raise TransientError(
             f'"{self.path}" is being written by somebody else',
             detail=f"That was so for {BUSY_S:.0f} seconds.",
             hint="End whoever holds a transaction open in it.",
@@ -176,10 +176,10 @@ class SqliteSession:
         """Notice between two statements that we were told to stop.
 
         Raises:
-            PenstockError: we were.
+            TransientError: we were.
         """
         if self._gave_up.is_set():
-            raise PenstockError(f'work on "{self.path}" was broken off')
+            raise TransientError(f'work on "{self.path}" was broken off')
 
     def roll_back(self) -> None:
         """Undo what is not committed."""

@@ -1,0 +1,73 @@
+"""Errors of Validate and Apply: rejections are permanent, and outages pass."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.connectors import built_in
+from penstock.errors import TransientError
+from penstock.materialize.errors import ConnectorRefused
+from penstock.sdk import Refused
+from tests.materialize.lake import Endpoint, Table, materializing, once
+
+
+@pytest.mark.parametrize("step", ["validate", "apply"])
+@pytest.mark.parametrize("error", [Refused("no such schema"), ValueError("no such schema")])
+def test_rejection_by_validate_or_apply_stops_the_materialization(
+    lake: str,
+    table: Table,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    error: Exception,
+) -> None:
+    connector, calls = built_in("sqlite"), []
+
+    def reject(*_: Any) -> None:
+        calls.append(step)
+        raise error
+
+    monkeypatch.setattr(connector, step, reject)
+    with (
+        materializing(
+            lake, Endpoint("sqlite", tmp_path), tmp_path, connector=connector
+        ) as rejected,
+        pytest.raises(ConnectorRefused, match=f'"local" rejected {step.capitalize()}') as raised,
+    ):
+        once(rejected)
+    assert "no such schema" in str(raised.value)
+    assert "penstock resume" in raised.value.hint
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("step", ["validate", "apply"])
+def test_outage_during_validate_or_apply_is_retried_and_the_log_names_the_step(
+    lake: str,
+    table: Table,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    step: str,
+) -> None:
+    connector, calls = built_in("sqlite"), []
+    works = getattr(connector, step)
+
+    def fail_once(*given: Any) -> Any:
+        calls.append(step)
+        if len(calls) == 1:
+            raise TransientError("server is restarting")
+        return works(*given)
+
+    monkeypatch.setattr(connector, step, fail_once)
+    endpoint = Endpoint("sqlite", tmp_path)
+    with (
+        caplog.at_level(logging.WARNING, "penstock"),
+        materializing(lake, endpoint, tmp_path, connector=connector) as materialization,
+    ):
+        once(materialization)
+    assert endpoint.rows() == table.contents()
+    (record,) = [each for each in caplog.records if "retrying" in each.getMessage()]
+    assert step in str(record.__dict__)
+    assert "server is restarting" in str(record.__dict__)
