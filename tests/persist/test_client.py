@@ -324,3 +324,14 @@ def test_a_bell_greets_in_its_locations_name_and_a_stranger_is_not_believed():
     finally:
         ear.close()
         bell.close()
+
+
+def test_client_that_was_fenced_reports_it_once(tmp_path):
+    url = f"file:{tmp_path}"
+    with (
+        pytest.raises(Fenced) as fenced,
+        persist.open(url, writer="w") as first,
+        persist.open(url, writer="w"),
+    ):
+        first.create_or_load("words", key=persist.TEXT, value=persist.UNIT)
+    assert all("closing" not in note for note in getattr(fenced.value, "__notes__", []))

@@ -20,7 +20,7 @@ from msgspec import structs
 from penstock.data import TIME, Codec
 from penstock.data.codec import BUILT_IN
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import Fenced, PenstockError, UsageError
 from penstock.persist.acceptance import accept, check_name, codec_of, schema_version
 from penstock.persist.also import Also, Grow, WriteTo, operations_of, with_growth
 from penstock.persist.collection import AppendTo, Collection, piece_of
@@ -165,6 +165,8 @@ class Client:
         except PenstockError as failed:
             if error is None:
                 raise
+            if isinstance(error, Fenced) and isinstance(failed, Fenced):
+                return  # Closing repeats what the caller hears already.
             # What went wrong inside is what the caller must hear of first.
             error.add_note(f"closing failed too: {failed}")
 
