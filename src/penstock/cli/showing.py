@@ -80,13 +80,12 @@ def _show(console: Console, found: dict[str, Any]) -> None:
 
 
 def _behind(source: dict[str, Any]) -> str:
-    """In upstream's own units, and in seconds if that is known."""
-    if source.get("connected") is False:
-        return "unknown"
-    records = source.get("lag_records")
-    told = f"{source.get('lag_bytes', 0)} bytes" if records is None else f"{records} records"
-    lag_ms = source.get("lag_ms")
-    return told if lag_ms is None else f"{told}, {lag_ms / 1_000:.1f} s"
+    """Return the lag in upstream's own units, and in seconds if known."""
+    unit = "records" if "lag_records" in source else "bytes"
+    lag, lag_ms = source.get(f"lag_{unit}", 0), source.get("lag_ms")
+    if lag is None or source.get("connected") is False:
+        return "unknown"  # Upstream does not answer.
+    return f"{lag} {unit}" if lag_ms is None else f"{lag} {unit}, {lag_ms / 1_000:.1f} s"
 
 
 def _show_materializations(console: Console, found: list[dict[str, Any]]) -> None:
