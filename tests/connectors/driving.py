@@ -89,13 +89,18 @@ class Driven:
     endpoint: Mapping[str, Any]
     name: str = "acme/materialization"
 
-    def validate(self, *wanted: Wanted) -> Sequence[ValidatedBinding]:
+    def validate(self, *wanted: Wanted, replaces: bool = False) -> Sequence[ValidatedBinding]:
         return self.connector.validate(
             Validating(
                 self.name,
                 self._endpoint(),
                 [
-                    Asked(self._resource(each), each.collection, projected(each.collection, {}))
+                    Asked(
+                        self._resource(each),
+                        each.collection,
+                        projected(each.collection, {}),
+                        replaces,
+                    )
                     for each in wanted
                 ],
             )

@@ -249,3 +249,36 @@ def test_a_key_that_is_an_item_of_an_array(sql: Sql) -> None:
     assert said.type is ConstraintType.UNSATISFIABLE
     with pytest.raises(Refused, match="may be an item of an array"):
         sql.driven.apply("v1", wanted)
+
+
+# Columns that are added with a default.
+
+
+def test_added_columns_hold_their_default_in_every_row(sql: Sql) -> None:
+    added = (
+        projection("n", "integer", must=True, default_json="7"),
+        projection("ratio", "number", default_json="0.5"),
+        projection("flag", "boolean", default_json="true"),
+        projection("note", "string", default_json='"it\'s \\\\"'),
+        projection("none", "string"),
+    )
+    filled(sql, things(NAME), Row((1,), ("a",)))
+    wanted = things(NAME, *added)
+    assert {*sql.driven.validate(wanted)[0].fills} >= {each.field for each in added}
+    sql.driven.apply("v2", wanted)
+    assert {*sql.driven.validate(wanted)[0].fills} >= {each.field for each in added}, "still"
+    with sql.driven.open("v2", wanted) as (writer, [binding]):
+        given = {"name": "b", "n": 8}
+        values = tuple(given.get(each.name) for each in binding.values)
+        commit(writer, binding, [Row((2,), values)])
+    rows = sql.sql(f"SELECT id, n, ratio, flag, note, none FROM {sql.table('things')} ORDER BY id")
+    assert rows == [(1, 7, 0.5, True, "it's \\", None), (2, 8, None, None, None, None)]
+    # The column of a field that was excluded is there, and nobody knows what it holds.
+    sql.driven.apply("v3", things(NAME))
+    assert sql.driven.validate(wanted)[0].fills == ()
+
+
+def test_rows_are_counted_if_they_are_to_be_replaced(sql: Sql) -> None:
+    filled(sql, things(NAME), Row((1,), ("a",)), Row((2,), ("b",)))
+    assert sql.driven.validate(things(NAME))[0].rows == 0
+    assert sql.driven.validate(things(NAME), replaces=True)[0].rows == 2

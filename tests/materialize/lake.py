@@ -119,6 +119,7 @@ def materializing(
     section: Mapping[str, Any] | None = None,
     name: str = "local",
     sources: Sequence[str] = (),
+    allow_drop: bool = False,
     **binding: Any,
 ) -> Iterator[Materializing]:
     """A materialization of the table, with a connector of its own and no stream kept before."""
@@ -153,6 +154,7 @@ def materializing(
                     for name, each in (collections or {}).items()
                 },
                 sources=tuple(sources),
+                allow_drop=allow_drop,
             )
         finally:
             forget_sessions()

@@ -2,6 +2,7 @@
 
 import contextlib
 import decimal
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from penstock import persist
 from penstock.data import DIFF, TIME
-from penstock.errors import IndeterminateError
+from penstock.errors import IndeterminateError, UsageError
 from penstock.failpoints import Action, Failpoint, tripped
 from penstock.persist import Collection
 from tests.materialize.lake import Endpoint, bring, materializing, once
@@ -185,3 +186,106 @@ def test_included_field_reaches_rows_that_were_not_updated(lake: str, tmp_path: 
         assert columns(tmp_path, "*") == [(1,), (2,)]
         bring(lake, endpoint, tmp_path, resource=resource)
         assert columns(tmp_path, "id, name") == [(1, "a"), (2, "b")]
+
+
+def test_added_column_with_default_is_filled_without_a_rewrite(lake: str, tmp_path: Path) -> None:
+    resource = {"table": "t", "document": False}
+    endpoint = Endpoint("sqlite", tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"), (2, "b"))
+        bring(lake, endpoint, tmp_path, resource=resource)
+        table.alter(
+            pa.field("n", pa.int32(), nullable=False),
+            pa.field("price", pa.decimal128(6, 2)),
+            pa.field("ratio", pa.float64()),
+            pa.field("flag", pa.bool_()),
+            pa.field("data", pa.binary()),
+            pa.field("text", pa.string()),
+            pa.field("none", pa.string()),
+            n=7,
+            price=decimal.Decimal("1.50"),
+            ratio=0.5,
+            flag=True,
+            data=b"\0x",
+            text="it's",
+        )
+        table.add((3, "c", 7, decimal.Decimal("1.50"), 0.5, True, b"\0x", "it's", None))
+        with materializing(lake, endpoint, tmp_path, resource=resource) as materialization:
+            once(materialization)
+            assert materialization.status()["documents"] == 1
+        (one, *others) = columns(tmp_path, "n, price, ratio, flag, data, text, none")
+        assert one == (7, "1.50", 0.5, 1, b"\0x", "it's", None)
+        assert others == [one, one]
+
+
+def test_added_column_that_the_table_has_already_is_rewritten(lake: str, tmp_path: Path) -> None:
+    resource = {"table": "t", "document": False}
+    endpoint = Endpoint("sqlite", tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"))
+        bring(lake, endpoint, tmp_path, resource=resource)
+        with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as database:
+            database.execute("ALTER TABLE t ADD COLUMN n ANY")
+            database.execute("UPDATE t SET n = 3")
+            database.commit()
+        table.alter(pa.field("n", pa.int32(), nullable=False), n=7)
+        table.add((2, "b", 9))
+        bring(lake, endpoint, tmp_path, resource=resource)
+    assert columns(tmp_path, "id, n") == [(1, 7), (2, 9)]
+
+
+def test_backfill_replaces_all_rows_of_the_resource(lake: str, tmp_path: Path) -> None:
+    endpoint = Endpoint("sqlite", tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"), (2, "b"))
+        bring(lake, endpoint, tmp_path)
+        with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as database:
+            database.execute("INSERT INTO t VALUES (9, 'foreign', '{}')")
+            database.commit()
+        with (
+            materializing(lake, endpoint, tmp_path, backfill=1) as refused,
+            pytest.raises(UsageError, match="would remove 1 rows") as raised,
+        ):
+            once(refused)
+        assert "--allow-drop" in raised.value.hint
+        assert [id for (id,) in columns(tmp_path, "id")] == [1, 2, 9]
+        with materializing(lake, endpoint, tmp_path, backfill=1, allow_drop=True) as allowed:
+            once(allowed)
+        assert endpoint.rows() == table.contents()
+
+
+@pytest.mark.parametrize("connector", ALL)
+@pytest.mark.parametrize("step", STEPS)
+def test_backfill_survives_a_crash_at_each_step(
+    lake: str, tmp_path: Path, connector: str, step: Failpoint
+) -> None:
+    endpoint = Endpoint(connector, tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"), (2, "b"), (3, "c"))
+        bring(lake, endpoint, tmp_path)
+        table.update([(3, "c", -1)])
+        with (
+            materializing(lake, endpoint, tmp_path, backfill=1) as materialization,
+            tripped(step, Action.ERROR),
+            pytest.raises(IndeterminateError),
+        ):
+            once(materialization)
+        table.update([(1, "a", -1), (4, "d", 1)])
+        bring(lake, endpoint, tmp_path, backfill=1)
+        assert endpoint.rows() == table.contents()
+
+
+@pytest.mark.parametrize("document", [True, False])
+def test_source_column_called_flow_document_keeps_its_name(
+    lake: str, tmp_path: Path, document: bool
+) -> None:
+    resource = {"table": "t", "document": document}
+    with Grown(lake, flow_document=pa.string()) as table:
+        table.add((1, "a"), (2, None))
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path, resource=resource)
+        table.update([(1, "a", -1), (1, "b", 1)])
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path, resource=resource)
+        assert columns(tmp_path, "id, flow_document") == [(1, "b"), (2, None)]
+        if document:
+            documents = [json.loads(each) for (each,) in columns(tmp_path, "flow_document1")]
+            assert documents == table.contents()

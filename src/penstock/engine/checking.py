@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from penstock import persist
 from penstock.catalog.namespace import described, listed_names, name_conflicts
 from penstock.catalog.objects import Object, Type, as_wanted, known_objects
@@ -22,14 +24,17 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.connectors import BUILT_IN, built_in
 from penstock.data import collection_name
 from penstock.data.collection_name import compose_name
+from penstock.durable import join
 from penstock.errors import PenstockError, Problem, StoreError, TransientError, UsageError
 from penstock.ingest.running import source_of
+from penstock.materialize.backfill import describe_rewrites
 from penstock.materialize.building import Built, build, check_config
 from penstock.materialize.client import Connection, connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.materialize.hosting import reached_connector
 from penstock.materialize.shapes import shape_of
-from penstock.persist.lake import storage_locations_below
+from penstock.persist.batch import defaults_of
+from penstock.persist.lake import is_storage_location, storage_locations_below
 from penstock.persist.state import columns_of
 from penstock.pipeline import Pipeline, load, load_written
 from penstock.pipeline.file import MaterializationSection
@@ -222,9 +227,10 @@ def _applied(
         check_config(name, section, connection)
         what = f"its fields are chosen once there is {', '.join(missing)}"
         yield Change("note", "materialization", name, what)
+    section = section.model_copy(update={"bindings": tuple(known)})
     built = build(
         name,
-        section.model_copy(update={"bindings": tuple(known)}),
+        section,
         [shapes.known[each.collection] for each in known],
         connection,
         append_only=pipeline.append_only(),
@@ -234,6 +240,21 @@ def _applied(
     if not missing and (described := built.apply(connection, dry_run=True).strip()):
         described = redact(described, section.endpoint)
         yield Change("note", "materialization", name, f"its connector would: {described}")
+    state = _state_of(name, pipeline)
+    for rewrite in describe_rewrites(name, section, built, state, connection):
+        yield Change("backfill", "materialization", name, rewrite)
+
+
+def _state_of(name: str, pipeline: Pipeline) -> Mapping[str, Any]:
+    """Return the recovery log of a materialization; empty before its first start."""
+    url = join(pipeline.location, name)
+    if not is_storage_location(url):
+        return {}
+    with persist.open(url, hold=False) as client:
+        if client.state.named(f"{name}/state") is None:
+            return {}
+        found = client.collection(f"{name}/state")
+        return dict(each.data for each in found.snapshot(found.upper - 1)) if found.upper else {}
 
 
 def _reduced(name: str, built: Built) -> Iterator[Change]:
@@ -282,6 +303,7 @@ def _shapes(pipeline: Pipeline, outlines: Sequence[CollectionOutline]) -> _Shape
         for each in section.bindings
     }
     columns = {each.name: (each.schema, each.key) for each in outlines if each.name in wanted}
+    defaults: dict[str, Mapping[str, pa.Scalar]] = {}
     for url in storage_locations_below(pipeline.location):
         with persist.open(url, hold=False) as client:
             for name in wanted.intersection(client.state.listed()):
@@ -289,10 +311,12 @@ def _shapes(pipeline: Pipeline, outlines: Sequence[CollectionOutline]) -> _Shape
                 if state is not None:
                     schema = state.schemas[-1]
                     columns[name] = columns_of(schema), schema.key
+                    defaults[name] = defaults_of(state.schemas)
     known, invalid = {}, {}
     for name, (schema, key) in columns.items():
+        section = pipeline.collections.get(name)
         try:
-            known[name] = shape_of(name, schema, key, pipeline.collections.get(name))
+            known[name] = shape_of(name, schema, key, section, defaults.get(name, {}))
         except UsageError as error:
             invalid[name] = error
     return _Shapes(known, invalid)

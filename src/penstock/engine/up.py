@@ -103,7 +103,7 @@ def run(
     catalog = _Following(pipeline, written, clock)
     tasks = [
         replace(catalog.followed(task), take_over=take_over)
-        for task in _tasks(pipeline, kept, types, catalog, clock)
+        for task in _tasks(pipeline, kept, types, catalog, clock, allow_drop=allow_drop)
     ]
     _apply(pipeline, found, tasks, clock, take_over=take_over)
     if not tasks:
@@ -228,6 +228,8 @@ def _tasks(
     types: Sequence[Type],
     catalog: "_Following",
     clock: Clock,
+    *,
+    allow_drop: bool,
 ) -> list[Task]:
     tasks: list[Task] = []
     if "source" in types and pipeline.sources:
@@ -236,7 +238,11 @@ def _tasks(
         )
     if "materialization" in types and pipeline.materializations:
         tasks += materialize.tasks_of(
-            pipeline, jobs=kept.jobs, clock=clock, connector_host=kept.connector_host
+            pipeline,
+            jobs=kept.jobs,
+            clock=clock,
+            connector_host=kept.connector_host,
+            allow_drop=allow_drop,
         )
     return tasks
 

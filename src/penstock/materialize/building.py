@@ -29,7 +29,15 @@ from penstock.protocol.specs import (
 from penstock.protocol.wire import encode
 from penstock.reduce.annotation import Schema
 
-__all__ = ["Built", "Described", "build", "check_config", "endpoint_of", "resources_of"]
+__all__ = [
+    "Built",
+    "Described",
+    "build",
+    "check_config",
+    "endpoint_of",
+    "resources_of",
+    "validate_request",
+]
 
 _OF_ONE_KEY: Final = ("properties", "patternProperties", "$defs", "definitions", "$id", "$schema")
 """Keywords of a schema that speak of one key at a time, or are referred to."""
@@ -103,13 +111,10 @@ def build(
             would be lost.
         ConnectorError: the connector rejected it, or could not be reached.
     """
-    resources = check_config(name, section, connection)
-    endpoint = endpoint_of(section)
-    asked = tuple(
-        ValidateBinding(_json(resource), collection)
-        for resource, (collection, _) in zip(resources, described, strict=True)
-    )
-    answers = connection.validate(Validate(name, endpoint, asked)).bindings
+    check_config(name, section, connection)
+    request = validate_request(name, section, described)
+    endpoint, asked = request.endpoint_spec_json, request.bindings
+    answers = connection.validate(request).bindings
     if len(answers) != len(asked):
         raise UsageError(
             f'the connector of materialization "{name}" answered for {len(answers)} bindings '
@@ -133,9 +138,20 @@ def build(
             for binding, answer in zip(section.bindings, answers, strict=True)
         ),
         tuple(answer.accepts_empty for answer in answers),
-        tuple(frozenset[str]() for _ in answers),
+        tuple(frozenset(answer.fills) for answer in answers),
         tuple(map(_omitted, section.bindings, bindings, answers)),
     )
+
+
+def validate_request(
+    name: str, section: MaterializationSection, described: Sequence[Described]
+) -> Validate:
+    """Return the request that asks the connector about all bindings."""
+    bindings = tuple(
+        ValidateBinding(resource, collection)
+        for resource, (collection, _) in zip(resources_of(section), described, strict=True)
+    )
+    return Validate(name, endpoint_of(section), bindings)
 
 
 def _binding(

@@ -19,10 +19,16 @@ from penstock.data.collection_name import source_of
 from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.materialize.applied import note_of_applied
+from penstock.materialize.backfill import (
+    ForeignRows,
+    count_rows,
+    replaced_by_backfill,
+    rows_written,
+)
 from penstock.materialize.binding import BindingPlan
 from penstock.materialize.building import Built, Described, build
 from penstock.materialize.checkpoint import Checkpoint, path_text
-from penstock.materialize.client import connect
+from penstock.materialize.client import Connection, connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.materialize.hosting import reached_connector
 from penstock.materialize.known_layouts import KnownLayouts
@@ -78,8 +84,12 @@ class Materializing:
         sources: Sequence[str] = (),
         append_only: Collection[str] = (),
         connector_host: str | None = None,
+        allow_drop: bool = False,
     ) -> None:
-        """`sources` are those whose collections may be made later than this begins."""
+        """`sources` are those whose collections may be made later than this begins.
+
+        With `allow_drop` a backfill also removes rows that this materialization did not write.
+        """
         self.name = name
         self._section = section
         self._collections = collections or {}
@@ -92,6 +102,7 @@ class Materializing:
         self._clock = clock
         self._chance = chance
         self._connector_host = connector_host
+        self._allow_drop = allow_drop
         self._memory = Memory(client, name)
         self._lake: Lakeside
         self._address = ""
@@ -216,6 +227,8 @@ class Materializing:
                     self.name, self._section, described, connection, append_only=self._append_only
                 )
             self._status.build(self._built)
+            if self._log.planned is None and not self._allow_drop:
+                self._check_replaced(connection)
             layouts = KnownLayouts.get(self._memory).with_built(self._built)
             self._continued = [
                 layouts.continued(self._built, number) for number in range(len(described))
@@ -240,6 +253,24 @@ class Materializing:
                 hint=f"{error.hint} {hint}{self.name}".strip(),
             ) from error
         self._step = "transaction"
+
+    def _check_replaced(self, connection: Connection) -> None:
+        """Raise UsageError if a backfill would remove rows of somebody else."""
+        replaced = replaced_by_backfill(self._section, self._built, self._log)
+        if not replaced:
+            return
+        rows = count_rows(self.name, self._section, self._built, replaced, connection)
+        for number, reached in replaced.items():
+            name = self._section.bindings[number].collection
+            with self._lake.reading({name: 0}, reached.frontier) as held:
+                written = rows_written(held[name], self._built.described[number][1], reached)
+            if written is not None and rows[number] > written:
+                raise ForeignRows(
+                    self._path(number),
+                    rows=rows[number],
+                    written=written,
+                    backfill=reached.backfill,
+                )
 
     # Transactions.
 
@@ -387,6 +418,7 @@ class Materializing:
                     section.backfill,
                     self._built.columns(number),
                     unknown=self._path(number) in self._log.unbound,
+                    truncates=self._built.empties[number] and len(self._log.shards) == 1,
                     layout=self._built.layout_ids[number],
                     continued=self._continued[number],
                     frozen=self._path(number) in frozen,

@@ -7,8 +7,8 @@ so two shards may begin at different times and still end at the same one.
     not there yet                 its whole contents as of upper - 1
     there, of this backfill       the changes from its frontier to upper
     there, at or past upper       nothing
-    there, of an older backfill   its whole contents, and deletions of what they lack
-    there, before an error ended  likewise, as what changed in between was not kept
+    there, of an older backfill   its whole contents, once the resource was truncated
+    there, before an error ended  its whole contents, and deletions of what they lack
     there, with another layout    likewise, unless its connector has filled the new columns
     there, of a predecessor       its whole contents, once what is there was emptied
     there, and not bound lately   its whole contents, once what is there was emptied
@@ -53,6 +53,9 @@ class Bound:
 
     frozen: bool = False
     """The transaction leaves it out: its collection was in error when the plan was made."""
+
+    truncates: bool = False
+    """Whether the transaction can truncate the resource."""
 
     layout: str = ""
     """As in `Reached`; empty, if documents that were sent stay as they are."""
@@ -135,8 +138,10 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
         return Rewrite(None, upper - 1)
     _check_history(bound, reached)
     if reached.backfill < bound.backfill:
+        # Rows that others have put there go, too, unless the connector cannot truncate.
         before = reached.frontier - 1
-        return Rewrite(before if before >= bound.since else None, upper - 1)
+        known = before >= bound.since and not bound.truncates
+        return Rewrite(before if known else None, upper - 1)
     before = reached.frontier - 1
     if reached.frontier > upper:
         return None
@@ -160,7 +165,7 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
 def _check_history(bound: Bound, reached: Reached) -> None:
     """Raises UsageError if what a resource holds is not what came before."""
     if reached.backfill < bound.backfill:
-        return  # It is written anew anyway.
+        return  # The resource is replaced anyway.
     hint = f"Write the resource anew: set its backfill to {reached.backfill + 1}."
     if reached.collection != bound.collection and reached.collection not in bound.predecessors:
         raise UsageError(

@@ -31,8 +31,12 @@ class KnownLayouts:
     @classmethod
     def get(cls, memory: Memory) -> "KnownLayouts":
         """Return the layouts that are recorded in the state of a materialization."""
-        stored = memory.recall(NOTE) or {}
-        return cls(msgspec.convert(stored, dict[str, list[Layout]]))
+        return cls.parse({NOTE: memory.recall(NOTE)})
+
+    @classmethod
+    def parse(cls, state: Mapping[str, Any]) -> "KnownLayouts":
+        """Return the layouts among the entries of a materialization's state."""
+        return cls(msgspec.convert(state.get(NOTE) or {}, dict[str, list[Layout]]))
 
     def with_built(self, built: Built) -> "KnownLayouts":
         """Return these layouts and those of the bindings, without the oldest."""

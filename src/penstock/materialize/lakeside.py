@@ -61,6 +61,7 @@ class Holding:
         *,
         unknown: bool,
         frozen: bool,
+        truncates: bool,
         layout: str,
         continued: frozenset[str],
     ) -> Bound:
@@ -77,6 +78,7 @@ class Holding:
             columns,
             unknown,
             frozen,
+            truncates,
             layout,
             continued,
             self.predecessors,

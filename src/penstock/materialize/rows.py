@@ -23,12 +23,12 @@ from penstock.data.arrow import numbered
 from penstock.data.schema import label_of
 from penstock.errors import UsageError
 from penstock.protocol.specs import (
-    DOCUMENT,
     CollectionSpec,
     Exists,
     Inference,
     Projection,
     StringInference,
+    document_field,
 )
 from penstock.reduce.native import INTEGER
 
@@ -68,7 +68,11 @@ def collection_spec(
         key_ptrs=tuple(pointer_of(column) for column in key),
         projections=(
             *(_projection(field.name, described[field.name], key) for field in schema),
-            Projection("", DOCUMENT, inference=Inference(("object",), exists=Exists.MUST)),
+            Projection(
+                "",
+                document_field(schema.names),
+                inference=Inference(("object",), exists=Exists.MUST),
+            ),
         ),
         write_schema_json=text,
         read_schema_json=text,

@@ -52,6 +52,7 @@ def tasks_of(
     jobs: Jobs,
     clock: Clock = SYSTEM_CLOCK,
     connector_host: Callable[[], str | None] = lambda: None,
+    allow_drop: bool = False,
 ) -> list[Task]:
     """What keeps each materialization in step.
 
@@ -79,6 +80,7 @@ def tasks_of(
                 sources=tuple(pipeline.sources),
                 append_only=pipeline.append_only(),
                 connector_host=connector_host(),
+                allow_drop=allow_drop,
             )
 
         def let_go(client: persist.Client, keep_target: bool) -> None:

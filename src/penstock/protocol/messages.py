@@ -94,6 +94,8 @@ class ValidateBinding:
     resource_spec_json: str
     collection: CollectionSpec
     field_config_json: Mapping[str, str] = field(default_factory=dict[str, str])
+    replaces: bool = False
+    """Whether the next transaction replaces all that the resource holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,12 @@ class ValidatedBinding:
     delta_updates: bool = False
     accepts_delete: bool = False
     accepts_empty: bool = False
+    fills: tuple[str, ...] = ()
+    """Fields whose columns Apply creates with the default of their projection in every row, or
+    has created so. Rows that are not stored again hold the right value."""
+
+    rows: int = 0
+    """Rows in the resource, if the request replaces it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ bytes it came in, and passed on.
 """
 
 import enum
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,10 +26,18 @@ __all__ = [
     "Projection",
     "StringInference",
     "annotations",
+    "document_field",
 ]
 
 DOCUMENT: Final = "flow_document"
 """The field of the whole document, if nobody calls it otherwise."""
+
+
+def document_field(taken: Collection[str]) -> str:
+    """Return the name of the field for the whole document: the first one that is not taken."""
+    numbered = (f"{DOCUMENT}{number}" for number in itertools.count(1))
+    return next(name for name in itertools.chain([DOCUMENT], numbered) if name not in taken)
+
 
 SCALARS: Final = frozenset({"boolean", "integer", "number", "string"})
 

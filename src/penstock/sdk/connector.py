@@ -40,6 +40,8 @@ class Asked(Generic[ResourceT]):
     resource: ResourceT
     collection: CollectionSpec
     fields: Sequence[Field]
+    replaces: bool = False
+    """Whether the next transaction replaces all rows: the answer says how many there are."""
 
 
 @dataclass(frozen=True, slots=True)

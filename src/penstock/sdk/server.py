@@ -189,6 +189,7 @@ class Server:
                     parse(connector.resource, each.resource_spec_json, f"resource {index}"),
                     each.collection,
                     projected(each.collection, each.field_config_json),
+                    each.replaces,
                 )
                 for index, each in enumerate(request.bindings)
             ],

@@ -32,7 +32,12 @@ __all__ = ["bound", "collection", "materialization", "projection"]
 
 
 def projection(
-    name: str, *types: str, ptr: str | None = None, must: bool = False, **string: Any
+    name: str,
+    *types: str,
+    ptr: str | None = None,
+    must: bool = False,
+    default_json: str = "",
+    **string: Any,
 ) -> Projection:
     """A field of these JSON types, at the pointer that its name is.
 
@@ -42,7 +47,9 @@ def projection(
     known = StringInference(**string) if string or "string" in types else None
     exists = Exists.MUST if must else Exists.MAY
     return Projection(
-        f"/{name}" if ptr is None else ptr, name, inference=Inference(types, known, exists=exists)
+        f"/{name}" if ptr is None else ptr,
+        name,
+        inference=Inference(types, known, default_json=default_json, exists=exists),
     )
 
 

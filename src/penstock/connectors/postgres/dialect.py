@@ -20,7 +20,9 @@ last of equal ones, and takes no NUL: a document is loaded as it was stored.
 Names have at most 63 bytes; longer ones are cut, and end in a hash of the whole.
 """
 
+import base64
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,10 +138,32 @@ class PostgresDialect(Dialect):
             return Fit.MIGRATABLE
         return Fit.INCOMPATIBLE
 
+    def literal(self, field: Field, value: Any) -> str | None:
+        """Return the literal of a JSON value as the column of a field holds it."""
+        match field.kind, value:
+            case FieldKind.BOOLEAN, bool():
+                return "true" if value else "false"
+            case FieldKind.INTEGER, int():
+                return literal(str(value))
+            case FieldKind.NUMBER, int() | float():
+                return literal(repr(value)) if math.isfinite(value) else None
+            case FieldKind.BYTES, str():
+                return literal("\\x" + base64.b64decode(value).hex())
+            case FieldKind.STRING, str() if "\0" not in value:
+                return literal(value)
+            case _:
+                return None
+
     def alter(self, alteration: Alteration) -> Sequence[str]:
         """In place; the table is written anew, where Postgres must."""
         before = alteration.before
         statements = [self.add_column(before, each) for each in alteration.added()]
+        # Rows that are there keep it; rows to come must not get it.
+        statements += [
+            _alter(self, before, f"ALTER COLUMN {self.quoted(each.name)} DROP DEFAULT")
+            for each in alteration.added()
+            if each.default
+        ]
         for column in before.columns:
             if column.name in alteration.migrated:
                 field = alteration.migrated[column.name]

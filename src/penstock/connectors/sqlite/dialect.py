@@ -10,7 +10,10 @@ column: `ANY` keeps what it is given.
     base 64          BLOB      the bytes
 """
 
+import base64
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.sdk.bindings import Field, FieldKind
 from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit, Table
@@ -56,6 +59,22 @@ class SqliteDialect(Dialect):
         if not column.in_key and (column.type, field.kind) == ("ANY", FieldKind.STRING):
             return Fit.MIGRATABLE
         return Fit.INCOMPATIBLE
+
+    def literal(self, field: Field, value: Any) -> str | None:
+        """Return the literal of a JSON value as the column of a field holds it."""
+        match field.kind, value:
+            case FieldKind.BOOLEAN, bool():
+                return "1" if value else "0"
+            case FieldKind.INTEGER, int():
+                return str(value) if -(2**63) < value < 2**63 else f"'{value}'"
+            case FieldKind.NUMBER, int() | float():
+                return repr(float(value)) if math.isfinite(value) else None
+            case FieldKind.BYTES, str():
+                return f"x'{base64.b64decode(value).hex()}'"
+            case FieldKind.STRING, str() if "\0" not in value:
+                return "'" + value.replace("'", "''") + "'"
+            case _:
+                return None
 
     def create_table(self, table: Table) -> str:
         """A strict table; a key of one integer is its row id."""

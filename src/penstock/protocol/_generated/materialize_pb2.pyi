@@ -53,7 +53,7 @@ class SpecResponse(_message.Message):
 class ValidateRequest(_message.Message):
     __slots__ = ("materialization", "endpoint_type", "endpoint_spec_json", "bindings")
     class Binding(_message.Message):
-        __slots__ = ("resource_spec_json", "collection", "field_config_json")
+        __slots__ = ("resource_spec_json", "collection", "field_config_json", "replaces")
         class FieldConfigJsonEntry(_message.Message):
             __slots__ = ("key", "value")
             KEY_FIELD_NUMBER: _ClassVar[int]
@@ -64,10 +64,12 @@ class ValidateRequest(_message.Message):
         RESOURCE_SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
         COLLECTION_FIELD_NUMBER: _ClassVar[int]
         FIELD_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+        REPLACES_FIELD_NUMBER: _ClassVar[int]
         resource_spec_json: str
         collection: _flow_pb2.CollectionSpec
         field_config_json: _containers.ScalarMap[str, str]
-        def __init__(self, resource_spec_json: _Optional[str] = ..., collection: _Optional[_Union[_flow_pb2.CollectionSpec, _Mapping]] = ..., field_config_json: _Optional[_Mapping[str, str]] = ...) -> None: ...
+        replaces: bool
+        def __init__(self, resource_spec_json: _Optional[str] = ..., collection: _Optional[_Union[_flow_pb2.CollectionSpec, _Mapping]] = ..., field_config_json: _Optional[_Mapping[str, str]] = ..., replaces: _Optional[bool] = ...) -> None: ...
     MATERIALIZATION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_TYPE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -81,7 +83,7 @@ class ValidateRequest(_message.Message):
 class ValidateResponse(_message.Message):
     __slots__ = ("bindings",)
     class Binding(_message.Message):
-        __slots__ = ("constraints", "resource_path", "delta_updates", "accepts_delete", "accepts_empty")
+        __slots__ = ("constraints", "resource_path", "delta_updates", "accepts_delete", "accepts_empty", "fills", "rows")
         class ConstraintsEntry(_message.Message):
             __slots__ = ("key", "value")
             KEY_FIELD_NUMBER: _ClassVar[int]
@@ -94,12 +96,16 @@ class ValidateResponse(_message.Message):
         DELTA_UPDATES_FIELD_NUMBER: _ClassVar[int]
         ACCEPTS_DELETE_FIELD_NUMBER: _ClassVar[int]
         ACCEPTS_EMPTY_FIELD_NUMBER: _ClassVar[int]
+        FILLS_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
         constraints: _containers.MessageMap[str, Constraint]
         resource_path: _containers.RepeatedScalarFieldContainer[str]
         delta_updates: bool
         accepts_delete: bool
         accepts_empty: bool
-        def __init__(self, constraints: _Optional[_Mapping[str, Constraint]] = ..., resource_path: _Optional[_Iterable[str]] = ..., delta_updates: _Optional[bool] = ..., accepts_delete: _Optional[bool] = ..., accepts_empty: _Optional[bool] = ...) -> None: ...
+        fills: _containers.RepeatedScalarFieldContainer[str]
+        rows: int
+        def __init__(self, constraints: _Optional[_Mapping[str, Constraint]] = ..., resource_path: _Optional[_Iterable[str]] = ..., delta_updates: _Optional[bool] = ..., accepts_delete: _Optional[bool] = ..., accepts_empty: _Optional[bool] = ..., fills: _Optional[_Iterable[str]] = ..., rows: _Optional[int] = ...) -> None: ...
     BINDINGS_FIELD_NUMBER: _ClassVar[int]
     bindings: _containers.RepeatedCompositeFieldContainer[ValidateResponse.Binding]
     def __init__(self, bindings: _Optional[_Iterable[_Union[ValidateResponse.Binding, _Mapping]]] = ...) -> None: ...

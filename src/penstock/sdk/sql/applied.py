@@ -27,11 +27,14 @@ __all__ = [
     "last_applied",
     "must_be_applied",
     "remember",
+    "with_filled",
     "with_takeovers",
     "without_secrets",
 ]
 
 TABLE = "flow_materializations_v2"
+FILLED = "flow_filled"
+"""In the stored configuration of a resource: its fields that were filled when added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,13 @@ class LastApplied:
         if bound is None or bound.delta_updates:
             return False
         return bool(json.loads(bound.resource_spec_json).get("delete") == "soft")
+
+    def filled(self, path: tuple[str, ...]) -> frozenset[str]:
+        """Return the fields whose columns were added with their default in every row."""
+        bound = self.binding(path)
+        if bound is None:
+            return frozenset()
+        return frozenset(json.loads(bound.resource_spec_json).get(FILLED, ()))
 
     def taken_over(self, path: tuple[str, ...]) -> bool:
         """Whether the table of a resource was somebody else's."""
@@ -129,6 +139,19 @@ def with_takeovers(
         resource = json.loads(each.resource_spec_json)
         if bool(resource.get("adopt")) != (each.resource_path in taken):
             resource["adopt"] = each.resource_path in taken
+            each = replace(each, resource_spec_json=json.dumps(resource))
+        bindings.append(each)
+    return replace(spec, bindings=tuple(bindings))
+
+
+def with_filled(
+    spec: MaterializationSpec, filled: Mapping[tuple[str, ...], Collection[str]]
+) -> MaterializationSpec:
+    """Record, by path, the fields whose columns were added with their default in every row."""
+    bindings = []
+    for each in spec.bindings:
+        if names := sorted(filled.get(each.resource_path, ())):
+            resource = {**json.loads(each.resource_spec_json), FILLED: names}
             each = replace(each, resource_spec_json=json.dumps(resource))
         bindings.append(each)
     return replace(spec, bindings=tuple(bindings))

@@ -1,6 +1,6 @@
 """From a table as it is to the table that is wanted, as statements."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,28 @@ from penstock.sdk.errors import Refused
 from penstock.sdk.sql.conflicts import Standing, other_key, within_array, without_documents
 from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit
 
-__all__ = ["changes"]
+__all__ = ["changes", "fillable"]
+
+
+def fillable(
+    dialect: Dialect, fields: Sequence[Field], standing: Standing | None
+) -> Mapping[str, str]:
+    """Return the literals of fields whose columns are to be added to a table, by field.
+
+    A field is left out if its column is there already, or its default has no literal; so is
+    the whole document, which has one member more in every row.
+    """
+    if standing is None:
+        return {}
+    names = [dialect.column_name(each.name) for each in fields]
+    there = dialect.spelled(standing.table, names)
+    return {
+        each.name: literal
+        for each, name in zip(fields, names, strict=True)
+        if each.ptr
+        and there.column(name) is None
+        and (literal := dialect.default_literal(each)) is not None
+    }
 
 
 def changes(
@@ -66,7 +87,16 @@ def changes(
                 pass
         after.append(replace(kept, nullable=found.nullable or column.nullable))
     there = {each.name for each in after}
-    after += [replace(each, nullable=True) for each in wanted.columns if each.name not in there]
+    literals = {
+        dialect.column_name(name): literal
+        for name, literal in fillable(dialect, binding.fields, standing).items()
+        if not binding.delta_updates
+    }
+    after += [
+        replace(each, nullable=True, default=literals.get(each.name, ""))
+        for each in wanted.columns
+        if each.name not in there
+    ]
     changed = replace(existing, columns=tuple(after))
     if changed == existing:
         return []

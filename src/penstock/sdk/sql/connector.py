@@ -22,7 +22,7 @@ from penstock.sdk.errors import Refused
 from penstock.sdk.sql import applied as applied_before
 from penstock.sdk.sql import fence
 from penstock.sdk.sql.applied import LastApplied
-from penstock.sdk.sql.changes import changes
+from penstock.sdk.sql.changes import changes, fillable
 from penstock.sdk.sql.conflicts import Standing
 from penstock.sdk.sql.constraints import constraints
 from penstock.sdk.sql.dialect import Column, Dialect
@@ -126,15 +126,39 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         last: LastApplied | None,
     ) -> ValidatedBinding:
         resource, delta = asked.resource, asked.resource.delta_updates
+        dialect = self.dialect_for(session, asked.fields)
+        standing = self._standing(session, path, last, adopt=resource.adopt, delta_updates=delta)
         found = constraints(
-            self.dialect_for(session, asked.fields),
+            dialect,
             asked,
-            self._standing(session, path, last, adopt=resource.adopt, delta_updates=delta),
+            standing,
             delta_updates=delta,
             document=resource.document,
             extra=self.extra_columns(resource, delta_updates=delta),
         )
-        return ValidatedBinding(found, path, delta, accepts_delete=not delta, accepts_empty=True)
+        filled = last.filled(path) if last is not None else frozenset[str]()
+        rows = 0
+        if asked.replaces and standing is not None:
+            rows = self._count_rows(session, path, standing, resource)
+        return ValidatedBinding(
+            found,
+            path,
+            delta,
+            accepts_delete=not delta,
+            accepts_empty=True,
+            fills=() if delta else (*fillable(dialect, asked.fields, standing), *sorted(filled)),
+            rows=rows,
+        )
+
+    def _count_rows(
+        self, session: Session, path: tuple[str, ...], standing: Standing, resource: ResourceT
+    ) -> int:
+        marked = resource.delete == "soft" and standing.table.column(DELETED) is not None
+        where = (
+            f" WHERE {self.dialect.quoted(DELETED)} IS NOT {self.dialect.true}" if marked else ""
+        )
+        found = session.query(f"SELECT count(*) FROM {self.dialect.quoted_path(path)}{where}")
+        return int(found[0][0])
 
     def _check_paths(self, endpoint: EndpointT, paths: Sequence[tuple[str, ...]]) -> None:
         """Refuse tables that are bound twice, and those that are not for users."""
@@ -203,6 +227,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             last = self.last_applied(session, endpoint, applying.materialization)
             statements = [*self._own_tables(session, endpoint, applying.bindings)]
             taken = set()
+            filled: dict[tuple[str, ...], set[str]] = {}
             for binding in applying.bindings:
                 standing = self._standing(
                     session,
@@ -214,12 +239,21 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                 statements += self._changes(session, binding, standing, last)
                 if standing is not None and standing.taken_over:
                     taken.add(binding.path)
+                if not binding.delta_updates:
+                    dialect = self.dialect_for(session, binding.fields)
+                    selected = {each.name for each in binding.fields}
+                    before = last.filled(binding.path) if last is not None else frozenset[str]()
+                    filled[binding.path] = {
+                        *fillable(dialect, binding.fields, standing),
+                        *selected.intersection(before),
+                    }
             if applying.dry_run:
                 return _described(statements)
             for statement in statements:
                 session.run(statement)
             kept = applied_before.without_secrets(applying.spec)
             kept = applied_before.with_takeovers(kept, taken)
+            kept = applied_before.with_filled(kept, filled)
             if last is None or (last.version, last.spec) != (applying.version, kept):
                 applied_before.remember(
                     session,

@@ -5,6 +5,7 @@ once, in the files beside this one, by way of these.
 """
 
 import enum
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ class Column:
     type: str
     nullable: bool
     in_key: bool = False
+    default: str = ""
+    """Of a column that is added: the literal that rows get that are there; empty for null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,7 @@ class Dialect(ABC):
         """Make a table, with its key."""
         columns = [
             f"    {self.quoted(each.name)} {each.type}{'' if each.nullable else ' NOT NULL'}"
+            f"{_default(each)}"
             for each in table.columns
         ]
         if table.key:
@@ -176,11 +180,21 @@ class Dialect(ABC):
         return f"CREATE TABLE {self.quoted_path(table.path)} (\n{body}\n)"
 
     def add_column(self, table: Table, column: Column) -> str:
-        """Add a column, which is null in the rows that are there."""
+        """Add a column, which has its default in the rows that are there."""
         return (
             f"ALTER TABLE {self.quoted_path(table.path)} "
-            f"ADD COLUMN {self.quoted(column.name)} {column.type}"
+            f"ADD COLUMN {self.quoted(column.name)} {column.type}{_default(column)}"
         )
+
+    def default_literal(self, field: Field) -> str | None:
+        """Return the literal of a field's default, empty for null; None if there is none."""
+        text = field.inference.default_json
+        value = json.loads(text) if text else None
+        return "" if value is None else self.literal(field, value)
+
+    @abstractmethod
+    def literal(self, field: Field, value: Any) -> str | None:
+        """Return the literal of a JSON value as the column of a field holds it, if there is one."""
 
     def replaces(self, alteration: "Alteration") -> bool:
         """Whether it takes another table in its place, which loses what we do not know of."""
@@ -193,3 +207,7 @@ class Dialect(ABC):
     def drop_table(self, path: Sequence[str]) -> str:
         """Remove a table."""
         return f"DROP TABLE IF EXISTS {self.quoted_path(path)}"
+
+
+def _default(column: Column) -> str:
+    return f" DEFAULT {column.default}" if column.default else ""
