@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock import persist
+from penstock import materialize, persist
 from penstock.data import DIFF, TIME
-from penstock.errors import IndeterminateError, UsageError
+from penstock.engine.checking import planned
+from penstock.errors import IndeterminateError, PenstockError, UsageError
 from penstock.failpoints import Action, Failpoint, tripped
 from penstock.persist import Collection
 from tests.materialize.lake import Endpoint, bring, materializing, once
@@ -289,3 +290,58 @@ def test_source_column_called_flow_document_keeps_its_name(
         if document:
             documents = [json.loads(each) for (each,) in columns(tmp_path, "flow_document1")]
             assert documents == table.contents()
+
+
+@pytest.mark.parametrize(
+    ("decimals", "stored", "found"), [("text", "100.50", []), ("real", 100.5, [1])]
+)
+def test_sqlite_stores_decimals_as_the_endpoint_says(
+    lake: str, tmp_path: Path, decimals: str, stored: object, found: list[int]
+) -> None:
+    endpoint = {"path": str(tmp_path / "t.db"), "decimals": decimals}
+    with Grown(lake, amount=pa.decimal128(10, 2)) as table:
+        table.add((1, decimal.Decimal("100.50")), (2, decimal.Decimal("9.95")), (3, None))
+        section = {"endpoint": endpoint}
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path, section=section)
+        assert columns(tmp_path, "id, amount")[0] == (1, stored)
+        with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as database:
+            limit = 99 if decimals == "real" else "99.00"
+            larger = database.execute("SELECT id FROM t WHERE amount > ?", [limit]).fetchall()
+        assert [id for (id,) in larger] == found
+        other = {**endpoint, "decimals": "real" if decimals == "text" else "text"}
+        with (
+            materializing(
+                lake, Endpoint("sqlite", tmp_path), tmp_path, section={"endpoint": other}
+            ) as changed,
+            pytest.raises(PenstockError, match="cannot be selected"),
+        ):
+            once(changed)
+
+
+def test_plan_reports_rows_that_are_replaced_or_rewritten(lake: str, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+
+    def write(backfill: int) -> None:
+        file.write_text(
+            f"location: {lake}\nwriter: w\nmaterializations:\n  local:\n    connector: sqlite\n"
+            f"    endpoint: {{path: {tmp_path}/t.db}}\n    bindings:\n"
+            f"      - {{collection: shop.t, resource: {{table: t}}, backfill: {backfill}}}\n"
+        )
+
+    def planned_changes() -> str:
+        return "\n".join(map(str, planned(file)))
+
+    with Grown(lake, amount=pa.decimal128(10, 2)) as table:
+        table.add((1, decimal.Decimal("1.50")), (2, decimal.Decimal("2.50")))
+        write(0)
+        assert 'column "amount" of table "t" stores decimals as text' in planned_changes()
+        materialize.run(file, jobs=materialize.TasksHere(), once=True)
+        write(1)
+        assert "resource t: 2 rows are replaced" in planned_changes()
+        write(0)
+        table.alter(pa.field("n", pa.int32(), nullable=False), n=7)
+        table.add((3, None, 8))
+        found = planned_changes()
+        assert "resource t: all rows are stored again, to change flow_document" in found
+        assert "ADD COLUMN" in found
+        assert "DEFAULT 7" in found

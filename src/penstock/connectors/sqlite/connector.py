@@ -1,19 +1,22 @@
 """The SQLite connector: one file, in WAL mode, with its fence in it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator
 from pydantic import Field as Setting
 
-from penstock.connectors.sqlite.dialect import SqliteDialect
+from penstock.connectors.sqlite.dialect import SqliteDialect, is_decimal
 from penstock.connectors.sqlite.session import SqliteSession
 from penstock.connectors.sqlite.transactor import SqliteTransactor
+from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.connector import Opening
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.applied import must_be_applied
 from penstock.sdk.sql.connector import SqlConnector, SqlResource
+from penstock.sdk.sql.dialect import Dialect
 from penstock.sdk.sql.fence import install_fence
 from penstock.sdk.sql.session import Session
 
@@ -26,6 +29,10 @@ class SqliteEndpoint(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     path: Path = Setting(description="the SQLite file; it is made if it is not there")
+    decimals: Literal["text", "real"] = Setting(
+        default="text",
+        description="how decimals are stored: text is exact, real compares as numbers",
+    )
 
     @field_validator("path")
     @classmethod
@@ -47,11 +54,24 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
     @contextmanager
     def session(self, endpoint: SqliteEndpoint, *, touch: bool) -> Iterator[SqliteSession]:
         """A connection to the file."""
-        session = SqliteSession(endpoint.path, create=touch)
+        session = SqliteSession(endpoint.path, create=touch, decimals=endpoint.decimals)
         try:
             yield session
         finally:
             session.close()
+
+    def dialect_for(self, session: Session, fields: Sequence[Field]) -> SqliteDialect:
+        """Return the dialect with the endpoint's choice for decimals."""
+        return SqliteDialect(session.decimals if isinstance(session, SqliteSession) else "text")
+
+    def remarks(self, dialect: Dialect, binding: Binding[SqlResource]) -> Sequence[str]:
+        """Return a warning for each decimal that is stored as text."""
+        return [
+            f'column "{each.name}" of table "{binding}" stores decimals as text, and SQLite '
+            "compares text by its characters: set decimals: real, or cast it in queries"
+            for each in binding.fields
+            if is_decimal(each) and dialect.column_type(each) == "TEXT"
+        ]
 
     def path(self, endpoint: SqliteEndpoint, resource: SqlResource) -> tuple[str, ...]:
         """What the table of a resource is called."""
@@ -93,7 +113,8 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
                 fence = install_fence(
                     session, self.dialect, opening.materialization, opening.key_range
                 )
-            return SqliteTransactor(session, self.dialect, [*opening.bindings], fence)
+            dialect = SqliteDialect(opening.endpoint.decimals)
+            return SqliteTransactor(session, dialect, [*opening.bindings], fence)
         except BaseException:
             session.close()
             raise

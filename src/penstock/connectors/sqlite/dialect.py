@@ -7,18 +7,21 @@ column: `ANY` keeps what it is given.
     integer          ANY       beyond 64 bits as text; a key alone is INTEGER PRIMARY KEY
     number           ANY       NaN as text
     string, JSON     TEXT
+    decimal          TEXT      ANY with `decimals: real`: a double, NaN as text
     base 64          BLOB      the bytes
 """
 
 import base64
 import math
+import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from penstock.sdk.bindings import Field, FieldKind
 from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit, Table
 
-__all__ = ["SqliteDialect", "as_text"]
+__all__ = ["SqliteDialect", "as_text", "is_decimal"]
 
 _TYPES = {
     FieldKind.BOOLEAN: "INTEGER",
@@ -33,8 +36,12 @@ _ALIKE = {FieldKind.BOOLEAN, FieldKind.JSON}
 """Kinds whose values cannot be told from integers or from text by their column."""
 
 
+@dataclass(frozen=True)
 class SqliteDialect(Dialect):
     """How SQLite is spoken to."""
+
+    decimals: Literal["text", "real"] = "text"
+    """How decimals are stored, whose values are exact text."""
 
     boolean_type = "INTEGER"
     true = "1"
@@ -47,13 +54,19 @@ class SqliteDialect(Dialect):
 
     def column_type(self, field: Field) -> str:
         """What the column of a field is declared as."""
-        return _TYPES[field.kind]
+        return "ANY" if self.stores_real(field) else _TYPES[field.kind]
+
+    def stores_real(self, field: Field) -> bool:
+        """Return whether values of a field are decimals that are stored as doubles."""
+        return self.decimals == "real" and is_decimal(field)
 
     def fit(self, column: Column, field: Field, was: FieldKind | None = None) -> Fit:
         """Whether a column that is there can take the values of a field."""
         wanted = self.column_type(field)
         if was not in (None, field.kind) and {was, field.kind} & _ALIKE:
             return Fit.INCOMPATIBLE
+        if was is FieldKind.STRING and field.kind is was and column.type != wanted:
+            return Fit.INCOMPATIBLE  # Doubles do not say which decimals they were.
         if column.type == wanted or (column.type, field.kind) == ("INTEGER", FieldKind.INTEGER):
             return Fit.COMPATIBLE
         if not column.in_key and (column.type, field.kind) == ("ANY", FieldKind.STRING):
@@ -71,6 +84,8 @@ class SqliteDialect(Dialect):
                 return repr(float(value)) if math.isfinite(value) else None
             case FieldKind.BYTES, str():
                 return f"x'{base64.b64decode(value).hex()}'"
+            case FieldKind.STRING, str() if self.stores_real(field):
+                return repr(float(value)) if math.isfinite(float(value)) else None
             case FieldKind.STRING, str() if "\0" not in value:
                 return "'" + value.replace("'", "''") + "'"
             case _:
@@ -117,6 +132,14 @@ class SqliteDialect(Dialect):
             f"ALTER TABLE {self.quoted_path(other)} RENAME TO {path}",
             *before.attached,
         ]
+
+
+def is_decimal(field: Field) -> bool:
+    """Return whether the text of a field is a decimal; keys stay exact."""
+    if field.kind is not FieldKind.STRING or field.is_key:
+        return False
+    upstream = str(field.annotations.get("x-postgres-type", ""))
+    return re.fullmatch(r"numeric(\(.*\))?", upstream) is not None or field.format == "number"
 
 
 def _becomes_text(alteration: Alteration, column: Column) -> bool:

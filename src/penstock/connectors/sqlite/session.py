@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from penstock.errors import TransientError
 from penstock.sdk.errors import Refused
@@ -32,7 +32,12 @@ class SqliteSession:
     """Runs statements on a SQLite file; one thread at a time, but for `interrupt`."""
 
     def __init__(
-        self, path: Path, *, create: bool = True, gave_up: threading.Event | None = None
+        self,
+        path: Path,
+        *,
+        create: bool = True,
+        gave_up: threading.Event | None = None,
+        decimals: Literal["text", "real"] = "text",
     ) -> None:
         """Open the file at `path`; if it is not there, make it.
 
@@ -47,6 +52,7 @@ class SqliteSession:
                 hint="Use a Python with a newer one.",
             )
         self.path = path
+        self.decimals: Literal["text", "real"] = decimals
         self._gave_up = gave_up or threading.Event()
         self._closing = threading.Lock()
         self._closed = False

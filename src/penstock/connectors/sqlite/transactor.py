@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.connectors.sqlite.dialect import SqliteDialect
 from penstock.connectors.sqlite.session import SqliteSession
 from penstock.connectors.sqlite.spool import Spool
 from penstock.protocol.errors import RemoteProtocolError
@@ -43,7 +44,7 @@ class SqliteTransactor(Transactor):
     def __init__(
         self,
         session: SqliteSession,
-        dialect: Dialect,
+        dialect: SqliteDialect,
         bindings: list[Binding[SqlResource]],
         fence: Fence,
     ) -> None:
@@ -101,12 +102,19 @@ class SqliteTransactor(Transactor):
         if len(stored):
             try:
                 connection.executemany(
-                    statements.store, _rows(stored.columns(), batch.binding.fields)
+                    statements.store, _rows(self._columns(stored), batch.binding.fields)
                 )
             except sqlite3.IntegrityError as error:
                 raise Refused(
                     f'table "{batch.binding}" does not take a document: {error}'
                 ) from error
+
+    def _columns(self, batch: Documents) -> list[pa.Array]:
+        """Return the columns of a batch, with decimals as the endpoint stores them."""
+        return [
+            column.cast(pa.float64()) if self._dialect.stores_real(field) else column
+            for field, column in zip(batch.binding.fields, batch.columns(), strict=True)
+        ]
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
         """Commit what was stored with its checkpoint, if we are still the one who may."""

@@ -89,6 +89,10 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         """The dialect for these fields; an endpoint may have to be asked which types it has."""
         return self.dialect
 
+    def remarks(self, dialect: Dialect, binding: Binding[ResourceT]) -> Sequence[str]:
+        """Return what people should know of the columns that a binding gets."""
+        return ()
+
     def surroundings(
         self, session: Session, endpoint: EndpointT, paths: Sequence[tuple[str, ...]]
     ) -> Sequence[str]:
@@ -228,6 +232,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             statements = [*self._own_tables(session, endpoint, applying.bindings)]
             taken = set()
             filled: dict[tuple[str, ...], set[str]] = {}
+            remarks: list[str] = []
             for binding in applying.bindings:
                 standing = self._standing(
                     session,
@@ -236,7 +241,11 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                     adopt=binding.resource.adopt,
                     delta_updates=binding.delta_updates,
                 )
-                statements += self._changes(session, binding, standing, last)
+                changed = self._changes(session, binding, standing, last)
+                statements += changed
+                if changed:
+                    dialect = self.dialect_for(session, binding.fields)
+                    remarks += self.remarks(dialect, binding)
                 if standing is not None and standing.taken_over:
                     taken.add(binding.path)
                 if not binding.delta_updates:
@@ -248,7 +257,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                         *selected.intersection(before),
                     }
             if applying.dry_run:
-                return _described(statements)
+                return _described(statements, remarks)
             for statement in statements:
                 session.run(statement)
             kept = applied_before.without_secrets(applying.spec)
@@ -262,7 +271,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                     kept,
                     applying.version,
                 )
-        return _described(statements)
+        return _described(statements, remarks)
 
     def _own_tables(
         self, session: Session, endpoint: EndpointT, bindings: Sequence[Binding[ResourceT]]
@@ -363,5 +372,5 @@ def _check_delta(path: tuple[str, ...], was: bool | None, *, now: bool) -> None:
         )
 
 
-def _described(statements: Sequence[str]) -> str:
-    return "".join(f"{statement};\n" for statement in statements)
+def _described(statements: Sequence[str], remarks: Sequence[str] = ()) -> str:
+    return "".join([*(f"{each};\n" for each in statements), *(f"-- {each}\n" for each in remarks)])
