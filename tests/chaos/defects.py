@@ -207,7 +207,12 @@ def unfenced_commit() -> Any:
     """A commit that is not the fence's any more counts all the same."""
 
     def commit(
-        session: Any, dialect: Any, fence: Any, checkpoint: bytes, path: Sequence[str] = ()
+        session: Any,
+        dialect: Any,
+        fence: Any,
+        checkpoint: bytes,
+        path: Sequence[str] = (),
+        **_: Any,
     ) -> None:
         table = dialect.quoted_path(path or (fence_module.TABLE,))
         session.run(

@@ -1,6 +1,7 @@
 """A binding that is newer than the copy from which a lake was restored."""
 
 import contextlib
+import json
 import shutil
 import sqlite3
 
@@ -68,11 +69,13 @@ def orders(tmp_path):
     return tmp_path
 
 
-def bring_orders(folder, *, backfill=0):
+def bring_orders(folder, *, backfill=0, endpoint=None):
     file = folder / "f.yaml"
+    connector = "sqlite" if endpoint is None else "postgres"
+    endpoint = endpoint or {"path": f"{folder}/desk.db"}
     file.write_text(
         f"location: file:{folder}/lake\nwriter: w\nmaterializations:\n  desk:\n"
-        f"    connector: sqlite\n    endpoint: {{path: {folder}/desk.db}}\n    bindings:\n"
+        f"    connector: {connector}\n    endpoint: {json.dumps(endpoint)}\n    bindings:\n"
         f"      - {{collection: a, resource: {{table: a}}, backfill: {backfill}}}\n"
     )
     materialize.run(file, jobs=materialize.TasksHere(), once=True)
@@ -119,3 +122,20 @@ def test_endpoint_that_is_restored_after_rejection_continues(orders):
         copy.rename(file)
     bring_orders(orders)
     assert ids(orders) == [1, 2, 3]
+
+
+def test_start_with_recreated_database_after_commits_is_rejected_until_backfill(
+    orders, postgres_server
+):
+    database = postgres_server.create_database("desk")
+    endpoint = {"url": database.url()}
+    bring_orders(orders, endpoint=endpoint)
+    database.drop()
+    database = postgres_server.create_database("desk")
+    append_order(orders, 3, 2_000, 3_000)
+    with pytest.raises(UsageError, match="has no checkpoint for resource"):
+        bring_orders(orders, endpoint=endpoint)
+    assert database.sql("SELECT id FROM a") == []
+    bring_orders(orders, endpoint=endpoint, backfill=1)
+    assert database.sql("SELECT id FROM a ORDER BY id") == [(1,), (2,), (3,)]
+    database.drop()

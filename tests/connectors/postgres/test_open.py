@@ -180,6 +180,46 @@ def test_a_session_ended_by_an_administrator_is_no_fence(
         assert not isinstance(found.value, Fenced)
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("WHERE false", "dropped and created again"),
+        ("", "dropped and created again"),
+        (None, "was dropped while"),
+    ],
+    ids=["empty", "copied", "dropped"],
+)
+def test_commit_after_fence_table_was_replaced_is_rejected(
+    database: Database, driven: Driven, rows: str | None, message: str
+) -> None:
+    with driven.open("v1", THINGS) as (writer, [things]):
+        commit(writer, things, [Row((1,), ("a",))], b"one")
+        database.sql("ALTER TABLE flow_checkpoints_v1 RENAME TO earlier")
+        if rows is not None:
+            database.sql(f"CREATE TABLE flow_checkpoints_v1 AS SELECT * FROM earlier {rows}")
+        database.sql("DROP TABLE earlier")
+        with pytest.raises(Refused, match=message) as raised:
+            commit(writer, things, [Row((2,), ("b",))], b"two")
+    assert database.name in str(raised.value)
+    assert "backfill" in raised.value.hint
+    assert database.sql("SELECT id FROM things") == [(1,)]
+
+
+def test_lost_session_of_replaced_fence_table_is_no_fence(
+    database: Database, driven: Driven
+) -> None:
+    with driven.open("v1", THINGS) as (writer, [things]):
+        database.sql("ALTER TABLE flow_checkpoints_v1 RENAME TO earlier")
+        database.sql("CREATE TABLE flow_checkpoints_v1 (LIKE earlier)")
+        database.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name LIKE 'penstock:%' AND datname = current_database()"
+        )
+        with pytest.raises(PenstockError) as found:
+            commit(writer, things, [Row((1,), ("a",))])
+        assert not isinstance(found.value, Fenced)
+
+
 # Where, and who.
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 from pydantic import Field as Setting
 
 from penstock.connectors.postgres.dialect import PostgresDialect, annotated, shortened
+from penstock.connectors.postgres.identity import EndpointIdentity
 from penstock.connectors.postgres.older import SessionNames, end_older, in_the_way
 from penstock.connectors.postgres.session import PostgresSession, Where
 from penstock.connectors.postgres.transactor import PostgresTransactor
@@ -155,6 +156,8 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
                     held = fence.install_fence(
                         session, self.dialect, opening.materialization, key_range, checkpoints
                     )
+                    # The fence row keeps the table locked meanwhile.
+                    identity = EndpointIdentity.read(session, self.dialect.quoted_path(checkpoints))
             except PenstockError as error:
                 if isinstance(error.__cause__, errors.LockNotAvailable):
                     raise in_the_way(session, opening.materialization, checkpoints, left) from None
@@ -164,7 +167,7 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
             )
             session.see_operators([dialect.quoted_path(each.path) for each in opening.bindings])
             return PostgresTransactor(
-                session, dialect, [*opening.bindings], held, checkpoints, names
+                session, dialect, [*opening.bindings], held, identity, checkpoints, names
             )
         except BaseException:
             session.close()

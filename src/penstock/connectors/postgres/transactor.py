@@ -12,7 +12,7 @@ that of the stores begins with the first COPY.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -23,13 +23,15 @@ from psycopg import errors
 from penstock.connectors.postgres.copying import csv_of, refuse_inexact
 from penstock.connectors.postgres.dialect import PostgresDialect
 from penstock.connectors.postgres.documents import document_expression
+from penstock.connectors.postgres.identity import EndpointIdentity
 from penstock.connectors.postgres.older import SessionNames, overlapping
 from penstock.connectors.postgres.session import PostgresSession
-from penstock.errors import Fenced, PenstockError
+from penstock.errors import Fenced, PenstockError, TransientError
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.protocol.messages import StateUpdate
 from penstock.sdk.batches import Documents, Found, Keys
 from penstock.sdk.bindings import Binding
+from penstock.sdk.errors import Refused
 from penstock.sdk.sql.connector import DELETED, SqlResource
 from penstock.sdk.sql.fence import Fence, commit_fence
 from penstock.sdk.transactor import Transactor
@@ -57,6 +59,7 @@ class PostgresTransactor(Transactor):
         dialect: PostgresDialect,
         bindings: Sequence[Binding[Any]],
         fence: Fence,
+        identity: EndpointIdentity,
         checkpoints: tuple[str, ...],
         names: SessionNames,
     ) -> None:
@@ -64,6 +67,7 @@ class PostgresTransactor(Transactor):
         self._session = session
         self._dialect = dialect
         self._fence = fence
+        self._identity = identity
         self._checkpoints = checkpoints
         self._names = names
         self._tables = [_Writer(session, dialect, each) for each in bindings]
@@ -125,12 +129,24 @@ class PostgresTransactor(Transactor):
             for table in self._tables:
                 with self._telling(table.refuses):
                     table.finish()
+            condition, parameters = self._identity.condition()
             with self._telling("the checkpoint could not be written"):
                 commit_fence(
-                    self._session, self._dialect, self._fence, checkpoint, self._checkpoints
+                    self._session,
+                    self._dialect,
+                    self._fence,
+                    checkpoint,
+                    self._checkpoints,
+                    condition=condition,
+                    parameters=parameters,
                 )
-        except BaseException:
+        except BaseException as error:
             self._session.roll_back()
+            if isinstance(error, (Fenced, Refused)):
+                # SUBTLE: a check without an answer must not turn a fence into a retry, which
+                # would fence off the newer stream in turn.
+                with suppress(TransientError):
+                    self._identity.check(self._session)
             raise
         with self._telling("the transaction could not be committed"):
             self._session.commit()
@@ -180,6 +196,7 @@ class PostgresTransactor(Transactor):
         fence = self._fence
         other = PostgresSession(self._session.where, touch=False)
         try:
+            self._identity.check(other)
             # Who ends a session is connected before, and raises the fence only after.
             newer = overlapping(other, self._names, fence.key_range)
             found = other.query(

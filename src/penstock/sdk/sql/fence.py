@@ -22,6 +22,7 @@ is split off again would one day have the fence that somebody holds who hung sin
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import Fenced
 from penstock.protocol.messages import START_FROM_ZERO
@@ -144,21 +145,28 @@ def commit_fence(
     fence: Fence,
     checkpoint: bytes,
     path: tuple[str, ...] = (TABLE,),
+    *,
+    condition: str = "TRUE",
+    parameters: Sequence[Any] = (),
 ) -> None:
-    """Write a checkpoint, if nobody has opened since. Call it last in a transaction.
+    """Write a checkpoint if no newer stream has opened and the SQL `condition` holds.
+
+    Call it last in a transaction.
 
     Raises:
-        Fenced: somebody has; roll back.
+        Fenced: no row was updated; roll back.
     """
     touched = session.run(
         f"UPDATE {dialect.quoted_path(path)} SET checkpoint = ? "
-        "WHERE materialization = ? AND key_begin = ? AND key_end = ? AND fence = ?",
+        "WHERE materialization = ? AND key_begin = ? AND key_end = ? AND fence = ? "
+        f"AND {condition}",
         [
             _text(checkpoint),
             fence.materialization,
             fence.key_range.begin,
             fence.key_range.end,
             fence.fence,
+            *parameters,
         ],
     )
     if touched != 1:
