@@ -5,13 +5,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from penstock import persist
 from penstock.catalog.looking import look
 from penstock.cli.showing import shown
-from penstock.persist.memory import Memory
+from penstock.persist.memory import FAILURE, Memory
 
 SETTINGS = persist.Settings()
 
@@ -42,7 +44,7 @@ def test_who_was_killed_does_not_run(tmp_path: Path) -> None:
             textwrap.dedent(f"""
                 import os
                 from penstock import persist
-                from penstock.persist.memory import Memory
+                from penstock.persist.memory import FAILURE, Memory
                 client = persist.open({url!r}, writer="w")
                 status = {{"kind": "postgres", "phase": "following"}}
                 Memory(client, "shop").write_down({{"status": status}})
@@ -67,3 +69,65 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
         said = shown(look(url, SETTINGS))
     assert "[red]orders" in said
     assert "[/x]" in said
+
+
+def test_source_that_never_connected_is_listed_as_a_source(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/clicks"
+    with persist.open(url, writer="test") as client:
+        progress = {"name": "clicks_progress", "kind": "kafka"}
+        Memory(client, "clicks").write_down({"progress": progress, "status": {"phase": "opening"}})
+        (found,) = look(url, SETTINGS)
+    assert [each["source"] for each in found["sources"]] == ["clicks"]
+    assert found["materializations"] == []
+    assert "clicks" in shown([found])
+
+
+@pytest.mark.parametrize("kind", ["source", "materialization"])
+def test_task_that_failed_before_its_first_status_is_listed_with_the_error(
+    tmp_path: Path, kind: str
+) -> None:
+    url = f"file:{tmp_path}/shop"
+    failure = {"kind": kind, "message": "slot is lost", "detail": "It was dropped.", "hint": "Run."}
+    with persist.open(url, writer="test") as client:
+        Memory(client, "shop").write_down({FAILURE: {**failure, "at_ms": 1}})
+        (found,) = look(url, SETTINGS)
+    [task] = found[f"{kind}s"]
+    assert (task["phase"], task["error"]) == (
+        "stopped",
+        {"message": "slot is lost", "detail": "It was dropped.", "hint": "Run."},
+    )
+    assert "slot is lost. It was dropped. Run" in shown([found])
+
+
+@pytest.mark.parametrize(
+    ("status", "lag"),
+    [
+        ({"connected": True}, 7),
+        ({"connected": False}, None),
+        ({"connected": True, "phase": "stopped"}, None),
+    ],
+)
+def test_lag_of_a_source_is_null_while_it_is_disconnected_or_stopped(
+    tmp_path: Path, status: dict[str, Any], lag: int | None
+) -> None:
+    url = f"file:{tmp_path}/shop"
+    known = {"kind": "kafka", "phase": "following", "lag_records": 7, "lag_ms": 7, **status}
+    with persist.open(url, writer="test") as client:
+        remap = client.create_or_load("shop_remap", key=persist.TEXT, value=persist.UNIT)
+        remap.seal(5).result()
+        Memory(client, "shop").write_down({"status": known})
+        (found,) = look(url, SETTINGS)
+    [source] = found["sources"]
+    assert source["lag_records"] == lag
+    assert (source["lag_ms"] is None) == (lag is None)
+    assert ("unknown" in shown([found])) == (lag is None)
+
+
+def test_status_shows_the_time_at_which_its_counts_began(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/shop"
+    noted(url, "shop", kind="postgres", phase="following", rows=12, counted_since_ms=1)
+    (found,) = look(url, SETTINGS)
+    assert found["sources"][0]["counted_since_ms"] == 1
+    text = shown([found])
+    assert "rows since start" in text
+    assert "1970-01-01T00:00:00.001Z" in text

@@ -116,7 +116,9 @@ def test_a_long_start_is_told_and_proves_that_we_are_the_writer(turn, beats):
     source.open = slow
     run.ticks(1)
     assert [(status["phase"], status["waits_for"]) for status in told] == [("opening", "godot")]
+    assert told[0]["kind"] == "kafka"
     assert run.ingest.status()["phase"] == "following"
+    assert 0 < run.ingest.status()["counted_since_ms"] <= run.clock.now_ms()
 
 
 @pytest.mark.parametrize("step", ["open", "draw"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock import persist
+from penstock.catalog.looking import look
 from penstock.clock import SYSTEM_CLOCK, SystemClock
 from penstock.errors import DefiniteError, Fenced, TransientError, UsageError
 from penstock.persist.lake import open_store
@@ -509,3 +510,27 @@ def test_once_is_no_success_if_a_table_is_in_error(tasks):
     assert str(tasks.error) == 'source "s" has tables in error: public.b'
     assert "has changed." in tasks.error.detail
     assert later.starts == 1, "what can be brought is brought"
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("kind", ["source", "materialization"])
+def test_error_that_stops_a_task_is_reported_by_status_until_it_runs_again(tmp_path, kind, once):
+    error = DefiniteError("slot is lost", detail="It was dropped.", hint="Create it.")
+    tasks = Tasks(tmp_path)
+    tasks.add("shop", error, kind=kind)
+    tasks.start(once=once)
+    tasks.wait()
+    assert tasks.error is error
+    (found,) = look(tasks.lake, persist.Settings())
+    [task] = found[f"{kind}s"]
+    assert (task["phase"], task["error"]) == (
+        "stopped",
+        {"message": "slot is lost", "detail": "It was dropped.", "hint": "Create it."},
+    )
+    again = Tasks(tmp_path)
+    again.add("shop", kind=kind)
+    again.start(once=True)
+    again.wait()
+    assert again.error is None
+    (found,) = look(tasks.lake, persist.Settings())
+    assert found[f"{kind}s"] == []

@@ -190,6 +190,29 @@ def test_ready_is_when_all_is_there_and_followed(shop, served, clock):
     assert ask(served.url, "/readyz").status == 503
 
 
+def test_readyz_reports_why_a_task_has_stopped(shop, served):
+    shop.tick()
+    shop.commit(1)
+    error = {"message": "slot is lost", "detail": "", "hint": "Run penstock resync."}
+    shop.tasks["shop"] |= {"state": "stopped", "error": error}
+    answer = ask(served.url, "/readyz")
+    assert answer.status == 503
+    assert answer.json["waits_for"] == ['source "shop" to run; it is stopped: slot is lost']
+    [source] = state_of(served)["sources"]
+    assert source["error"] == error
+
+
+def test_disconnected_source_has_no_lag_and_is_not_ready(shop, served):
+    shop.tick()
+    shop.commit(1)
+    shop.tasks["shop"] |= {"connected": False, "disconnected_reason": "connection refused"}
+    [source] = state_of(served)["sources"]
+    assert (source["lag_ms"], source["lag_bytes"]) == (None, None)
+    assert ask(served.url, "/readyz").json["waits_for"] == [
+        'source "shop" to connect: connection refused'
+    ]
+
+
 def test_degraded_materialization_is_ready_and_names_collection_time_and_remedy(shop, served):
     shop.tick()
     shop.commit(1)

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from penstock import persist
 from penstock.durable import Blob, children, join
-from penstock.ingest.relations import notes_in
+from penstock.ingest.relations import NOTE, notes_in
 from penstock.persist import Client
 from penstock.persist.errors import shown_ms
 from penstock.persist.holds import Hold, list_holds
 from penstock.persist.lake import is_storage_location, storage_locations
 from penstock.persist.lock import lives
-from penstock.persist.memory import PAUSED
+from penstock.persist.memory import FAILURE, PAUSED
 from penstock.persist.readable import error_as_of
 from penstock.persist.state import END, CollectionState, State
 
@@ -24,6 +24,8 @@ __all__ = ["Looker", "look"]
 
 RECOVERY: Final = "materialization"
 """The note that a materialization has, and no source."""
+
+LAGS: Final = ("lag_ms", "lag_bytes", "lag_records")
 
 
 def look(
@@ -147,20 +149,30 @@ def _collection(generations: list[CollectionState], holds: list[dict[str, Any]])
 
 def _runners(client: Client, state: State, now_ms: int) -> dict[str, list[dict[str, Any]]]:
     """What the sources and materializations of a storage location said of themselves last."""
-    notes = {name: told for name, told in notes_in(client).items() if "status" in told}
+    notes = {
+        name: {"status": {}, **told}
+        for name, told in notes_in(client).items()
+        if "status" in told or FAILURE in told
+    }
     return {
         "sources": [
             {
                 "source": name,
                 **told["status"],
                 "phase": _phase(told, state),
-                "lag_ms": _lag_ms(name, told["status"], state, now_ms),
+                **_lags(name, told, state, now_ms),
+                "error": _task_error(told),
             }
             for name, told in notes.items()
             if not _materializes(told)
         ],
         "materializations": [
-            {"materialization": name, **told["status"], "phase": _phase(told, state)}
+            {
+                "materialization": name,
+                **told["status"],
+                "phase": _phase(told, state),
+                "error": _task_error(told),
+            }
             for name, told in notes.items()
             if _materializes(told)
         ],
@@ -171,7 +183,19 @@ def _phase(told: dict[str, Any], state: State) -> str:
     """What a task does: what it said last, if it can still be so."""
     if told.get(PAUSED):
         return PAUSED
-    return told["status"].get("phase", "") if _runs(state) else "stopped"
+    if FAILURE in told or not _runs(state):
+        return "stopped"
+    return str(told["status"].get("phase", ""))
+
+
+def _task_error(told: dict[str, Any]) -> dict[str, str] | None:
+    """Return the error that stopped a task, else the one in its status."""
+    error = told.get(FAILURE) or told["status"].get("error")
+    if not error:
+        return None
+    if isinstance(error, str):
+        return {"message": error, "detail": "", "hint": ""}
+    return {name: error.get(name) or "" for name in ("message", "detail", "hint")}
 
 
 def _runs(state: State) -> bool:
@@ -180,20 +204,28 @@ def _runs(state: State) -> bool:
 
 
 def _materializes(told: dict[str, Any]) -> bool:
-    """Whether these are notes of a materialization; those of a source tell of their upstream."""
-    return RECOVERY in told or "kind" not in told["status"]
+    """Return whether these are notes of a materialization.
 
-
-def _lag_ms(source: str, status: dict[str, Any], state: State, now_ms: int) -> int | None:
-    """How far a source is behind; None if it does not run, or has not begun.
-
-    Its collections are complete up to its last tick. With a backlog to work off that
-    may be now, and what it has reached upstream is older.
+    A source names its progress before anything else, and its status has the kind of its server.
     """
+    if FAILURE in told:
+        return bool(told[FAILURE]["kind"] == "materialization")
+    return RECOVERY in told or (NOTE not in told and "kind" not in told["status"])
+
+
+def _lags(source: str, told: dict[str, Any], state: State, now_ms: int) -> dict[str, int | None]:
+    """Return the lag of a source; None where the position of its server is not known.
+
+    The collections are complete up to the last tick. With a backlog that may be now, and the
+    position that the source has reached is older.
+    """
+    status = told["status"]
+    if _phase(told, state) in ("stopped", PAUSED) or status.get("connected") is False:
+        return {name: None for name in LAGS if name in status or name == "lag_ms"}
     remap = state.named(f"{source}_remap")
-    if not _runs(state) or remap is None or remap.upper == 0:
-        return None
-    return max(0, now_ms - (remap.upper - 1), status.get("lag_ms") or 0)
+    if remap is None or remap.upper == 0:
+        return {"lag_ms": None}
+    return {"lag_ms": max(0, now_ms - (remap.upper - 1), status.get("lag_ms") or 0)}
 
 
 def _error(collection: CollectionState) -> dict[str, Any] | None:

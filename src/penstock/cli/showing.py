@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.persist.state import END
-from penstock.progress.time import describe_time
+from penstock.progress.time import describe_time, format_time
 
 __all__ = ["shown"]
 
@@ -50,7 +50,10 @@ def _show(console: Console, found: dict[str, Any]) -> None:
             )
         console.print(table)
     if found["sources"]:
-        table = Table("source", "phase", "at", "rows", "behind", "slot holds", "waits for")
+        table = Table(
+            "source", "phase", "at", "rows since start", "started", "behind", "slot holds",
+            "waits for", "error",
+        )  # fmt: skip
         for each in found["sources"]:
             held = each.get("slot_bytes")
             table.add_row(
@@ -58,9 +61,11 @@ def _show(console: Console, found: dict[str, Any]) -> None:
                 each.get("phase", ""),
                 str(each.get("lsn") or each.get("position") or ""),
                 str(each.get("rows", "")),
+                _started(each),
                 _behind(each),
                 "" if held is None else f"{held} bytes",
                 each.get("waits_for") or "",
+                _failure(each),
             )
         console.print(table)
     if found["materializations"]:
@@ -82,7 +87,7 @@ def _show(console: Console, found: dict[str, Any]) -> None:
 def _behind(source: dict[str, Any]) -> str:
     """Return the lag in upstream's own units, and in seconds if known."""
     unit = "records" if "lag_records" in source else "bytes"
-    lag, lag_ms = source.get(f"lag_{unit}", 0), source.get("lag_ms")
+    lag, lag_ms = source.get(f"lag_{unit}"), source.get("lag_ms")
     if lag is None or source.get("connected") is False:
         return "unknown"  # Upstream does not answer.
     return f"{lag} {unit}" if lag_ms is None else f"{lag} {unit}, {lag_ms / 1_000:.1f} s"
@@ -90,26 +95,30 @@ def _behind(source: dict[str, Any]) -> str:
 
 def _show_materializations(console: Console, found: list[dict[str, Any]]) -> None:
     table = Table(
-        "materialization", "phase", "upper", "lag", "documents", "bytes", "last took", "waits for",
-        "error",
+        "materialization", "phase", "upper", "lag", "documents since start", "bytes since start",
+        "started", "last took", "waits for", "error",
     )  # fmt: skip
     for each in found:
-        last = each["last_transaction"]
+        last = each.get("last_transaction", {})
         table.add_row(
             each["materialization"],
             each["phase"],
-            describe_time(each["upper"]),
-            f"{each['lag_ms']} ms",
-            str(each["documents"]),
-            str(each["bytes"]),
+            describe_time(each.get("upper", 0)),
+            f"{each['lag_ms']} ms" if "lag_ms" in each else "unknown",
+            str(each.get("documents", "")),
+            str(each.get("bytes", "")),
+            _started(each),
             ", ".join(f"{phase.removesuffix('_ms')} {ms} ms" for phase, ms in last.items()),
-            each["waits_for"] or "",
-            each["error"] or "; ".join(_degraded(each)),
+            each.get("waits_for") or "",
+            _failure(each) or "; ".join(_degraded(each)),
         )
     console.print(table)
-    table = Table("materialization", "collection", "resource", "mode", "documents", "bytes", "")
+    table = Table(
+        "materialization", "collection", "resource", "mode", "documents since start",
+        "bytes since start", "",
+    )  # fmt: skip
     for each in found:
-        for binding in each["bindings"]:
+        for binding in each.get("bindings", ()):
             table.add_row(
                 each["materialization"],
                 binding["collection"],
@@ -127,6 +136,19 @@ def _show_materializations(console: Console, found: list[dict[str, Any]]) -> Non
                 ),
             )
     console.print(table)
+
+
+def _started(task: dict[str, Any]) -> str:
+    """Return the time at which the counts of a task began."""
+    # Notes of an earlier release do not have it.
+    since_ms = task.get("counted_since_ms")
+    return "" if since_ms is None else format_time(since_ms)
+
+
+def _failure(task: dict[str, Any]) -> str:
+    error = task["error"]
+    parts = [] if error is None else [error["message"], error["detail"], error["hint"]]
+    return ". ".join(part.rstrip(".") for part in parts if part)
 
 
 def _degraded(materialization: dict[str, Any]) -> list[str]:

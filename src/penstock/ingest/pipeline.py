@@ -118,6 +118,7 @@ class Ingest:
         self._heard_ms = 0
         self._compacted_ms = 0
         self._noted_ms = 0
+        self._counted_since_ms = clock.now_ms()
         self._rows = 0
         self._bytes = 0
         self._ticked = False
@@ -448,6 +449,7 @@ class Ingest:
             "catching_up": self._catching_up,
             "rows": self._rows,
             "bytes": self._bytes,
+            "counted_since_ms": self._counted_since_ms,
             "as_of": upper - 1 if upper else None,
             "written_ms": self._clock.now_ms(),
         }
@@ -455,5 +457,8 @@ class Ingest:
     def _note(self, **told: Any) -> None:
         """Write down something besides the status that was told last."""
         with self._memory.lock:
-            status = {**self.status(), **told, "written_ms": self._clock.now_ms()}
+            # SUBTLE: before the first connection there is no status, and without its kind a
+            # source would be taken for a materialization.
+            status = {"kind": self._source.kind, **self.status(), **told}
+            status["written_ms"] = self._clock.now_ms()
             self._memory.write_down({"status": status})

@@ -124,7 +124,7 @@ class Materializing:
         """What is being done, for the log."""
 
         self._stop = threading.Event()
-        self._status = Status([each.collection for each in section.bindings])
+        self._status = Status([each.collection for each in section.bindings], self._clock.now_ms())
 
     def status(self) -> Mapping[str, Any]:
         """For people."""

@@ -30,6 +30,9 @@ class Status:
     """What is told of it."""
 
     collections: Sequence[str]
+    counted_since_ms: int
+    """The start of this process's counts of documents, bytes and transactions."""
+
     phase: str = "starting"
     upper: int = 0
     """Everything below it is at the endpoint."""
@@ -73,6 +76,7 @@ class Status:
             "documents": sum(each.documents for each in self.bindings),
             "bytes": sum(each.bytes for each in self.bindings),
             "transactions": self.transactions,
+            "counted_since_ms": self.counted_since_ms,
             "last_transaction": dict(self.last),
             "bindings": [
                 {

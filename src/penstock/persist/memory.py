@@ -12,10 +12,13 @@ from typing import Any, Final
 from penstock import persist
 from penstock.errors import InternalError
 
-__all__ = ["PAUSED", "Memory"]
+__all__ = ["FAILURE", "PAUSED", "Memory"]
 
 PAUSED: Final = "paused"
 """The note that a task is not to run until somebody says so."""
+
+FAILURE: Final = "failure"
+"""The note of the error that stopped a task: kind of the task, message, detail, hint, at_ms."""
 
 Update = tuple[tuple[str, Any], int, int]
 

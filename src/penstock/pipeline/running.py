@@ -36,7 +36,7 @@ from penstock.errors import (
 )
 from penstock.persist.errors import Closed
 from penstock.persist.lake import open_store
-from penstock.persist.memory import PAUSED, Memory
+from penstock.persist.memory import FAILURE, PAUSED, Memory
 from penstock.persist.requests import (
     Request,
     answer,
@@ -243,12 +243,7 @@ class _Kept:
             "kind": self.task.kind,
             "state": self.state,
             "restarts": self._restarts,
-            "error": error
-            and {
-                "message": str(error),
-                "detail": getattr(error, "detail", ""),
-                "hint": getattr(error, "hint", ""),
-            },
+            "error": error and _described(error),
         }
 
     def end(self) -> None:
@@ -340,7 +335,7 @@ class _Kept:
                                 pauses = self._pauses()
                                 self._rest(client)
                             else:
-                                self._run(client, once=once)
+                                self._run_and_note_failure(client, once=once)
                                 pauses = self._pauses()
                             self._check_upkeep()
                             self._carry_out(client)
@@ -367,9 +362,14 @@ class _Kept:
 
     def _is_idle(self, client: persist.Client) -> bool:
         """Whether somebody must say that it may run."""
-        if Memory(client, self.task.name).recall(PAUSED):
+        memory = Memory(client, self.task.name)
+        if memory.recall(PAUSED):
             self.state, self.error = PAUSED, None
-        return self.state in (PAUSED, "stopped")
+        if self.state in (PAUSED, "stopped"):
+            return True
+        if memory.recall(FAILURE):
+            memory.write_down({FAILURE: None})
+        return False
 
     def _rest(self, client: persist.Client) -> None:
         """Wait until something is asked of it, and look whether it still is ours meanwhile.
@@ -387,6 +387,22 @@ class _Kept:
             f'{self.task.kind} "{self.task.name}" is paused, so nothing was done for it',
             hint=f"Let it go on first: penstock resume {self._lake} {self.task.name}",
         )
+
+    def _run_and_note_failure(self, client: persist.Client, *, once: bool) -> None:
+        """Run the task, and store the error that stops it, so that other processes can report it.
+
+        The error may be that nothing can be stored; then only this process reports it.
+        """
+        try:
+            self._run(client, once=once)
+        except Exception as error:
+            if not isinstance(error, Fenced) and not self._is_restarted(error, once=once):
+                failure = {"kind": self.task.kind, **_described(error)}
+                with suppress(PenstockError):
+                    Memory(client, self.task.name).write_down(
+                        {FAILURE: {**failure, "at_ms": self._clock.now_ms()}}
+                    )
+            raise
 
     def _run(self, client: persist.Client, *, once: bool) -> None:
         self._loop = self.task.build(client)
@@ -448,7 +464,7 @@ class _Kept:
             self.fatal = True
             self._ending.set()
             self._running.stop.set()
-        elif self._running._restarts and not once and (unforeseen or _of_the_moment(error)):
+        elif self._is_restarted(error, once=once):
             self.state = "restarting"
             self._restarts += 1
             log.warning("it failed and is started again", extra=told_of(name, error))
@@ -459,6 +475,10 @@ class _Kept:
             if once:
                 self._ending.set()
             log.error("it has stopped", extra=told_of(name, error))
+
+    def _is_restarted(self, error: Exception, *, once: bool) -> bool:
+        unforeseen = not isinstance(error, PenstockError)
+        return self._running._restarts and not once and (unforeseen or _of_the_moment(error))
 
     def _pauses(self) -> Any:
         return pauses_ms(random.Random(), first_ms=FIRST_PAUSE_MS, cap_ms=LONGEST_PAUSE_MS)
@@ -546,6 +566,14 @@ class _Kept:
 
     def _beside(self) -> Blob:
         return open_store(self.task.url, persist.Settings())
+
+
+def _described(error: Any) -> dict[str, str]:
+    if isinstance(error, Mapping):
+        return {name: error.get(name) or "" for name in ("message", "detail", "hint")}
+    text = str(error) if isinstance(error, PenstockError | str) else repr(error)
+    detail, hint = getattr(error, "detail", ""), getattr(error, "hint", "")
+    return {"message": text, "detail": detail, "hint": hint}
 
 
 def _of_the_moment(error: Exception) -> bool:

@@ -80,7 +80,7 @@ def waited_for(state: Mapping[str, Any]) -> list[str]:
         if each["state"] == "paused":
             continue
         if each["state"] != "running":
-            waits.append(f"{name} to run; it is {each['state']}")
+            waits.append(f"{name} to run; it is {_state_and_reason(each)}")
         elif each.get("connected") is False:
             waits.append(f"{name} to connect: {each.get('disconnected_reason') or 'no reason'}")
         elif each.get("as_of") is None:
@@ -92,10 +92,15 @@ def waited_for(state: Mapping[str, Any]) -> list[str]:
         if each["state"] == "paused":
             continue
         if each["state"] != "running":
-            waits.append(f"{name} to run; it is {each['state']}")
+            waits.append(f"{name} to run; it is {_state_and_reason(each)}")
         elif each.get("phase") not in DELIVERING or not each.get("upper"):
             waits.append(f"{name} to follow; it is {each.get('phase') or 'starting'}")
     return waits
+
+
+def _state_and_reason(task: Mapping[str, Any]) -> str:
+    error = task["error"]
+    return f"{task['state']}: {error['message']}" if error else str(task["state"])
 
 
 def degraded(state: Mapping[str, Any]) -> list[dict[str, Any]]:

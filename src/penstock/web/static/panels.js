@@ -68,9 +68,10 @@ function sourceBody() {
         ["Behind upstream", source.lag_records === undefined ? bytes(source.lag_bytes) : `${count(source.lag_records)} records`],
         source.bad_records === undefined
           ? ["Slot holds", bytes(source.slot_bytes), source.slot ?? ""]
-          : ["Set aside", `${count(source.bad_records)} records`],
-        ["Rows read", count(source.rows)],
-        ["Bytes read", bytes(source.bytes)],
+          : ["Set aside since start", `${count(source.bad_records)} records`],
+        ["Rows since start", count(source.rows)],
+        ["Bytes since start", bytes(source.bytes)],
+        ["Started", moment(source.counted_since_ms), exactly(source.counted_since_ms)],
         ["Complete to", moment(source.as_of), exactly(source.as_of)],
         ["Restarts", count(source.restarts)],
         ["Server", source.server ?? "–", "", "wide"],
@@ -186,16 +187,17 @@ function materializationBody() {
   const rate = lineChart("Documents per second", compact);
   const bars = phaseBars("Transactions", duration);
   const done = table(["Committed", "Up to", "Documents", "Total ms", ...PHASES.map(([, name]) => name)], "Transactions");
-  const bindings = table(["Collection", "Resource", "Mode", "Documents", "Size"], "Bindings");
+  const bindings = table(["Collection", "Resource", "Mode", "Documents since start", "Bytes since start"], "Bindings");
   return {
     parts: [list.root, lag.root, rate.root, bars.root, section("Transaction history", done.root), section("Bindings", bindings.root)],
     update(thing) {
       list.update([
         ["Checkpoint", moment(thing.upper), exactly(thing.upper)],
         ["Lag", duration(thing.lag_ms)],
-        ["Documents", count(thing.documents)],
-        ["Bytes", bytes(thing.bytes)],
-        ["Transactions", count(thing.transactions_total)],
+        ["Documents since start", count(thing.documents)],
+        ["Bytes since start", bytes(thing.bytes)],
+        ["Transactions since start", count(thing.transactions_total)],
+        ["Started", moment(thing.counted_since_ms), exactly(thing.counted_since_ms)],
         ["Restarts", count(thing.restarts)],
         ["Frozen", (thing.degraded ?? []).map((each) => `${each.collection} at ${moment(each.time)}`).join(", ") || "nothing"],
       ]);
