@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.connectors.sqlite import SqliteConnector, transactor
+from penstock.connectors.sqlite import SqliteConnector, session, transactor
 from penstock.connectors.sqlite.session import SqliteSession
 from penstock.data.packed import pack_row
-from penstock.errors import Fenced, UsageError
+from penstock.errors import Fenced, TransientError, UsageError
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.protocol.messages import START_FROM_ZERO
 from penstock.protocol.ranges import WHOLE
@@ -776,3 +776,22 @@ def test_connection_has_synchronous_full(path):
     assert session.query("PRAGMA journal_mode") == [("wal",)]
     assert session.query("PRAGMA synchronous") == [(2,)]
     session.close()
+
+
+def test_statement_on_locked_file_is_transient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "GLANCE_S", 0.01)
+    path = tmp_path / "shared.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE t (id)")
+    opened = SqliteSession(path, create=False)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(TransientError, match="is locked by another connection"):
+        opened.query("SELECT id FROM t")
+    with pytest.raises(TransientError, match="is locked by another connection"):
+        SqliteSession(path, create=False)
+    other.execute("COMMIT")
+    assert opened.query("SELECT id FROM t") == []
+    opened.close()
+    other.close()

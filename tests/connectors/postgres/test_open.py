@@ -8,7 +8,7 @@ import pytest
 
 from penstock.connectors.postgres import connector, session
 from penstock.connectors.postgres.connector import PostgresEndpoint
-from penstock.errors import Fenced, PenstockError
+from penstock.errors import Fenced, PenstockError, TransientError
 from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.sdk import Refused
 from penstock.testing.postgres import Database, PostgresServer
@@ -262,6 +262,50 @@ def test_secrets_are_not_shown(postgres_server: PostgresServer) -> None:
         if endpoint is not broken:
             assert "127.0.0.1" in str(error)
             assert endpoint.where().parameters["password"] not in repr(endpoint.where())
+
+
+@pytest.mark.parametrize("step", ["validate", "apply", "open"])
+@pytest.mark.parametrize(
+    ("role", "password", "dbname", "code"),
+    [
+        ("small", "wrong", None, "28P01"),
+        ("nobody", "any", None, "28P01"),
+        ("small", "right", "nowhere", "3D000"),
+    ],
+    ids=["password", "role", "database"],
+)
+def test_rejected_login_is_permanent(
+    database: Database,
+    driven: Driven,
+    step: str,
+    role: str,
+    password: str,
+    dbname: str | None,
+    code: str,
+) -> None:
+    database.sql("CREATE ROLE small LOGIN PASSWORD 'right'")
+    try:
+        url = database.server.url(
+            user=role, password=password, database=dbname or database.name, host="tcp"
+        )
+        rejected = Driven(connector(), {"url": url})
+        steps = {
+            "validate": lambda: rejected.validate(THINGS),
+            "apply": lambda: rejected.apply("v2", THINGS),
+            "open": lambda: rejected.open("v1", THINGS).__enter__(),
+        }
+        with pytest.raises(Refused, match="rejected the login") as raised:
+            steps[step]()
+    finally:
+        database.sql("DROP ROLE small")
+    assert code in raised.value.detail
+    assert raised.value.hint
+
+
+def test_server_that_is_down_is_transient(database: Database) -> None:
+    url = database.url(host="tcp").replace(f":{database.server.port}/", ":1/")
+    with pytest.raises(TransientError, match="could not connect"):
+        Driven(connector(), {"url": url}).validate(THINGS)
 
 
 def test_a_version_that_was_not_applied_ends_nobody(driven: Driven) -> None:

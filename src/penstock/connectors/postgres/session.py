@@ -17,9 +17,10 @@ import pyarrow as pa
 from psycopg import conninfo
 
 from penstock.connectors.postgres.dialect import EndpointType, literal
-from penstock.errors import InternalError, PenstockError, TransientError
+from penstock.errors import InternalError, PenstockError, SourceError, TransientError
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Column, Table
+from penstock.sources.postgres.connect import connect
 
 __all__ = ["PostgresSession", "Where", "told"]
 
@@ -148,7 +149,7 @@ class PostgresSession:
             "application_name": name,
             "client_encoding": "UTF8",
         }
-        said = ""
+        said = code = ""
         try:
             return psycopg.connect(
                 "",
@@ -160,6 +161,14 @@ class PostgresSession:
         except psycopg.Error as error:
             # Not chained: libpq's words are for redacted eyes only.
             said = self.where.redacted(" ".join(str(error).split()))
+            if not isinstance(error, psycopg.errors.ConnectionTimeout):
+                code = _login_sqlstate(parameters)
+        if code[:2] in _LOGIN_REJECTIONS:
+            raise Refused(
+                f"{self.where} rejected the login",
+                detail=f"{said}. The server's code is {code}.",
+                hint=_LOGIN_REJECTIONS[code[:2]],
+            )
         raise TransientError(
             f"could not connect to {self.where}",
             detail=f"{said}.",
@@ -335,6 +344,27 @@ class PostgresSession:
         """Let go; what is not committed is rolled back."""
         self.connection.close()
         self._closed.set()
+
+
+_LOGIN_REJECTIONS: Final[Mapping[str, str]] = {
+    "28": "Correct user and password of the endpoint, or allow the role in pg_hba.conf.",
+    "3D": "Create the database, or correct its name in the endpoint.",
+}
+"""Hints by class of code: invalid authorization, and database that does not exist."""
+
+
+def _login_sqlstate(parameters: Mapping[str, Any]) -> str:
+    """Return the code with which the server rejects a login, or an empty text.
+
+    psycopg does not report the code of a login. With several hosts there is no single answer.
+    """
+    if any("," in str(parameters.get(name, "")) for name in ("host", "hostaddr", "port")):
+        return ""
+    try:
+        connect({name: str(value) for name, value in parameters.items()}, coded=True).close()
+    except SourceError as error:
+        return error.sqlstate
+    return ""
 
 
 def told(error: psycopg.Error, what: str, where: Where) -> PenstockError:

@@ -76,6 +76,8 @@ class SqliteSession:
             # The first read opens the file and its -wal file.
             self.connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         except sqlite3.Error as error:
+            if _is_busy(error):
+                raise self._busy(GLANCE_S) from error
             raise Refused(
                 f'"{path}" cannot be opened as a SQLite file: {error}',
                 hint="Name a SQLite file that can be written, in a folder that exists.",
@@ -132,6 +134,8 @@ class SqliteSession:
         try:
             yield
         except sqlite3.Error as error:
+            if _is_busy(error) and not self._gave_up.is_set():
+                raise self._busy(GLANCE_S) from error
             kind = TransientError if self._gave_up.is_set() else Refused
             raise kind(f'"{self.path}" does not do as asked: {error}') from error
 
@@ -163,19 +167,20 @@ class SqliteSession:
             try:
                 self.connection.execute(statement)
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in (
-                    sqlite3.SQLITE_BUSY,
-                    sqlite3.SQLITE_LOCKED,
-                ):
+                if not _is_busy(error):
                     raise
             else:
                 return
             if self._gave_up.wait(PAUSE_S):
                 raise TransientError(f'waiting for "{self.path}" was broken off')
-        raise TransientError(
-            f'"{self.path}" is being written by somebody else',
-            detail=f"That was so for {BUSY_S:.0f} seconds.",
-            hint="End whoever holds a transaction open in it.",
+        raise self._busy(BUSY_S)
+
+    def _busy(self, after_s: float) -> TransientError:
+        return TransientError(
+            f'SQLite database "{self.path}" is locked by another connection',
+            detail=f"The lock was held for {after_s:g} s.",
+            hint="End the process that holds a transaction open in it: "
+            f"fuser -v {shlex.quote(str(self.path))}",
         )
 
     def must_go_on(self) -> None:
@@ -258,6 +263,12 @@ def _check_access(path: Path) -> None:
             f'SQLite database "{path}" is not readable and writable',
             hint="Grant read and write permission on the file, or name another one.",
         )
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    # An error of the sqlite3 module itself has no code.
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
