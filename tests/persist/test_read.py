@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,22 @@ def test_listening_from_the_very_beginning_may_begin_with_a_snapshot_of_nothing(
         table = grown(client, 2)
         with table.listen(-1, snapshot=True) as listener:
             assert len(listener.next_changes(timeout_ms=0)) == 0
+
+
+def test_snapshot_and_listen_as_of_a_datetime_equal_those_of_its_milliseconds(shelf):
+    moment = datetime(2026, 11, 16, 12, 0, 0, 5_900, tzinfo=UTC)
+    time_ms = 1_794_830_400_005
+    with opened(shelf) as client:
+        table = client.create_or_load("rows", schema=SCHEMA)
+        table.compare_and_append(
+            rows(("a", 1, time_ms, 1), ("b", 1, time_ms + 1, 1)), 0, time_ms + 2
+        )
+        for as_of in (moment, moment.astimezone(timezone(timedelta(hours=2)))):
+            snapshot = table.snapshot(as_of)
+            assert snapshot.as_of == time_ms
+            assert len(snapshot) == 1
+            with table.listen(as_of) as listener:
+                assert listener.frontier == time_ms + 1
+        for read in (table.snapshot, table.listen):
+            with pytest.raises(UsageError, match="has no time zone"):
+                read(moment.replace(tzinfo=None))

@@ -1,6 +1,7 @@
 """What a reading asks of a session, and how it chooses to join."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ def url(tmp_path: Path) -> str:
         pairs.compare_and_append([(pair("b", 1), 2, -1), (pair("b", 2), 2, 1)], 2, 3)
         assert any(batch.distinct for batch in pairs.state.batches)
     return url
+
+
+def test_read_as_of_a_datetime_equals_read_as_of_its_milliseconds(
+    spark: SparkSession, url: str
+) -> None:
+    frame = ps.read(spark, url, "pairs", as_of=datetime(1970, 1, 1, 0, 0, 0, 1_999, tzinfo=UTC))
+    assert sorted(map(tuple, frame.collect())) == [("a", 1), ("b", 1), ("c", 1)]
+    with pytest.raises(UsageError, match="has no time zone"):
+        ps.read(spark, url, "pairs", as_of=datetime(1970, 1, 1))  # noqa: DTZ001
 
 
 @pytest.fixture

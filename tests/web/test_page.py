@@ -116,7 +116,7 @@ def test_it_lives(shop: Shop, clock: ManualClock, view: LakeView, served: Served
     clock.move_ms(2_000)
     show(page, served, "#materialization/warehouse")
     expect(page.locator(".chart rect.phase-2")).to_have_count(4)
-    expect(page.locator("#detail .facts")).to_contain_text("Transactions5")
+    expect(page.locator("#detail .facts")).to_contain_text("Transactions since start5")
     show(page, served, "#source/shop")
     expect(page.locator(".chart .line")).to_have_count(3)
     expect(page.locator("#detail .facts")).to_contain_text("Rate30 rows/s")

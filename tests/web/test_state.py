@@ -234,6 +234,9 @@ def test_degraded_materialization_is_ready_and_names_collection_time_and_remedy(
     (error,) = ask(served.url, "/api/state").json["errors"]
     assert error["object"] == 'materialization "warehouse"'
     assert "frozen at 25: slot is gone" in error["message"]
+    frozen["time"] = 1_794_830_400_005
+    (error,) = ask(served.url, "/api/state").json["errors"]
+    assert "frozen at 1794830400005 (2026-11-16T12:00:00.005Z): slot" in error["message"]
     assert error["hint"] == "Copy it again."
     metrics = ask(served.url, "/metrics").body.decode()
     assert 'penstock_materialization_degraded{materialization="warehouse"} 1.0' in metrics

@@ -73,7 +73,8 @@ def _show(console: Console, found: dict[str, Any]) -> None:
     if found["holds"]:
         table = Table("hold", "kind", "age", "unchanged", "keeps")
         for each in found["holds"]:
-            keeps = ", ".join(f"{name} from {since}" for name, since in each["sinces"].items())
+            sinces = each["sinces"].items()
+            keeps = ", ".join(f"{name} from {_time(since)}" for name, since in sinces)
             table.add_row(
                 each["owner"],
                 each["kind"],
@@ -155,7 +156,8 @@ def _degraded(materialization: dict[str, Any]) -> list[str]:
     """A line for each errored collection whose bindings are frozen."""
     # A status that an earlier release wrote does not have the errors.
     return [
-        f"{each['collection']} is in error since {each['time']}: {each['message']}. {each['hint']}"
+        f"{each['collection']} is in error since {describe_time(each['time'])}: "
+        f"{each['message']}. {each['hint']}"
         for each in materialization.get("degraded", ())
     ]
 

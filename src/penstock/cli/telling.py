@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.catalog.rows import encode_line
 from penstock.clock import SYSTEM_CLOCK
+from penstock.progress.time import describe_time
 
 if TYPE_CHECKING:
     from penstock.pipeline.running import Running
@@ -98,7 +99,8 @@ def _line(name: str, status: Mapping[str, Any]) -> str:
     if error and phase == "stopped":
         return f"{line}: {error['message']}"
     for each in status.get("degraded") or ():
-        line += f"; {each['collection']} is in error since {each['time']}: {each['message']}"
+        since = describe_time(each["time"])
+        line += f"; {each['collection']} is in error since {since}: {each['message']}"
         line += f". {each['hint']}" if each["hint"] else ""
     if waits := status.get("waits_for"):
         line += f", waiting for {waits}"

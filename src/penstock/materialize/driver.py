@@ -44,6 +44,7 @@ from penstock.persist.errors import CollectionMissing
 from penstock.persist.memory import Memory
 from penstock.persist.state import END, columns_of, schema_as_of
 from penstock.pipeline.file import CollectionSection, MaterializationSection
+from penstock.progress.time import describe_time
 from penstock.protocol.privacy import Security
 from penstock.protocol.ranges import WHOLE, shards
 from penstock.retry import pauses_ms
@@ -567,8 +568,8 @@ class Materializing:
             if span.lower <= reached or not ready.upper:
                 stored = span.error
                 return StoppedByError(
-                    f'materialization "{self.name}" has stopped at {span.lower}: collection '
-                    f'"{name}" is in error: {stored.message}',
+                    f'materialization "{self.name}" has stopped at {describe_time(span.lower)}: '
+                    f'collection "{name}" is in error: {stored.message}',
                     detail=stored.detail,
                     hint=f"{stored.hint} The materialization resumes when the error ends. To "
                     "continue without this collection, set on_error: leave_behind.".strip(),

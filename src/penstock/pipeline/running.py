@@ -45,6 +45,7 @@ from penstock.persist.requests import (
     requests,
 )
 from penstock.pipeline.file import Pipeline
+from penstock.progress.time import describe_time
 from penstock.retry import pauses_ms
 from penstock.telemetry import fields, logger
 
@@ -433,7 +434,7 @@ class _Kept:
             f'materialization "{self.task.name}" is degraded: bindings to errored collections are '
             f"frozen: {names}",
             detail=" ".join(
-                f"{each['collection']} is in error since {each['time']}: "
+                f"{each['collection']} is in error since {describe_time(each['time'])}: "
                 f"{each['message'].rstrip('.')}."
                 for each in degraded
             ),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from penstock.errors import PenstockError
 from penstock.persist.state import END
+from penstock.progress.time import describe_time
 
 __all__ = ["degraded", "state_of", "told", "unhealthy", "waited_for"]
 
@@ -200,7 +201,8 @@ def _errors(
                 yield _told(f'{kind} "{each["name"]}"', kind, each, each["error"])
     for each in materializations:
         for frozen in each.get("degraded") or ():
-            what = f'bindings to collection "{frozen["collection"]}" are frozen at {frozen["time"]}'
+            time = describe_time(frozen["time"])
+            what = f'bindings to collection "{frozen["collection"]}" are frozen at {time}'
             error = {**frozen, "message": f"{what}: {frozen['message']}"}
             yield _told(f'materialization "{each["name"]}"', "materialization", each, error)
     for each in sources:

@@ -148,7 +148,7 @@ function sampleOf(name, open) {
     el("button", { type: "submit" }, "Show"),
     el("button", { type: "button", onclick: () => choose("earliest") }, "Earliest"),
     el("button", { type: "button", onclick: () => choose("latest") }, "Latest"));
-  const hint = el("p", { class: "quiet", id: "as-of-hint" }, "Epoch milliseconds, or a time with its zone such as 2026-11-15T12:00:00Z.");
+  const hint = el("p", { class: "quiet", id: "as-of-hint" }, "Epoch milliseconds, a time with its zone such as 2026-11-15T12:00:00Z, or a relative time such as 10 minutes ago.");
   return {
     root: section("Rows", form, hint, rows, note),
     update(collection) {
