@@ -31,7 +31,10 @@ _NOUNS: Final = {
 def problems(
     written: Written, error: ValidationError, schema: Mapping[str, Any]
 ) -> Iterator[tuple[int, tuple[str, ...], str]]:
-    """What is wrong at which line and key, in a file that has `schema`."""
+    """Yield line, key and problem, in a file that has `schema`.
+
+    The text of a problem is `message; remedy`.
+    """
     found: dict[tuple[str, ...], list[tuple[bool, str, str]]] = {}
     for each in error.errors(include_input=False, include_url=False):
         loc = tuple(map(str, each["loc"]))
@@ -47,9 +50,11 @@ def problems(
         kept = [each for each in said if not (each[0] and inside)]
         nouns = dict.fromkeys(noun for _, noun, _ in kept if noun)
         sentences = [
-            *([f"give {' or '.join(nouns)}"] if nouns else []),
             *(w for *_, w in kept if w),
+            *([f"give {' or '.join(nouns)}"] if nouns else []),
         ]
+        if nouns and len(sentences) == 1:
+            sentences = ["this value is not accepted", *sentences]
         if sentences:
             yield written.place(keys)[0], keys, "; ".join(sentences)
 
@@ -62,13 +67,14 @@ def _said(
         case "extra_forbidden":
             valid = _keys_at(keys[:-1], schema)
             close = similar(keys[-1], valid)
-            meant = f"did you mean `{close[0]}`? " if close else ""
-            return "", f"there is no such key here; {meant}valid are: {', '.join(valid)}"
+            meant = f'did you mean "{close[0]}"? ' if close else ""
+            return "", f"there is no such key here; {meant}Valid keys are: {', '.join(valid)}"
         case "missing":
-            return "", "this key is missing"
+            return "", f'this key is missing; add "{keys[-1]}:"'
         case "string_pattern_mismatch":
             return "", (
-                "a name has 1 to 63 letters, digits, _ and -, and begins with a letter or _"
+                "this name is not accepted; a name has 1 to 63 letters, digits, _ and -, and "
+                "begins with a letter or _"
             )
         case kind if kind in _NOUNS:
             return _NOUNS[kind].format(**each.get("ctx", {})), ""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from penstock.errors import UsageError
+from penstock.errors import Problem, UsageError
 
 __all__ = ["VARIABLE", "Missing", "Written", "escaped", "interpolated", "read", "value_in", "wrong"]
 
@@ -118,17 +118,23 @@ def value_in(text: str) -> Any:
 
 
 def wrong(path: Path, problems: Sequence[tuple[int, Keys, str]]) -> UsageError:
-    """What is wrong in a file: line, key and what would be right, each on a line of its own."""
-    told = [
-        f"line {line}, {'.'.join(keys) or 'the file'}: {what}"
-        for line, keys, what in sorted(problems, key=lambda each: each[0])
+    """Return the error about a file; each problem is line, key and `message; remedy`."""
+    listed = [
+        Problem(f"line {line}, {'.'.join(keys) or 'the file'}: {message}", hint=_sentence(remedy))
+        for line, keys, text in sorted(problems, key=lambda problem: problem[0])
+        for message, _, remedy in [text.partition("; ")]
     ]
-    more = f", and {len(told) - 1} more" if len(told) > 1 else ""
+    more = f", and {len(listed) - 1} more" if len(listed) > 1 else ""
+    reference = "See docs/reference/pipeline-file.md for the values of each key."
     return UsageError(
-        f'pipeline file "{path}" is wrong at {told[0]}{more}',
-        detail="\n".join(told) if more else "",
-        hint="See docs/reference/pipeline-file.md for what each key takes.",
+        f'pipeline file "{path}" is wrong at {listed[0].message}{more}',
+        hint=reference if more else f"{listed[0].hint} {reference}".strip(),
+        problems=listed,
     )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}." if text else ""
 
 
 def escaped(value: Any) -> Any:
