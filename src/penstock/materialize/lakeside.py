@@ -162,7 +162,8 @@ class Lakeside:
                 frozen.add(state.name)
         upper, behind = self._common_upper(ends)
         # Everything below the error is stored first: a transaction ends exactly there.
-        cut = min([*freezing, *([upper] if upper else [])], default=0)
+        cuts: list[int] = [*freezing, upper] if upper else freezing
+        cut = min(cuts, default=0)
         named = tuple((state.name, span) for state, span in errored)
         target = upper if ends else max(freezing, default=0)
         return Ready(cut, target, behind, named, frozenset(frozen))

@@ -35,7 +35,7 @@ class TableName:
             UsageError: it is neither.
         """
         parts = parse_name(text, strip=True)
-        if parts is None or len(parts) > 2 or any("\0" in part for part in parts):
+        if parts is None or len(parts) not in (1, 2) or any("\0" in part for part in parts):
             raise UsageError(
                 f'table name "{text}" cannot be understood',
                 detail="It is a schema, a dot and a table; parts that hold a dot, a double quote "
