@@ -32,7 +32,6 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
@@ -148,14 +147,11 @@ def kafka_jars() -> list[Path]:
     except UsageError:
         if not others:
             raise
-        with suppress(UsageError):
-            found = jars_for(others)
-            log.warning(
-                "jars of this very Spark cannot be had; others are used, which were tried with it",
-                extra=fields(jars=",".join(jar.file for jar in others)),
-            )
-            return found
-        raise
+    log.warning(
+        "jars of this very Spark cannot be had; others are used, which were tried with it",
+        extra=fields(jars=",".join(jar.file for jar in others)),
+    )
+    return jars_for(others)
 
 
 def kafka_list(spark: str | None = None) -> list[Jar]:
