@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,8 +20,9 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.connectors import built_in
 from penstock.materialize import driver, shard
 from penstock.materialize.here import TasksHere
-from penstock.materialize.running import run
+from penstock.materialize.running import tasks_of
 from penstock.pipeline import Pipeline
+from penstock.pipeline.running import Running
 from penstock.sdk import serve
 from tests.chaos.defects import planted
 
@@ -74,8 +75,13 @@ def materializing(pipeline: Mapping[str, Any], moving: bool, defect: str | None,
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     driver.LOOK_MS = 10  # type: ignore[misc]
     jobs = Moving() if moving else TasksHere()
+    # A stalled runtime is still alive when the next one takes its place.
+    tasks = [
+        replace(task, take_over=True)
+        for task in tasks_of(Pipeline.model_validate(pipeline), jobs=jobs)
+    ]
     with planted(defect):
-        run(Pipeline.model_validate(pipeline), jobs=jobs, stop=stop)
+        Running(tasks, stop).run(once=False)
 
 
 @dataclass

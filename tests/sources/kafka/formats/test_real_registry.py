@@ -13,6 +13,7 @@ from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from penstock.engine import jars
 from penstock.engine.jars import read_pins
 from penstock.errors import DefiniteError, TransientError, UsageError
 from penstock.sources.kafka.formats import (
@@ -216,8 +217,10 @@ def test_a_registry_that_does_not_start_says_why_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (archive,) = read_pins(testing_registry._PINS)
-    (tmp_path / archive.stem).mkdir()
-    (tmp_path / archive.stem / "broken-runner.jar").write_text("no jar")
+    folder = tmp_path / archive.stem
+    folder.mkdir()
+    (folder / "broken-runner.jar").write_text("no jar")
+    (tmp_path / f".{archive.stem}.{archive.sha256}.manifest").write_text(jars._hashes(folder))
     monkeypatch.setenv("PENSTOCK_JARS", str(tmp_path))
     broken = SchemaRegistry()
     with pytest.raises(UsageError, match="did not start") as refused, broken:
