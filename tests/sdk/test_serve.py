@@ -1,8 +1,10 @@
 """The SDK owns order, threads and ends; a connector that breaks its contract is told which rule."""
 
+import base64
 import json
 import socket
 import threading
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -487,6 +489,26 @@ def test_an_error_is_told_without_secrets(toy, connection, error, kind, says):
     told = "\n".join([str(caught.value), *caught.value.__notes__])
     assert says in told
     assert "hunter2" not in told
+
+
+@pytest.mark.parametrize(
+    "encoded", [base64.b64encode(b"u:hunter2").decode(), b"hunter2".hex(), "hunter2"]
+)
+def test_error_of_a_connector_shows_no_encoding_of_a_secret(toy, connection, encoded):
+    class Breaks(ToyTransactor):
+        def acknowledge(self):
+            raise RuntimeError(f"header {encoded}.")
+
+    toy.transactor = Breaks
+    stream = opened(connection)
+    stream.send(Acknowledge())
+    toy.fails = RuntimeError(f"header {encoded}.")
+    for call in (lambda: connection.validate(question()), stream.receive):
+        with pytest.raises(ConnectorError) as caught:
+            call()
+        text = "".join(traceback.format_exception(caught.value))
+        assert "***" in text
+        assert encoded not in text
 
 
 @pytest.mark.parametrize("name", ["key", "pin"])

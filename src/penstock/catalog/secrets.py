@@ -9,26 +9,19 @@ clients, but for those that are known to be none. What was hidden stays as
 it is when it is hidden again, so that a definition can be compared with an earlier one.
 """
 
-import base64
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
+from penstock.pipeline.redaction import SECRET_NAMES, URL_SCHEME
 from penstock.pipeline.written import VARIABLE
 from penstock.sources.kafka.properties import is_harmless
 
-__all__ = ["HIDDEN", "hides_secrets", "objects_without_secrets", "redact", "without_secrets"]
+__all__ = ["HIDDEN", "hides_secrets", "objects_without_secrets", "without_secrets"]
 
 HIDDEN: Final = "(not kept)"
 
-_NAMES: Final = re.compile(
-    r"""(?ix) pass(word|wd|phrase)?$ | passw(or)?d(?!.*file$) | pwd$ | secret | token | credential
-    | authorization | cookie | signature$ | ^sig$ | scram_\w*key
-    | (private|api|access|account|auth|encryption|shared|signing|master)[-_ ]?key"""
-)
-_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PAIR: Final = re.compile(
     r"""(?x) ([\w.%+-]+) (\s*=\s*)
     ( \(not\ kept\)
@@ -89,7 +82,7 @@ def _below(outer: dict[Any, Any], key: Any, inner: Any, *, named: bool, inherite
             name: without_secrets(each, named=not is_harmless(str(name), each))
             for name, each in inner.items()
         }
-    named = (named and inherited) or bool(_NAMES.search(str(key)))
+    named = (named and inherited) or bool(SECRET_NAMES.search(str(key)))
     return without_secrets(inner, named=named, inherited=inherited)
 
 
@@ -119,7 +112,7 @@ def _without_literals(value: Any) -> Any:
 
 
 def _without_logins(text: str) -> str:
-    starts = [*_URL.finditer(text)]
+    starts = [*URL_SCHEME.finditer(text)]
     if not starts:
         return _without_parameters(text)
     parts = [_without_parameters(text[: starts[0].start()])]
@@ -149,51 +142,10 @@ def _without_login(scheme: str, rest: str) -> str:
 def _without_parameters(text: str, pairs: re.Pattern[str] = _PAIR) -> str:
     def kept(found: re.Match[str]) -> str:
         name, between, value = found.groups()
-        return f"{name}{between}{_kept(value)}" if _NAMES.search(unquote(name)) else found[0]
+        return f"{name}{between}{_kept(value)}" if SECRET_NAMES.search(unquote(name)) else found[0]
 
     return pairs.sub(kept, text)
 
 
 def _kept(secret: str) -> str:
     return secret if _ONLY_VARIABLES.fullmatch(secret.strip("'\"")) else HIDDEN
-
-
-def redact(text: str, config: Mapping[str, Any]) -> str:
-    """Return `text` without the secrets of `config`, in whatever encoding they stand there."""
-    forms = {form for secret in _secrets(config) for form in _encodings(secret)}
-    for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, "***")
-    return text
-
-
-def _secrets(value: Any, *, named: bool = False) -> Iterator[str]:
-    match value:
-        case dict():
-            for key, inner in value.items():
-                yield from _secrets(inner, named=named or bool(_NAMES.search(str(key))))
-        case list() | tuple():
-            for inner in value:
-                yield from _secrets(inner, named=named)
-        case str() if named and value:
-            yield value
-        case str():
-            for start in _URL.finditer(value):
-                login = value[start.end() :].rpartition("@")[0]
-                if password := login.partition(":")[2]:
-                    yield password
-                    yield unquote(password)
-        case _:
-            pass
-
-
-def _encodings(secret: str) -> Iterator[str]:
-    data = secret.encode()
-    yield from (secret, quote(secret, ""), json.dumps(secret)[1:-1], repr(secret)[1:-1])
-    yield from (data.hex(), data.hex().upper())
-    for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        for before in range(3):
-            # The characters that depend on the secret alone, whatever stands around it.
-            encoded = encode(b"\0" * before + data).decode().rstrip("=")
-            inner = encoded[(before * 4 + 2) // 3 : (before + len(data)) * 4 // 3]
-            if len(inner) > 3:
-                yield inner

@@ -19,7 +19,6 @@ from penstock import persist
 from penstock.catalog.namespace import described, listed_names, name_conflicts
 from penstock.catalog.objects import Object, Type, as_wanted, known_objects
 from penstock.catalog.planning import Action, Change, plan
-from penstock.catalog.secrets import redact
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.connectors import BUILT_IN, built_in
 from penstock.data import collection_name
@@ -38,6 +37,7 @@ from penstock.persist.lake import is_storage_location, storage_locations_below
 from penstock.persist.state import columns_of
 from penstock.pipeline import Pipeline, load, load_written
 from penstock.pipeline.file import MaterializationSection
+from penstock.pipeline.redaction import redact
 from penstock.protocol.specs import CollectionSpec
 from penstock.sources.postgres.errors import NotReady
 from penstock.sources.source import CollectionOutline

@@ -15,15 +15,18 @@ to Commit came is the acknowledgement, and a Load is not sent before that.
 """
 
 import enum
+import json
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final, Self, TypeVar
 
 import grpc
 
 from penstock.materialize.errors import ConnectorError, ConnectorRefused, ConnectorUnreachable
+from penstock.pipeline.redaction import redact
 from penstock.protocol.errors import LocalProtocolError
 from penstock.protocol.messages import (
     Acknowledge,
@@ -31,6 +34,7 @@ from penstock.protocol.messages import (
     Applied,
     Apply,
     Kind,
+    Open,
     Request,
     Response,
     Spec,
@@ -163,7 +167,9 @@ class Connection:
         try:
             data = ask(encode(request), timeout=patience_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _translated(error, self.address, method) from error
+            config = _config(request)
+            cause = _cause(error, config)
+            raise _translated(error, self.address, method, config) from cause
         return decode(answer, data)
 
 
@@ -188,6 +194,9 @@ class Stream:
         self._changed = threading.Condition()
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
+        self._config: Mapping[str, Any] = {}
+        """Endpoint and resources as Open sent them; errors do not show their secrets."""
+
         self._said_all = False
         self._over = False
         self._ended = threading.Event()
@@ -213,6 +222,8 @@ class Stream:
             LocalProtocolError: it may not be sent now.
             ConnectorError: the stream is over; this is why.
         """
+        if isinstance(request, Open):
+            self._config = _config(request)
         with self._changed:
             self._said += 1
             if self._checked:
@@ -275,7 +286,8 @@ class Stream:
         except grpc.RpcError as error:
             if self._overdue is not None:
                 raise self._overdue from None
-            raise _translated(error, self._address, "Transactions") from error
+            cause = _cause(error, self._config)
+            raise _translated(error, self._address, "Transactions", self._config) from cause
         return decode_response(data)
 
     def _hear(self) -> None:
@@ -363,7 +375,7 @@ class Stream:
         if self._overdue is not None:
             return self._overdue
         if isinstance(self._call, grpc.RpcError) and self._call.code() is not grpc.StatusCode.OK:
-            return _translated(self._call, self._address, "Transactions")
+            return _translated(self._call, self._address, "Transactions", self._config)
         return ConnectorError(f"the connector at {self._address} ended the stream by itself")
 
 
@@ -415,9 +427,27 @@ _TRANSIENT: Final = (
 )
 
 
-def _translated(error: Any, address: str, method: str) -> ConnectorError:
-    """What gRPC says, as one of our errors."""
-    code, details = error.code(), error.details() or ""
+def _config(request: Spec | Validate | Apply | Open) -> Mapping[str, Any]:
+    """Return the configuration in a request: endpoint and resources."""
+    spec = request.materialization if isinstance(request, Apply | Open) else request
+    bindings = () if isinstance(spec, Spec) else spec.bindings
+    texts = [spec.endpoint_spec_json, *(binding.resource_spec_json for binding in bindings)]
+    configs = []
+    for text in texts:
+        with suppress(ValueError):  # A test of a connector may send text that is not JSON.
+            configs.append(json.loads(text))
+    return {"configs": configs}
+
+
+def _cause(error: grpc.RpcError, config: Mapping[str, Any]) -> grpc.RpcError | None:
+    """Return an error as a cause that a traceback may print; None if it shows a secret."""
+    details = error.details() or ""
+    return error if redact(details, config) == details else None
+
+
+def _translated(error: Any, address: str, method: str, config: Mapping[str, Any]) -> ConnectorError:
+    """Return the error of a call, without the secrets of the configuration that was sent."""
+    code, details = error.code(), redact(error.details() or "", config)
     if code in _UNREACHABLE:
         return ConnectorUnreachable(
             f"no answer from the connector at {address}",
@@ -439,5 +469,5 @@ def _translated(error: Any, address: str, method: str) -> ConnectorError:
 
 
 def _unimplemented(error: ConnectorError) -> bool:
-    cause = error.__cause__
+    cause = error.__cause__ or error.__context__
     return isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from penstock.catalog.secrets import redact
+from penstock.pipeline.redaction import redact
 
 SECRET = 'p@ss/w"ord~?>secret'
 
