@@ -7,6 +7,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.persist.state import END
 from penstock.progress.time import describe_time, format_time
 
@@ -110,7 +111,7 @@ def _show_materializations(console: Console, found: list[dict[str, Any]]) -> Non
             str(each.get("bytes", "")),
             _started(each),
             ", ".join(f"{phase.removesuffix('_ms')} {ms} ms" for phase, ms in last.items()),
-            each.get("waits_for") or "",
+            _waiting(each),
             _failure(each) or "; ".join(_degraded(each)),
         )
     console.print(table)
@@ -137,6 +138,14 @@ def _show_materializations(console: Console, found: list[dict[str, Any]]) -> Non
                 ),
             )
     console.print(table)
+
+
+def _waiting(materialization: dict[str, Any]) -> str:
+    """Return what it waits for; of a step of the connector, with its duration."""
+    waiting = materialization.get("waiting")
+    if waiting is None:
+        return materialization.get("waits_for") or ""
+    return f"{waiting['step']}, {(SYSTEM_CLOCK.now_ms() - waiting['since_ms']) // 1_000} s"
 
 
 def _started(task: dict[str, Any]) -> str:

@@ -103,7 +103,7 @@ def run(
     catalog = _Following(pipeline, written, clock)
     tasks = [
         replace(catalog.followed(task), take_over=take_over)
-        for task in _tasks(pipeline, kept, types, catalog, clock, allow_drop=allow_drop)
+        for task in _tasks(pipeline, kept, types, catalog, clock, allow_drop=allow_drop, stop=stop)
     ]
     _apply(pipeline, found, tasks, clock, take_over=take_over)
     if not tasks:
@@ -230,6 +230,7 @@ def _tasks(
     clock: Clock,
     *,
     allow_drop: bool,
+    stop: threading.Event | None,
 ) -> list[Task]:
     tasks: list[Task] = []
     if "source" in types and pipeline.sources:
@@ -243,6 +244,7 @@ def _tasks(
             clock=clock,
             connector_host=kept.connector_host,
             allow_drop=allow_drop,
+            stop=stop,
         )
     return tasks
 

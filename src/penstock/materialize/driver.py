@@ -10,12 +10,13 @@ least that every shard has acknowledged, so whatever must be read again can be.
 import random
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from penstock import persist
 from penstock.clock import Clock
 from penstock.data.collection_name import source_of
+from penstock.deadlines import answer_timeout_s
 from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.materialize.applied import note_of_applied
@@ -58,6 +59,9 @@ STATUS: Final = "status"
 LOOK_MS: Final = 100
 """How often it is looked whether collections have gone on."""
 
+WATCH_S: Final = 0.2
+"""How often it is looked whether a step takes long."""
+
 
 class Jobs(Protocol):
     """What runs a task for each shard, all at the same time."""
@@ -86,10 +90,12 @@ class Materializing:
         append_only: Collection[str] = (),
         connector_host: str | None = None,
         allow_drop: bool = False,
+        process_stop: threading.Event | None = None,
     ) -> None:
         """`sources` are those whose collections may be made later than this begins.
 
         With `allow_drop` a backfill also removes rows that this materialization did not write.
+        After `process_stop` is set, the connector is not waited for without limit.
         """
         self.name = name
         self._section = section
@@ -104,6 +110,7 @@ class Materializing:
         self._chance = chance
         self._connector_host = connector_host
         self._allow_drop = allow_drop
+        self._process_stop = process_stop
         self._memory = Memory(client, name)
         self._lake: Lakeside
         self._address = ""
@@ -121,9 +128,6 @@ class Materializing:
 
         self._begun_ms = 0
         self._goal: int | None = None
-        self._step = "start"
-        """What is being done, for the log."""
-
         self._stop = threading.Event()
         self._status = Status([each.collection for each in section.bindings], self._clock.now_ms())
 
@@ -148,6 +152,7 @@ class Materializing:
             before = self._status.transactions
             try:
                 with ExitStack() as stack:
+                    stack.enter_context(self._reporting_waits())
                     self._start(stack, wait=not once)
                     self._follow(once=once)
                 break
@@ -161,12 +166,16 @@ class Materializing:
             except (ConnectorError, TransientError) as error:
                 if self._status.transactions > before:
                     pauses = pauses_ms(self._chance)
+                event = "materialization failed; retrying"
+                if stop.is_set():
+                    event = "stopped before the transaction was complete"
+                step = self._status.step
                 self._fail("retrying", error)
                 log.warning(
-                    "materialization failed; retrying",
+                    event,
                     extra=fields(
                         materialization=self.name,
-                        step=self._step,
+                        step=step,
                         error=str(error),
                         detail=error.detail,
                     ),
@@ -179,8 +188,38 @@ class Materializing:
         self._note_status()
 
     def _fail(self, phase: str, error: PenstockError) -> None:
+        self._begin("")
         self._status.phase, self._status.error = phase, str(error)
         self._note_status()
+
+    def _begin(self, step: str) -> None:
+        self._status.begin(step, self._clock.now_ms() if step else 0)
+
+    @contextmanager
+    def _reporting_waits(self) -> Iterator[None]:
+        """Report a step of the connector that takes longer than the answer deadline."""
+        ended = threading.Event()
+        deadline_ms = answer_timeout_s() * 1_000
+
+        def watch() -> None:
+            step, since_ms = "", 0
+            while not ended.wait(WATCH_S):
+                status, now_ms = self._status, self._clock.boot_ms()
+                if (found := f"{status.step} {status.step_since_ms}") != step:
+                    step, since_ms = found, now_ms
+                elif status.step and not status.overdue and now_ms - since_ms >= deadline_ms:
+                    status.overdue = True
+                    # The thread that waits reports what is wrong with the store.
+                    with suppress(PenstockError):
+                        self._note_status()
+
+        watching = threading.Thread(target=watch, name=f"waits of {self.name}", daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watching.join()
 
     # Start.
 
@@ -193,9 +232,13 @@ class Materializing:
                 raise _NotMade(f"its source to make {error.name}") from error
             raise
         stack.callback(self._lake.close)
-        self._step = "start"
+        self._begin("start")
         self._address, self._security = reached_connector(
-            stack, self._section.connector, self._clock, self._connector_host
+            stack,
+            self._section.connector,
+            self._clock,
+            self._connector_host,
+            stop=self._process_stop,
         )
         known = recalled({name: self._memory.recall(name) for name in self._memory.names()})
         if known is None:
@@ -243,7 +286,7 @@ class Materializing:
     @contextmanager
     def _setup(self, step: str) -> Iterator[None]:
         """Name the materialization and the step in a rejection, which is permanent."""
-        self._step = step
+        self._begin(step)
         try:
             yield
         except ConnectorRefused as error:
@@ -253,7 +296,7 @@ class Materializing:
                 detail=error.detail,
                 hint=f"{error.hint} {hint}{self.name}".strip(),
             ) from error
-        self._step = "transaction"
+        self._begin("")
 
     def _check_replaced(self, connection: Connection) -> None:
         """Raise UsageError if a backfill would remove rows of somebody else."""
@@ -336,6 +379,7 @@ class Materializing:
             self._write(self._log.plan(upper, self._frozen_paths()))
             pass_by(Failpoint.PLAN_DONE)
         self._begun_ms = self._clock.boot_ms() if goes_on else END
+        self._begin("store")
         try:
             self._jobs.run(self._plans(upper, self._log.frozen, self._hold_files(upper)), self)
         except OpenedElsewhere as found:
@@ -344,6 +388,8 @@ class Materializing:
             if not self._written_anew(found.backfills):
                 raise
             self._write(self._log.doubt(found.backfills))
+        else:
+            self._begin("")
         finally:
             for files in self._files:
                 files.close()
@@ -361,6 +407,7 @@ class Materializing:
 
     def offer(self) -> Sequence[ShardPlan] | None:
         """What may follow the transaction that is being committed."""
+        self._begin("commit")
         self._offered = None
         planned = self._log.planned
         if planned is None or self._stop.is_set():
@@ -379,6 +426,7 @@ class Materializing:
 
     def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
         """All shards have committed."""
+        self._begin("acknowledge")
         self._status.commit(told, self._log.planned or 0)
         following, frozen = self._offered if goes_on and self._offered else (None, frozenset())
         upper, shards = self._log.planned or 0, [each.shard for each in told]
@@ -394,6 +442,7 @@ class Materializing:
 
     def settled(self, acknowledged_ms: int) -> None:
         """All shards have acknowledged what was committed."""
+        self._begin("store")
         self._status.settle(acknowledged_ms)
         self._look()
         self._write(self._log.settle())

@@ -21,16 +21,23 @@ from pathlib import Path
 from typing import Final
 
 from penstock.clock import Clock
+from penstock.deadlines import STOP_GRACE_S, stop_timeout_s
 from penstock.materialize.errors import ConnectorRefused, ConnectorUnreachable
 from penstock.materialize.run_certificate import SERVER_NAME, run_certificate
 from penstock.pipeline.file import ConnectorSection
 from penstock.protocol.privacy import Security
+from penstock.telemetry import fields, logger
 
 __all__ = ["Hosted", "reached_connector"]
+
+log = logger("materialize")
 
 START_MS: Final = 60_000
 POLL_MS: Final = 20
 STOP_S: Final = 15
+WATCH_S: Final = 0.2
+"""Longest time between two looks at whether it is closed."""
+
 SAID_CHARACTERS: Final = 2_000
 
 INHERITED: Final = re.compile(
@@ -46,12 +53,20 @@ def reached_connector(
     connector: str | ConnectorSection,
     clock: Clock,
     host: str | None = None,
+    *,
+    stop: threading.Event | None = None,
 ) -> tuple[str, Security]:
-    """Where a connector is, and how it is spoken to; ours is started, until `stack` ends."""
+    """Where a connector is, and how it is spoken to; ours is started, until `stack` ends.
+
+    If `stack` has not ended a third of the stop deadline after `stop` was set, our connector is
+    ended, and all calls to it fail: its endpoint hangs, or the transaction is too long.
+    """
     if isinstance(connector, str):
         hosted = Hosted(connector, clock, host)
         stack.callback(hosted.close)
         hosted.start()
+        if stop is not None:
+            hosted.end_after(stop)
         return hosted.address, hosted.security
     grpc, tls = connector.grpc, connector.grpc.tls
     return grpc.address, Security(
@@ -74,6 +89,8 @@ class Hosted:
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        self._closed = threading.Event()
+        self._ending = threading.Lock()
         self.address = ""
         self.security = Security()
         if host is not None:
@@ -146,20 +163,45 @@ class Hosted:
             *("--tls-cert", str(certificate), "--tls-key", str(key)),
         ]
 
-    def stop(self) -> None:
-        """End it; streams that are open are rolled back."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with process:  # Whose pipe is closed in the end.
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(STOP_S)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
+    def end_after(self, stop: threading.Event) -> None:
+        """End the process a third of the stop deadline after `stop` is set, unless closed by then.
+
+        What is under way then has an unknown outcome, as after a crash.
+        """
+        grace_s = stop_timeout_s() / 3
+
+        def watch() -> None:
+            while not self._closed.is_set():
+                if not stop.wait(WATCH_S) or self._closed.wait(grace_s):
+                    continue
+                log.warning(
+                    "connector still busy; ending it",
+                    extra=fields(connector=self._name, after_s=grace_s),
+                )
+                self.stop(STOP_GRACE_S)
+                return
+
+        threading.Thread(target=watch, name=f"stop of {self._name}", daemon=True).start()
+
+    def stop(self, patience_s: float = STOP_S) -> None:
+        """End it; streams that are open are rolled back.
+
+        After `patience_s` it is killed; then the endpoint rolls back, once it notices.
+        """
+        with self._ending:
+            process, self._process = self._process, None
+            if process is None:
+                return
+            with process:  # Whose pipe is closed in the end.
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
+                    try:
+                        process.wait(patience_s)
+                    except subprocess.TimeoutExpired:
+                        os.killpg(process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End it, and leave nothing behind."""
+        self._closed.set()
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)

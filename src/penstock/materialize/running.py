@@ -39,7 +39,9 @@ def run(
         PenstockError: what ended a materialization, of the first that was.
     """
     pipeline = file if isinstance(file, Pipeline) else load(file)
-    tasks = tasks_of(pipeline, jobs=jobs, clock=clock, connector_host=lambda: connector_host)
+    tasks = tasks_of(
+        pipeline, jobs=jobs, clock=clock, connector_host=lambda: connector_host, stop=stop
+    )
     running = Running(tasks, stop, clock=clock)
     if told is not None:
         told(running)
@@ -53,8 +55,11 @@ def tasks_of(
     clock: Clock = SYSTEM_CLOCK,
     connector_host: Callable[[], str | None] = lambda: None,
     allow_drop: bool = False,
+    stop: threading.Event | None = None,
 ) -> list[Task]:
     """What keeps each materialization in step.
+
+    `stop` is set when the process stops; then no connector is waited for without limit.
 
     Raises:
         UsageError: there is none.
@@ -81,6 +86,7 @@ def tasks_of(
                 append_only=pipeline.append_only(),
                 connector_host=connector_host(),
                 allow_drop=allow_drop,
+                process_stop=stop,
             )
 
         def let_go(client: persist.Client, keep_target: bool) -> None:

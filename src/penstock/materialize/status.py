@@ -9,6 +9,7 @@ from penstock.materialize.building import Built
 from penstock.materialize.lakeside import Ready
 from penstock.materialize.rounds import Told
 from penstock.persist.records import ErrorSpan
+from penstock.progress.time import format_time
 
 __all__ = ["Status"]
 
@@ -41,6 +42,13 @@ class Status:
     """How far the collections have gone on meanwhile."""
 
     waits_for: str = ""
+    step: str = ""
+    """Request to the connector that is under way, or empty."""
+
+    step_since_ms: int = 0
+    overdue: bool = False
+    """Whether the step takes longer than the answer deadline."""
+
     degraded: Mapping[str, ErrorSpan] = field(default_factory=dict[str, ErrorSpan])
     """Errored collections that are left behind."""
 
@@ -61,7 +69,10 @@ class Status:
             "phase": "degraded" if self.degraded and self.phase in DELIVERING else self.phase,
             "upper": self.upper,
             "lag_ms": self.lag_ms,
-            "waits_for": self.waits_for or None,
+            "waits_for": self._waits_for() or None,
+            "waiting": {"step": self.step, "since_ms": self.step_since_ms}
+            if self.overdue
+            else None,
             "left_behind": list(self.degraded),
             "degraded": [
                 {
@@ -91,6 +102,15 @@ class Status:
             ],
             "error": self.error or None,
         }
+
+    def _waits_for(self) -> str:
+        if not self.overdue:
+            return self.waits_for
+        return f"the connector: {self.step} since {format_time(self.step_since_ms)}"
+
+    def begin(self, step: str, now_ms: int) -> None:
+        """Begin a step, or end the last one if `step` is empty."""
+        self.step, self.step_since_ms, self.overdue = step, now_ms, False
 
     def wait(self, what: str) -> None:
         """Nothing can be done before this is so."""
