@@ -14,6 +14,7 @@ from penstock import persist
 from penstock.catalog.looking import look
 from penstock.cli.showing import shown
 from penstock.persist.memory import FAILURE, Memory
+from penstock.web.state import state_of
 
 SETTINGS = persist.Settings()
 
@@ -44,7 +45,7 @@ def test_who_was_killed_does_not_run(tmp_path: Path) -> None:
             textwrap.dedent(f"""
                 import os
                 from penstock import persist
-                from penstock.persist.memory import FAILURE, Memory
+                from penstock.persist.memory import Memory
                 client = persist.open({url!r}, writer="w")
                 status = {{"kind": "postgres", "phase": "following"}}
                 Memory(client, "shop").write_down({{"status": status}})
@@ -131,3 +132,33 @@ def test_status_shows_the_time_at_which_its_counts_began(tmp_path: Path) -> None
     text = shown([found])
     assert "rows since start" in text
     assert "1970-01-01T00:00:00.001Z" in text
+
+
+@pytest.mark.parametrize(
+    ("free_blocks", "free_files", "detail"),
+    [(2, 9, "8192 bytes are free."), (9_999, 0, "can hold no more files."), (9_999, 9, None)],
+)
+def test_full_disk_is_reported_by_status_and_page(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free_blocks: int,
+    free_files: int,
+    detail: str | None,
+) -> None:
+    """The owner cannot store its own error."""
+    url = f"file:{tmp_path}/shop"
+    noted(url, "shop", kind="postgres", phase="following")
+    usage = (4_096, 4_096, 10_000, free_blocks, free_blocks, 10, free_files, free_files, 0, 255)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(usage))
+    (found,) = look(url, SETTINGS)
+    errors = state_of([found], {}, {}, 0)["errors"]
+    if detail is None:
+        assert (found["disk_error"], errors) == (None, [])
+        return
+    assert found["disk_error"]["message"] == f'disk of location "{url}" is full'
+    assert detail in found["disk_error"]["detail"]
+    [error] = errors
+    assert error["hint"] == "Make room on the disk."
+    text = shown([found])
+    assert "is full" in text
+    assert "Make room on the disk." in text

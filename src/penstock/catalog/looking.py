@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from penstock import persist
-from penstock.durable import Blob, children, join
+from penstock.durable import Blob, children, disk_error, join
 from penstock.ingest.relations import NOTE, notes_in
 from penstock.persist import Client
 from penstock.persist.errors import shown_ms
@@ -90,8 +90,10 @@ class Looker:
         now_ms = self._settings.clock.now_ms()
         holds = _holds(client.reader.machine.blob, state, now_ms)
         writer = state.writer
+        full = disk_error(client.url)
         return {
             "location": client.url,
+            "disk_error": full and {"message": str(full), "detail": full.detail, "hint": full.hint},
             "id": state.location,
             "epoch": state.epoch,
             "entries": state.seqno,

@@ -34,6 +34,8 @@ def _show(console: Console, found: dict[str, Any]) -> None:
     console.print(
         f"{found['location']}: epoch {found['epoch']}, {held}, {found['entries']} entries"
     )
+    if (full := found["disk_error"]) is not None:
+        console.print(f"error: {full['message']}. {full['detail']} {full['hint']}")
     if found["collections"]:
         table = Table(
             "collection", "since", "upper", "batches", "updates", "bytes", "waits for", "error"

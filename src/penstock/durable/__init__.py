@@ -7,7 +7,7 @@ location is probed (`probe.py`) before it is first written to.
 
 from penstock.durable.blob import Blob, GetBlob, Listed
 from penstock.durable.cache import CachedBlob, CacheStatistics, checksum_of
-from penstock.durable.location import children, join, normal, open_blob
+from penstock.durable.location import children, disk_error, join, normal, open_blob
 from penstock.durable.log import Log, Marks
 from penstock.durable.steady import Failing, SteadyBlob, SteadyStatistics
 
@@ -24,6 +24,7 @@ __all__ = [
     "SteadyStatistics",
     "checksum_of",
     "children",
+    "disk_error",
     "join",
     "normal",
     "open_blob",

@@ -21,9 +21,12 @@ from penstock.durable.files import FileBlob
 from penstock.durable.keys import UNFINISHED, word_of_a_key
 from penstock.durable.memory import MemoryBlob, Shelf
 from penstock.durable.objects import ObjectBlob
-from penstock.errors import UsageError
+from penstock.errors import StoreRefused, UsageError
 
-__all__ = ["children", "join", "normal", "open_blob"]
+__all__ = ["children", "disk_error", "join", "normal", "open_blob"]
+
+LEAST_FREE_BYTES: Final = 64 << 10
+"""A disk with less is full: a commit of a few rows needs about so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,33 @@ def normal(url: str) -> str:
             return f"s3://{bucket}/{prefix}".rstrip("/")
         case unhandled:
             assert_never(unhandled)
+
+
+def disk_error(url: str) -> StoreRefused | None:
+    """Return an error if the disk of a location is full, else None.
+
+    A writer that finds the disk full cannot store that it did, so readers look for themselves.
+    A quota of the writer's user is not visible to them.
+    """
+    where = _parsed(url)
+    if not isinstance(where, _Files):
+        return None
+    try:
+        disk = os.statvfs(where.path)
+    except OSError:
+        return None  # Reading the location reports it.
+    free_blocks = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
+    free_bytes = free_blocks * disk.f_frsize
+    # Some file systems have no fixed number of blocks or files, and report 0 of them.
+    if disk.f_blocks and free_bytes < LEAST_FREE_BYTES:
+        detail = f"{free_bytes} bytes are free."
+    elif disk.f_files and not disk.f_ffree:
+        detail = "The file system can hold no more files."
+    else:
+        return None
+    return StoreRefused(
+        f'disk of location "{url}" is full', detail=detail, hint="Make room on the disk."
+    )
 
 
 def _parsed(url: str) -> _Memory | _Files | _Objects:

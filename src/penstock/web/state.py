@@ -43,12 +43,17 @@ def state_of(
         each["transactions_total"] = each.pop("transactions", 0)
         each["lag_ms"] = _lag_ms(each, uppers)
     unread = [{"object": f'location "{url}"', **told(error)} for url, error in failed.items()]
+    full = [
+        {"object": f'disk of location "{where["location"]}"', **where["disk_error"]}
+        for where in found
+        if where["disk_error"]
+    ]
     return {
         "now_ms": now_ms,
         "sources": sources,
         "collections": collections,
         "materializations": materializations,
-        "errors": [*unread, *_errors(sources, collections, materializations)],
+        "errors": [*unread, *full, *_errors(sources, collections, materializations)],
     }
 
 
