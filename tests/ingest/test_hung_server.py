@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.engine.checking import planned
 from penstock.errors import TransientError
 from penstock.sources.postgres.connect import connect
 from penstock.testing.postgres import Database, PostgresServer
@@ -128,3 +129,17 @@ def test_connect_to_hung_server_ends_when_the_process_stops(items: Database) -> 
     stop.set()
     with items.server.hung(), pytest.raises(TransientError, match="stopped while waiting for"):
         connect(items.url(connect_timeout="600"), stop=stop)
+
+
+def test_check_of_hung_server_ends_after_the_answer_deadline(
+    items: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "0.5")
+    file = tmp_path / "f.yaml"
+    url = items.url(connect_timeout="600")
+    file.write_text(
+        f"location: file:{tmp_path}/lake\nsources:\n  shop:\n    postgres: {{url: '{url}'}}\n"
+    )
+    with items.server.hung():
+        found = planned(file)
+    assert "unreachable" in [each.action for each in found if each.name == "shop"]

@@ -18,7 +18,7 @@ class Watched:
         self.stop = stop
         self.left = False
 
-    def read(self) -> Generator[pa.RecordBatch, None, None]:
+    def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
         try:
             self.stop.set()
             yield pa.record_batch({"a": pa.array([1], pa.int64())})

@@ -5,6 +5,7 @@ depends on the host one is on.
 """
 
 import socket
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -165,7 +166,7 @@ def test_a_proof_in_memory_is_seen_by_the_same_process():
 class Rows:
     """A piece of a first copy."""
 
-    def read(self) -> Generator[pa.RecordBatch, None, None]:
+    def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
         return some_rows()
 
 

@@ -6,6 +6,7 @@ asked to do it: a server may lack what is needed, a connector may refuse a field
 
 import difflib
 import os
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -91,11 +92,13 @@ def checked(
     changes: Sequence[Change],
     *,
     clock: Clock = SYSTEM_CLOCK,
+    stop: threading.Event | None = None,
 ) -> list[Change]:
     """Return what servers and connectors would do, or reject, for these objects.
 
     Upstream and at the endpoints nothing is changed. A source of which `changes` creates
-    nothing runs already, so only its connection is checked.
+    nothing runs already, so only its connection is checked. Waits for a source end soon after `stop`
+    is set.
     """
     new = {each.name for each in changes if each.type == "source" and each.action == "create"}
     changed = {(each.type, each.name) for each in changes}
@@ -112,7 +115,9 @@ def checked(
             zip(
                 sources,
                 pool.map(
-                    lambda name: _check_source(name, pipeline, clock, followed=name not in new),
+                    lambda name: _check_source(
+                        name, pipeline, clock, followed=name not in new, stop=stop
+                    ),
                     sources,
                 ),
                 strict=True,
@@ -151,8 +156,17 @@ class _Shapes:
     """What is wrong with what the file says of a collection."""
 
 
-def _check_source(name: str, pipeline: Pipeline, clock: Clock, *, followed: bool) -> _SourceCheck:
+def _check_source(
+    name: str,
+    pipeline: Pipeline,
+    clock: Clock,
+    *,
+    followed: bool,
+    stop: threading.Event | None,
+) -> _SourceCheck:
     source = source_of(name, pipeline.sources[name], pipeline.location, clock)
+    if stop is not None:
+        source.stopping(stop)
     try:
         outlines = source.check(followed=followed)
     except (TransientError, StoreError) as error:

@@ -90,14 +90,14 @@ def run(
     check_not_running(pipeline, types, take_over=take_over)
     found = changes_of(pipeline, written, types=types)
     if any(each.is_problem for each in found):
-        _refuse(file, [*found, *_asked(pipeline, found, types, clock)])
+        _refuse(file, [*found, *_asked(pipeline, found, types, clock, stop)])
     _check_agreed(pipeline, found, types, allow_drop=allow_drop)
     topics = "source" in types and any(each.kafka for each in pipeline.sources.values())
     kept = KeptSession(master, jars=kafka_jars if topics else tuple, starts=spark_starts)
     if topics or ("materialization" in types and pipeline.materializations):
         # While others answer; whoever needs it waits for it, and hears why it cannot start.
         threading.Thread(target=_warm, args=(kept,), name="spark", daemon=True).start()
-    found += _asked(pipeline, found, types, clock)
+    found += _asked(pipeline, found, types, clock, stop)
     _refuse(file, found)
     changes(found)
     catalog = _Following(pipeline, written, clock)
@@ -179,7 +179,11 @@ def _check_agreed(
 
 
 def _asked(
-    pipeline: Pipeline, found: Sequence[Change], types: Sequence[Type], clock: Clock
+    pipeline: Pipeline,
+    found: Sequence[Change],
+    types: Sequence[Type],
+    clock: Clock,
+    stop: threading.Event | None,
 ) -> list[Change]:
     """Return what servers and connectors would do about what has changed.
 
@@ -194,7 +198,7 @@ def _asked(
         replace(each, action="note", what=f"cannot be checked now: {each.what}")
         if each.action == "unreachable" and (each.type, each.name) not in created
         else each
-        for each in checked(pipeline, changed, found, clock=clock)
+        for each in checked(pipeline, changed, found, clock=clock, stop=stop)
     ]
 
 

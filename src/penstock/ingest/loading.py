@@ -140,7 +140,7 @@ class Copy:
 
     def _staged(self, share: Share, piece: Piece) -> Batch | None:
         # What goes wrong is kept, and with it all that it was amid: a connection would stay open.
-        with closing(piece.read()) as rows:
+        with closing(piece.read(self._stop)) as rows:
             batch = share.stage(self._wanted(rows))
         self._rows += 0 if batch is None else batch.rows
         return batch

@@ -83,8 +83,11 @@ class Memory(Protocol):
 class Piece(Protocol):
     """A part of a first copy that one task reads. It can be pickled."""
 
-    def read(self) -> Generator[pa.RecordBatch, None, None]:
-        """Its rows; whoever does not read them to the end closes it."""
+    def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the rows; a caller that does not read them to the end closes it.
+
+        Waits for the server end with an error soon after `stop` is set.
+        """
         ...
 
 

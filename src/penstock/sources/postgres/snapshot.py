@@ -6,6 +6,7 @@ consistent point and nothing else (hazard B2). A piece is a range of pages:
 rows do not move within a snapshot, so ranges neither overlap nor miss a row.
 """
 
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -58,14 +59,16 @@ class SnapshotPiece:
     schema: pa.Schema
     types: tuple[ColumnType, ...]
 
-    def read(self) -> Generator[pa.RecordBatch, None, None]:
-        """Its rows.
+    def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
+        """Yield its rows; waits for the server end soon after `stop` is set.
 
         Raises:
-            TransientError: the snapshot or the server is gone.
+            TransientError: the snapshot or the server is gone, or the process stops.
             DefiniteError: the role may not read the table.
         """
-        with connect(self.parameters, application_name=copies_of(self.oid)) as connection:
+        with connect(
+            self.parameters, application_name=copies_of(self.oid), stop=stop
+        ) as connection:
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
             take_up(connection, self.snapshot, f'for the copy of table "{self.table}"')
             decoder = CopyDecoder(len(self.types))

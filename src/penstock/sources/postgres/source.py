@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.clock import Clock
+from penstock.deadlines import answer_timeout_s
 from penstock.errors import DefiniteError, InternalError, TransientError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.sources.postgres import notes
@@ -285,7 +286,11 @@ class PostgresSource:
         return warning
 
     def check(self, *, followed: bool) -> Sequence[CollectionOutline]:
-        """Check the prerequisites on the server; if `followed`, only the connection."""
+        """Check the prerequisites on the server; if `followed`, only the connection.
+
+        A server that hangs is reported after the answer deadline.
+        """
+        self._upstream.connect_timeout_s = answer_timeout_s()
         self._upstream.open(first=not followed)
         try:
             if followed:

@@ -5,6 +5,7 @@ later one, and each probe too: the server behind an address may have been
 restored, or another one promoted in its place (hazard B5).
 """
 
+import math
 import random
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -182,6 +183,9 @@ class Upstream:
         self._tried = 0
         self.waits_for = ""
         """What the server keeps us waiting for, if it does."""
+
+        self.connect_timeout_s: float | None = None
+        """Upper bound of the time to connect, in addition to what the file asks for."""
 
         self.stop = threading.Event()
         """Set to give up waiting for a slot; whoever owns us may put their own here."""
@@ -488,8 +492,12 @@ class Upstream:
         self._control = self._streaming = None
 
     def _connect(self, *, replication: bool, coded: bool = False) -> Connection:
+        parameters = dict(self._config.parameters)
+        if self.connect_timeout_s is not None:
+            given_s = float(parameters.get("connect_timeout") or 0) or math.inf
+            parameters["connect_timeout"] = str(min(given_s, self.connect_timeout_s))
         return connect(
-            self._config.parameters,
+            parameters,
             replication=replication,
             coded=coded,
             application_name=f"penstock {self._name}",
