@@ -97,8 +97,8 @@ def checked(
     """Return what servers and connectors would do, or reject, for these objects.
 
     Upstream and at the endpoints nothing is changed. A source of which `changes` creates
-    nothing runs already, so only its connection is checked. Waits for a source end soon after `stop`
-    is set.
+    nothing runs already, so only its connection is checked. Waits for a source end soon after
+    `stop` is set.
     """
     new = {each.name for each in changes if each.type == "source" and each.action == "create"}
     changed = {(each.type, each.name) for each in changes}
