@@ -57,6 +57,7 @@ class Failpoint(StrEnum):
     APPLY_DONE = "apply.done"
     PLAN_DONE = "plan.done"
     STORE_DONE = "store.done"
+    RESOURCE_DROPPED = "resource.dropped"
     RECOVERY_DONE = "recovery.done"
     ACKNOWLEDGE_DONE = "acknowledge.done"
     SLOT_DROPPED = "slot.dropped"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -106,8 +106,11 @@ class Driven:
             )
         )
 
-    def apply(self, version: str, *wanted: Wanted, dry_run: bool = False) -> str:
-        return self.connector.apply(self._applying(version, wanted, dry_run))
+    def apply(
+        self, version: str, *wanted: Wanted, dry_run: bool = False, recreates: Iterable[int] = ()
+    ) -> str:
+        applying = self._applying(version, wanted, dry_run)
+        return self.connector.apply(replace(applying, recreates=frozenset(recreates)))
 
     def delete(self, version: str, *wanted: Wanted, dry_run: bool = False) -> str:
         return self.connector.delete(self._applying(version, wanted, dry_run))

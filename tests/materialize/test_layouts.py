@@ -14,8 +14,9 @@ import pytest
 from penstock import materialize, persist
 from penstock.data import DIFF, TIME
 from penstock.engine.checking import planned
-from penstock.errors import IndeterminateError, PenstockError, UsageError
+from penstock.errors import IndeterminateError, UsageError
 from penstock.failpoints import Action, Failpoint, tripped
+from penstock.materialize.building import IncompatibleResource
 from penstock.persist import Collection
 from tests.materialize.lake import Endpoint, bring, materializing, once
 
@@ -309,22 +310,34 @@ def test_sqlite_stores_decimals_as_the_endpoint_says(
             larger = database.execute("SELECT id FROM t WHERE amount > ?", [limit]).fetchall()
         assert [id for (id,) in larger] == found
         other = {**endpoint, "decimals": "real" if decimals == "text" else "text"}
-        with (
-            materializing(
-                lake, Endpoint("sqlite", tmp_path), tmp_path, section={"endpoint": other}
-            ) as changed,
-            pytest.raises(PenstockError, match="cannot be selected"),
-        ):
-            once(changed)
+        changed: Mapping[str, Any] = {"section": {"endpoint": other}}
+        for backfill, hint in [
+            (0, "Set backfill: 1 in the binding and run with --allow-drop"),
+            (1, "Run with --allow-drop"),
+        ]:
+            with pytest.raises(
+                IncompatibleResource,
+                match=r'collection "shop.t" in resource t: column "amount" is',
+            ) as raised:
+                bring(lake, Endpoint("sqlite", tmp_path), tmp_path, backfill=backfill, **changed)
+            assert hint in raised.value.hint
+            assert "It holds 3 rows." in raised.value.detail
+            assert columns(tmp_path, "id, amount")[0] == (1, stored)
+        allowed = {**changed, "backfill": 1, "allow_drop": True}
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path, **allowed)
+        now = [100.5, 9.95, None] if decimals == "text" else ["100.50", "9.95", None]
+        assert columns(tmp_path, "amount") == [(each,) for each in now]
+        # Afterwards the resource fits.
+        bring(lake, Endpoint("sqlite", tmp_path), tmp_path, backfill=1, **changed)
 
 
 def test_plan_reports_rows_that_are_replaced_or_rewritten(lake: str, tmp_path: Path) -> None:
     file = tmp_path / "pipeline.yaml"
 
-    def write(backfill: int) -> None:
+    def write(backfill: int, decimals: str = "text") -> None:
         file.write_text(
             f"location: {lake}\nwriter: w\nmaterializations:\n  local:\n    connector: sqlite\n"
-            f"    endpoint: {{path: {tmp_path}/t.db}}\n    bindings:\n"
+            f"    endpoint: {{path: {tmp_path}/t.db, decimals: {decimals}}}\n    bindings:\n"
             f"      - {{collection: shop.t, resource: {{table: t}}, backfill: {backfill}}}\n"
         )
 
@@ -338,6 +351,12 @@ def test_plan_reports_rows_that_are_replaced_or_rewritten(lake: str, tmp_path: P
         materialize.run(file, jobs=materialize.TasksHere(), once=True)
         write(1)
         assert "resource t: 2 rows are replaced" in planned_changes()
+        write(1, "real")
+        found = planned_changes()
+        assert "resource t: drop and re-create with 2 rows in it, which needs --allow-drop" in found
+        assert 'within the first transaction: DROP TABLE IF EXISTS "t"' in found
+        write(0, "real")
+        assert "cannot store collection" in planned_changes()
         write(0)
         table.alter(pa.field("n", pa.int32(), nullable=False), n=7)
         table.add((3, None, 8))

@@ -1,5 +1,6 @@
 """Bindings of a collection that was replaced by another of its name."""
 
+import contextlib
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, tripped
+from penstock.materialize.building import IncompatibleResource
 from penstock.materialize.driver import StoppedByError
 from penstock.persist import AppendTo, Begin, Replace
 from tests.materialize.lake import KEYED, TU, Endpoint, Table, materializing, once, row
@@ -94,22 +96,86 @@ def test_transaction_planned_before_a_replacement_is_finished_with_the_old_colle
     assert endpoint.rows() == renamed
 
 
+def change_schema(
+    table: Table, types: Mapping[str, pa.DataType], amount: Any, key: Sequence[str]
+) -> None:
+    """Move the name of the table to a new collection with one row."""
+    fields = [pa.field(name, each, nullable=name not in key) for name, each in types.items()]
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), *fields])
+    old = table.collection
+    new = table.client.create_or_load("shop.t-new", schema=schema, key_columns=key)
+    time = old.upper + 5
+    updates = [({"id": 1, "name": "a", "amount": amount}, time, 1)]
+    table.client.append_all(
+        [AppendTo(new, updates, 0, time + 10)], [Begin(new, time), Replace(old, new, time)]
+    )
+
+
 def test_type_change_of_replaced_collection_reaches_the_column_of_the_endpoint(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
-    schema = pa.schema(
-        [pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("amount", pa.string())]
-    )
     with materializing(lake, endpoint, tmp_path) as materialization:
         once(materialization)
-        old = table.collection
-        new = table.client.create_or_load("shop.t-new", schema=schema, key_columns=["id"])
-        time = old.upper + 5
-        updates = [({"id": 1, "name": "a", "amount": "many"}, time, 1)]
-        table.client.append_all(
-            [AppendTo(new, updates, 0, time + 10)], [Begin(new, time), Replace(old, new, time)]
-        )
+        change_schema(table, {"name": pa.string(), "amount": pa.string()}, "many", key=["id"])
         once(materialization)
     stored = sqlite3.connect(tmp_path / "t.db").execute("SELECT id, name, amount FROM t")
     assert stored.fetchall() == [(1, "a", "many")]
+
+
+INCOMPATIBLE = {
+    "type": ({"name": pa.string(), "amount": pa.bool_()}, True, ["id"], 'column "amount" is'),
+    "key": (
+        {"name": pa.string(), "amount": pa.int64()},
+        7,
+        ["id", "name"],
+        r"has the key \(id\), not \(id, name\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", INCOMPATIBLE)
+@pytest.mark.parametrize(
+    "step",
+    [
+        Failpoint.APPLY_DONE,
+        Failpoint.PLAN_DONE,
+        Failpoint.RESOURCE_DROPPED,
+        Failpoint.STORE_DONE,
+        Failpoint.RECOVERY_DONE,
+    ],
+)
+def test_incompatible_replacement_needs_allow_drop_and_survives_a_crash(
+    lake: str, table: Table, tmp_path: Path, change: str, step: Failpoint
+) -> None:
+    types, amount, key, reason = INCOMPATIBLE[change]
+    endpoint = Endpoint("sqlite", tmp_path)
+    with materializing(lake, endpoint, tmp_path) as materialization:
+        once(materialization)
+    before = endpoint.rows()
+    change_schema(table, types, amount, key)
+    with (
+        materializing(lake, endpoint, tmp_path) as materialization,
+        pytest.raises(IncompatibleResource, match=reason) as raised,
+    ):
+        once(materialization)
+    assert "Run with --allow-drop" in raised.value.hint
+    assert endpoint.rows() == before
+    with (
+        materializing(lake, endpoint, tmp_path, allow_drop=True) as materialization,
+        tripped(step, Action.ERROR),
+        # A failure within the connector is retried.
+        contextlib.nullcontext()
+        if step is Failpoint.RESOURCE_DROPPED
+        else pytest.raises(IndeterminateError),
+    ):
+        once(materialization)
+    after = [{"id": 1, "name": "a", "amount": amount}]
+    assert endpoint.rows() in (before, after)
+    with materializing(lake, endpoint, tmp_path, allow_drop=True) as materialization:
+        once(materialization)
+    assert endpoint.rows() == after
+    # Afterwards the resource fits.
+    with materializing(lake, endpoint, tmp_path) as materialization:
+        once(materialization)
+    assert endpoint.rows() == after

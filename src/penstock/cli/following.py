@@ -48,7 +48,7 @@ AllowDrop = Annotated[
     bool,
     typer.Option(
         "--allow-drop",
-        help="Drop what FILE leaves out: slots, collections, what was written.",
+        help="Drop what FILE leaves out, and what a backfill must drop or remove.",
         metavar="",
     ),
 ]

@@ -27,11 +27,12 @@ from penstock.data.collection_name import compose_name
 from penstock.durable import join
 from penstock.errors import PenstockError, Problem, StoreError, TransientError, UsageError
 from penstock.ingest.running import source_of
-from penstock.materialize.backfill import describe_rewrites
+from penstock.materialize.backfill import describe_rewrites, replaced_resources
 from penstock.materialize.building import Built, build, check_config
 from penstock.materialize.client import Connection, connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.materialize.hosting import reached_connector
+from penstock.materialize.recovery import recalled
 from penstock.materialize.shapes import shape_of
 from penstock.persist.batch import defaults_of
 from penstock.persist.lake import is_storage_location, storage_locations_below
@@ -124,7 +125,7 @@ def checked(
             )
         )
         outlines = [outline for check in checks.values() for outline in check.outlines]
-        shapes = _shapes(pipeline, outlines) if materializations else _Shapes({}, {})
+        shapes = _shapes(pipeline, outlines) if materializations else _Shapes({}, {}, {})
         found = [
             *(check.changes for check in checks.values()),
             *pool.map(
@@ -154,6 +155,9 @@ class _Shapes:
     known: Mapping[str, tuple[CollectionSpec, Any]]
     invalid: Mapping[str, UsageError]
     """What is wrong with what the file says of a collection."""
+
+    predecessors: Mapping[str, frozenset[str]]
+    """Ids of the collections that had a name before."""
 
 
 def _check_source(
@@ -242,20 +246,23 @@ def _applied(
         what = f"its fields are chosen once there is {', '.join(missing)}"
         yield Change("note", "materialization", name, what)
     section = section.model_copy(update={"bindings": tuple(known)})
+    state = _state_of(name, pipeline)
     built = build(
         name,
         section,
         [shapes.known[each.collection] for each in known],
         connection,
         append_only=pipeline.append_only(),
+        is_replaced=replaced_resources(
+            section, recalled(state), lambda it: shapes.predecessors.get(it, frozenset())
+        ),
     )
     if changed:
         yield from _reduced(name, built)
     if not missing and (described := built.apply(connection, dry_run=True).strip()):
         described = redact(described, section.endpoint)
         yield Change("note", "materialization", name, f"its connector would: {described}")
-    state = _state_of(name, pipeline)
-    for rewrite in describe_rewrites(name, section, built, state, connection):
+    for rewrite in describe_rewrites(section, built, state):
         yield Change("backfill", "materialization", name, rewrite)
 
 
@@ -318,6 +325,7 @@ def _shapes(pipeline: Pipeline, outlines: Sequence[CollectionOutline]) -> _Shape
     }
     columns = {each.name: (each.schema, each.key) for each in outlines if each.name in wanted}
     defaults: dict[str, Mapping[str, pa.Scalar]] = {}
+    predecessors: dict[str, frozenset[str]] = {}
     for url in storage_locations_below(pipeline.location):
         with persist.open(url, hold=False) as client:
             for name in wanted.intersection(client.state.listed()):
@@ -326,6 +334,9 @@ def _shapes(pipeline: Pipeline, outlines: Sequence[CollectionOutline]) -> _Shape
                     schema = state.schemas[-1]
                     columns[name] = columns_of(schema), schema.key
                     defaults[name] = defaults_of(state.schemas)
+                    location = client.state.location
+                    ids = (f"{location}/{id}" for id in state.predecessors)
+                    predecessors[name] = frozenset(ids)
     known, invalid = {}, {}
     for name, (schema, key) in columns.items():
         section = pipeline.collections.get(name)
@@ -333,7 +344,7 @@ def _shapes(pipeline: Pipeline, outlines: Sequence[CollectionOutline]) -> _Shape
             known[name] = shape_of(name, schema, key, section, defaults.get(name, {}))
         except UsageError as error:
             invalid[name] = error
-    return _Shapes(known, invalid)
+    return _Shapes(known, invalid, predecessors)
 
 
 def _told(error: PenstockError) -> str:

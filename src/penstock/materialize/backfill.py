@@ -3,10 +3,12 @@
 A backfill truncates the resource in its first transaction. Rows that this materialization
 did not write are removed only with `--allow-drop`. They are found by number: the resource
 holds more rows than the collection had as of the frontier that the resource has reached.
+
+A resource with another key or an incompatible type is dropped and created again in that
+transaction, which needs `--allow-drop`, too.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow.compute as pc
@@ -14,9 +16,8 @@ import pyarrow.compute as pc
 from penstock.data import DIFF
 from penstock.errors import UsageError
 from penstock.materialize.binding import Rows, Shape
-from penstock.materialize.building import Built, validate_request
+from penstock.materialize.building import Built
 from penstock.materialize.checkpoint import Reached, path_text
-from penstock.materialize.client import Connection
 from penstock.materialize.known_layouts import KnownLayouts
 from penstock.materialize.lakeside import Holding
 from penstock.materialize.recovery import Log, ShardLog, recalled
@@ -26,9 +27,9 @@ from penstock.pipeline.file import MaterializationSection
 
 __all__ = [
     "ForeignRows",
-    "count_rows",
     "describe_rewrites",
     "replaced_by_backfill",
+    "replaced_resources",
     "rows_written",
 ]
 
@@ -60,12 +61,31 @@ def replaced_by_backfill(
     return found
 
 
-def describe_rewrites(
-    name: str,
+def replaced_resources(
     section: MaterializationSection,
-    built: Built,
-    state: Mapping[str, Any],
-    connection: Connection,
+    log: Log | None,
+    predecessors: Callable[[str], Collection[str]],
+) -> Callable[[int, tuple[str, ...]], bool]:
+    """Return whether, for a number of a binding and its path, all rows are replaced next.
+
+    `predecessors` returns the ids of the collections that had a name before, as in `Reached`.
+    """
+
+    def is_replaced(number: int, path: tuple[str, ...]) -> bool:
+        # Several shards cannot truncate a resource: no shard knows which rows are its own.
+        if log is None or section.shards > 1 or len(log.shards) > 1:
+            return False
+        reached, binding = _reached(log.shards[0], path_text(path)), section.bindings[number]
+        return reached is not None and (
+            reached.backfill < binding.backfill
+            or reached.collection in predecessors(binding.collection)
+        )
+
+    return is_replaced
+
+
+def describe_rewrites(
+    section: MaterializationSection, built: Built, state: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield, for people, which resources are replaced or rewritten by the next transaction.
 
@@ -75,18 +95,23 @@ def describe_rewrites(
     if log is None:
         return
     replaced = replaced_by_backfill(section, built, log)
-    rows = count_rows(name, section, built, replaced, connection) if replaced else {}
     layouts = KnownLayouts.parse(state)
     for number, binding in enumerate(built.spec.bindings):
-        resource = ".".join(binding.resource_path)
+        resource, answer = ".".join(binding.resource_path), built.answers[number]
+        if answer.recreates:
+            yield (
+                f"resource {resource}: drop and re-create with {answer.rows} rows in it, which "
+                f"needs --allow-drop: {answer.recreates}"
+            )
+            continue
         if number in replaced:
             if not built.empties[number] and binding.delta_updates:
                 yield f"resource {resource}: everything is sent again"
-            elif not built.empties[number] or section.shards > 1:
+            elif not built.empties[number] or section.shards > 1 or len(log.shards) > 1:
                 yield f"resource {resource}: all rows are stored again; rows of others stay"
             else:
                 yield (
-                    f"resource {resource}: {rows[number]} rows are replaced; removing rows that "
+                    f"resource {resource}: {answer.rows} rows are replaced; removing rows that "
                     "the materialization did not write needs --allow-drop"
                 )
             continue
@@ -98,22 +123,6 @@ def describe_rewrites(
                 fields = ", ".join(change.rewritten)
                 yield f"resource {resource}: all rows are stored again, to change {fields}"
                 break
-
-
-def count_rows(
-    name: str,
-    section: MaterializationSection,
-    built: Built,
-    replaced: Mapping[int, Reached],
-    connection: Connection,
-) -> Mapping[int, int]:
-    """Return how many rows the connector says that resources hold; 0 if it says nothing."""
-    request = validate_request(name, section, built.described)
-    bindings = [
-        replace(each, replaces=number in replaced) for number, each in enumerate(request.bindings)
-    ]
-    answers = connection.validate(replace(request, bindings=tuple(bindings))).bindings
-    return {number: answers[number].rows for number in replaced}
 
 
 def rows_written(holding: Holding, shape: Shape, reached: Reached) -> int | None:

@@ -6,8 +6,8 @@ The version is a hash of the specification, so it changes exactly when that does
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -32,11 +32,11 @@ from penstock.reduce.annotation import Schema
 __all__ = [
     "Built",
     "Described",
+    "IncompatibleResource",
     "build",
     "check_config",
     "endpoint_of",
     "resources_of",
-    "validate_request",
 ]
 
 _OF_ONE_KEY: Final = ("properties", "patternProperties", "$defs", "definitions", "$id", "$schema")
@@ -44,6 +44,22 @@ _OF_ONE_KEY: Final = ("properties", "patternProperties", "$defs", "definitions",
 
 Described = tuple[CollectionSpec, Shape]
 """What a connector is told of a collection, and how its rows become that."""
+
+
+class IncompatibleResource(UsageError):
+    """A resource must be dropped and created again to take the documents of its binding."""
+
+    def __init__(
+        self, materialization: str, collection: str, answer: ValidatedBinding, hint: str
+    ) -> None:
+        path = ".".join(answer.resource_path)
+        super().__init__(
+            f'materialization "{materialization}" cannot store collection "{collection}" in '
+            f"resource {path}: {answer.recreates}",
+            detail="The resource would have to be dropped and created again. It holds "
+            f"{answer.rows} rows.",
+            hint=hint,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,9 @@ class Built:
 
     omitted: tuple[Mapping[str, str], ...]
     """For each binding, the fields that the resource does not get, with the reasons."""
+
+    answers: Sequence[ValidatedBinding]
+    """For each binding, the answer of the connector to Validate."""
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -91,7 +110,9 @@ class Built:
 
     def apply(self, connection: Connection, *, dry_run: bool = False) -> str:
         """Make the endpoint fit; what was done, or would be."""
-        return connection.apply(Apply(self.spec, self.version, dry_run)).action_description
+        recreates = tuple(number for number, each in enumerate(self.answers) if each.recreates)
+        request = Apply(self.spec, self.version, dry_run, recreates)
+        return connection.apply(request).action_description
 
 
 def build(
@@ -101,18 +122,21 @@ def build(
     connection: Connection,
     *,
     append_only: Collection[str] = (),
+    is_replaced: Callable[[int, tuple[str, ...]], bool] = lambda number, path: False,
 ) -> Built:
     """Validate the materialization with its connector, and select fields.
 
-    Rows of the collections in `append_only` are never deleted.
+    Rows of the collections in `append_only` are never deleted. `is_replaced` says, of a number
+    of a binding and its path, whether the next transaction replaces all rows of the resource.
 
     Raises:
+        IncompatibleResource: a resource that is not replaced must be dropped and created again.
         UsageError: fields cannot be selected so, two bindings have one resource, or deletes
             would be lost.
         ConnectorError: the connector rejected it, or could not be reached.
     """
     check_config(name, section, connection)
-    request = validate_request(name, section, described)
+    request = _validate_request(name, section, described)
     endpoint, asked = request.endpoint_spec_json, request.bindings
     answers = connection.validate(request).bindings
     if len(answers) != len(asked):
@@ -124,6 +148,12 @@ def build(
     _check_paths(name, section, answers)
     _check_keys(name, described, answers)
     _check_deletes(name, section, described, answers, append_only)
+    replaced = {
+        number for number, each in enumerate(answers) if is_replaced(number, each.resource_path)
+    }
+    if replaced:
+        answers = _validate_replaced(request, replaced, connection)
+    _check_resources(name, section, request, answers, replaced, connection)
     bindings = tuple(
         _binding(binding, asked_for, answer)
         for binding, asked_for, answer in zip(section.bindings, asked, answers, strict=True)
@@ -140,10 +170,47 @@ def build(
         tuple(answer.accepts_empty for answer in answers),
         tuple(frozenset(answer.fills) for answer in answers),
         tuple(map(_omitted, section.bindings, bindings, answers)),
+        answers,
     )
 
 
-def validate_request(
+def _validate_replaced(
+    request: Validate, replaced: Collection[int], connection: Connection
+) -> tuple[ValidatedBinding, ...]:
+    bindings = tuple(
+        replace(each, replaces=number in replaced) for number, each in enumerate(request.bindings)
+    )
+    return connection.validate(replace(request, bindings=bindings)).bindings
+
+
+def _check_resources(
+    name: str,
+    section: MaterializationSection,
+    request: Validate,
+    answers: Sequence[ValidatedBinding],
+    replaced: Collection[int],
+    connection: Connection,
+) -> None:
+    """Reject resources that only a backfill with --allow-drop would make fit."""
+    refused = {
+        number
+        for number, each in enumerate(answers)
+        if number not in replaced
+        and any(it.type is ConstraintType.UNSATISFIABLE for it in each.constraints.values())
+    }
+    if not refused:
+        return
+    for number, answer in enumerate(_validate_replaced(request, refused, connection)):
+        if number in refused and answer.recreates:
+            binding = section.bindings[number]
+            backfill = f"backfill: {binding.backfill + 1}"
+            hint = f"Set {backfill} in the binding and run with --allow-drop, or name another one."
+            if section.shards > 1:
+                hint = f"With several shards, drop it yourself and set {backfill}; or name another."
+            raise IncompatibleResource(name, binding.collection, answer, hint)
+
+
+def _validate_request(
     name: str, section: MaterializationSection, described: Sequence[Described]
 ) -> Validate:
     """Return the request that asks the connector about all bindings."""

@@ -22,14 +22,14 @@ from penstock.failpoints import Failpoint, pass_by
 from penstock.materialize.applied import note_of_applied
 from penstock.materialize.backfill import (
     ForeignRows,
-    count_rows,
     replaced_by_backfill,
+    replaced_resources,
     rows_written,
 )
 from penstock.materialize.binding import BindingPlan
-from penstock.materialize.building import Built, Described, build
+from penstock.materialize.building import Built, Described, IncompatibleResource, build
 from penstock.materialize.checkpoint import Checkpoint, path_text
-from penstock.materialize.client import Connection, connect
+from penstock.materialize.client import connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.materialize.hosting import reached_connector
 from penstock.materialize.known_layouts import KnownLayouts
@@ -245,7 +245,7 @@ class Materializing:
             ranges = shards(self._section.shards)
             known = Log("", tuple(ShardLog(each) for each in ranges))
         self._log = known
-        self._build(self._described(known.planned))
+        self._build(self._described(known.planned), known.planned)
 
     def _made_by_a_source(self, collection: str) -> bool:
         return source_of(collection, self._sources) is not None
@@ -263,16 +263,26 @@ class Materializing:
             found.append(shape_of(name, columns_of(schema), schema.key, section, defaults))
         return found
 
-    def _build(self, described: list[Described]) -> None:
-        """Agree with the connector on what the collections are, and let it make room."""
+    def _build(self, described: list[Described], upper: int | None) -> None:
+        """Validate and apply the collections as of `upper`, or now."""
+        as_of = None if upper is None else max(upper - 1, 0)
         with connect(self._address, self._security) as connection:
             with self._setup("validate"):
                 self._built = build(
-                    self.name, self._section, described, connection, append_only=self._append_only
+                    self.name,
+                    self._section,
+                    described,
+                    connection,
+                    append_only=self._append_only,
+                    is_replaced=replaced_resources(
+                        self._section, self._log, lambda name: self._lake.predecessors(name, as_of)
+                    ),
                 )
             self._status.build(self._built)
-            if self._log.planned is None and not self._allow_drop:
-                self._check_replaced(connection)
+            if not self._allow_drop:
+                self._check_recreated()
+                if self._log.planned is None:
+                    self._check_replaced()
             layouts = KnownLayouts.get(self._memory).with_built(self._built)
             self._continued = [
                 layouts.continued(self._built, number) for number in range(len(described))
@@ -298,22 +308,24 @@ class Materializing:
             ) from error
         self._begin("")
 
-    def _check_replaced(self, connection: Connection) -> None:
-        """Raise UsageError if a backfill would remove rows of somebody else."""
+    def _check_recreated(self) -> None:
+        """Raise IncompatibleResource if a resource would be dropped and created again."""
+        for section, answer in zip(self._section.bindings, self._built.answers, strict=True):
+            if answer.recreates:
+                hint = "Run with --allow-drop to do so, or name another resource."
+                raise IncompatibleResource(self.name, section.collection, answer, hint)
+
+    def _check_replaced(self) -> None:
+        """Raise ForeignRows if a backfill would remove rows of somebody else."""
         replaced = replaced_by_backfill(self._section, self._built, self._log)
-        if not replaced:
-            return
-        rows = count_rows(self.name, self._section, self._built, replaced, connection)
         for number, reached in replaced.items():
+            rows = self._built.answers[number].rows
             name = self._section.bindings[number].collection
             with self._lake.reading({name: 0}, reached.frontier) as held:
                 written = rows_written(held[name], self._built.described[number][1], reached)
-            if written is not None and rows[number] > written:
+            if written is not None and rows > written:
                 raise ForeignRows(
-                    self._path(number),
-                    rows=rows[number],
-                    written=written,
-                    backfill=reached.backfill,
+                    self._path(number), rows=rows, written=written, backfill=reached.backfill
                 )
 
     # Transactions.
@@ -374,7 +386,7 @@ class Materializing:
         self._status.phase = "storing"
         described = self._described(upper)
         if described != self._built.described:
-            self._build(described)
+            self._build(described, upper)
         if self._log.planned is None:
             self._write(self._log.plan(upper, self._frozen_paths()))
             pass_by(Failpoint.PLAN_DONE)

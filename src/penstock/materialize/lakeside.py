@@ -134,6 +134,11 @@ class Lakeside:
             )
         return found
 
+    def predecessors(self, name: str, as_of: int | None = None) -> frozenset[str]:
+        """Return the ids of the collections that had a name before, as in `Reached`."""
+        location = self._clients[self._where[name]].state.location
+        return frozenset(f"{location}/{id}" for id in self.state(name, as_of).predecessors)
+
     def ready(self, frontiers: Mapping[str, int], *, leave_behind: bool) -> Ready:
         """Return how far all collections can be read.
 

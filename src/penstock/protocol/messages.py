@@ -124,6 +124,10 @@ class ValidatedBinding:
     rows: int = 0
     """Rows in the resource, if the request replaces it."""
 
+    recreates: str = ""
+    """If the request replaces the resource: why it must be dropped and created again for that,
+    or empty. The constraints are those of a new resource then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Validated:
@@ -139,6 +143,8 @@ class Apply:
     materialization: MaterializationSpec
     version: str
     dry_run: bool = False
+    recreates: tuple[int, ...] = ()
+    """Bindings whose resources the first Store that empties them may drop and create again."""
 
 
 @dataclass(frozen=True, slots=True)

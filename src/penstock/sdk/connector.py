@@ -65,6 +65,10 @@ class Applying(Generic[EndpointT, ResourceT]):
     spec: MaterializationSpec
     """The whole of what was built, to be kept and compared with."""
 
+    recreates: frozenset[int] = frozenset()
+    """Indexes of bindings whose resources may be dropped and created again, not by `apply` but
+    within the first transaction that empties them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opening(Generic[EndpointT, ResourceT]):

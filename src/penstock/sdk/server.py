@@ -217,7 +217,13 @@ class Server:
         spec = request.materialization
         endpoint, bindings = self._understood(spec)
         return Applying(
-            spec.materialization, request.version, endpoint, bindings, request.dry_run, spec
+            spec.materialization,
+            request.version,
+            endpoint,
+            bindings,
+            request.dry_run,
+            spec,
+            frozenset(request.recreates),
         )
 
     def _understood(self, spec: MaterializationSpec) -> tuple[Any, list[Binding[Any]]]:

@@ -167,8 +167,16 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
                 session, [each for binding in opening.bindings for each in binding.fields]
             )
             session.see_operators([dialect.quoted_path(each.path) for each in opening.bindings])
+            recreations = self.recreations(session, opening, last)
             return PostgresTransactor(
-                session, dialect, [*opening.bindings], held, identity, checkpoints, names
+                session,
+                dialect,
+                [*opening.bindings],
+                held,
+                identity,
+                checkpoints,
+                names,
+                recreations,
             )
         except BaseException:
             session.close()

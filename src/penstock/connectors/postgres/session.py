@@ -388,6 +388,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "22003": "Exclude the field, or let the schema of the collection say of it "
     '"x-postgres-type": "numeric".',
     "22021": "Exclude the field; no text in Postgres has a NUL in it.",
+    "2BP01": "Drop the objects that depend on the table, run again, and create them again.",
     "42501": "Grant the role of this connection what it lacks.",
     "55P03": "End whoever holds a transaction open that uses the table.",
 }

@@ -11,7 +11,7 @@ No transaction is open while documents are loaded, but for as long as the join t
 that of the stores begins with the first COPY.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from penstock.sdk.bindings import Binding
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.connector import DELETED, SqlResource
 from penstock.sdk.sql.fence import Fence, commit_fence
+from penstock.sdk.sql.recreation import Recreation
 from penstock.sdk.transactor import Transactor
 
 __all__ = ["PostgresTransactor"]
@@ -62,6 +63,7 @@ class PostgresTransactor(Transactor):
         identity: EndpointIdentity,
         checkpoints: tuple[str, ...],
         names: SessionNames,
+        recreations: Mapping[int, Recreation],
     ) -> None:
         self.checkpoint = fence.checkpoint
         self._session = session
@@ -70,7 +72,9 @@ class PostgresTransactor(Transactor):
         self._identity = identity
         self._checkpoints = checkpoints
         self._names = names
-        self._tables = [_Writer(session, dialect, each) for each in bindings]
+        self._tables = [
+            _Writer(session, dialect, each, recreations.get(each.index)) for each in bindings
+        ]
         self._in_transaction = False
         self._waiting = 0
         """Bytes of CSV that are yet to be copied."""
@@ -127,6 +131,11 @@ class PostgresTransactor(Transactor):
         try:
             self._copy()
             for table in self._tables:
+                if table.is_recreated:
+                    with self._telling(f'table "{table.binding}" could not be replaced'):
+                        table.recreate()
+                        paths = [self._dialect.quoted_path(it.binding.path) for it in self._tables]
+                        self._session.see_operators(paths)
                 with self._telling(table.refuses):
                     table.finish()
             condition, parameters = self._identity.condition()
@@ -221,7 +230,11 @@ class _Writer:
     """What is done for one binding."""
 
     def __init__(
-        self, session: PostgresSession, dialect: PostgresDialect, binding: Binding[SqlResource]
+        self,
+        session: PostgresSession,
+        dialect: PostgresDialect,
+        binding: Binding[SqlResource],
+        recreation: Recreation | None,
     ) -> None:
         self.binding = binding
         self.refuses = f'table "{binding}" does not take a document'
@@ -240,6 +253,13 @@ class _Writer:
 
         self._believes = True
         """Whether documents that were said to be new have been, in this transaction."""
+
+        self._recreation = recreation
+        """How the table is dropped and created again when it is emptied; None if it is not."""
+
+        self.is_recreated = False
+        """Whether this transaction drops and creates the table. DROP TABLE blocks all readers, so
+        it runs as late as possible, and all documents are staged until then."""
 
     # Loads.
 
@@ -261,11 +281,25 @@ class _Writer:
 
     def empty(self) -> None:
         """Remove what the table holds; called before anything else of a transaction."""
+        if self._recreation is not None:
+            self.is_recreated = True
+            return
         self._session.run(self._statements.empty)
+
+    def recreate(self) -> None:
+        """Drop the table, create it again and store what is staged."""
+        assert self._recreation is not None
+        self._recreation.run(self._session)
+        if self._statements.stores.name in self._staged:
+            self._session.connection.execute(self._statements.insert.encode())
+            self._staged.remove(self._statements.stores.name)
+        self._recreation, self.is_recreated = None, False
 
     def add(self, batch: Documents) -> int:
         """Let documents wait to be copied; how many bytes of CSV they are."""
         size = 0
+        if self._recreation is not None and not self.is_recreated:
+            self._recreation.check_emptied(batch)
         if batch.deletes is not None and pc.any(batch.deletes).as_py():
             if self.binding.delta_updates:
                 raise RemoteProtocolError(
@@ -280,6 +314,8 @@ class _Writer:
         refuse_inexact(self._dialect, self.binding, columns)
         if self._soft:
             columns.append(pa.repeat(pa.scalar(False), len(batch)))
+        if self.is_recreated:
+            return size + _put(self._others, columns)
         if self.binding.delta_updates:
             return size + _put(self._new, columns)
         there = batch.exists if self._believes else pa.repeat(pa.scalar(True), len(batch))
@@ -333,7 +369,8 @@ class _Writer:
 
     def _stage(self, stage: "_Stage", csv: list[pa.Buffer]) -> None:
         if stage.name not in self._made:
-            self._session.run(stage.create)
+            recreation = self._recreation
+            self._session.run(stage.create if recreation is None else stage.of(recreation))
             self._made.add(stage.name)
         self._session.copy(stage.copy, csv)
         self._staged.add(stage.name)
@@ -350,11 +387,19 @@ class _Stage:
     def __init__(self, name: str, table: str, columns: Sequence[str]) -> None:
         self.name = f"pg_temp.{name}"
         names = ", ".join(columns)
+        self._plain, self._columns = name, columns
         self.create = (
             f"CREATE TEMPORARY TABLE {name} ON COMMIT DELETE ROWS AS "
             f"SELECT {names} FROM {table} WITH NO DATA"
         )
         self.copy = _copy(self.name, columns)
+
+    def of(self, recreation: Recreation) -> str:
+        """Return the statement that creates it with the types of a table that is yet to be."""
+        quoted = recreation.dialect.quoted
+        types = {quoted(each.name): each.type for each in recreation.table.columns}
+        columns = ", ".join(f"{each} {types[each]}" for each in self._columns)
+        return f"CREATE TEMPORARY TABLE {self._plain} ({columns}) ON COMMIT DELETE ROWS"
 
 
 class _Statements:
@@ -385,10 +430,8 @@ class _Statements:
         names = ", ".join(columns)
         updates = ", ".join(f"{each} = excluded.{each}" for each in columns if each not in keys)
         deed = f"UPDATE SET {updates}" if updates else "NOTHING"
-        self.upsert = (
-            f"INSERT INTO {table} ({names}) SELECT {names} FROM {self.stores.name} "
-            f"ON CONFLICT ({', '.join(keys)}) DO {deed}"
-        )
+        self.insert = f"INSERT INTO {table} ({names}) SELECT {names} FROM {self.stores.name}"
+        self.upsert = f"{self.insert} ON CONFLICT ({', '.join(keys)}) DO {deed}"
         self.delete = (
             f"UPDATE {table} t SET {quoted(DELETED)} = true FROM {self.deletes.name} l WHERE {same}"
             if soft

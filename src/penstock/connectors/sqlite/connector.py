@@ -106,7 +106,11 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
 
     def open(self, opening: Opening[SqliteEndpoint, SqlResource]) -> SqliteTransactor:
         """The writer of a range of keys; whoever wrote any of them before is fenced off."""
-        session = SqliteSession(opening.endpoint.path, gave_up=opening.broken_off)
+        session = SqliteSession(
+            opening.endpoint.path,
+            gave_up=opening.broken_off,
+            decimals=opening.endpoint.decimals,
+        )
         try:
             with session.transaction():
                 last = self.last_applied(session, opening.endpoint, opening.materialization)
@@ -115,7 +119,8 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
                     session, self.dialect, opening.materialization, opening.key_range
                 )
             dialect = SqliteDialect(opening.endpoint.decimals)
-            return SqliteTransactor(session, dialect, [*opening.bindings], fence)
+            recreations = self.recreations(session, opening, last)
+            return SqliteTransactor(session, dialect, [*opening.bindings], fence, recreations)
         except BaseException:
             session.close()
             raise

@@ -8,7 +8,7 @@ table, which is not in the file. The last statement of a commit is the fence's.
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from penstock.sdk.sql.connector import DELETED, SqlResource
 from penstock.sdk.sql.dialect import Dialect
 from penstock.sdk.sql.documents import Assembly
 from penstock.sdk.sql.fence import Fence, commit_fence
+from penstock.sdk.sql.recreation import Recreation
 from penstock.sdk.transactor import Transactor
 
 __all__ = ["SqliteTransactor"]
@@ -47,6 +48,7 @@ class SqliteTransactor(Transactor):
         dialect: SqliteDialect,
         bindings: list[Binding[SqlResource]],
         fence: Fence,
+        recreations: Mapping[int, Recreation],
     ) -> None:
         self.checkpoint = fence.checkpoint
         self._session = session
@@ -55,6 +57,9 @@ class SqliteTransactor(Transactor):
         self._waiting = Spool(session.path.parent, bindings, WAITING_BYTES)
         self._emptied: list[int] = []
         """The bindings whose tables are to be emptied, before what waits is written."""
+
+        self._recreations = dict(recreations)
+        """By binding, tables that are dropped and created again when they are emptied."""
 
         self._statements = [_Statements(dialect, each) for each in bindings]
         for each in self._statements:
@@ -81,8 +86,11 @@ class SqliteTransactor(Transactor):
     def store(self, documents: Iterator[Documents]) -> None:
         """Keep them until they are committed."""
         for batch in documents:
+            index = batch.binding.index
+            if index in self._recreations and index not in self._emptied:
+                self._recreations[index].check_emptied(batch)
             if batch.empties:
-                self._emptied.append(batch.binding.index)
+                self._emptied.append(index)
             else:
                 self._waiting.add(batch)
 
@@ -121,7 +129,10 @@ class SqliteTransactor(Transactor):
         self._session.begin()
         try:
             for index in self._emptied:
-                self._session.run(self._statements[index].empty)
+                if index in self._recreations:
+                    self._recreations[index].run(self._session)
+                else:
+                    self._session.run(self._statements[index].empty)
             for batch in self._waiting:
                 self._session.must_go_on()
                 self._write_batch(batch)
@@ -131,6 +142,8 @@ class SqliteTransactor(Transactor):
             self._session.roll_back()
             raise
         self._waiting.clear()
+        for index in self._emptied:
+            self._recreations.pop(index, None)
         self._emptied = []
         return None
 

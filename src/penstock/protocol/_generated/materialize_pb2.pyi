@@ -83,7 +83,7 @@ class ValidateRequest(_message.Message):
 class ValidateResponse(_message.Message):
     __slots__ = ("bindings",)
     class Binding(_message.Message):
-        __slots__ = ("constraints", "resource_path", "delta_updates", "accepts_delete", "accepts_empty", "fills", "rows")
+        __slots__ = ("constraints", "resource_path", "delta_updates", "accepts_delete", "accepts_empty", "fills", "rows", "recreates")
         class ConstraintsEntry(_message.Message):
             __slots__ = ("key", "value")
             KEY_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class ValidateResponse(_message.Message):
         ACCEPTS_EMPTY_FIELD_NUMBER: _ClassVar[int]
         FILLS_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
+        RECREATES_FIELD_NUMBER: _ClassVar[int]
         constraints: _containers.MessageMap[str, Constraint]
         resource_path: _containers.RepeatedScalarFieldContainer[str]
         delta_updates: bool
@@ -105,20 +106,23 @@ class ValidateResponse(_message.Message):
         accepts_empty: bool
         fills: _containers.RepeatedScalarFieldContainer[str]
         rows: int
-        def __init__(self, constraints: _Optional[_Mapping[str, Constraint]] = ..., resource_path: _Optional[_Iterable[str]] = ..., delta_updates: _Optional[bool] = ..., accepts_delete: _Optional[bool] = ..., accepts_empty: _Optional[bool] = ..., fills: _Optional[_Iterable[str]] = ..., rows: _Optional[int] = ...) -> None: ...
+        recreates: str
+        def __init__(self, constraints: _Optional[_Mapping[str, Constraint]] = ..., resource_path: _Optional[_Iterable[str]] = ..., delta_updates: _Optional[bool] = ..., accepts_delete: _Optional[bool] = ..., accepts_empty: _Optional[bool] = ..., fills: _Optional[_Iterable[str]] = ..., rows: _Optional[int] = ..., recreates: _Optional[str] = ...) -> None: ...
     BINDINGS_FIELD_NUMBER: _ClassVar[int]
     bindings: _containers.RepeatedCompositeFieldContainer[ValidateResponse.Binding]
     def __init__(self, bindings: _Optional[_Iterable[_Union[ValidateResponse.Binding, _Mapping]]] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("materialization", "version", "dry_run")
+    __slots__ = ("materialization", "version", "dry_run", "recreates")
     MATERIALIZATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    RECREATES_FIELD_NUMBER: _ClassVar[int]
     materialization: _flow_pb2.MaterializationSpec
     version: str
     dry_run: bool
-    def __init__(self, materialization: _Optional[_Union[_flow_pb2.MaterializationSpec, _Mapping]] = ..., version: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+    recreates: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, materialization: _Optional[_Union[_flow_pb2.MaterializationSpec, _Mapping]] = ..., version: _Optional[str] = ..., dry_run: _Optional[bool] = ..., recreates: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ApplyResponse(_message.Message):
     __slots__ = ("action_description",)

@@ -5,6 +5,9 @@
 The endpoint's tables say which columns there are; this says which of them were
 selected, whether a binding took delta updates, whether its table was made or taken
 over, and which version a stream must be opened with.
+
+A binding whose table is yet to be dropped and created again is recorded with the binding
+that the table was made for. The transaction that replaces the table removes that.
 """
 
 import base64
@@ -28,6 +31,7 @@ __all__ = [
     "must_be_applied",
     "remember",
     "with_filled",
+    "with_previous",
     "with_takeovers",
     "without_secrets",
 ]
@@ -35,6 +39,10 @@ __all__ = [
 TABLE = "flow_materializations_v2"
 FILLED = "flow_filled"
 """In the stored configuration of a resource: its fields that were filled when added."""
+
+PREVIOUS = "flow_previous"
+"""In the stored configuration of a resource that is to be dropped and created again: the
+binding that its table was made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +53,32 @@ class LastApplied:
     spec: MaterializationSpec
 
     def binding(self, path: tuple[str, ...]) -> MaterializationBinding | None:
-        """What was bound to a resource, if anything."""
-        return next((each for each in self.spec.bindings if each.resource_path == path), None)
+        """Return the binding that the table of a resource was made for, if any."""
+        bound = next((each for each in self.spec.bindings if each.resource_path == path), None)
+        if bound is None:
+            return None
+        previous = json.loads(bound.resource_spec_json).get(PREVIOUS)
+        if previous is None:
+            return bound
+        return decode(MaterializationSpec, base64.b64decode(previous)).bindings[0]
+
+    def is_pending(self, path: tuple[str, ...]) -> bool:
+        """Return whether the table of a resource is yet to be dropped and created again."""
+        return any(
+            each.resource_path == path and PREVIOUS in json.loads(each.resource_spec_json)
+            for each in self.spec.bindings
+        )
+
+    def recreated(self, path: tuple[str, ...]) -> "LastApplied":
+        """Return the record once the table of a resource was dropped and created again."""
+        bindings = []
+        for each in self.spec.bindings:
+            if each.resource_path == path:
+                resource = json.loads(each.resource_spec_json)
+                resource.pop(PREVIOUS, None)
+                each = replace(each, resource_spec_json=json.dumps(resource))
+            bindings.append(each)
+        return replace(self, spec=replace(self.spec, bindings=tuple(bindings)))
 
     def kinds(self, path: tuple[str, ...]) -> Mapping[str, FieldKind]:
         """By field that was selected for a resource: what its values were."""
@@ -152,6 +184,21 @@ def with_filled(
     for each in spec.bindings:
         if names := sorted(filled.get(each.resource_path, ())):
             resource = {**json.loads(each.resource_spec_json), FILLED: names}
+            each = replace(each, resource_spec_json=json.dumps(resource))
+        bindings.append(each)
+    return replace(spec, bindings=tuple(bindings))
+
+
+def with_previous(
+    spec: MaterializationSpec, previous: Mapping[tuple[str, ...], MaterializationBinding]
+) -> MaterializationSpec:
+    """Record, by path, the bindings of tables that are to be dropped and created again."""
+    bindings = []
+    for each in spec.bindings:
+        if (before := previous.get(each.resource_path)) is not None:
+            stored = encode(MaterializationSpec(spec.materialization, "{}", (before,)))
+            resource = json.loads(each.resource_spec_json)
+            resource[PREVIOUS] = base64.b64encode(stored).decode()
             each = replace(each, resource_spec_json=json.dumps(resource))
         bindings.append(each)
     return replace(spec, bindings=tuple(bindings))

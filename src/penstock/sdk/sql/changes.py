@@ -6,7 +6,13 @@ from typing import Any
 
 from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.errors import Refused
-from penstock.sdk.sql.conflicts import Standing, other_key, within_array, without_documents
+from penstock.sdk.sql.conflicts import (
+    Standing,
+    TableMismatch,
+    other_key,
+    within_array,
+    without_documents,
+)
 from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit
 
 __all__ = ["changes", "fillable"]
@@ -45,7 +51,8 @@ def changes(
     from now on.
 
     Raises:
-        Refused: it cannot be made to fit.
+        TableMismatch: the table that is there cannot be made to fit.
+        Refused: no table would fit.
     """
     wanted = dialect.table(binding, extra)
     if binding.document is None and not binding.delta_updates:
@@ -60,9 +67,11 @@ def changes(
     existing = dialect.spelled(standing.table, (each.name for each in wanted.columns))
     if not binding.delta_updates:
         if why := other_key(existing, [[each] for each in wanted.key]):
-            raise Refused(why, hint="Drop it, or name another one.")
+            raise TableMismatch(why, hint="Drop it, or name another one.")
         if why := without_documents(dialect, standing, binding.document):
-            raise Refused(why, hint="Say document: false, empty the table, or name another one.")
+            raise TableMismatch(
+                why, hint="Say document: false, empty the table, or name another one."
+            )
     by_column = {dialect.column_name(each.name): each for each in binding.fields}
     after: list[Column] = []
     migrated: dict[str, Field] = {}
@@ -74,7 +83,7 @@ def changes(
             continue
         match dialect.fit(found, field, standing.applied.get(field.name)):
             case Fit.INCOMPATIBLE:
-                raise Refused(
+                raise TableMismatch(
                     f'column "{column.name}" of table "{binding}" is {found.type}, '
                     f"not {column.type}"
                     + (" of another kind" if found.type == column.type else ""),

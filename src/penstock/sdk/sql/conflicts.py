@@ -9,9 +9,14 @@ from dataclasses import dataclass, field
 
 from penstock.protocol.specs import CollectionSpec
 from penstock.sdk.bindings import Field, FieldKind
+from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Dialect, Table
 
-__all__ = ["Standing", "other_key", "within_array", "without_documents"]
+__all__ = ["Standing", "TableMismatch", "other_key", "within_array", "without_documents"]
+
+
+class TableMismatch(Refused):
+    """A table that exists cannot be altered to take the documents of a binding."""
 
 
 @dataclass(frozen=True, slots=True)

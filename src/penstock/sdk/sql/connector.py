@@ -6,7 +6,7 @@ each time; beside them stand the fences (`fence.py`) and what was applied last
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -16,16 +16,18 @@ from pydantic import Field as Setting
 
 from penstock.errors import Problem
 from penstock.protocol.messages import ValidatedBinding
+from penstock.protocol.specs import MaterializationBinding
 from penstock.sdk.bindings import Binding, Field
-from penstock.sdk.connector import Applying, Asked, Connector, Validating
+from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql import applied as applied_before
 from penstock.sdk.sql import fence
 from penstock.sdk.sql.applied import LastApplied
 from penstock.sdk.sql.changes import changes, fillable
-from penstock.sdk.sql.conflicts import Standing
-from penstock.sdk.sql.constraints import constraints
+from penstock.sdk.sql.conflicts import Standing, TableMismatch
+from penstock.sdk.sql.constraints import constraints, recreation_reason
 from penstock.sdk.sql.dialect import Column, Dialect
+from penstock.sdk.sql.recreation import Recreation
 from penstock.sdk.sql.session import Session
 
 __all__ = ["DELETED", "SqlConnector", "SqlResource"]
@@ -132,14 +134,29 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         resource, delta = asked.resource, asked.resource.delta_updates
         dialect = self.dialect_for(session, asked.fields)
         standing = self._standing(session, path, last, adopt=resource.adopt, delta_updates=delta)
-        found = constraints(
-            dialect,
-            asked,
-            standing,
-            delta_updates=delta,
-            document=resource.document,
-            extra=self.extra_columns(resource, delta_updates=delta),
+        found, of_new_table = (
+            constraints(
+                dialect,
+                asked,
+                each,
+                delta_updates=delta,
+                document=resource.document,
+                extra=self.extra_columns(resource, delta_updates=delta),
+            )
+            for each in (standing, None)
         )
+        if asked.replaces and standing is not None and not standing.taken_over:
+            reason = recreation_reason(found, of_new_table)
+            if reason:
+                return ValidatedBinding(
+                    of_new_table,
+                    path,
+                    delta,
+                    accepts_delete=not delta,
+                    accepts_empty=True,
+                    rows=self._count_rows(session, path, standing, resource),
+                    recreates=reason,
+                )
         filled = last.filled(path) if last is not None else frozenset[str]()
         rows = 0
         if asked.replaces and standing is not None:
@@ -232,6 +249,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             statements = [*self._own_tables(session, endpoint, applying.bindings)]
             taken = set()
             filled: dict[tuple[str, ...], set[str]] = {}
+            previous: dict[tuple[str, ...], MaterializationBinding] = {}
             remarks: list[str] = []
             for binding in applying.bindings:
                 standing = self._standing(
@@ -241,7 +259,20 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                     adopt=binding.resource.adopt,
                     delta_updates=binding.delta_updates,
                 )
-                changed = self._changes(session, binding, standing, last)
+                try:
+                    changed = self._changes(session, binding, standing, last)
+                except TableMismatch:
+                    before = last.binding(binding.path) if last is not None else None
+                    taken_over = standing is None or standing.taken_over
+                    if taken_over or before is None or binding.index not in applying.recreates:
+                        raise
+                    previous[binding.path] = before
+                    recreation = self._recreation(session, applying, binding)
+                    remarks += [
+                        f"within the first transaction: {statement}"
+                        for statement in (recreation.drop, recreation.create)
+                    ]
+                    continue
                 statements += changed
                 if changed:
                     dialect = self.dialect_for(session, binding.fields)
@@ -251,10 +282,10 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                 if not binding.delta_updates:
                     dialect = self.dialect_for(session, binding.fields)
                     selected = {each.name for each in binding.fields}
-                    before = last.filled(binding.path) if last is not None else frozenset[str]()
+                    known = last.filled(binding.path) if last is not None else frozenset[str]()
                     filled[binding.path] = {
                         *fillable(dialect, binding.fields, standing),
-                        *selected.intersection(before),
+                        *selected.intersection(known),
                     }
             if applying.dry_run:
                 return _described(statements, remarks)
@@ -263,6 +294,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             kept = applied_before.without_secrets(applying.spec)
             kept = applied_before.with_takeovers(kept, taken)
             kept = applied_before.with_filled(kept, filled)
+            kept = applied_before.with_previous(kept, previous)
             if last is None or (last.version, last.spec) != (applying.version, kept):
                 applied_before.remember(
                     session,
@@ -306,6 +338,34 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             if session.query(f"SELECT count(*) {gone}")[0][0]:
                 statements.append(f"DELETE {gone}")
         return statements
+
+    def recreations(
+        self,
+        session: Session,
+        opening: Opening[EndpointT, ResourceT],
+        last: LastApplied | None,
+    ) -> Mapping[int, Recreation]:
+        """Return, by binding, how tables are replaced that are yet to be created again."""
+        return {
+            each.index: self._recreation(session, opening, each)
+            for each in opening.bindings
+            if last is not None and last.is_pending(each.path)
+        }
+
+    def _recreation(
+        self,
+        session: Session,
+        request: Applying[EndpointT, ResourceT] | Opening[EndpointT, ResourceT],
+        binding: Binding[ResourceT],
+    ) -> Recreation:
+        dialect = self.dialect_for(session, binding.fields)
+        extra = self.extra_columns(binding.resource, delta_updates=binding.delta_updates)
+        return Recreation(
+            dialect,
+            dialect.table(binding, extra),
+            request.materialization,
+            self._places(request.endpoint).applied,
+        )
 
     def extra_columns(self, resource: ResourceT, *, delta_updates: bool) -> Sequence[Column]:
         """Columns that no field has."""

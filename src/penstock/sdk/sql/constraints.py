@@ -29,7 +29,7 @@ from penstock.sdk.connector import Asked
 from penstock.sdk.sql.conflicts import Standing, other_key, within_array, without_documents
 from penstock.sdk.sql.dialect import Column, Dialect, Fit, Table
 
-__all__ = ["constraints"]
+__all__ = ["constraints", "recreation_reason"]
 
 
 def constraints(
@@ -56,6 +56,19 @@ def constraints(
     if not delta_updates and not document:
         found |= _of_arrays(asked)
     return found | _of_same_columns(dialect, fields, extra)
+
+
+def recreation_reason(
+    found: Mapping[str, Constraint], of_new_table: Mapping[str, Constraint]
+) -> str:
+    """Return why only a new table satisfies the constraints; empty if the one there does."""
+    reasons = [
+        each.reason
+        for name, each in found.items()
+        if each.type is ConstraintType.UNSATISFIABLE
+        and of_new_table[name].type is not ConstraintType.UNSATISFIABLE
+    ]
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _new(field: Field, delta_updates: bool, document: bool) -> Constraint:
@@ -96,7 +109,7 @@ def _of_columns(
             found[each.name] = Constraint(
                 ConstraintType.UNSATISFIABLE,
                 f'column "{column.name}" is {column.type}, which cannot take '
-                f"{_types(each)}; drop the table, or name another one",
+                f"{_types(each)}{_remedy(standing)}",
             )
         else:
             found[each.name] = Constraint(
@@ -115,7 +128,7 @@ def _of_key(
         [names[each.name] for each in keys if each.ptr == ptr] for ptr in asked.collection.key_ptrs
     ]
     if why := other_key(table, wanted):
-        conflict = Constraint(ConstraintType.UNSATISFIABLE, f"{why}; drop it, or name another one")
+        conflict = Constraint(ConstraintType.UNSATISFIABLE, f"{why}{_remedy(standing)}")
         return {each.name: conflict for each in keys}
     return {
         name: Constraint(ConstraintType.FIELD_OPTIONAL, "the key has a column by another name")
@@ -169,6 +182,11 @@ def _of_same_columns(
             f'its column "{column}" would be {whose}',
         )
     return found
+
+
+def _remedy(standing: Standing) -> str:
+    """Return the remedy for a table that a backfill may not drop."""
+    return "; drop the table, or name another one" if standing.taken_over else ""
 
 
 def _types(field: Field) -> str:
