@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,3 +183,33 @@ def test_a_full_disk_is_told_and_waited_for(tmp_path: Path, small: Path, item: D
         assert up.terminate() == 0, up.said()[-4_000:]
     with persist.open(f"{lake}/shop", hold=False) as client:
         assert client.state.writer is None
+
+
+def test_sqlite_file_deleted_under_up_stops_the_task_and_is_not_healthy(
+    tmp_path: Path, item: Database
+) -> None:
+    path = tmp_path / "desk.db"
+    file = written(tmp_path, item.url(), INTO_SQLITE.format(path=path))
+    with Up(tmp_path, "up", file, "--http", "127.0.0.1:0") as up:
+        up.await_ready("shop", "local")
+        for each in tmp_path.glob("desk.db*"):
+            each.unlink()
+        item.sql("INSERT INTO item VALUES (1001)")
+
+        def stopped() -> dict[str, Any] | None:
+            up.check()
+            (found,) = [each for each in up.state()["materializations"] if each["name"] == "local"]
+            return found if found["state"] == "stopped" else None
+
+        found = until(stopped, "the materialization to stop")
+        assert found is not None
+        assert f'SQLite file "{path}" was deleted' in found["error"]["message"]
+        assert "Restore" in found["error"]["hint"]
+        assert "backfill" in found["error"]["hint"]
+        assert up.ask("/readyz").status != 200
+        (status,) = lines(well(tmp_path, "status", "file:./lake", "--json"))
+        (listed,) = [each for at in status["storage_locations"] for each in at["materializations"]]
+        assert "was deleted" in listed["error"]["message"]
+        assert up.terminate() == 1, up.said()[-4_000:]
+    is_told(up.said(), str(path), "was deleted")
+    assert not path.exists()

@@ -106,7 +106,7 @@ class Status:
     def _waits_for(self) -> str:
         if not self.overdue:
             return self.waits_for
-        return f"the connector: {self.step} since {format_time(self.step_since_ms)}"
+        return f"{self.step} since {format_time(self.step_since_ms)}"
 
     def begin(self, step: str, now_ms: int) -> None:
         """Begin a step, or end the last one if `step` is empty."""
