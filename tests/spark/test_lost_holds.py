@@ -136,8 +136,8 @@ def test_earliest_is_a_later_time_where_since_moved_before_it_was_held(
         """Since moves just after the next one has found the collection."""
         real, done = ps._find, []
 
-        def find(*asked: Any) -> Any:
-            found = real(*asked)
+        def find(*asked: Any, **options: Any) -> Any:
+            found = real(*asked, **options)
             if not done:
                 done.append(shop.compact(since))
             return found
