@@ -15,6 +15,7 @@ import psycopg
 import pyarrow as pa
 
 from penstock.data import DIFF, TIME
+from penstock.data.collection_name import parse_name
 from penstock.persist import Collection
 from penstock.sources.postgres.connect import SETTINGS, quote_identifier
 from penstock.sources.postgres.tables import LABEL
@@ -112,7 +113,7 @@ def upstream(database: Database, table: str, columns: Iterable[str]) -> Counter[
     """The rows of a table, as the server prints them under our settings."""
     pinned = "; ".join(f"SET {name} = '{value}'" for name, value in SETTINGS.items())
     chosen = ", ".join(map(quote_identifier, columns))
-    named = ".".join(map(quote_identifier, table.split(".", 1)))
+    named = ".".join(map(quote_identifier, parse_name(table) or ()))
     with psycopg.connect(database.url(), autocommit=True) as connection:
         connection.execute(pinned.encode())
         result = connection.execute(f"SELECT {chosen} FROM {named}".encode()).pgresult

@@ -200,7 +200,7 @@ def test_generated_excluded_text_and_odd_names(database: Database, tmp_path: Pat
         CREATE PUBLICATION penstock FOR ALL TABLES;
         """
     )
-    odd = 'My Schema.Odd Ta"ble'
+    odd = 'My Schema."Odd Ta""ble"'
     tables = [
         {"name": '"My Schema"."Odd Ta""ble"', "exclude": ["secret"], "text": ["amount"]},
         "public.keyless",

@@ -73,7 +73,7 @@ def replaced_resources(
 
     def is_replaced(number: int, path: tuple[str, ...]) -> bool:
         # Several shards cannot truncate a resource: no shard knows which rows are its own.
-        if log is None or section.shards > 1 or len(log.shards) > 1:
+        if log is None or section.shards > 1 or len(log.shards) != 1:
             return False
         reached, binding = _reached(log.shards[0], path_text(path)), section.bindings[number]
         return reached is not None and (
@@ -107,7 +107,7 @@ def describe_rewrites(
         if number in replaced:
             if not built.empties[number] and binding.delta_updates:
                 yield f"resource {resource}: everything is sent again"
-            elif not built.empties[number] or section.shards > 1 or len(log.shards) > 1:
+            elif not built.empties[number] or section.shards > 1 or len(log.shards) != 1:
                 yield f"resource {resource}: all rows are stored again; rows of others stay"
             else:
                 yield (
