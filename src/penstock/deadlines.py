@@ -1,11 +1,11 @@
 """Deadlines for waits on a peer: a database, a broker, a store, a connector.
 
 A peer that hangs keeps its connections open and sends nothing. Every wait on one therefore has a
-bound, and ends early when the process is told to stop:
+bound, and ends early when the process receives a stop signal:
 
     answer      silence after which a peer is checked, and given up if it does not answer
-    stop        time in which a process that was told to stop ends, finished or not
-    stop grace  what is left of a wait that is under way at that moment
+    stop        time from the stop signal to the exit of the process, finished or not
+    stop grace  time left to a wait that has begun before the stop signal
 
 A request whose deadline has passed has an unknown outcome. The rules for durable state apply to
 it as they do to a lost connection.
@@ -26,7 +26,7 @@ ANSWER_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 15.0
 
 STOP_GRACE_S: Final = 2.0
-"""Time left to a peer for an answer that is due when the process is told to stop."""
+"""Time left to a peer for an answer that is due when the stop signal arrives."""
 
 
 def answer_timeout_s() -> float:
@@ -39,7 +39,7 @@ def answer_timeout_s() -> float:
 
 
 def stop_timeout_s() -> float:
-    """Return the time, in seconds, in which a process that was told to stop ends.
+    """Return the time, in seconds, from the stop signal to the exit of the process.
 
     Raises:
         UsageError: the environment variable does not hold a positive number.

@@ -1,7 +1,7 @@
 """Transactions that Spark reads and sorts, with bindings of every kind side by side.
 
-The size threshold is 0, so that little data takes the path of a large transaction. The
-endpoint must hold exactly what the path of small transactions writes.
+The size threshold is 0, and little data takes the path of a large transaction. The
+endpoint must hold the same rows as after the path of small transactions.
 """
 
 import ast
