@@ -147,11 +147,12 @@ def kafka_jars() -> list[Path]:
     except UsageError:
         if not others:
             raise
+    found = jars_for(others)
     log.warning(
         "jars of this very Spark cannot be had; others are used, which were tried with it",
         extra=fields(jars=",".join(jar.file for jar in others)),
     )
-    return jars_for(others)
+    return found
 
 
 def kafka_list(spark: str | None = None) -> list[Jar]:
