@@ -112,7 +112,11 @@ def test_first_plan_reports_a_table_that_exists_with_other_columns(shop: Shop) -
     assert "adopt: true" in problem.hint
 
 
-def test_plan_and_up_report_every_problem_and_up_creates_nothing(shop: Shop) -> None:
+def test_plan_and_up_report_every_problem_and_up_creates_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Spark starts while the checks run, and would stay in the process of the tests.
+    monkeypatch.setattr(up, "_warm", lambda _: None)
     endpoint = json.dumps({"host": "localhost", "port": "abc", "user": "u", "databse": "d"})
     rest = pipeline(shop, endpoint, more=KAFKA, name="postgres")
     found = {(each.action, each.name): each for each in problems(shop, rest)}
