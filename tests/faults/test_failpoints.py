@@ -49,6 +49,7 @@ MATERIALIZATIONS = {
     Failpoint.APPLY_DONE,
     Failpoint.PLAN_DONE,
     Failpoint.STORE_DONE,
+    Failpoint.RESOURCE_DROPPED,
     Failpoint.RECOVERY_DONE,
     Failpoint.ACKNOWLEDGE_DONE,
 }

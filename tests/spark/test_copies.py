@@ -163,7 +163,7 @@ def beside(pipeline):
 class Dies:
     """A piece that ends the process that reads it."""
 
-    def read(self):
+    def read(self, stop=None):
         os._exit(7)
 
 
@@ -236,7 +236,7 @@ class Broken:
     def __init__(self, error: PenstockError) -> None:
         self.error = error
 
-    def read(self) -> Generator[pa.RecordBatch, None, None]:
+    def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
         yield pa.record_batch({"a": pa.array([1], pa.int64())})
         raise self.error
 
@@ -292,7 +292,7 @@ class Endless:
     def __init__(self, begun) -> None:
         self.begun = begun
 
-    def read(self):
+    def read(self, stop=None):
         self.begun.touch()
         while True:
             yield pa.record_batch({"k": pa.array([1])})
