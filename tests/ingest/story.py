@@ -254,11 +254,11 @@ class Story:
         """Let copies be read only while they are free to be."""
         read = SnapshotPiece.read
 
-        def held(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+        def held(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
             self._free.wait()
             if self._ending:
                 raise TransientError("the pipeline ends")
-            yield from read(piece)
+            yield from read(piece, stop)
 
         patch.setattr(SnapshotPiece, "read", held)
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -74,8 +75,8 @@ def slowly(monkeypatch: pytest.MonkeyPatch, table: str) -> tuple[threading.Event
     """Copies of a table wait; what is set when one has begun, and what lets it go on."""
     read, begun, go = SnapshotPiece.read, threading.Event(), threading.Event()
 
-    def slow(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
-        held = list(read(piece))
+    def slow(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
+        held = list(read(piece, stop))
         if piece.table == table:
             begun.set()
             go.wait()
@@ -144,9 +145,9 @@ def test_a_table_that_is_emptied_again_and_again_is_given_up(
         pump.settle()
         read = SnapshotPiece.read
 
-        def emptied(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+        def emptied(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
             database.sql("TRUNCATE a; INSERT INTO a VALUES (1, 1)")
-            return read(piece)
+            return read(piece, stop)
 
         with monkeypatch.context() as patch:
             patch.setattr(SnapshotPiece, "read", emptied)

@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,9 +24,9 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     free = threading.Event()
     read = SnapshotPiece.read
 
-    def held(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+    def held(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
         free.wait()
-        yield from read(piece)
+        yield from read(piece, stop)
 
     monkeypatch.setattr(SnapshotPiece, "read", held)
     yield free

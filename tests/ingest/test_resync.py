@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -204,10 +205,10 @@ def test_a_table_that_is_rewritten_before_it_is_read(
     }[rewrite]
     read, left = SnapshotPiece.read, [statement]
 
-    def late(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+    def late(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
         if left:
             database.sql(f"BEGIN; {left.pop()}; COMMIT")
-        return read(piece)
+        return read(piece, stop)
 
     monkeypatch.setattr(SnapshotPiece, "read", late)
     resync(pump, "public.keyed")
@@ -246,11 +247,11 @@ def test_a_table_that_is_being_copied_is_told(
 ) -> None:
     read, begun, go = SnapshotPiece.read, threading.Event(), threading.Event()
 
-    def slow(piece: SnapshotPiece) -> Iterator[pa.RecordBatch]:
+    def slow(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
         if piece.table == "public.other":
             begun.set()
             assert go.wait(30)
-        yield from read(piece)
+        yield from read(piece, stop)
 
     monkeypatch.setattr(SnapshotPiece, "read", slow)
     database.sql("CREATE TABLE other (id int PRIMARY KEY)")
