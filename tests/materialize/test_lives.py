@@ -107,7 +107,7 @@ def test_a_collection_nobody_makes_is_refused(lake: str, table: Table, tmp_path:
     ("changed", "named"),
     [
         ({"endpoint": {"pfad": "x"}}, "endpoint"),
-        ({"bindings": [{"collection": "shop.t", "resource": {"table": 7}}]}, '"/table"'),
+        ({"bindings": [{"collection": "shop.t", "resource": {"table": 7}}]}, '"table"'),
     ],
     ids=["endpoint", "resource"],
 )
