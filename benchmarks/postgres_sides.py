@@ -1,8 +1,8 @@
-"""The sides that are compared: ours, and each of the others, on the same changes.
+"""The sides of the comparison: ours, and the others, on the same changes.
 
-Every side of a stream begins at a slot that was made before the changes were
-written, and ends when it has all of them. The server has written them all by
-then, so what is timed is how fast they can be taken.
+Every side of a stream starts at a slot that was created before the changes were written, and
+ends when it has all of them. The server has written all changes before, so the time measures
+only how fast a side reads them.
 """
 
 import hashlib
@@ -51,37 +51,37 @@ __all__ = [
 SOURCE: Final = "bench"
 PUBLICATION: Final = "penstock"
 TICK_MS: Final = 50
-"""Between ticks while catching up: of the time until the first, half of this is lost."""
+"""Tick interval while catching up; on average half of it passes before the first tick."""
 
 RETAIN_MS: Final = 3_600_000
 
 DEBEZIUM_PYTHON: Final = (
     Path(__file__).resolve().parent.parent / ".venv-debezium" / "bin" / "python"
 )
-DEBEZIUM_PATIENCE_S: Final = 1_800
+DEBEZIUM_TIMEOUT_S: Final = 1_800
 
 Way: TypeAlias = Literal["socket", "tcp"]
 
 
 class Different(Exception):
-    """A side does not hold what the server holds."""
+    """The rows of a side differ from the server."""
 
 
-class Timed:
-    """A source, and when it was opened, and when what it drew became durable."""
+class TimedSource:
+    """A source that records when it was opened and when its changes became durable."""
 
     def __init__(self, source: PostgresSource) -> None:
         self._source = source
-        self.asked_s = self.opened_s = self.durable_s = 0.0
+        self.open_called_s = self.opened_s = self.durable_s = 0.0
         self.durable: list[tuple[int, float]] = []
-        """How far the stream was durable, and since when."""
+        """Durable positions, each with its time."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def open(self, *given: Any) -> None:
-        self.asked_s = time.perf_counter()
-        self._source.open(*given)
+    def open(self, *args: Any) -> None:
+        self.open_called_s = time.perf_counter()
+        self._source.open(*args)
         self.opened_s = time.perf_counter()
 
     def committed(self, frontier: Any) -> None:
@@ -93,33 +93,33 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """A pipeline of one source into a file location of its own."""
+    """A pipeline from one source to a separate file location."""
 
     folder: Path
     database: Database
     way: Way = "socket"
     tick_ms: int = TICK_MS
     tables: Sequence[Mapping[str, Any]] | None = None
-    """Which tables, as the file of a pipeline says it; None means all."""
+    """Tables in the form of the pipeline file; None means all."""
 
     @property
     def location(self) -> str:
         return f"file:{self.folder}"
 
     def catch_up(self) -> float:
-        """Run until all that is upstream is durable; the seconds since the stream was open."""
+        """Run until all changes are durable, and return the seconds since the stream was open."""
         with self.ingest() as (source, ingest):
             ingest.run(threading.Event(), once=True)
         return source.durable_s - source.opened_s
 
     def copy(self, *, tasks: int, many: ManyTasks | None = None) -> float:
-        """The first copy, to durable and seen: the seconds since the source was told to open."""
+        """Take the initial snapshot, and return the seconds from the open call to durable."""
         with self.ingest(tasks=tasks, many=many) as (source, ingest):
             ingest.run(threading.Event(), once=True)
-        return source.durable_s - source.asked_s
+        return source.durable_s - source.open_called_s
 
     def remove(self) -> None:
-        """Give up its files, and every slot of the database."""
+        """Remove its files, and drop every slot of the database."""
         self.database.sql(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
             " WHERE database = current_database()"
@@ -129,14 +129,14 @@ class Ours:
     @contextmanager
     def ingest(
         self, *, tasks: int = 2, many: ManyTasks | None = None
-    ) -> Iterator[tuple[Timed, Ingest]]:
-        """The same parts that `penstock.ingest.run` puts together."""
-        said: dict[str, Any] = {"url": self.database.url(host=self.way), "snapshot_tasks": tasks}
+    ) -> Iterator[tuple[TimedSource, Ingest]]:
+        """Yield the source and the ingest loop, as `penstock.ingest.run` builds them."""
+        section: dict[str, Any] = {"url": self.database.url(host=self.way), "snapshot_tasks": tasks}
         if self.tables is not None:
-            said["tables"] = self.tables
-        config = PostgresConfig.parse(said)
+            section["tables"] = self.tables
+        config = PostgresConfig.parse(section)
         with persist.open(self.location, writer=SOURCE) as client:
-            source = Timed(
+            source = TimedSource(
                 PostgresSource(
                     SOURCE,
                     config,
@@ -155,7 +155,7 @@ class Ours:
                 clock=SYSTEM_CLOCK,
                 chance=random.Random(),
                 many=many,
-                # However small, so that a quick run measures the same way.
+                # Use Spark for every size, also with --quick.
                 spark_bytes=0,
             )
             yield source, ingest
@@ -163,22 +163,22 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class Recvlogical:
-    """`pg_recvlogical`, which writes what it reads to /dev/null, and does nothing else."""
+    """`pg_recvlogical` to /dev/null."""
 
     database: Database
     slot: str
     binary: bool
     way: Way = "socket"
 
-    def catch_up(self, until: str) -> float:
-        """Its seconds from its start to its end, which is when it has come to `until`."""
+    def catch_up(self, end_lsn: str) -> float:
+        """Return the seconds from its start until it exits at `end_lsn`."""
         program = self.database.server.binaries / "pg_recvlogical"
         options = {"proto_version": "1", "publication_names": PUBLICATION}
         if self.binary:
             options["binary"] = "true"
         command = [
             *(str(program), "--dbname", self.database.url(host=self.way), "--slot", self.slot),
-            *("--start", "--endpos", until, "--no-loop", "--file", "/dev/null"),
+            *("--start", "--endpos", end_lsn, "--no-loop", "--file", "/dev/null"),
             *(f"--option={name}={value}" for name, value in options.items()),
         ]
         begun = time.perf_counter()
@@ -188,9 +188,9 @@ class Recvlogical:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The server's own logical replication, into a database of a second server.
+    """Logical replication of Postgres to a database of a second server.
 
-    Its apply worker commits without waiting for the disk, which is its default.
+    By default, its apply worker uses asynchronous commits.
     """
 
     upstream: Database
@@ -200,13 +200,13 @@ class Subscription:
     rows: int
 
     def catch_up(self) -> float:
-        """The seconds from when it is enabled to when the last row can be read."""
+        """Return the seconds from enabling the subscription until the last row is readable."""
         database = self.second.create_database(self.slot)
         for statement in (*self.case.create, self.case.base.format(rows=self.rows) or "SELECT 1"):
             database.sql(statement)
-        there = self.upstream.url().replace("'", "''")
+        upstream_url = self.upstream.url().replace("'", "''")
         database.sql(
-            f"CREATE SUBSCRIPTION {self.slot} CONNECTION '{there}' PUBLICATION {PUBLICATION}"
+            f"CREATE SUBSCRIPTION {self.slot} CONNECTION '{upstream_url}' PUBLICATION {PUBLICATION}"
             f" WITH (create_slot = false, slot_name = '{self.slot}', copy_data = false,"
             " enabled = false)"
         )
@@ -220,52 +220,53 @@ class Subscription:
             connection.execute(f"ALTER SUBSCRIPTION {self.slot} DISABLE".encode())
             connection.execute(f"ALTER SUBSCRIPTION {self.slot} SET (slot_name = NONE)".encode())
             connection.execute(f"DROP SUBSCRIPTION {self.slot}".encode())
-            found = connection.execute(b"SELECT count(*) FROM stream").fetchone()
-        if found != (self.rows,):
-            raise Different(f"the subscription has {found} rows of {self.rows}")
+            count = connection.execute(b"SELECT count(*) FROM stream").fetchone()
+        if count != (self.rows,):
+            raise Different(f"the subscription has {count} rows of {self.rows}")
         self.second.sql(f"DROP DATABASE {self.slot} WITH (FORCE)")
         return took
 
 
 @dataclass(frozen=True, slots=True)
 class Debezium:
-    """Debezium's engine, embedded, with the settings it has by itself."""
+    """Embedded Debezium engine with default settings."""
 
     database: Database
     slot: str
     folder: Path
 
     def missing(self) -> str:
-        """Why it cannot be run, or nothing."""
-        there = DEBEZIUM_PYTHON.exists()
-        return "" if there else f"{DEBEZIUM_PYTHON} does not exist; `make bench-postgres` makes it"
+        """Return the reason why Debezium cannot run, or an empty string."""
+        if DEBEZIUM_PYTHON.exists():
+            return ""
+        return f"{DEBEZIUM_PYTHON} does not exist; `make bench-postgres` creates it"
 
-    def count(self, wanted: int, *, snapshot: bool) -> float:
-        """Rows a second, of the last three quarters."""
-        answer = self.run("count", wanted, snapshot=snapshot)
-        if answer["seen"] != wanted or answer["failures"]:
+    def count(self, expected: int, *, snapshot: bool) -> float:
+        """Return the rows per second of the last three quarters."""
+        answer = self.run("count", expected, snapshot=snapshot)
+        if answer["seen"] != expected or answer["failures"]:
             raise Different(
-                f"Debezium gave {answer['seen']} records of {wanted} {answer['failures']}"
+                f"Debezium sent {answer['seen']} records of {expected} {answer['failures']}"
             )
         return float(answer["rows"] / answer["seconds"])
 
     def run(
         self,
         how: Literal["count", "keep"],
-        wanted: int,
+        expected: int,
         *,
         snapshot: bool,
-        more: Mapping[str, str] | None = None,
-        patience_s: int = DEBEZIUM_PATIENCE_S,
+        settings: Mapping[str, str] | None = None,
+        timeout_s: int = DEBEZIUM_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """What its consumer answers when it has seen as many records as are wanted."""
+        """Run the engine until it has sent this many records, and return its answer."""
         self.folder.mkdir(parents=True, exist_ok=True)
         answer = self.folder / f"{self.slot}.json"
         server = self.database.server
         request = {
             "how": how,
-            "wanted": wanted,
-            "patience_s": patience_s,
+            "expected": expected,
+            "timeout_s": timeout_s,
             "answer": str(answer),
             "jvm": str(find_java().program.resolve().parents[1] / "lib/server/libjvm.so"),
             "properties": {
@@ -284,7 +285,7 @@ class Debezium:
                 "publication.name": PUBLICATION,
                 "publication.autocreate.mode": "disabled",
                 "snapshot.mode": "initial_only" if snapshot else "no_data",
-                **(more or {}),
+                **(settings or {}),
             },
         }
         script = Path(__file__).with_name("postgres_debezium.py")
@@ -297,12 +298,12 @@ class Debezium:
                 stderr=subprocess.STDOUT,
                 check=True,
             )
-        answered: dict[str, Any] = json.loads(answer.read_text())
-        return answered
+        parsed: dict[str, Any] = json.loads(answer.read_text())
+        return parsed
 
 
 def copy_seconds(database: Database, table: str) -> float:
-    """How long `psql` takes to copy a table in binary to /dev/null."""
+    """Return the seconds that `psql` takes to copy a table in binary to /dev/null."""
     program = database.server.binaries / "psql"
     statement = f"COPY {table} TO STDOUT (FORMAT binary)"
     command = [str(program), "--no-psqlrc", "--command", statement, database.url()]
@@ -312,11 +313,10 @@ def copy_seconds(database: Database, table: str) -> float:
 
 
 def contents_differ(ours: Ours, table: str, *, keys: Sequence[int] | None = None) -> str:
-    """In what the collection of `table` differs from the table upstream, or nothing.
+    """Return how the collection of `table` differs from the table, or an empty string.
 
-    Both put each column's values, as the server prints them, in the order of
-    the key one after the other, and compare the digests. With `keys`, only
-    of these rows.
+    Compares, for each column, digests of the values as the server prints them, in key order.
+    With `keys`, compares only these rows.
     """
     name = f"{SOURCE}.public.{table}"
     client, collection = find_collection(
@@ -332,7 +332,7 @@ def contents_differ(ours: Ours, table: str, *, keys: Sequence[int] | None = None
     for field in rows.schema:
         if field.name in ("mz_timestamp", "mz_diff"):
             continue
-        there, digest = ours.database.sql(
+        count, digest = ours.database.sql(
             f"SELECT count({field.name}), md5(string_agg(format('%s', {field.name}), ',' ORDER BY"
             f" id) FILTER (WHERE {field.name} IS NOT NULL)) FROM {table} {where}"
         )[0]
@@ -340,7 +340,7 @@ def contents_differ(ours: Ours, table: str, *, keys: Sequence[int] | None = None
         texts = to_text(label, rows.column(field.name).combine_chunks()).cast(pa.string())
         texts = pc.drop_null(texts)
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), ",")[0]
-        found = hashlib.md5(joined.as_buffer()).hexdigest() if len(texts) else None
-        if (len(texts), found) != (there, digest):
-            return f"column {field.name} of {table}: {len(texts)} values of {there}, {found}"
+        our_digest = hashlib.md5(joined.as_buffer()).hexdigest() if len(texts) else None
+        if (len(texts), our_digest) != (count, digest):
+            return f"column {field.name} of {table}: {len(texts)} values of {count}, {our_digest}"
     return ""

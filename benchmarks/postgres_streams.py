@@ -1,4 +1,4 @@
-"""Streams: every side of every case, all on the same changes, one after the other in turn."""
+"""Stream benchmarks: all sides of a case on the same changes, in alternating order."""
 
 import shutil
 import statistics
@@ -21,7 +21,7 @@ from postgres_sides import (
 
 from penstock.testing.postgres import Database, PostgresServer
 
-__all__ = ["SIDES", "streamed", "written"]
+__all__ = ["SIDES", "measure_streams", "write_changes"]
 
 SIDES: Final[Mapping[str, Sequence[str]]] = {
     "stream_vs_recvlogical": ("ours", "text", "binary"),
@@ -29,23 +29,23 @@ SIDES: Final[Mapping[str, Sequence[str]]] = {
     "stream_vs_subscription": ("ours", "subscription"),
     "stream_vs_debezium": ("ours_tcp", "debezium"),
 }
-"""Which sides a figure needs, so that no others are run."""
+"""Sides that a figure needs; no others are run."""
 
 TIMES: Final = {"subscription": 3, "debezium": 3}
 
 
-def streamed(
+def measure_streams(
     case: Case,
     rows: int,
-    wanted: Sequence[str],
+    figures: Sequence[str],
     *,
     folder: Path,
     server: PostgresServer,
     second: PostgresServer,
     quick: bool,
 ) -> Mapping[str, float]:
-    """By side that a wanted figure needs: the median of rows a second."""
-    sides = sorted({side for name in wanted for side in SIDES.get(name, ())})
+    """Return the median rows per second of each side that the figures need."""
+    sides = sorted({side for name in figures for side in SIDES.get(name, ())})
     database = server.create_database(case.name)
     for statement in (*case.create, case.base.format(rows=rows) or "SELECT 1"):
         database.sql(statement)
@@ -62,11 +62,11 @@ def streamed(
         )
         for side in sides
     }
-    end = written(database, case.changes(rows))
+    end = write_changes(database, case.changes(rows))
     if "debezium" in runs and (missing := runs["debezium"][0].missing()):
         print(f"stream_vs_debezium: not measured: {missing}", flush=True)
         del runs["debezium"]
-    # What is compiled is compiled, and what is cached is cached, before anything is timed.
+    # Warm up compiled code and caches before the measurement.
     ours = [side for side in runs if "ours" in side]
     for side in ours:
         runs[side].pop().catch_up()
@@ -80,7 +80,7 @@ def streamed(
             raise Different(difference)
     database.drop()
     shutil.rmtree(folder / case.name)
-    return {side: statistics.median(each) for side, each in speeds.items()}
+    return {side: statistics.median(rates) for side, rates in speeds.items()}
 
 
 def _runs(
@@ -92,23 +92,23 @@ def _runs(
     second: PostgresServer,
     turns: int,
 ) -> list[Any]:
-    """What to run, each from a slot of its own, of which all are made now."""
+    """Create the slots, and return one run per slot."""
     way: Way = "tcp" if side.endswith("_tcp") else "socket"
-    made: list[Any] = []
+    runs: list[Any] = []
     for number in range(turns + 1 if "ours" in side else turns):
         slot = f"{side}_{number}"
         if "ours" in side:
-            made.append(Ours(folder / slot, database, way))
-            made[-1].catch_up()
+            runs.append(Ours(folder / slot, database, way))
+            runs[-1].catch_up()
             continue
         database.sql("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         if side == "subscription":
-            made.append(Subscription(database, slot, second, case, rows))
+            runs.append(Subscription(database, slot, second, case, rows))
         elif side == "debezium":
-            made.append(Debezium(database, slot, folder / slot))
+            runs.append(Debezium(database, slot, folder / slot))
         else:
-            made.append(Recvlogical(database, slot, side.startswith("binary"), way))
-    return made
+            runs.append(Recvlogical(database, slot, side.startswith("binary"), way))
+    return runs
 
 
 def _speed(side: Any, rows: int, end: str) -> float:
@@ -121,8 +121,8 @@ def _speed(side: Any, rows: int, end: str) -> float:
             return rows / float(side.catch_up())
 
 
-def written(database: Database, statement: str) -> str:
-    """Run what commits as it goes, without waiting for the disk; where the log ends then."""
+def write_changes(database: Database, statement: str) -> str:
+    """Run a statement without synchronous commits, and return the LSN of the end of the WAL."""
     url = database.url(options="-csynchronous_commit=off")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(statement.encode())

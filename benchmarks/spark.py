@@ -1,18 +1,16 @@
-"""Collections in Spark beside Spark on bare Parquet, and beside Delta Lake.
+"""Collections in Spark, compared with Spark on plain Parquet and with Delta Lake.
 
-Both sides run in one session with the same settings, on the same updates, in
-turn; what is compared are medians, and ratios are what to look at. Times
-include planning: ours begins with `penstock.spark.read`, theirs with
-`spark.read.parquet`, and both end when every row went into Spark's `noop`
-sink. That both give the same rows is checked before anything is timed, and a
-difference ends the benchmark.
+Both sides run in one session with the same settings, on the same updates, in alternating
+order. Figures are ratios of medians. Times include planning: ours begins with
+`penstock.spark.read`, theirs with `spark.read.parquet`, and both end when every row is in
+Spark's `noop` sink. Before timing, both sides must return the same rows; a difference ends
+the benchmark.
 
     make bench-spark
     python benchmarks/spark.py --quick --only compacted_vs_parquet
 
-Each figure is a line for people as it comes; the last line is one JSON object.
-What each one times exactly stands at its function; benchmarks/README.md tells
-how to read them.
+Each figure is printed as a line when it is measured; the last line is one JSON object. The
+docstring of each function states the timed interval; see also benchmarks/README.md.
 """
 
 import json
@@ -32,8 +30,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from measure import Figure, Measured, in_turn, main, medians
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it.
-from workload import COLLECTION, SCHEMA, ChangingTable, append, made_quiet, rows_of
+from pyspark.sql import functions as F  # noqa: N812 - Spark's convention.
+from workload import COLLECTION, SCHEMA, ChangingTable, append, rows_of, run_maintenance
 
 import penstock.persist as persist
 import penstock.spark as ps
@@ -42,19 +40,19 @@ from penstock.persist.state import Stored
 __all__ = ["check_same", "timed"]
 
 RETAIN: Final = 10
-"""How many batches since stays behind where history is given up as a pipeline does it."""
+"""Distance of since behind the upper, in batches, if history is released as in a pipeline."""
 
 QUIETLY: Final = persist.Settings(background=False)
 
 DIFFERENT: Final = 3
-"""The exit status when two sides that should give the same rows do not."""
+"""Exit status if the rows of the two sides differ."""
 
 DELTA_PYTHON: Final = Path(__file__).resolve().parent.parent / ".venv-delta" / "bin" / "python"
 
 
 @dataclass
 class Bench:
-    """Where to work, how much of it, and what was made so far: each location when first asked."""
+    """Folder, size and session; locations are created on first use."""
 
     folder: Path
     quick: bool
@@ -64,25 +62,25 @@ class Bench:
 
     @property
     def size(self) -> int:
-        """How many updates a batch has."""
+        """Updates per batch."""
         return 2_500 if self.quick else 50_000
 
     @property
     def latest(self) -> int:
-        """The time of the last batch."""
+        """Time of the last batch."""
         return self.batches - 1
 
     def times(self, full: int, *, quick: int) -> int:
-        """How often: `full`, or `quick` while developing."""
+        """Return `full`, or `quick` with --quick."""
         return quick if self.quick else full
 
     def url(self, name: str) -> str:
-        """A location that nobody has used."""
+        """Return the URL of a location in the folder."""
         return f"file:{self.folder / name}"
 
     @cached_property
-    def held_off(self) -> str:
-        """All batches as they were written: no compaction, since at 0."""
+    def uncompacted(self) -> str:
+        """Location with all batches as written: no compaction, since at 0."""
         url = self.url("held-off")
         with persist.open(url, writer="bench", settings=QUIETLY) as client:
             append(client, ChangingTable(self.size).batches(self.batches))
@@ -90,17 +88,17 @@ class Bench:
 
     @cached_property
     def by_default(self) -> str:
-        """As a writer with default settings leaves it, since following at a distance."""
+        """Location as a writer with default settings leaves it, since at a fixed distance."""
         url = self.url("by-default")
         with persist.open(url, writer="bench") as client:
             table = ChangingTable(self.size)
             collection = append(client, table.batches(self.batches), retain=RETAIN)
-            made_quiet(client, collection)
+            run_maintenance(client, collection)
         return url
 
     @cached_property
     def compacted(self) -> "Compacted":
-        """Since at the last batch, and merged as far as can be: into one."""
+        """Location with since at the last batch, compacted into one batch."""
         url = self.url("compacted")
         table = ChangingTable(self.size)
         with persist.open(url, writer="bench", settings=QUIETLY) as client:
@@ -108,13 +106,13 @@ class Bench:
             collection.allow_compaction(self.latest).result()
             client.compact()
             merged = collection.state.batches
-        assert len(merged) == 1, f"{len(merged)} batches are left of a full compaction"
+        assert len(merged) == 1, f"{len(merged)} batches after a full compaction"
         files = len(merged[0].parts)
         return Compacted(url, table, files, self._plain("final", table, files))
 
     @cached_property
     def with_deltas(self) -> "Compacted":
-        """The compacted location with one per cent of later changes on top, in two batches."""
+        """The compacted location plus one per cent of later changes, in two batches."""
         base = self.compacted
         with persist.open(base.url, writer="bench", settings=QUIETLY) as client:
             append(client, base.table.batches(self.batches // 100))
@@ -122,7 +120,7 @@ class Bench:
         return Compacted(base.url, base.table, base.files, plain)
 
     def files(self, url: str, *, lower: int, upper: int) -> list[str]:
-        """The Parquet files of a location's batches from `lower` to `upper`."""
+        """Return the Parquet files of the batches of a location within `[lower, upper)`."""
         with persist.open(url, hold=False) as client:
             batches = client.collection(COLLECTION).state.batches
         root = url.removeprefix("file:")
@@ -136,7 +134,7 @@ class Bench:
         return [f"{root}/{part.key}" for part in parts]
 
     def _plain(self, name: str, table: ChangingTable, files: int) -> str:
-        """What `table` holds, written by Spark: as many files, in the same order as ours."""
+        """Write the rows of `table` with Spark, with the number of files and the order of ours."""
         source = self.folder / f"{name}-source.parquet"
         pq.write_table(table.rows(), source)
         target = str(self.folder / name)
@@ -149,7 +147,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A compacted location, and the same rows as plain Parquet."""
+    """Compacted location, and the same rows as plain Parquet."""
 
     url: str
     table: ChangingTable
@@ -158,62 +156,65 @@ class Compacted:
 
 
 def snapshot_vs_parquet(bench: Bench) -> Measured:
-    """Contents as of the last batch, compaction held off, over adding the same files up by hand."""
-    return _as_of_beside_hand_written(bench, bench.held_off)
+    """Compare a read as of the last batch, without compaction, with a manual consolidation.
+
+    The manual consolidation reads the same files.
+    """
+    return _read_vs_manual(bench, bench.uncompacted)
 
 
 def snapshot_default_vs_parquet(bench: Bench) -> Measured:
-    """The same where upkeep ran in the background, over the same files as before.
+    """Compare a read after background maintenance with the same manual consolidation.
 
-    Since followed ten batches behind. The writer has closed when reading begins.
+    Since is ten batches behind. The writer has closed before the reads begin.
     """
-    return _as_of_beside_hand_written(bench, bench.by_default)
+    return _read_vs_manual(bench, bench.by_default)
 
 
-def _as_of_beside_hand_written(bench: Bench, url: str) -> Measured:
-    files = bench.files(bench.held_off, lower=0, upper=bench.batches)
+def _read_vs_manual(bench: Bench, url: str) -> Measured:
+    files = bench.files(bench.uncompacted, lower=0, upper=bench.batches)
     assert len(files) == bench.batches, f"{bench.batches} batches have {len(files)} files"
 
     def theirs() -> DataFrame:
         updates = bench.spark.read.parquet(*files).where(F.col("mz_timestamp") <= bench.latest)
-        added = updates.groupBy(*SCHEMA.names).agg(F.sum("mz_diff").alias("there"))
-        return added.where(F.col("there") > 0).select(*SCHEMA.names)
+        rows = updates.groupBy(*SCHEMA.names).agg(F.sum("mz_diff").alias("multiplicity"))
+        return rows.where(F.col("multiplicity") > 0).select(*SCHEMA.names)
 
-    return _compared(bench, lambda: _read(bench, url, bench.latest), theirs, _shape(url))
+    return _compare(bench, lambda: _read(bench, url, bench.latest), theirs, _shape(url))
 
 
 def compacted_vs_parquet(bench: Bench) -> Measured:
-    """Contents of a fully compacted collection over a scan of the same rows as plain Parquet."""
-    made = bench.compacted
-    return _compared(
+    """Compare a read of a fully compacted collection with a scan of plain Parquet."""
+    location = bench.compacted
+    return _compare(
         bench,
-        lambda: _read(bench, made.url, bench.latest),
-        lambda: bench.spark.read.parquet(made.plain),
-        _shape(made.url),
+        lambda: _read(bench, location.url, bench.latest),
+        lambda: bench.spark.read.parquet(location.plain),
+        _shape(location.url),
         repetitions=11,
     )
 
 
 def deltas_vs_parquet(bench: Bench) -> Measured:
-    """The same with one per cent of later changes on top, over a scan of the rows after them."""
-    made = bench.with_deltas
-    return _compared(
+    """Compare the same with one per cent of later changes with a scan of the resulting rows."""
+    location = bench.with_deltas
+    return _compare(
         bench,
-        lambda: _read(bench, made.url, bench.latest + bench.batches // 100),
-        lambda: bench.spark.read.parquet(made.plain),
-        _shape(made.url),
+        lambda: _read(bench, location.url, bench.latest + bench.batches // 100),
+        lambda: bench.spark.read.parquet(location.plain),
+        _shape(location.url),
         repetitions=11,
     )
 
 
 def changes_vs_parquet(bench: Bench) -> Measured:
-    """The updates of one per cent of the times over a scan of just the files that hold them."""
+    """Compare the updates of one per cent of the times with a scan of the files with them."""
     lower = bench.batches // 2
     upper = lower + bench.batches // 100
-    url = bench.held_off
+    url = bench.uncompacted
     files = bench.files(url, lower=lower, upper=upper)
     assert len(files) == upper - lower, f"{upper - lower} batches have {len(files)} files"
-    return _compared(
+    return _compare(
         bench,
         lambda: ps.changes(bench.spark, url, COLLECTION, lower, upper),
         lambda: bench.spark.read.parquet(*files),
@@ -223,10 +224,10 @@ def changes_vs_parquet(bench: Bench) -> Measured:
 
 
 def append_vs_write(bench: Bench) -> Measured:
-    """A job that appends 5M rows to a new collection over `write.parquet` of the same.
+    """Compare an append of 5M rows to a new collection with `write.parquet` of the same rows.
 
-    The rows come from Parquet on both sides. What was written is removed
-    outside of the time taken. Ours syncs its files; Spark does not.
+    Both sides read the rows from Parquet. Outputs are removed outside of the measured time.
+    Ours syncs its files; Spark does not.
     """
     rows = 100 * bench.size
     source = bench.folder / "append-source"
@@ -257,14 +258,14 @@ def append_vs_write(bench: Bench) -> Measured:
 
 
 def vs_delta_time_travel(bench: Bench) -> Measured:
-    """A read of an earlier version with Delta Lake over ours; see spark_delta.py.
+    """Compare a read of an earlier version in Delta Lake with ours; see spark_delta.py.
 
-    Delta Lake needs an older PySpark, so both sides run in an environment of
-    their own, made by `make bench-spark`.
+    Delta Lake needs an older PySpark. Both sides therefore run in a separate environment, which
+    `make bench-spark` creates.
     """
     script = Path(__file__).with_name("spark_delta.py")
     if not DELTA_PYTHON.exists():
-        return Measured(None, f"{DELTA_PYTHON} does not exist; `make bench-spark` makes it")
+        return Measured(None, f"{DELTA_PYTHON} does not exist; `make bench-spark` creates it")
     quick = ["--quick"] if bench.quick else []
     command = [str(DELTA_PYTHON), str(script), "--dir", str(bench.folder), *quick]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -272,46 +273,46 @@ def vs_delta_time_travel(bench: Bench) -> Measured:
         sys.exit(DIFFERENT)
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
-        return Measured(None, f"spark_delta.py ended with status {done.returncode}")
-    told: dict[str, Any] = json.loads(lines[-1])
+        return Measured(None, f"spark_delta.py exited with status {done.returncode}")
+    output: dict[str, Any] = json.loads(lines[-1])
     name = vs_delta_time_travel.__name__
-    raw = told["raw"][name]
-    told_s = raw["told_cores"]["theirs_s"]
-    shown = (
-        f"Penstock {raw['ours_s']:.2f} s, Delta Lake {raw['theirs_s']:.2f} s ({told_s:.2f} s if "
-        f"told how many cores there are), {raw['rows']:,} rows"
+    raw = output["raw"][name]
+    with_cores_s = raw["told_cores"]["theirs_s"]
+    summary = (
+        f"Penstock {raw['ours_s']:.2f} s, Delta Lake {raw['theirs_s']:.2f} s "
+        f"({with_cores_s:.2f} s with the number of cores configured), {raw['rows']:,} rows"
     )
-    return Measured(told[name], shown, raw)
+    return Measured(output[name], summary, raw)
 
 
 FIGURES: Final = {
-    "snapshot_vs_parquet": Figure(snapshot_vs_parquet, "≤ 1.05", lambda found: found <= 1.05),
+    "snapshot_vs_parquet": Figure(snapshot_vs_parquet, "≤ 1.05", lambda value: value <= 1.05),
     "snapshot_default_vs_parquet": Figure(
-        snapshot_default_vs_parquet, "≤ 0.3", lambda found: found <= 0.3
+        snapshot_default_vs_parquet, "≤ 0.3", lambda value: value <= 0.3
     ),
-    "compacted_vs_parquet": Figure(compacted_vs_parquet, "≤ 1.2", lambda found: found <= 1.2),
-    "deltas_vs_parquet": Figure(deltas_vs_parquet, "≤ 1.4", lambda found: found <= 1.4),
-    "changes_vs_parquet": Figure(changes_vs_parquet, "≤ 1.3", lambda found: found <= 1.3),
-    "append_vs_write": Figure(append_vs_write, "≤ 1.3", lambda found: found <= 1.3),
-    "vs_delta_time_travel": Figure(vs_delta_time_travel, "≥ 1.5", lambda found: found >= 1.5),
+    "compacted_vs_parquet": Figure(compacted_vs_parquet, "≤ 1.2", lambda value: value <= 1.2),
+    "deltas_vs_parquet": Figure(deltas_vs_parquet, "≤ 1.4", lambda value: value <= 1.4),
+    "changes_vs_parquet": Figure(changes_vs_parquet, "≤ 1.3", lambda value: value <= 1.3),
+    "append_vs_write": Figure(append_vs_write, "≤ 1.3", lambda value: value <= 1.3),
+    "vs_delta_time_travel": Figure(vs_delta_time_travel, "≥ 1.5", lambda value: value >= 1.5),
 }
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """How many seconds a call takes. A frame that it gives is read to its end."""
+    """Return the seconds that a call takes, with a complete scan of the DataFrame it returns."""
     begun = time.perf_counter()
-    given = call()
-    if isinstance(given, DataFrame):
-        given.write.format("noop").mode("overwrite").save()
+    result = call()
+    if isinstance(result, DataFrame):
+        result.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - begun
 
 
 def check_same(ours: DataFrame, theirs: DataFrame) -> int:
-    """How many rows both hold: the same ones, each as often, or this ends."""
+    """Return the number of rows of both sides, or exit if the rows differ."""
     sums = [_content(ours), _content(theirs)]
     if sums[0] != sums[1]:
-        found = f"(rows, sum of hashes) {sums[0]} and {sums[1]}"
-        print(f"the two sides differ: {found}", file=sys.stderr)
+        details = f"(rows, sum of hashes) {sums[0]} and {sums[1]}"
+        print(f"the two sides differ: {details}", file=sys.stderr)
         sys.exit(DIFFERENT)
     return sums[0][0]
 
@@ -326,7 +327,7 @@ def _read(bench: Bench, url: str, as_of: int) -> DataFrame:
     return ps.read(bench.spark, url, COLLECTION, as_of)
 
 
-def _compared(
+def _compare(
     bench: Bench,
     ours: Callable[[], DataFrame],
     theirs: Callable[[], DataFrame],
@@ -334,7 +335,7 @@ def _compared(
     *,
     repetitions: int = 5,
 ) -> Measured:
-    """Two ways to the same rows: checked, warmed up, timed in turn."""
+    """Check that both sides return the same rows, warm them up, and time them alternately."""
     rows = check_same(ours(), theirs())
     timed(ours), timed(theirs)
     turns = bench.times(repetitions, quick=2)
@@ -343,13 +344,13 @@ def _compared(
 
 
 def _ratio(ours_s: float, theirs_s: float, raw: dict[str, Any]) -> Measured:
-    beside = "".join(f", {value:,} {what}" for what, value in raw.items())
-    shown = f"Penstock {ours_s:.2f} s, Parquet {theirs_s:.2f} s{beside}"
-    return Measured(ours_s / theirs_s, shown, {"ours_s": ours_s, "theirs_s": theirs_s, **raw})
+    details = "".join(f", {value:,} {name}" for name, value in raw.items())
+    summary = f"Penstock {ours_s:.2f} s, Parquet {theirs_s:.2f} s{details}"
+    return Measured(ours_s / theirs_s, summary, {"ours_s": ours_s, "theirs_s": theirs_s, **raw})
 
 
 def _shape(url: str) -> dict[str, Any]:
-    """What upkeep made of a location."""
+    """Return the batches that maintenance left in a location."""
     with persist.open(url, hold=False) as client:
         state = client.collection(COLLECTION).state
     return {
@@ -361,7 +362,7 @@ def _shape(url: str) -> dict[str, Any]:
 
 @contextmanager
 def prepared(folder: Path, quick: bool) -> Iterator[Bench]:
-    """A bench with a session as Penstock starts it."""
+    """Yield a bench with a session as Penstock starts it."""
     spark = ps.session()
     try:
         yield Bench(folder, quick, spark)

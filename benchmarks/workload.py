@@ -1,8 +1,7 @@
-"""A table that changes: batches of updates, and what they come to.
+"""A table that changes: batches of updates, and the resulting rows.
 
-A row is a function of its id and of how often it was updated, so the whole
-table is two numbers a row, whatever it holds is made when it is asked for, and
-the same seed makes the same bytes.
+A row is a function of its id and of its number of updates. The table therefore stores two
+numbers per row and computes the columns on demand, and the same seed gives the same bytes.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 import penstock.persist as persist
 
-__all__ = ["COLLECTION", "SCHEMA", "ChangingTable", "append", "made_quiet", "rows_of"]
+__all__ = ["COLLECTION", "SCHEMA", "ChangingTable", "append", "rows_of", "run_maintenance"]
 
 COLLECTION: Final = "orders"
 
@@ -39,39 +38,39 @@ STATUSES: Final = pa.array(["new", "paid", "sent", "returned"], pa.string())
 
 @dataclass(slots=True)
 class ChangingTable:
-    """Grows by two fifths of each batch.
+    """Table that grows by two fifths of each batch.
 
-    Of 50,000 updates 24,000 are inserts, 22,000 the old and the new of rows
-    that changed, and 4,000 deletes. The first batch is inserts only.
+    Of 50,000 updates, 24,000 are inserts, 22,000 are the old and new versions of updated rows,
+    and 4,000 are deletes. The first batch has only inserts.
     """
 
     size: int
-    """How many updates a batch has."""
+    """Updates per batch."""
 
-    chance: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     time: int = 0
-    """The time of the next batch: its number."""
+    """Time of the next batch, which is its number."""
 
     versions: Any = field(default_factory=lambda: np.zeros(0, np.int64))
-    """By id: how often that row was updated."""
+    """Number of updates of each row, by id."""
 
     live: Any = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The ids of the rows that are there."""
+    """Ids of the rows that are not deleted."""
 
     def next_batch(self) -> pa.Table:
-        """The next updates, all at one time, with `mz_timestamp` and `mz_diff`."""
+        """Return the next updates, all at one time, with `mz_timestamp` and `mz_diff`."""
         share = self.size // 50
         deleted, updated, inserted = (4 * share, 11 * share, self.size - 26 * share)
         if self.time == 0:
             deleted, updated, inserted = 0, 0, self.size
-        chosen = self.chance.choice(len(self.live), deleted + updated, replace=False)
-        touched = self.live[chosen]
+        indexes = self.rng.choice(len(self.live), deleted + updated, replace=False)
+        touched = self.live[indexes]
         before = rows_of(touched, self.versions[touched])
         changed = touched[deleted:]
         self.versions[changed] += 1
         new = np.arange(len(self.versions), len(self.versions) + inserted)
         self.versions = np.append(self.versions, np.zeros(inserted, np.int64))
-        self.live = np.append(np.delete(self.live, chosen[:deleted]), new)
+        self.live = np.append(np.delete(self.live, indexes[:deleted]), new)
         now = np.append(changed, new)
         after = rows_of(now, self.versions[now])
         diffs = np.append(np.full(len(touched), -1), np.full(len(now), +1))
@@ -83,35 +82,37 @@ class ChangingTable:
         )
 
     def batches(self, count: int) -> Iterator[pa.Table]:
-        """So many batches more."""
+        """Yield the next `count` batches."""
         for _ in range(count):
             yield self.next_batch()
 
     def rows(self) -> pa.Table:
-        """What all batches so far come to, in order of key."""
+        """Return the rows after all batches so far, in key order."""
         ids = np.sort(self.live)
         return rows_of(ids, self.versions[ids])
 
 
 def rows_of(ids: Any, versions: Any) -> pa.Table:
-    """Eight columns as tables have them: numbers, a time, words few and many."""
+    """Return rows of eight columns: numbers, a timestamp, strings of low and high cardinality."""
 
-    def drawn(column: int) -> Any:
-        return _mixed(ids.astype(np.uint64) << np.uint64(20) | versions.astype(np.uint64), column)
+    def random_column(column: int) -> Any:
+        return _splitmix64(
+            ids.astype(np.uint64) << np.uint64(20) | versions.astype(np.uint64), column
+        )
 
-    customers = (drawn(6) % np.uint64(1_000_000)).astype("U6")
+    customers = (random_column(6) % np.uint64(1_000_000)).astype("U6")
     return pa.table(
         [
             pa.array(ids),
-            pa.array((drawn(1) % np.uint64(1_000)).astype(np.int32)),
-            pa.array((drawn(2) % np.uint64(100_000)) / 100),
-            pa.array(drawn(3) / 2.0**64),
+            pa.array((random_column(1) % np.uint64(1_000)).astype(np.int32)),
+            pa.array((random_column(2) % np.uint64(100_000)) / 100),
+            pa.array(random_column(3) / 2.0**64),
             pa.array(
-                (drawn(4) % np.uint64(10**12)).astype(np.int64) + 1_700_000_000_000_000,
+                (random_column(4) % np.uint64(10**12)).astype(np.int64) + 1_700_000_000_000_000,
                 pa.timestamp("us"),
             ),
-            CITIES.take(pa.array(drawn(5) % np.uint64(len(CITIES)))),
-            STATUSES.take(pa.array(drawn(7) % np.uint64(len(STATUSES)))),
+            CITIES.take(pa.array(random_column(5) % np.uint64(len(CITIES)))),
+            STATUSES.take(pa.array(random_column(7) % np.uint64(len(STATUSES)))),
             pa.array(np.char.add("customer-", customers), pa.string()),
         ],
         schema=SCHEMA,
@@ -121,10 +122,10 @@ def rows_of(ids: Any, versions: Any) -> pa.Table:
 def append(
     client: persist.Client, batches: Iterator[pa.Table], *, retain: int | None = None
 ) -> persist.Collection:
-    """Write batches, one after the other, each at its own time.
+    """Append batches in order, each at its own time.
 
-    With `retain`, since follows at a distance of so many batches, as it does
-    behind a pipeline that keeps that much history; else it stays where it is.
+    With `retain`, since stays this many batches behind, as with `retain` of a pipeline;
+    otherwise it does not advance.
     """
     collection = client.create_or_load(COLLECTION, schema=SCHEMA, key_columns=["id"])
     for batch in batches:
@@ -136,16 +137,16 @@ def append(
     return collection
 
 
-def made_quiet(client: persist.Client, collection: persist.Collection) -> None:
-    """Wait until upkeep finds nothing more to do."""
+def run_maintenance(client: persist.Client, collection: persist.Collection) -> None:
+    """Run maintenance until it is idle."""
     before: object = None
     while (now := (collection.since, [b.id for b in collection.state.batches])) != before:
         before = now
         client.upkeep()
 
 
-def _mixed(numbers: Any, salt: int) -> Any:
-    """Numbers that look random, of numbers that do not: splitmix64."""
+def _splitmix64(numbers: Any, salt: int) -> Any:
+    """Return pseudorandom numbers from numbers, by splitmix64."""
     mixed = numbers + np.uint64(salt * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
-"""Reductions by Spark's own aggregates beside the same by Python workers.
+"""Reductions by Spark's own aggregates, compared with the same by Python workers.
 
-Documents of about fifty to a key, in Parquet, reduced by sum, minimize, maximize and the
-last value in an order. Both sides end with a document for each key in Spark's `noop` sink,
-and that they are the same documents is checked before anything is timed.
+Parquet files with about fifty documents per key are reduced by sum, minimize, maximize and the
+last value in an order. Both sides write one document per key to Spark's `noop` sink. Before
+timing, both sides must return the same documents.
 """
 
 import json
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from measure import in_turn, medians
-from pyspark import cloudpickle  # noqa: TID251 - it measures Spark.
+from pyspark import cloudpickle  # noqa: TID251 - this measures Spark.
 from pyspark.sql import DataFrame  # noqa: TID251
 
 import penstock.spark as ps
@@ -58,19 +58,19 @@ DOCUMENTS_OF_A_KEY: Final = 50
 
 
 def native_vs_python(rows: int, *, repetitions: int = 3) -> dict[str, float]:
-    """Seconds of both sides, medians taken in turn, and Python's over the native ones.
+    """Return the median seconds of both sides, and the ratio of Python to native.
 
-    In the running session, or in a new one.
+    Uses the running session, or a new one.
     """
-    # Workers do not find this file.
+    # Workers cannot import this file.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         _write(Path(folder), rows)
         frame = ps.session().read.parquet(folder)
-        sides = {"native": _natively(frame), "python": _by_workers(frame)}
+        sides = {"native": _reduce_natively(frame), "python": _reduce_in_workers(frame)}
         _check_same(*sides.values())
         native_s, python_s = medians(
-            in_turn(repetitions, *(lambda it=it: _timed(it) for it in sides.values()))
+            in_turn(repetitions, *(lambda side=side: _timed(side) for side in sides.values()))
         )
     return {
         "native_s": native_s,
@@ -80,13 +80,13 @@ def native_vs_python(rows: int, *, repetitions: int = 3) -> dict[str, float]:
 
 
 def _write(folder: Path, rows: int) -> None:
-    chance, size = np.random.default_rng(1), rows // FILES
+    rng, size = np.random.default_rng(1), rows // FILES
     for number in range(FILES):
         columns = {
-            "id": chance.integers(0, rows // DOCUMENTS_OF_A_KEY, size),
-            # Some documents of a key are at one place in the order.
-            "seq": chance.integers(0, rows, size),
-            **{name: chance.integers(-(10**9), 10**9, size) for name in COLUMNS.names[2:]},
+            "id": rng.integers(0, rows // DOCUMENTS_OF_A_KEY, size),
+            # Some documents of a key have the same position in the order.
+            "seq": rng.integers(0, rows, size),
+            **{name: rng.integers(-(10**9), 10**9, size) for name in COLUMNS.names[2:]},
         }
         table = pa.table(columns, schema=COLUMNS).append_column(
             pa.field(DIFF, pa.int64(), nullable=False), pa.array(np.ones(size, np.int64))
@@ -94,7 +94,7 @@ def _write(folder: Path, rows: int) -> None:
         pq.write_table(table, folder / f"{number}.parquet")
 
 
-def _natively(frame: DataFrame) -> DataFrame:
+def _reduce_natively(frame: DataFrame) -> DataFrame:
     plan = native_plan(SCHEMA, COLUMNS, KEY, ORDER)
     assert plan is not None
 
@@ -106,7 +106,7 @@ def _natively(frame: DataFrame) -> DataFrame:
     return aggregated(frame, plan).drop(DIFF).mapInArrow(write, DOCUMENTS)
 
 
-def _by_workers(frame: DataFrame) -> DataFrame:
+def _reduce_in_workers(frame: DataFrame) -> DataFrame:
     reducer = Reducer(SCHEMA, "bench")
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -115,9 +115,9 @@ def _by_workers(frame: DataFrame) -> DataFrame:
             for batch in combine_rows(reducer, _keyed(rows)):
                 yield from pa.Table.from_batches([batch]).cast(_BINARY).to_batches()
 
-    rest = [name for name in COLUMNS.names if name not in (*KEY, *ORDER)]
+    values = [name for name in COLUMNS.names if name not in (*KEY, *ORDER)]
     rows = frame.select(*COLUMNS.names).repartition(*KEY)
-    return rows.sortWithinPartitions(*KEY, *ORDER, *rest).mapInArrow(fold, DOCUMENTS)
+    return rows.sortWithinPartitions(*KEY, *ORDER, *values).mapInArrow(fold, DOCUMENTS)
 
 
 _BINARY: Final = pa.schema([("key", pa.binary()), ("document", pa.binary())])
