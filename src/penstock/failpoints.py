@@ -76,7 +76,7 @@ class Action(StrEnum):
 
 
 _lock = threading.Lock()
-_armed: dict[Failpoint, tuple[Action, int]] = {}
+_armed: dict[Failpoint, tuple[Action, int, bool]] = {}
 _passes: dict[Failpoint, int] = {}
 _live = False
 
@@ -87,11 +87,11 @@ def pass_by(point: Failpoint) -> None:
         _pass_armed(point)
 
 
-def arm(point: Failpoint, action: Action, *, at_pass: int = 1) -> None:
-    """From now on the `at_pass`-th passing of `point` does `action`."""
+def arm(point: Failpoint, action: Action, *, at_pass: int = 1, repeat: bool = False) -> None:
+    """Do `action` at the `at_pass`-th hit of `point`; with `repeat`, at each later hit too."""
     global _live
     with _lock:
-        _armed[point] = (action, at_pass)
+        _armed[point] = (action, at_pass, repeat)
         _passes[point] = 0
         _live = True
 
@@ -106,9 +106,11 @@ def disarm() -> None:
 
 
 @contextmanager
-def tripped(point: Failpoint, action: Action, *, at_pass: int = 1) -> Iterator[None]:
+def tripped(
+    point: Failpoint, action: Action, *, at_pass: int = 1, repeat: bool = False
+) -> Iterator[None]:
     """Arm `point` for the length of a block."""
-    arm(point, action, at_pass=at_pass)
+    arm(point, action, at_pass=at_pass, repeat=repeat)
     try:
         yield
     finally:
@@ -119,9 +121,9 @@ def _pass_armed(point: Failpoint) -> None:
     with _lock:
         if point not in _armed:
             return
-        action, at_pass = _armed[point]
+        action, at_pass, repeat = _armed[point]
         _passes[point] += 1
-        if _passes[point] != at_pass:
+        if _passes[point] < at_pass or (_passes[point] > at_pass and not repeat):
             return
     match action:
         case Action.KILL:

@@ -31,7 +31,7 @@ from tests.ingest.checker import broken, differing, histories
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
-from tests.rounds import in_folder, parser_of, play_rounds, say, wait
+from tests.rounds import Tally, Turn, in_folder, parser_of, play_rounds, say, wait
 
 STEPS = (
     Failpoint.SLOT_INTENDED,
@@ -49,8 +49,11 @@ STEPS = (
 class Round:
     """One server, one pipeline, and harm for some seconds."""
 
-    def __init__(self, server: PostgresServer, folder: Path, seed: int, *, processes: bool) -> None:
+    def __init__(
+        self, server: PostgresServer, folder: Path, seed: int, tally: Tally, *, processes: bool
+    ) -> None:
         self.server = server
+        self.tally = tally
         self.chance = random.Random(seed)
         self.database: Database = server.create_database(f"nemesis{seed}_{os.getpid()}")
         self.database.sql(SCHEMA)
@@ -85,6 +88,10 @@ class Round:
                     wait(self.chance.choice([50, 300, 900]))
                     harm = self.chance.choice(harms)
                     say(f"  {harm.__name__}")
+                    if harm in (self.kill_process, self.kill_server):
+                        self.tally.kills += 1
+                    else:
+                        self.tally.faults[harm.__name__] += 1
                     harm()
                     self._keep_running()
                 self.pump.settle()
@@ -95,7 +102,10 @@ class Round:
                 with suppress(IndeterminateError):
                     self.pump.stop()
         wrong = differing(self.pump, self.database, TABLES)
-        return wrong + broken(histories(self.pump, TABLES), coins_are_kept)
+        found = histories(self.pump, TABLES)
+        times = {time for history in found.values() for time in history.changes}
+        self.tally.observations["states of all tables"] += len(times)
+        return wrong + broken(found, coins_are_kept)
 
     def close(self) -> None:
         """Leave the server as it was."""
@@ -214,14 +224,14 @@ class Round:
             self.pump.start()
 
 
-def play(seed: int, seconds: float, *, processes: bool = True) -> list[str]:
+def play(seed: int, seconds: float, tally: Tally, *, processes: bool = True) -> list[str]:
     """One round on a server of its own; what it broke."""
     settings = {**QUICK, "wal_sender_timeout": "2s"}
 
     def on_a_server(folder: Path) -> list[str]:
         with (
             PostgresServer(settings=settings) as server,
-            closing(Round(server, folder, seed, processes=processes)) as round_,
+            closing(Round(server, folder, seed, tally, processes=processes)) as round_,
         ):
             return round_.play(seconds)
 
@@ -233,7 +243,12 @@ def main() -> int:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(FieldsFormatter("    %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    return play_rounds(asked, play)
+    tally = Tally("ingest")
+
+    def play_turn(turn: Turn) -> list[str]:
+        return play(turn.seed, max(10, min(60, turn.seconds)), tally)
+
+    return play_rounds(asked, tally, play_turn)
 
 
 if __name__ == "__main__":

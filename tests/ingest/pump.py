@@ -162,10 +162,12 @@ class Pump:
                 SYSTEM_CLOCK.wait(threading.Event(), 10)
 
     def await_error(self, patience_ms: int = PATIENCE_MS) -> BaseException:
-        """Wait until it has ended by an error."""
+        """Wait until the pipeline has failed, and return its error."""
         assert self._thread is not None
         self._thread.join(patience_ms / 1_000)
-        assert self.error is not None, "it goes on, or ended without an error"
+        if self.error is None:
+            self.stop()
+        assert self.error is not None, f"no error within {patience_ms} ms"
         error, self.error = self.error, None
         return error
 

@@ -3,10 +3,14 @@
 import os
 
 from tests.ingest.nemesis import play
+from tests.rounds import Tally
 
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
 
 
 def test_no_promise_is_broken() -> None:
-    wrong = play(SEED, 15, processes=False)
+    tally = Tally("ingest")
+    wrong = play(SEED, 15, tally, processes=False)
     assert not wrong, "\n".join(wrong[:10])
+    assert tally.faults.total() > 0
+    assert tally.observations.total() > 0

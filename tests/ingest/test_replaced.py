@@ -3,6 +3,8 @@
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, arm, disarm, pass_by
+from penstock.ingest.pipeline import Ingest
 from penstock.persist import CollectionErrored
 from penstock.persist.lake import open_store
 from penstock.persist.requests import ask
 from penstock.testing.postgres import Database
 from tests.ingest.equality import difference
-from tests.ingest.pump import SOURCE, Pump
+from tests.ingest.pump import SOURCE, Pump, until
 from tests.ingest.test_killed import slots
 
 TABLES = """
@@ -41,6 +44,8 @@ NAME = f"{SOURCE}.public.changed"
 @pytest.fixture(autouse=True)
 def handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.ingest.pipeline.HEAR_EVERY_MS", 0)
+    # So requests are read also between a crash and the end of the process.
+    monkeypatch.setattr("penstock.pipeline.running.HEAR_EVERY_MS", 1)
 
 
 @pytest.fixture
@@ -117,6 +122,32 @@ def test_resync_of_incompatible_table_moves_its_name_to_a_new_collection(
     with pump.reader() as client:
         assert len(client.state.generations(NAME)) == 3
     assert len(slots(database)) == 1
+
+
+@pytest.mark.parametrize("tables", [("public.changed",), ()], ids=["named", "all"])
+def test_resync_requested_in_the_tick_of_the_change_is_carried_out(
+    pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch, tables: tuple[str, ...]
+) -> None:
+    between_ticks = threading.Lock()
+    tick = Ingest._tick
+
+    def gated(self: Ingest, time: int) -> None:
+        with between_ticks:
+            tick(self, time)
+
+    monkeypatch.setattr(Ingest, "_tick", gated)
+    pump.settle()
+    blob = open_store(pump.storage, persist.Settings())
+    with ThreadPoolExecutor(1) as pool, closing(blob):
+        with between_ticks:
+            database.sql(CHANGES["type"])
+            answer = pool.submit(resync, pump, *tables)
+            until(lambda: [*blob.list("asks/")], "the request")
+        assert (answer.result()["done"], answer.result()["left"]) == (True, {})
+    pump.settle()
+    check_equal(pump, database)
+    with pump.reader() as client:
+        assert len(client.state.generations(NAME)) == 2
 
 
 @pytest.mark.parametrize(

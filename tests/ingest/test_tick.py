@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from penstock.data import DIFF
 from penstock.errors import DefiniteError
+from penstock.ingest import tick as tick_module
+from penstock.ingest.tick import Tick, _counted, _matching
 from penstock.persist import CollectionErrored
 from penstock.testing.sources import ScriptedSource
 from tests.ingest.test_loop import turn
@@ -50,3 +54,139 @@ def test_what_recovers_and_fails_in_one_tick_stays_in_its_first_error(
         with pytest.raises(CollectionErrored, match="first"):
             words.snapshot(upper - 1)
     assert [data["word"] for data, _, _ in words.snapshot(uppers[3] - 1)]
+
+
+class Acting(ScriptedSource):
+    """A source whose next tick runs a function after it has read its words."""
+
+    def __init__(self) -> None:
+        super().__init__("kafka")
+        self.act: Callable[[Tick], None] | None = None
+
+    def draw(self, tick: Any, upto: Any) -> Any:
+        drawn = super().draw(tick, upto)
+        act, self.act = self.act, None
+        if act:
+            act(tick)
+        return drawn
+
+
+class Ticks:
+    """Runs functions in ticks of one source."""
+
+    def __init__(self, turn: Callable[..., Any]) -> None:
+        self.source = Acting()
+        self.run = turn(self.source)
+        self.count = 0
+
+    def tick(self, act: Callable[[Tick], None]) -> None:
+        self.source.append(0, f"word {self.count}")
+        self.count += 1
+        self.source.act = act
+        self.run.ticks(1)
+
+    def side_state(self, name: str) -> list[int]:
+        """Read the numbers of a side state in a tick that changes nothing."""
+        found: list[int] = []
+        self.tick(lambda tick: found.extend(numbers(tick, name)))
+        return found
+
+    def words(self) -> list[str]:
+        words = self.run.client.collection("words")
+        return sorted(data["word"] for data, _, _ in words.snapshot(words.upper - 1))
+
+
+def rows_of(*values: int) -> pa.Table:
+    return pa.table({"n": pa.array(values, pa.int64())})
+
+
+def numbers(tick: Tick, name: str) -> list[int]:
+    return [n for table in tick.set_aside(name) for n in table.column("n").to_pylist()]
+
+
+@pytest.mark.parametrize("spool_bytes", [0, 1 << 20], ids=["in files", "in memory"])
+def test_side_state_is_read_by_later_ticks_until_it_is_dropped(
+    turn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, spool_bytes: int
+) -> None:
+    monkeypatch.setattr(tick_module, "SPOOL_BYTES", spool_bytes)
+    ticks = Ticks(turn)
+    ticks.tick(lambda tick: tick.put_aside("a", rows_of(1, 2)))
+
+    def more(tick: Tick) -> None:
+        tick.put_aside("a", rows_of(3))
+        tick.put_aside("b", rows_of(7))
+        assert sorted(numbers(tick, "a")) == [1, 2, 3]
+
+    ticks.tick(more)
+    assert sorted(ticks.side_state("a")) == [1, 2, 3]
+    assert ticks.side_state("b") == [7]
+
+    def none(tick: Tick) -> None:
+        tick.put_aside("a", rows_of(4))
+        tick.take_back("a")
+
+    ticks.tick(none)
+    assert sorted(ticks.side_state("a")) == [1, 2, 3]
+    ticks.tick(lambda tick: tick.keep_aside({"b"}))
+    assert ticks.side_state("a") == []
+    assert ticks.side_state("b") == [7]
+    ticks.tick(lambda tick: tick.throw_away("b"))
+    assert ticks.side_state("b") == []
+    assert ticks.words() == sorted(f"word {at}" for at in range(ticks.count))
+
+
+@pytest.mark.parametrize("spool_bytes", [0, 1 << 20], ids=["in files", "in memory"])
+def test_lookup_finds_rows_of_earlier_ticks_and_of_this_one(
+    turn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, spool_bytes: int
+) -> None:
+    monkeypatch.setattr(tick_module, "SPOOL_BYTES", spool_bytes)
+    ticks = Ticks(turn)
+    found: list[str] = []
+
+    def look(tick: Tick) -> None:
+        keys = pa.table({"partition": ["0", "0", "1"], "offset": pa.array([0, 2, 1], pa.int64())})
+        rows = tick.lookup("words", keys)
+        assert DIFF not in rows.column_names
+        found.extend(sorted(rows.column("word").to_pylist()))
+
+    for act in (lambda _: None, lambda _: None, look):
+        ticks.tick(act)
+    assert found == ["word 0", "word 2"]
+
+
+def test_emptied_collection_holds_nothing_and_counts_what_was_deleted(
+    turn: Callable[..., Any],
+) -> None:
+    ticks = Ticks(turn)
+    ticks.tick(lambda _: None)
+    counted: list[tuple[int, int]] = []
+
+    def empty(tick: Tick) -> None:
+        before = tick.rows
+        tick.empty("words")
+        counted.append((before, tick.rows))
+
+    ticks.tick(empty)
+    assert ticks.words() == []
+    assert counted == [(1, 3)]  # Its own word, and two deletes.
+    ticks.tick(lambda _: None)
+    assert ticks.words() == ["word 2"]
+
+
+def diffs(*rows: tuple[str, int]) -> pa.Table:
+    names, counts = zip(*rows, strict=True) if rows else ((), ())
+    return pa.table({"k": pa.array(names, pa.string()), DIFF: pa.array(counts, pa.int64())})
+
+
+def test_counted_rows_are_added_up_and_zeros_are_left_out() -> None:
+    found = _counted([diffs(("a", 1), ("b", 1)), diffs(("a", -1), ("b", 1), ("c", 1))])
+    assert found.column_names == ["k", DIFF]
+    assert sorted(map(tuple, (row.values() for row in found.to_pylist()))) == [("b", 2), ("c", 1)]
+
+
+def test_matching_rows_are_those_whose_key_is_named() -> None:
+    rows = diffs(("a", 1), ("b", 1), ("a", -1))
+    keys = pa.table({"k": ["a", "z"]})
+    assert _matching(rows, keys).column("k").to_pylist() == ["a", "a"]
+    assert _matching(rows, keys.slice(0, 0)) == rows.slice(0, 0)
+    assert _matching(rows.slice(0, 0), keys) == rows.slice(0, 0)

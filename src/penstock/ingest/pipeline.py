@@ -48,7 +48,7 @@ from penstock.reclock import (
     shape_of,
 )
 from penstock.retry import pauses_ms
-from penstock.sources.source import Frontier, Source
+from penstock.sources.source import ComparisonFailed, Frontier, Source
 from penstock.telemetry import fields, logger
 
 __all__ = ["Ingest"]
@@ -116,6 +116,9 @@ class Ingest:
         self._catching_up = False
         self._ticker = Ticker(clock, interval_ms=tick_ms, upstream_now=self._ask_upstream)
         self._heard_ms = 0
+        self._postponed = False
+        """Whether a request was left to the next tick."""
+
         self._compacted_ms = 0
         self._noted_ms = 0
         self._counted_since_ms = clock.now_ms()
@@ -160,7 +163,7 @@ class Ingest:
             stop=stop,
         )
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="spool")
-        self._beside = open_store(self._client.url, persist.Settings())
+        self._beside = open_store(self._client.url, persist.Settings(stop=stop))
         beat = threading.Thread(
             target=self._beat, args=(stop,), name=f"beat of {self.name}", daemon=True
         )
@@ -320,12 +323,14 @@ class Ingest:
             goal is not None
             and bound is not None
             and self._ticked
+            and not self._postponed
             and self._source.settled()
             and all(bound.get(partition, 0) >= offset for partition, offset in goal.items())
         )
 
     def _tick(self, time: int) -> None:
         asked = self._hear()
+        errored_before = self._errored_tables() if asked else set()
         probe = self._source.probe()
         self._catching_up = probe.more
         tick = Tick(self._client, self.name, self._memory, time, self._loader, self._pool)
@@ -345,15 +350,21 @@ class Ingest:
             self._bound = reached
         self._source.committed(reached)
         for request in asked:
-            answer(self._beside, request, left=self._left(request), mended=tick.mended)
+            left = self._left(request)
+            if (self._errored_tables(tick) - errored_before).intersection(left):
+                # SUBTLE: the table was live when the request came, and this tick found the change
+                # that the request is to repair. The request stays, and the next tick handles it.
+                self._postponed = True
+            else:
+                answer(self._beside, request, left=left, mended=tick.mended)
         self._compact(time)
 
     def _hear(self) -> list[Request]:
         """What is asked of us; what cannot be done is answered at once."""
         now = self._clock.boot_ms()
-        if now - self._heard_ms < HEAR_EVERY_MS:
+        if now - self._heard_ms < HEAR_EVERY_MS and not self._postponed:
             return []
-        self._heard_ms = now
+        self._heard_ms, self._postponed = now, False
         taken = []
         for request in requests(self._beside, now_ms=self._clock.now_ms()):
             if request.verb != "resync":
@@ -365,6 +376,16 @@ class Ingest:
             else:
                 taken.append(request)
         return taken
+
+    def _errored_tables(self, tick: Tick | None = None) -> set[str]:
+        """Return the tables in error, except those that `tick` has compared in vain."""
+        failures = {} if tick is None else tick.failures
+        return {
+            table["name"]
+            for table in self._source.status().get("tables", ())
+            if table["error"]
+            and not isinstance(failures.get(table["collection"]), ComparisonFailed)
+        }
 
     def _left(self, request: Request) -> dict[str, str]:
         """The tables that were asked for and are still in error, or not there to compare yet."""

@@ -95,6 +95,9 @@ class Tick:
         self.mended = 0
         """Rows that had to go or come where tables were compared."""
 
+        self.failures: dict[str, DefiniteError] = {}
+        """By collection, why it fails from this tick on."""
+
     def change(self, collection: str, *, gone: pa.Table, come: pa.Table) -> None:
         """Rows that go and rows that come."""
         for rows, diff in ((gone, -1), (come, +1)):
@@ -118,6 +121,7 @@ class Tick:
 
     def fail(self, collection: str, error: DefiniteError) -> None:
         """From this time on every reading fails with `error`; what it drew is dropped."""
+        self.failures[collection] = error
         drawn = self._of(collection)
         drawn.loose, drawn.files, drawn.size = [], [], 0
         if drawn.recovers is not None:

@@ -25,6 +25,7 @@ from penstock.errors import DefiniteError
 __all__ = [
     "Aside",
     "CollectionOutline",
+    "ComparisonFailed",
     "Frontier",
     "Load",
     "Loader",
@@ -40,6 +41,10 @@ __all__ = [
 Frontier: TypeAlias = Mapping[Any, int]
 """By partition, the offset below which everything is meant. A source that is one log has
 one partition, `()`."""
+
+
+class ComparisonFailed(DefiniteError):
+    """A comparison was carried out and failed. A request for it is answered, and not repeated."""
 
 
 @dataclass(frozen=True, slots=True)

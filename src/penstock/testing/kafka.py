@@ -23,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -230,6 +231,21 @@ class KafkaBroker:
     def kill(self, node: int | None = None) -> None:
         """End them with SIGKILL. What was acknowledged is on their disks."""
         self._end(node, signal.SIGKILL)
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Stop all nodes with SIGSTOP; continue them at the end of the block.
+
+        The kernel still accepts connections and acknowledges bytes.
+        """
+        pids = self.pids.values()
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def restart(self, node: int | None = None) -> None:
         """Stop and start them, on the same ports."""

@@ -67,11 +67,14 @@ def stored(url: str, source: str) -> Stored:
 
 def bound_ends(url: str, source: str) -> dict[int, int]:
     """How far each partition is bound; nothing, before the first binding."""
-    with persist.open(url, hold=False) as client:
-        try:
-            return Stored((), _bound(client, source)).ends
-        except (persist.CollectionMissing, persist.NotYetComplete):
-            return {}
+    while True:
+        with persist.open(url, hold=False) as client:
+            try:
+                return Stored((), _bound(client, source)).ends
+            except (persist.CollectionMissing, persist.NotYetComplete):
+                return {}
+            except persist.SinceError:
+                continue  # The running pipeline has just moved it.
 
 
 def _bound(client: persist.Client, source: str) -> dict[int, tuple[Place, ...]]:

@@ -9,6 +9,7 @@ import yaml
 import penstock.ingest
 from penstock import persist
 from penstock.engine.kept.spark import KeptSession
+from penstock.errors import UsageError
 from penstock.testing.kafka import KafkaBroker
 from tests.sources.kafka.clients import consume
 
@@ -56,6 +57,13 @@ class Topic:
         with persist.open(self.storage, hold=False) as client:
             found = client.collection(collection)
             return found.snapshot(found.upper - 1).arrow().to_pylist()
+
+    def has_rows(self) -> bool:
+        """Return whether the collection can be read."""
+        try:
+            return bool(self.rows())
+        except UsageError:
+            return False
 
     def seen(self) -> list[tuple[int, int, str]]:
         """What is in the lake: partition, offset and text."""

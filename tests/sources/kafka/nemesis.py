@@ -25,13 +25,18 @@ from confluent_kafka import KafkaException, Producer
 from penstock.clock import SYSTEM_CLOCK
 from penstock.testing.kafka import KafkaBroker
 from tests.e2e.process import Up, until
-from tests.rounds import in_folder, parser_of, play_rounds, say, wait
+from tests.rounds import Tally, Turn, in_folder, parser_of, play_rounds, say, wait
 from tests.sources.kafka.checker import Stored, bound_ends, stored, wrong_in
 from tests.sources.kafka.clients import consume, ends
 
 TOPIC = "clicks"
 SOURCE = "clicks"
 MOST_PARTITIONS = 6
+START_PATIENCE_S = 900
+"""Spark and the first job of a process took over 240 s on two cores with a load of 25."""
+
+MOST_UNBOUND = 4_000
+"""Records that may be ahead of the pipeline, which a restart on a busy machine stops for long."""
 
 QUIET = logging.getLogger("nemesis.client")
 QUIET.setLevel(logging.CRITICAL + 1)
@@ -64,7 +69,8 @@ class Sender:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._transaction()
+                if self._round.sent_records - self._round.bound_records < MOST_UNBOUND:
+                    self._transaction()
             except KafkaException:
                 self._give_up()
             SYSTEM_CLOCK.wait(self._stop, self._chance.choice([5, 20, 100]))
@@ -79,6 +85,7 @@ class Sender:
         self._producer.begin_transaction()
         for _ in range(self._chance.randrange(1, 20)):
             self._sent += 1
+            self._round.sent_records += 1
             self._producer.produce(
                 TOPIC,
                 value=f"{self._name} {self._sent}",
@@ -120,14 +127,17 @@ class Sender:
 class Round:
     """One broker, one pipeline, and harm for some seconds."""
 
-    def __init__(self, broker: KafkaBroker, folder: Path, seed: int) -> None:
+    def __init__(self, broker: KafkaBroker, folder: Path, seed: int, tally: Tally) -> None:
         self.broker = broker
+        self.tally = tally
         self.folder = folder
         self.chance = random.Random(seed)
         self.partitions = 2
         broker.create_topic(TOPIC, partitions=self.partitions)
         self.up: Up | None = None
         self.harmed = 0
+        self.sent_records = 0
+        self.bound_records = 0
         section: dict[str, Any] = {
             "brokers": broker.bootstrap,
             "topic": TOPIC,
@@ -162,16 +172,22 @@ class Round:
                 deadline = SYSTEM_CLOCK.boot_ms() + int(seconds * 1_000)
                 while self.harmed < 2 or SYSTEM_CLOCK.boot_ms() < deadline:
                     wait(self.chance.choice([300, 2_000, 8_000]))
+                    self._bound()
                     harm = self.chance.choice(harms)
                     say(f"  {harm.__name__}")
                     harm()
                     self.harmed += 1
+                    if harm == self.add_partition:
+                        self.tally.faults[harm.__name__] += 1
+                    else:
+                        self.tally.kills += 2 if harm == self.kill_both else 1
                 for sender in senders:
                     sender.stop()
             self.settle()
         finally:
             self.kill()
         found = stored(self.storage, SOURCE)
+        self.tally.observations["records"] += len(found.changes)
         wrong = wrong_in(found, consume(self.broker, TOPIC), self.stable_ends())
         return wrong + self._again(found)
 
@@ -207,7 +223,9 @@ class Round:
 
         until(ended, "all transactions to have ended")
         reached = {each: end for each, end in self.stable_ends().items() if end}
-        self._await(lambda: self._bound() == reached, f"{reached} to be bound")
+        # A deadline for the whole backlog would measure the load of the machine.
+        while (bound := self._bound()) != reached:
+            self._await_move(bound)
 
     def stable_ends(self) -> dict[int, int]:
         return {each: ends(self.broker.admin, TOPIC, each)[1] for each in range(self.partitions)}
@@ -220,7 +238,7 @@ class Round:
         self.start()
         if self.chance.random() < 0.7:
             # Else it is killed while it starts.
-            self._await_move()
+            self._await_move(self._bound())
 
     def kill_broker(self) -> None:
         self.broker.kill()
@@ -232,7 +250,7 @@ class Round:
         self.kill()
         self.broker.start()
         self.start()
-        self._await_move()
+        self._await_move(self._bound())
 
     def add_partition(self) -> None:
         if self.partitions < MOST_PARTITIONS:
@@ -253,11 +271,12 @@ class Round:
     def _bound(self) -> dict[int, int]:
         if not (self.folder / "lake" / SOURCE).exists():
             return {}
-        return bound_ends(self.storage, SOURCE)
+        bound = bound_ends(self.storage, SOURCE)
+        self.bound_records = sum(bound.values())
+        return bound
 
-    def _await_move(self) -> None:
-        before = self._bound()
-        self._await(lambda: self._bound() != before, "it to go on")
+    def _await_move(self, before: dict[int, int]) -> None:
+        self._await(lambda: self._bound() != before, f"a binding after {before}")
 
     def _await(self, claim: Callable[[], bool], what: str) -> None:
         def holds() -> bool:
@@ -266,7 +285,7 @@ class Round:
             return claim()
 
         try:
-            until(holds, what)
+            until(holds, what, START_PATIENCE_S)
         except AssertionError as error:
             error.add_note(self.said())
             raise
@@ -276,18 +295,23 @@ class Round:
         return self.log.read_text(errors="replace")[-4_000:]
 
 
-def play(seed: int, seconds: float) -> list[str]:
+def play(seed: int, seconds: float, tally: Tally) -> list[str]:
     """One round on a broker of its own; what it broke."""
 
     def on_a_broker(folder: Path) -> list[str]:
         with KafkaBroker() as broker:
-            return Round(broker, folder, seed).play(seconds)
+            return Round(broker, folder, seed, tally).play(seconds)
 
     return in_folder(on_a_broker)
 
 
 def main() -> int:
-    return play_rounds(parser_of(__doc__).parse_args(), play)
+    tally = Tally("kafka")
+
+    def play_turn(turn: Turn) -> list[str]:
+        return play(turn.seed, max(10, min(60, turn.seconds)), tally)
+
+    return play_rounds(parser_of(__doc__).parse_args(), tally, play_turn)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from penstock.demo.process import await_claim
 from penstock.sources.kafka.source import KafkaSource
 from penstock.sources.kafka.upstream import Upstream
 from penstock.testing.kafka import KafkaBroker
+from tests.rounds import Tally
 from tests.sources.kafka.checker import Change, Place, Stored, wrong_in
 from tests.sources.kafka.clients import PATIENCE_S, consume, ends, produce, transactional
 from tests.sources.kafka.nemesis import play
@@ -231,5 +232,5 @@ def test_the_bug_of_bites_of_a_compacted_topic_is_found(
 @pytest.mark.long
 @pytest.mark.spark
 def test_no_promise_is_broken() -> None:
-    wrong = play(SEED, 30)
+    wrong = play(SEED, 30, Tally("kafka"))
     assert not wrong, "\n".join(wrong[:10])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.demo.process import await_claim
 from penstock.errors import DefiniteError, TransientError, UsageError
 from penstock.sources.postgres.connect import (
     SETTINGS,
@@ -111,6 +112,17 @@ def test_a_query_can_be_waited_for_in_turns(database: Database) -> None:
 def test_a_query_can_be_given_up_from_another_thread(database: Database) -> None:
     with connect(database.url()) as connection:
         connection.send("SELECT pg_sleep(60)")
+        # The server ignores a cancel request that comes before the query.
+        await_claim(
+            lambda: (
+                database.sql(
+                    "SELECT 1 FROM pg_stat_activity"
+                    " WHERE wait_event = 'PgSleep' AND datname = current_database()"
+                )
+                == [(1,)]
+            ),
+            "the query to run",
+        )
         canceller = threading.Thread(target=connection.cancel)
         canceller.start()
         with pytest.raises(TransientError) as raised:

@@ -1,10 +1,47 @@
 """Drift actions of single tables."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
-from penstock.sources.postgres.changes import Rewritten
-from penstock.sources.postgres.cures import Resync, Situation, cures
+from penstock.sources.postgres.changes import (
+    AppendedColumn,
+    AttachedLeaf,
+    Change,
+    ColumnListChanged,
+    ColumnsChanged,
+    FilterChanged,
+    IdentityChanged,
+    KeyChanged,
+    LeavesChanged,
+    OperationsChanged,
+    PublicationAltered,
+    PublicationGone,
+    PublicationReplaced,
+    Renamed,
+    Republished,
+    Rewritten,
+    TableAdded,
+    TableDropped,
+    TableUnpublished,
+    TypeChanged,
+)
+from penstock.sources.postgres.cures import (
+    Cure,
+    Follow,
+    GiveUp,
+    Join,
+    Resync,
+    Situation,
+    cures,
+)
+from penstock.sources.postgres.errors import PublicationMissing, SchemaChanged, TableGone
+from penstock.sources.postgres.names import TableName
+from penstock.sources.postgres.tables import Table
 from tests.sources.postgres.test_tail import OID, table
+
+TEXT = 25
 
 
 @pytest.mark.parametrize(
@@ -34,3 +71,241 @@ def test_rewritten_table_is_resynced_unless_the_stream_explains_it(
     rewritten = Rewritten(OID, tracked.described.table_name, 7, harmless)
     expected = [Resync(OID, "it was rewritten")] if resynced else []
     assert cures([rewritten], situation) == expected
+
+
+# Each kind of change.
+
+POSTS = TableName("public", "posts")
+OTHER = 99
+
+
+def situation(*tables: Table, unseen: bool = False, **truncated: int) -> Situation:
+    """Tables by oid, and of table 1 the transactions that truncated it."""
+    return Situation(
+        "file:lake",
+        "pub",
+        {each.oid: each for each in tables or (table(),)},
+        {OID} if unseen else (),
+        {OID: set(truncated.values())} if truncated else {},
+    )
+
+
+def errors(found: Sequence[Cure]) -> list[str]:
+    """The messages of tables that are marked errored, and of no other action."""
+    assert {type(each) for each in found} <= {GiveUp}
+    return [str(each.error) for each in found if isinstance(each, GiveUp)]
+
+
+def appended(name: str, *, default: str | None = None, known: bool = True) -> AppendedColumn:
+    return AppendedColumn(name, 4, TEXT, -1, default, known, streamed=True)
+
+
+def leaf(*, born: bool) -> AttachedLeaf:
+    return AttachedLeaf(7, TableName("public", "leaf"), born)
+
+
+def leaf_rewritten(xid: int) -> Rewritten:
+    return Rewritten(7, TableName("public", "leaf"), xid)
+
+
+def test_missing_publication_marks_every_table_errored_and_names_the_statement() -> None:
+    found = cures([PublicationGone()], situation())
+    assert [(type(each), each.oid) for each in found] == [(GiveUp, OID)]
+    assert isinstance(found[0], GiveUp)
+    assert isinstance(found[0].error, PublicationMissing)
+    assert "CREATE PUBLICATION pub FOR TABLE public.posts;" in found[0].error.hint
+    assert "file:lake shop" in found[0].error.hint
+
+
+def test_publication_that_sends_fewer_operations_marks_tables_errored() -> None:
+    changed = OperationsChanged(("insert",), ("insert", "delete", "truncate"))
+    (message,) = errors(cures([changed], situation()))
+    assert message.endswith("has changed: its publication no longer sends update")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            OperationsChanged(("insert",), ("insert", "update", "delete", "truncate")),
+            "the publication sends more than it did",
+        ),
+        (PublicationReplaced(1, 2), "the publication was altered"),
+        (PublicationAltered(), "the publication was altered"),
+        (Republished(OID, POSTS), "it was out of the publication for a while"),
+        (FilterChanged(OID, POSTS), "the publication has another filter for it"),
+        (TypeChanged(OID, POSTS, ("title",), "mood"), 'values of type "mood" print otherwise'),
+        (LeavesChanged(OID, POSTS, detached=(POSTS,)), "its partitions changed"),
+        (LeavesChanged(OID, POSTS, attached=(leaf(born=False),)), "its partitions changed"),
+        (LeavesChanged(OID, POSTS, rewritten=(leaf_rewritten(5),)), "its partitions changed"),
+        (
+            ColumnListChanged(OID, POSTS, ("id",), ("id", "title")),
+            "the publication sends more of its columns",
+        ),
+        (
+            ColumnsChanged(OID, POSTS, appended=(appended("extra", known=False),)),
+            "a column was added whose values in older rows are not known",
+        ),
+    ],
+)
+def test_change_that_may_alter_rows_silently_is_resynced(change: Change, reason: str) -> None:
+    assert cures([change], situation()) == [Resync(OID, reason)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        LeavesChanged(OID, POSTS, attached=(leaf(born=True),)),
+        LeavesChanged(OID, POSTS, rewritten=(leaf_rewritten(7),)),
+        ColumnListChanged(OID, POSTS, ("id", "title"), ("id",)),
+        ColumnsChanged(OID, POSTS, appended=(appended("extra", default="x"),)),
+        ColumnsChanged(OID, POSTS, dropped=("title",)),
+        IdentityChanged(OID, POSTS, ("d", ("id",)), ("f", ())),
+        IdentityChanged(OID, POSTS, ("f", ()), ("d", ("id",))),
+        KeyChanged(OID, POSTS, None, ("id",)),
+    ],
+)
+def test_change_that_the_stream_describes_is_followed(change: Change) -> None:
+    assert cures([change], situation(xid=7)) == [Follow(OID)]
+
+
+def test_rewritten_leaf_of_a_table_that_is_loading_is_resynced() -> None:
+    change = LeavesChanged(OID, POSTS, rewritten=(leaf_rewritten(7),))
+    loading = situation(unseen=True, xid=7)
+    assert cures([change], loading) == [Resync(OID, "its partitions changed")]
+    attached = LeavesChanged(OID, POSTS, attached=(leaf(born=True),))
+    assert cures([attached], loading) == [Follow(OID)]
+
+
+def test_one_unexplained_leaf_among_explained_ones_is_resynced() -> None:
+    leaves = (leaf_rewritten(7), leaf_rewritten(8))
+    attached = (leaf(born=True), leaf(born=False))
+    for change in (
+        LeavesChanged(OID, POSTS, rewritten=leaves),
+        LeavesChanged(OID, POSTS, attached=attached),
+    ):
+        assert cures([change], situation(xid=7)) == [Resync(OID, "its partitions changed")]
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_table_that_left_is_errored(dropped: bool) -> None:
+    change = (TableDropped if dropped else TableUnpublished)(OID, POSTS)
+    (found,) = cures([change], situation())
+    expected = TableGone(
+        location="file:lake", source="shop", table=POSTS, publication="pub", dropped=dropped
+    )
+    assert isinstance(found, GiveUp)
+    assert found.oid == OID
+    assert isinstance(found.error, TableGone)
+    assert (str(found.error), found.error.hint) == (str(expected), expected.hint)
+
+
+def test_renamed_table_is_errored_with_its_new_name() -> None:
+    (message,) = errors(cures([Renamed(OID, POSTS, TableName("public", "b"))], situation()))
+    assert message.endswith("has changed: it is now public.b")
+
+
+def test_errored_table_without_an_accepted_form_says_so_in_its_hint() -> None:
+    (renamed,) = cures([Renamed(OID, POSTS, TableName("public", "b"))], situation())
+    (recreated,) = cures([KeyChanged(OID, POSTS, ("id",), ("id",))], situation())
+    for found, accepted in (
+        (renamed, None),
+        (recreated, "Rows of equal keys may have been there."),
+    ):
+        assert isinstance(found, GiveUp)
+        expected = SchemaChanged(
+            location="file:lake", source="shop", table=POSTS, reason="", accepted=accepted
+        )
+        assert (found.error.detail, found.error.hint) == (expected.detail, expected.hint)
+
+
+def test_table_without_replica_identity_is_errored() -> None:
+    change = IdentityChanged(OID, POSTS, ("d", ("id",)), ("n", ()))
+    (message,) = errors(cures([change], situation()))
+    assert message.endswith("has changed: it has no replica identity")
+
+
+@pytest.mark.parametrize(
+    ("after", "reason", "hint"),
+    [
+        (("id",), "its primary key was made anew", "To compare it and go on"),
+        (("title",), "its primary key was changed", "To copy it again in its new form"),
+        (None, "its primary key was changed", "To copy it again in its new form"),
+    ],
+)
+def test_changed_key_of_a_keyed_collection_is_errored(
+    after: tuple[str, ...] | None, reason: str, hint: str
+) -> None:
+    change = KeyChanged(OID, POSTS, ("id",), after)
+    (found,) = cures([change], situation())
+    assert isinstance(found, GiveUp)
+    assert str(found.error).endswith(f"has changed: {reason}")
+    assert found.error.hint.startswith(hint)
+    assert cures([change], situation(unseen=True)) == [Resync(OID, "its primary key was changed")]
+    keyless = replace(table(), key_columns=())
+    assert cures([change], situation(keyless)) == [Follow(OID)]
+
+
+def test_new_table_is_added_unless_it_is_tracked() -> None:
+    added = TableAdded(OTHER, TableName("public", "new"))
+    assert cures([added], situation()) == [Join(OTHER, "public.new")]
+    assert cures([TableAdded(OID, POSTS)], situation()) == []
+
+
+def test_change_of_an_untracked_table_needs_no_action() -> None:
+    assert cures([TableDropped(OTHER, POSTS), Republished(OTHER, POSTS)], situation()) == []
+
+
+def test_gravest_action_of_each_table_is_taken_in_the_order_of_their_numbers() -> None:
+    second = replace(table(), oid=OTHER)
+    changes = [
+        TableDropped(OTHER, POSTS),
+        KeyChanged(OID, POSTS, None, ("id",)),
+        Republished(OTHER, POSTS),
+        Republished(OID, POSTS),
+        FilterChanged(OID, POSTS),
+        KeyChanged(OID, POSTS, None, ("id",)),
+    ]
+    assert OID != OTHER
+    found = cures(changes, situation(second, table()))
+    assert [each.oid for each in found] == sorted([OID, OTHER])
+    by_oid = {each.oid: each for each in found}
+    assert by_oid[OID] == Resync(OID, "it was out of the publication for a while")
+    assert isinstance(by_oid[OTHER], GiveUp)
+
+
+def test_change_of_excluded_columns_is_followed() -> None:
+    excluding = situation(table(exclude=("body",)))
+    unknown = ColumnsChanged(OID, POSTS, appended=(appended("body", known=False),))
+    assert cures([unknown], excluding) == [Follow(OID)]
+    listed = ColumnListChanged(OID, POSTS, ("id", "body"), ("id",))
+    resync = [Resync(OID, "the publication sends more of its columns")]
+    assert cures([listed], excluding) == resync
+    assert cures([listed], situation()) == [Follow(OID)]
+
+
+def test_dropped_column_that_was_added_later_is_resynced_as_null() -> None:
+    tracked = table()
+    learned = tuple(replace(each, learned=each.shape.name == "body") for each in tracked.kept)
+    later = situation(replace(tracked, kept=learned))
+    change = ColumnsChanged(OID, POSTS, dropped=("body",))
+    assert cures([change], later) == [Resync(OID, 'column "body" was dropped')]
+    both = ColumnsChanged(OID, POSTS, dropped=("title", "body"))
+    assert cures([both], later) == [Follow(OID)]
+    loosened = ColumnsChanged(OID, POSTS, loosened=("title",))
+    assert cures([loosened], later) == [Follow(OID)]
+
+
+def test_column_added_again_with_a_default_is_resynced() -> None:
+    tracked = table()
+    gone = tuple(
+        replace(each, shape=replace(each.shape, number=0)) if each.shape.name == "body" else each
+        for each in tracked.kept
+    )
+    again = situation(replace(tracked, kept=gone))
+    with_default = ColumnsChanged(OID, POSTS, appended=(appended("body", default="x"),))
+    assert cures([with_default], again) == [Resync(OID, 'column "body" was added again')]
+    null = ColumnsChanged(OID, POSTS, appended=(appended("body"),))
+    assert cures([null], again) == [Follow(OID)]
+    other = ColumnsChanged(OID, POSTS, appended=(appended("extra", default="x"),))
+    assert cures([other], again) == [Follow(OID)]

@@ -21,6 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from penstock.clock import Clock
+from penstock.deadlines import answer_timeout_s
 from penstock.errors import DefiniteError, TransientError, UsageError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import BadRecord, NoRecords, OffsetsGone, TopicChanged
@@ -52,6 +53,9 @@ GROUP: Final = "kafka.group.id"
 
 RECORD_BYTES: Final = 512
 """About how much a record takes, to decide on the number of tasks."""
+
+READ_DEADLINES: Final = 3
+"""Answer deadlines that one request of a read may take: by default 30 s, as Kafka has it."""
 
 
 def group_of(source: str) -> str:
@@ -236,7 +240,10 @@ class KafkaSource:
             "phase": "copying" if self.bound is None else "following",
             "topic_id": self._topic.id,
             "position": ", ".join(f"{each['partition']}:{each['offset']}" for each in partitions),
-            "lag_records": sum(max(0, each["end"] - each["offset"]) for each in partitions),
+            # Before the first probe nobody knows.
+            "lag_records": sum(max(0, each["end"] - each["offset"]) for each in partitions)
+            if partitions
+            else None,
             "bad_records": self._bad,
             "sent_again": self._again,
             "waits_for": self.waits_for(),
@@ -452,6 +459,7 @@ class KafkaSource:
         first = {str(each): first for each, (first, _) in sorted(ranges.items())}
         upper = {str(each): upper for each, (_, upper) in sorted(ranges.items())}
         options = {
+            **_deadlines(),
             **config.reader(),
             "assign": json.dumps({topic: sorted(ranges)}),
             "startingOffsets": json.dumps({topic: first}),
@@ -498,3 +506,18 @@ class KafkaSource:
                 source=self.name, records=bad, collection=self._apart.name, reason=first[3]
             ),
         )
+
+
+def _deadlines() -> dict[str, str]:
+    """Return options that end a read by Spark from brokers that hang.
+
+    Kafka and Spark would wait for minutes, the driver in a call that nobody can cancel.
+    """
+    request_ms = str(int(READ_DEADLINES * answer_timeout_s() * 1_000))
+    return {
+        "kafka.request.timeout.ms": request_ms,
+        "kafka.default.api.timeout.ms": request_ms,
+        "kafkaConsumer.pollTimeoutMs": str(int(2 * READ_DEADLINES * answer_timeout_s() * 1_000)),
+        # The tick is repeated.
+        "fetchOffset.numRetries": "1",
+    }

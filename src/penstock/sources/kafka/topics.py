@@ -272,7 +272,9 @@ class TopicsSource:
             "server": self._config.where,
             "phase": "copying" if self._bound is None else "following",
             "position": ", ".join(f"{row['partition']}:{row['offset']}" for row in partitions),
-            "lag_records": sum(one["lag_records"] for one in each.values()),
+            "lag_records": None
+            if None in (lags := [one["lag_records"] for one in each.values()])
+            else sum(lags),
             "bad_records": sum(one["bad_records"] for one in each.values()),
             "sent_again": sum(one["sent_again"] for one in each.values()),
             "waiting_events": 0 if waiting is None else waiting.transactions.waiting(),

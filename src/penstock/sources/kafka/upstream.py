@@ -23,6 +23,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     TopicCollection,
 )
 from confluent_kafka import TopicPartition as Place
@@ -36,7 +37,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.deadlines import STOP_GRACE_S
+from penstock.deadlines import STOP_GRACE_S, answer_timeout_s
 from penstock.errors import DefiniteError, PenstockError, TransientError
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import TopicMissing
@@ -44,8 +45,6 @@ from penstock.sources.kafka.errors import TopicMissing
 __all__ = ["Topic", "Upstream"]
 
 T = TypeVar("T")
-
-PATIENCE_S: Final = 15
 
 SLICE_S: Final = 0.2
 """Longest wait between two looks at the stop event."""
@@ -95,7 +94,9 @@ class Upstream:
         self.close()
         self._heard = None
         properties: dict[str, Any] = {
-            "socket.connection.setup.timeout.ms": 10_000,
+            # Less than the deadline of a request, so that another broker can answer it. The client
+            # rejects less than a second.
+            "socket.connection.setup.timeout.ms": max(1_000, int(answer_timeout_s() * 2_000 / 3)),
             **self._config.client(),
             "error_cb": self._hear,
         }
@@ -120,7 +121,9 @@ class Upstream:
         """
         name = self._config.topic
         asked = self._ask(
-            lambda admin: admin.describe_topics(TopicCollection([name]), request_timeout=PATIENCE_S)
+            lambda admin: admin.describe_topics(
+                TopicCollection([name]), request_timeout=answer_timeout_s()
+            )
         )
         found = self._answer(asked[name], known=known)
         partitions = sorted(each.id for each in found.partitions)
@@ -149,7 +152,7 @@ class Upstream:
         """Whether old records of a key are removed from the topic."""
         resource = ConfigResource(ResourceType.TOPIC, self._config.topic)
         asked = self._ask(
-            lambda admin: admin.describe_configs([resource], request_timeout=PATIENCE_S)
+            lambda admin: admin.describe_configs([resource], request_timeout=answer_timeout_s())
         )
         found = self._answer(asked[resource], known=True)
         return "compact" in str(found["cleanup.policy"].value)
@@ -159,7 +162,7 @@ class Upstream:
         places = [Place(self._config.topic, each, offset) for each, offset in offsets.items()]
         asked: Mapping[str, Future[Any]] = self._ask(
             lambda admin: admin.alter_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group, places)], request_timeout=PATIENCE_S
+                [ConsumerGroupTopicPartitions(group, places)], request_timeout=answer_timeout_s()
             )
         )
         return asked[group]
@@ -192,9 +195,7 @@ class Upstream:
                 consumer.assign([Place(self._config.topic, each, begins[each])])
                 found = 0
                 while found < share:
-                    message = consumer.poll(PATIENCE_S)
-                    if message is None:
-                        raise self._unreached("no record comes")
+                    message = self._poll(consumer)
                     if (error := message.error()) is not None:
                         if error.code() == KafkaError._PARTITION_EOF:
                             break
@@ -208,6 +209,15 @@ class Upstream:
             {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
         )
 
+    def _poll(self, consumer: Consumer) -> Message:
+        until = SYSTEM_CLOCK.boot_ms() + int(answer_timeout_s() * 1_000)
+        while (message := consumer.poll(SLICE_S)) is None:
+            if self.stop.is_set():
+                raise self._stopped()
+            if SYSTEM_CLOCK.boot_ms() >= until:
+                raise self._unreached("no record comes")
+        return message
+
     def _offsets(
         self, partitions: Sequence[int], spec: Any, isolation: IsolationLevel
     ) -> dict[int, int]:
@@ -216,7 +226,7 @@ class Upstream:
         places = {Place(self._config.topic, each): spec for each in partitions}
         asked: Mapping[Place, Future[Any]] = self._ask(
             lambda admin: admin.list_offsets(
-                places, isolation_level=isolation, request_timeout=PATIENCE_S
+                places, isolation_level=isolation, request_timeout=answer_timeout_s()
             )
         )
         found = {
@@ -254,7 +264,7 @@ class Upstream:
         Raises:
             TransientError: the process stops, and no answer came within the grace.
         """
-        until = SYSTEM_CLOCK.boot_ms() + 2 * PATIENCE_S * 1_000
+        until = SYSTEM_CLOCK.boot_ms() + int(2 * answer_timeout_s() * 1_000)
         stopping = False
         while not wait([answer], SLICE_S).done:
             now = SYSTEM_CLOCK.boot_ms()
@@ -262,11 +272,7 @@ class Upstream:
                 stopping, until = True, min(until, now + int(STOP_GRACE_S * 1_000))
             if now >= until:
                 if stopping:
-                    raise TransientError(
-                        f"stopped while waiting for {self._config.where}",
-                        detail="The brokers have not answered. What is not durable is read again "
-                        "at the next start.",
-                    )
+                    raise self._stopped()
                 return
 
     def _look_around(self) -> None:
@@ -274,12 +280,21 @@ class Upstream:
 
         It asks the one on and on that it took for the controller, even if that one was killed.
         """
-        assert self._admin is not None
-        try:
-            # SUBTLE: of all topics, since a broker may make one that it is asked for by name.
-            self._admin.list_topics(timeout=PATIENCE_S)
-        except KafkaException as error:
-            self._heard = error.args[0]
+        admin, answer = self._admin, Future[None]()
+        assert admin is not None
+
+        def list_topics() -> None:
+            try:
+                # SUBTLE: of all topics, since a broker may make one that it is asked for by name.
+                admin.list_topics(timeout=answer_timeout_s())
+            except KafkaException as error:
+                self._heard = error.args[0]
+            finally:
+                answer.set_result(None)
+
+        # The call blocks until its own timeout, also if the process stops.
+        threading.Thread(target=list_topics, name="kafka metadata", daemon=True).start()
+        self._await(answer)
 
     def _failed(self, error: KafkaError) -> PenstockError:
         """Whether to try again, or what somebody must do."""
@@ -298,6 +313,13 @@ class Upstream:
         if error.code() == KafkaError._TIMED_OUT and not self.stop.is_set():
             self._look_around()
         return self._unreached(_told(error, self._config.secrets))
+
+    def _stopped(self) -> TransientError:
+        return TransientError(
+            f"stopped while waiting for {self._config.where}",
+            detail="The brokers have not answered. What is not durable is read again at the next "
+            "start.",
+        )
 
     def _unreached(self, reason: str) -> TransientError:
         heard = self._heard

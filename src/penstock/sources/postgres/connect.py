@@ -50,6 +50,7 @@ __all__ = [
     "quote_identifier",
     "quote_literal",
     "server_error",
+    "silence_reason",
 ]
 
 Row = tuple[str | None, ...]
@@ -441,36 +442,11 @@ class Connection:
         silent = f"Nothing was received for {answer_timeout_s():g} s"
         if not self._checks:
             raise self._abort(f"{silent}.")
-        shortest, longest = CHECK_S
-        parameters = {
-            name: each for name, each in self._parameters.items() if name != "replication"
-        }
-        parameters["connect_timeout"] = str(min(longest, max(shortest, answer_timeout_s())))
-        if self.pgconn.hostaddr and not self.pgconn.host.startswith((b"/", b"@")):
-            # A name may stand for several servers.
-            parameters["hostaddr"] = self.pgconn.hostaddr.decode()
-        try:
-            with _opened(
-                parameters, replication=False, coded=True, stop=self._stop, checks=False
-            ) as other:
-                rows = other.query(
-                    "SELECT wait_event_type FROM pg_catalog.pg_stat_activity WHERE pid = $1::int",
-                    [self.backend_pid],
-                )
-        except TransientError as error:
-            if error.sqlstate != TransientError.sqlstate:
-                return  # It refuses a login, such as one too many, and so it answers.
-            if self._stop is not None and self._stop.is_set():
-                raise self.stopped() from error
-            raise self._abort(f"{silent}, and a second connection gets no answer.") from error
-        if not rows:
-            detail = f"{silent}, and the server has closed the connection."
-        elif rows[0][0] in WAITS_FOR_CLIENT:
-            detail = f"{silent}, and the server waits for us: the connection is half open."
-        else:
-            return
-        if not awaited(self.fileno(), select.POLLIN, IN_FLIGHT_S):
-            raise self._abort(detail)
+        reason = silence_reason(self.pgconn, self._parameters, self.backend_pid, self._stop)
+        if reason and self._stop is not None and self._stop.is_set():
+            raise self.stopped()
+        if reason:
+            raise self._abort(f"{silent}, and {reason}.")
 
     def _abort(self, detail: str) -> TransientError:
         """Close the connection without waiting for the server; return the error that says so."""
@@ -590,6 +566,43 @@ def quote_identifier(name: str) -> str:
 def quote_literal(text: str) -> str:
     """For use as a string in SQL and in replication commands."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def silence_reason(
+    pgconn: pq.abc.PGconn,
+    parameters: Mapping[str, str],
+    backend_pid: int,
+    stop: threading.Event | None = None,
+) -> str:
+    """Return why nothing comes over a connection, as a clause; empty if its backend is busy.
+
+    A second connection, opened with `parameters`, asks the server what the backend does.
+    """
+    shortest, longest = CHECK_S
+    found = {name: value for name, value in parameters.items() if name != "replication"}
+    found["connect_timeout"] = str(min(longest, max(shortest, answer_timeout_s())))
+    # There may be several hosts, and a name may stand for several servers.
+    if pgconn.host:
+        found |= {"host": pgconn.host.decode(), "port": pgconn.port.decode()}
+    if pgconn.hostaddr and not pgconn.host.startswith((b"/", b"@")):
+        found["hostaddr"] = pgconn.hostaddr.decode()
+    try:
+        with _opened(found, replication=False, coded=True, stop=stop, checks=False) as other:
+            rows = other.query(
+                "SELECT wait_event_type FROM pg_catalog.pg_stat_activity WHERE pid = $1::int",
+                [backend_pid],
+            )
+    except TransientError as error:
+        if error.sqlstate != TransientError.sqlstate:
+            return ""  # It refuses a login, such as one too many, and so it answers.
+        return "a second connection gets no answer"
+    if not rows:
+        reason = "the server has closed the connection"
+    elif rows[0][0] in WAITS_FOR_CLIENT:
+        reason = "the server waits for us: the connection is half open"
+    else:
+        return ""
+    return "" if awaited(pgconn.socket, select.POLLIN, IN_FLIGHT_S) else reason
 
 
 def awaited(fileno: int, events: int, timeout_s: float | None) -> bool:

@@ -38,6 +38,9 @@ class Candidate:
     problems: tuple[Problem, ...]
     """Why it cannot be followed as it is."""
 
+    columns: tuple[str, ...]
+    """Columns that the collection would have."""
+
     omitted: Mapping[str, str]
     """Columns that the collection would not have, each with the reason."""
 
@@ -73,15 +76,7 @@ def look(connection: Connection, config: PostgresConfig) -> Described:
     lacking = [*check(connection, config, made=made), *reading(connection, role, good)]
     return Described(
         database,
-        tuple(
-            Candidate(
-                each.table_name,
-                _keyed(each),
-                problems,
-                _omitted(config, TableSpec(each.table_name), each),
-            )
-            for each, problems in tables
-        ),
+        tuple(_candidate(config, table, problems) for table, problems in tables),
         tuple(dict.fromkeys(lacking)),
     )
 
@@ -98,6 +93,12 @@ def outline_tables(
             CollectionOutline(table.collection, table.schema, table.key_columns, omitted)
         )
     return outlines
+
+
+def _candidate(config: PostgresConfig, table: PgTable, problems: tuple[Problem, ...]) -> Candidate:
+    omitted = _omitted(config, TableSpec(table.table_name), table)
+    columns = tuple(column.name for column in table.columns if column.name not in omitted)
+    return Candidate(table.table_name, _keyed(table), problems, columns, omitted)
 
 
 def _omitted(config: PostgresConfig, spec: TableSpec, table: PgTable) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from penstock.errors import DefiniteError, Problem, SourceError, TransientError, UsageError
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.names import TableName
+from penstock.sources.source import ComparisonFailed
 
 __all__ = [
     "ComparisonRaced",
@@ -143,7 +144,8 @@ class TableGone(DefiniteError):
                 f'table {table} of postgres source "{source}" was dropped',
                 detail="A table created under the same name is another table.",
                 hint="To remove it from the source, leave it out of tables in the file. To track "
-                "it again, restore it or create one of that name, then run: "
+                "it again, restore it or create one of that name. Unless the publication is FOR "
+                f"ALL TABLES, run: ALTER PUBLICATION {publication} ADD TABLE {table}; Then run: "
                 f"{resync_command(location, source, table)}",
             )
         else:
@@ -202,7 +204,7 @@ class SchemaChanged(DefiniteError):
         )
 
 
-class ComparisonRaced(DefiniteError):
+class ComparisonRaced(ComparisonFailed):
     """The definition or the storage of the table changed during each comparison."""
 
     sqlstate = "40001"

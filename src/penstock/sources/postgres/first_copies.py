@@ -111,6 +111,8 @@ class FirstCopies:
         """
         for following in unfinished:
             following.attempt, following.truncate_order = self._upstream.another(), -1
+            # The new snapshot contains the changes that could not be decoded, or reads past them.
+            following.error, following.failure = "", None
         # Before anything is kept under that name; and nobody may take what was copied
         # before for complete any more.
         self._memory.write_down(notes.tables(unfinished))

@@ -112,7 +112,13 @@ class Followed:
                 self.copies.check(each.table)
             except TableUntrackable as error:
                 log.warning(
-                    "table cannot be tracked", extra=fields(source=self.name, table=each.table.name)
+                    "table cannot be tracked",
+                    extra=fields(
+                        source=self.name,
+                        table=each.table.name,
+                        error=str(error),
+                        detail=error.detail,
+                    ),
                 )
                 each.phase, each.has_collection = Phase.ERRORED, False
                 each.error, each.failure = str(error), error
@@ -204,6 +210,8 @@ class Followed:
                 "estimated_rows": each.table.described.estimated_rows,
                 "bytes": each.table.described.bytes,
                 "error": each.error or None,
+                "error_detail": "" if each.failure is None else each.failure.detail,
+                "error_hint": "" if each.failure is None else each.failure.hint,
             }
             for each in self.tables.values()
         ]

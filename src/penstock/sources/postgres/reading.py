@@ -73,7 +73,7 @@ class Following:
     """What its messages hold now, as far as it was looked at."""
 
     failure: DefiniteError | None = None
-    """The error, as long as this process knows more of it than its text."""
+    """The error; of a table that is not seen yet, one that a TRUNCATE may end."""
 
     gathered: list[Changes] = field(default_factory=list)
     size: int = 0
@@ -136,7 +136,11 @@ class Reading:
         try:
             changes = decode(chunk, run, following.table, len(relation.columns))
         except DefiniteError as error:
-            self.broken[run.relation] = error
+            if following.seen:
+                self.broken[run.relation] = error
+            else:
+                # SUBTLE: a TRUNCATE before the table is seen makes the value irrelevant.
+                following.error, following.failure = str(error), error
             return
         if following.phase == Phase.LIVE:
             self._take(following, changes)
@@ -150,12 +154,15 @@ class Reading:
         for oid in truncate.relations:
             self.truncated_by.setdefault(oid, set()).add(transaction.xid)
             following = self._tables.get(oid)
-            if following is None or not self._heeds(following):
+            if following is None or following.phase == Phase.ERRORED or oid in self.odd:
                 continue
             if following.phase == Phase.LIVE:
-                self.flush(following)
+                # Changes before it need not be resolved, nor need they be resolvable.
+                self.broken.pop(oid, None)
+                following.gathered, following.size = [], 0
                 self._tick.empty(following.table.collection)
             else:
+                following.error, following.failure = "", None
                 kept = keep_truncate(
                     following.table.schema, transaction.commit_lsn, order=self.order
                 )
@@ -193,6 +200,8 @@ class Reading:
         table = following.table
         self._tick.begin(table.collection)
         following.seen = True
+        if following.failure is not None:
+            following.phase = Phase.ERRORED
         if following.phase == Phase.ERRORED:
             self._tick.fail(table.collection, following.failure or DefiniteError(following.error))
             self._tick.throw_away(following.pending)
@@ -229,7 +238,8 @@ class Reading:
     def _heeds(self, following: Following) -> bool:
         """Whether messages of a table count for anything."""
         oid = following.table.oid
-        return following.phase != Phase.ERRORED and oid not in self.odd and oid not in self.broken
+        failed = following.phase == Phase.ERRORED or following.failure is not None
+        return not failed and oid not in self.odd and oid not in self.broken
 
     def _understands(self, following: Following, relation: Relation) -> bool:
         """Be ready for messages as `relation` has them; whether that is possible."""

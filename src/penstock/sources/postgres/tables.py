@@ -312,10 +312,17 @@ def _gone(name: str, described: PgTable) -> Misfit:
 
 def _other_type(shape: PgColumn, found: PgColumn) -> Misfit:
     return Misfit(
-        f'column "{shape.name}" was {shape.type.name} and is now {found.type.name}, '
+        f'column "{shape.name}" was {_type_name(shape)} and is now {_type_name(found)}, '
         "which its collection cannot hold",
         replaceable=True,
     )
+
+
+def _type_name(column: PgColumn) -> str:
+    """Return the name of a type, with its digits if the collection depends on them."""
+    arrow = column_type(column, text=False).arrow
+    digits = f"({arrow.precision},{arrow.scale})" if pa.types.is_decimal(arrow) else ""
+    return f"{column.type.name}{digits}"
 
 
 def _streamed(described: PgTable) -> tuple[PgColumn, ...]:

@@ -330,6 +330,7 @@ records = st.one_of(
 @example([b'{"big":1}', None, b'{"big":1.0,"moment":"2026-01-01T00:00:00Z"}', b"\xef\xbb\xbf{}"])
 @example([b'{"a":1\n', b"}"])
 @example([b'{"name":"x"}{"name":"y"}', b" "])
+@example([rb'{"gr\u00f6\u00dfe\n":[]}'])
 def test_both_ways_find_the_same(given_records: list[bytes | None]):
     for a_format in (FORMAT, WHOLE):
         found = decoded(a_format, *given_records)

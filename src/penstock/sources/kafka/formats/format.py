@@ -28,6 +28,11 @@ class Bad:
     reason: str
     """For a person: what is wrong with it. It holds no more than a few characters of the value."""
 
+    def __post_init__(self) -> None:
+        if not self.reason.isprintable():  # A column's name may hold any character.
+            escaped = (each if each.isprintable() else ascii(each)[1:-1] for each in self.reason)
+            object.__setattr__(self, "reason", "".join(escaped))
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:

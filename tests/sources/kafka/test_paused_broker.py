@@ -1,0 +1,125 @@
+"""A broker that is paused by SIGSTOP: reported, no obstacle to a stop, and read again later."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+import penstock.ingest
+from penstock.catalog.looking import look
+from penstock.clock import SYSTEM_CLOCK
+from penstock.engine.kept.spark import KeptSession
+from penstock.ingest import Running
+from penstock.persist import Settings
+from penstock.sources.kafka.source import KafkaSource
+from tests.e2e.process import until
+from tests.fix_kafka import make_broker
+from tests.sources.kafka.clients import produce
+from tests.sources.kafka.lake import Topic
+
+pytestmark = pytest.mark.spark
+
+STOP_TIMEOUT_S = 15
+"""The default."""
+
+
+class Run:
+    """A source that runs in a thread."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.stop = threading.Event()
+        self._running: Running | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        penstock.ingest.run(
+            self.topic.write_file(), stop=self.stop, many=self.topic.kept, told=self._told
+        )
+
+    def _told(self, running: Running) -> None:
+        self._running = running
+
+    def await_texts(self, texts: str) -> None:
+        """Wait for records with one letter each."""
+        until(
+            lambda: (
+                self.topic.has_rows() and sorted(row[2] for row in self.topic.seen()) == [*texts]
+            ),
+            f"records {texts}",
+        )
+
+    def status(self) -> Mapping[str, Any]:
+        """Return what `penstock status` shows of the source."""
+        (location,) = look(f"file:{self.topic.folder}/lake", Settings())
+        (source,) = location["sources"]
+        return source
+
+    def end(self) -> float:
+        """Stop as SIGTERM does; return the seconds that this took."""
+        began_ms = SYSTEM_CLOCK.boot_ms()
+        self.stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return (SYSTEM_CLOCK.boot_ms() - began_ms) / 1_000
+
+
+@contextmanager
+def running(topic: Topic) -> Iterator[Run]:
+    run = Run(topic)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+def test_paused_broker_is_reported_and_no_obstacle_to_a_stop(
+    kept: KeptSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "2")
+    paused = threading.Event()
+
+    with make_broker() as broker, ExitStack() as in_read:
+        broker.create_topic("clicks", partitions=2)
+        topic = Topic(broker, "clicks", tmp_path, kept)
+        producer = Producer(broker.client())
+        produce(producer, "clicks", ["a", "b"])
+        with running(topic) as run:
+            run.await_texts("ab")
+            with broker.hung():
+                until(lambda: run.status()["connected"] is False, "the report")
+                assert run.status()["lag_records"] is None
+                assert run.status()["lag_ms"] is None
+                assert "cannot be reached" in run.status()["disconnected_reason"]
+                producer.produce("clicks", value="c", partition=1)
+            produce(producer, "clicks", ["d"])
+            run.await_texts("abcd")
+            assert run.status()["connected"] is True
+            with broker.hung():
+                until(lambda: run.status()["connected"] is False, "the report")
+                assert run.end() < STOP_TIMEOUT_S
+        produce(producer, "clicks", ["e"])
+        scan_of = KafkaSource.scan_of
+
+        def scan_and_pause(source: KafkaSource, upto: Any) -> Any:
+            scan = scan_of(source, upto)
+            if scan is not None and not paused.is_set():
+                in_read.enter_context(broker.hung())
+                paused.set()
+            return scan
+
+        monkeypatch.setattr(KafkaSource, "scan_of", scan_and_pause)
+        with running(topic) as run:
+            assert paused.wait(60)
+            # Spark reads; nothing is known of the topic since the start.
+            assert run.status()["lag_records"] is None
+            assert run.end() < STOP_TIMEOUT_S
+        in_read.close()
+        topic.once()
+        assert topic.seen() == topic.committed()
+        assert len(topic.seen()) == 5
