@@ -212,7 +212,8 @@ class Location:
             case {"type": "alter", "schema": schema}:
                 collection["schemas"] = [*collection["schemas"], schema]
             case {"type": "destroy", "collection": id}:
-                for gone in {*collection.get("predecessors", []), id} & collections.keys():
+                older = [] if collection.get("successor") else collection.get("predecessors", [])
+                for gone in {*older, id} & collections.keys():
                     self._unlink(collections[gone].get("batches", []), number)
                     del collections[gone]
             case {"type": "link", "batches": batches}:

@@ -1,13 +1,20 @@
 import os
+import random
+import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tests.fix_objects import BUCKET, ObjectServer
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.durable.blob import Blob
 from penstock.durable.location import children, open_blob
+from penstock.durable.objects import UPLOAD_BYTES
+from penstock.durable.steady import SteadyBlob
 from penstock.errors import (
     DeterminateError,
     IndeterminateError,
@@ -178,3 +185,45 @@ def test_the_environment_is_left_as_it_was(object_url: str) -> None:
     before = dict(os.environ)
     open_blob(object_url).get("k")
     assert dict(os.environ) == before
+
+
+def test_hung_store_leaves_writes_indeterminate_after_the_answer_deadline(
+    object_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "0.2")
+    monkeypatch.setattr("penstock.durable.objects.UPLOAD_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        blob = open_blob(object_url)
+        for call in READS:
+            assert type(error_of(call, blob)) is DeterminateError
+        for call in [*WRITES, lambda blob: blob.put("large", bytes(UPLOAD_BYTES + 1))]:
+            error = error_of(call, blob)
+            assert type(error) is IndeterminateError
+            assert error.detail == "The store did not answer (Timeout)."
+
+
+def test_create_in_suspended_store_is_repeated_and_succeeds_once(
+    object_server: ObjectServer, object_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store carries out the first attempt when it continues, or does not; both are ours."""
+    # A create takes the server a second, and longer while it catches up.
+    monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "5")
+    blob = SteadyBlob(open_blob(object_url, writing=True), SYSTEM_CLOCK, random.Random(3))
+    assert blob.create("before", b"x")
+    assert object_server.process is not None
+    object_server.process.send_signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            created = pool.submit(blob.create, "entry", b"token")
+            while not blob.statistics().retries:
+                assert not created.done()
+                SYSTEM_CLOCK.wait(threading.Event(), 20)
+            assert [each.operation for each in blob.statistics().failing] == ["create"]
+            object_server.process.send_signal(signal.SIGCONT)
+            assert created.result(60)
+    finally:
+        object_server.process.send_signal(signal.SIGCONT)
+    assert blob.get("entry") == b"token"
+    assert not blob.create("entry", b"other token")
+    blob.close()

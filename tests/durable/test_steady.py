@@ -12,6 +12,7 @@ from tests.durable.eager_clock import EagerClock
 from tests.fix_objects import ObjectServer
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.deadlines import stop_timeout_s
 from penstock.durable.blob import Blob
 from penstock.durable.location import open_blob
 from penstock.durable.memory import MemoryBlob, Shelf
@@ -281,3 +282,21 @@ def test_writes_go_on_when_a_server_is_killed_and_started_again(
     assert all(reader.get(f"log/{n:03}") == b"entry %d" % n for n in range(40))
     blob.close()
     reader.close()
+
+
+def test_operation_that_fails_after_stop_ends_with_its_last_error() -> None:
+    stop, clock = threading.Event(), EagerClock()
+    inner = UnreliableBlob(MemoryBlob(), script=[Fate.REQUEST_LOST] + [Fate.FAILED] * 1_000)
+    blob = SteadyBlob(inner, clock, random.Random(1), stop=stop)
+    stop.set()
+    with pytest.raises(IndeterminateError, match="in doubt"):
+        blob.create("k", b"x")
+    assert sum(clock.waits_ms) <= stop_timeout_s() * 1_000
+
+
+def test_operation_that_fails_once_after_stop_is_repeated() -> None:
+    stop = threading.Event()
+    inner = UnreliableBlob(MemoryBlob(), script=[Fate.ANSWER_LOST])
+    blob = SteadyBlob(inner, EagerClock(), random.Random(1), stop=stop)
+    stop.set()
+    assert blob.create("k", b"x")

@@ -46,6 +46,8 @@ from tests.faults.history import Recorder, Scribe
 from tests.faults.planted import planted
 
 SOURCE = Path(__file__).parents[2]
+PATIENCE_S = 180
+"""How long a process may take to start or to end on a loaded machine."""
 
 HASTY: dict[str, Any] = {
     "inline_bytes": 1 << 10,
@@ -106,7 +108,7 @@ class Child:
         except BrokenPipeError:
             pass
 
-    def hear(self, *, timeout_s: float = 60) -> str:
+    def hear(self, *, timeout_s: float = PATIENCE_S) -> str:
         """Its next line; empty once it has ended."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
@@ -114,12 +116,12 @@ class Child:
             raise TimeoutError(f"{self.who} says nothing")
         return self.process.stdout.readline().decode().strip()
 
-    def ask(self, line: str, *, timeout_s: float = 60) -> str:
+    def ask(self, line: str, *, timeout_s: float = PATIENCE_S) -> str:
         """Tell it and hear the answer."""
         self.tell(line)
         return self.hear(timeout_s=timeout_s)
 
-    def wait(self, *, timeout_s: float = 60) -> int:
+    def wait(self, *, timeout_s: float = PATIENCE_S) -> int:
         """How it ended."""
         return self.process.wait(timeout_s)
 

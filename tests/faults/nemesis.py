@@ -32,13 +32,13 @@ from penstock.errors import Fenced, PenstockError, UsageError
 from penstock.failpoints import Action, Failpoint
 from penstock.persist import Collection, Settings
 from penstock.testing.stores import PowerCutDisk, UnreliableBlob
-from tests.faults.actors import FENCED, HASTY, IN_DOUBT, REFUSED, Child, made
+from tests.faults.actors import FENCED, HASTY, IN_DOUBT, PATIENCE_S, REFUSED, Child, made
 from tests.faults.actors import Deeds as WritersDeeds
 from tests.faults.history import Event, Listening, Recorder, read_history
 from tests.faults.inspect import inspected
 from tests.faults.stage import HOUR_MS, Actor, ManualClock, SlowClock, Stage
 from tests.faults.validator import Violation, violations
-from tests.rounds import in_folder, parser_of, rounds, say
+from tests.rounds import Tally, Turn, in_folder, parser_of, play_rounds, say
 
 STORES = ("file", "power", "memory")
 
@@ -123,10 +123,19 @@ class Round:
         begin = self._now()
         successor = self._writer(peaceful=True)
         self._ended(writer)
-        self._wait(800)
+        deadline = SYSTEM_CLOCK.boot_ms() + PATIENCE_S * 1_000
+        while SYSTEM_CLOCK.boot_ms() < deadline and not self._made_progress(successor):
+            self._wait(50)
         if successor.process.poll() is None:
             self.recorder.note("contest", begin=begin, end=self._now())
         return successor
+
+    def _made_progress(self, writer: Child) -> bool:
+        """Return whether the writer ended, or noted an acknowledged operation."""
+        history = self.folder / f"{writer.who}.jsonl"
+        return writer.process.poll() is not None or (
+            history.exists() and b'"outcome": "acknowledged"' in history.read_bytes()
+        )
 
     def _another_id(self, writer: Child) -> Child:
         other = self._child("writer", writer="b", seed=1)
@@ -157,7 +166,7 @@ class Round:
         for child in bystanders:
             child.tell(told)
         for child in bystanders:
-            status = child.wait(timeout_s=90)
+            status = child.wait()
             assert status == 0, f"{child.who} ended with {status}"
 
     def _writer(self, *, peaceful: bool = False, failpoints: str = "") -> Child:
@@ -165,10 +174,22 @@ class Round:
         if not peaceful and not failpoints and not self.chance.randrange(3):
             options["unreliable"] = 1
         writer = self._child("writer", failpoints=failpoints, **options)
-        # One that is not yet there cannot be harmed; one that is tripped may never be.
-        with suppress(TimeoutError):
-            writer.hear(timeout_s=3 if failpoints else 60)
+        self._await_start(writer)
         return writer
+
+    def _await_start(self, writer: Child) -> None:
+        """Wait until the writer has the lock, has ended, or was stopped by a failpoint.
+
+        A successor that is started earlier could open the location first.
+        """
+        deadline = SYSTEM_CLOCK.boot_ms() + PATIENCE_S * 1_000
+        while SYSTEM_CLOCK.boot_ms() < deadline:
+            with suppress(TimeoutError):
+                writer.hear(timeout_s=0.05)
+                return
+            stat = Path(f"/proc/{writer.process.pid}/stat").read_text()
+            if stat.rpartition(")")[2].split()[0] == "T":
+                return
 
     def _bystander(self, at: int) -> Child:
         role = ["listener", "reader", "holder", "listener"][at]
@@ -191,7 +212,7 @@ class Round:
         """It has met its successor, or its fault, and ends by itself."""
         with suppress(ProcessLookupError):
             child.process.send_signal(signal.SIGCONT)  # It may have been tripped to stop.
-        status = child.wait(timeout_s=60)
+        status = child.wait()
         self.recorder.note("exit", of=child.who, status=status)
         well = (0, FENCED, IN_DOUBT, -signal.SIGKILL)
         assert status in well, f"{child.who} ended with {status}"
@@ -208,7 +229,9 @@ class Round:
         return SYSTEM_CLOCK.boot_ms() * 1_000_000
 
 
-def play_processes(seed: int, seconds: float, folder: Path) -> list[Violation]:
+def play_processes(
+    seed: int, seconds: float, folder: Path, *, tally: Tally | None = None
+) -> list[Violation]:
     """A round of real processes; what it broke."""
     history = folder / "history"
     history.mkdir(parents=True)
@@ -219,7 +242,7 @@ def play_processes(seed: int, seconds: float, folder: Path) -> list[Violation]:
         play.play(seconds)
     finally:
         play.close()
-    return violations([*read_history(history), *inspected(url)])
+    return _judged([*read_history(history), *inspected(url)], tally)
 
 
 # One process, where the same seed gives the same run.
@@ -354,11 +377,13 @@ class Simulation:
         self.stage.recorders[0].note("power_cut")
 
 
-def play_simulation(seed: int, *, power: bool, turns: int = 150) -> list[Violation]:
+def play_simulation(
+    seed: int, *, power: bool, turns: int = 150, tally: Tally | None = None
+) -> list[Violation]:
     """A round in one process; what it broke."""
     simulation = Simulation(seed, power=power)
     try:
-        return violations(simulation.play(turns))
+        return _judged(simulation.play(turns), tally)
     finally:
         simulation.stage.close()
 
@@ -366,23 +391,51 @@ def play_simulation(seed: int, *, power: bool, turns: int = 150) -> list[Violati
 # The command.
 
 
+def _judged(events: list[Event], tally: Tally | None) -> list[Violation]:
+    """The violations in a history, whose faults and observations are counted."""
+    if tally is not None:
+        for event in events:
+            _count(event, tally)
+    return violations(events)
+
+
+def _count(event: Event, tally: Tally) -> None:
+    match event:
+        case {"event": "signal", "signal": "SIGKILL"} | {"event": "exit", "status": -9}:
+            tally.kills += 1
+        case {"event": "signal", "signal": "SIGSTOP"}:
+            tally.faults["stopped process"] += 1
+        case {"event": "started", "unreliable": _}:
+            tally.faults["unreliable store"] += 1
+        case {"event": "started", "failpoints": armed} if armed:
+            tally.faults["armed failpoint"] += 1
+        case {"event": "contest" | "power_cut" as kind}:
+            tally.faults[kind.replace("_", " ")] += 1
+        case {"event": "snapshot"}:
+            tally.observations["snapshots"] += 1
+        case {"event": "changes"}:
+            tally.observations["batches of changes"] += 1
+
+
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--store", choices=STORES, action="append")
     asked = parser.parse_args()
     stores = asked.store or [*STORES]
-    for number, seed, seconds in rounds(asked):
-        store = stores[number % len(stores)]
-        say(f"round {number}: --store {store} --seed {seed}")
-        if in_folder(partial(_play, store, seed, max(5, min(30, seconds)))):
-            return 1
-    return 0
+    tally = Tally("faults")
 
+    def play(turn: Turn) -> list[Violation]:
+        store = stores[turn.number % len(stores)]
+        say(f"  --store {store}")
+        if store != "file":
+            broken = play_simulation(turn.seed, power=store == "power", tally=tally)
+            for violation in broken[:20]:
+                say(str(violation))
+            return broken
+        seconds = max(5, min(30, turn.seconds))
+        return in_folder(partial(play_processes, turn.seed, seconds, tally=tally))
 
-def _play(store: str, seed: int, seconds: float, folder: Path) -> list[Violation]:
-    if store == "file":
-        return play_processes(seed, seconds, folder)
-    return play_simulation(seed, power=store == "power")
+    return play_rounds(asked, tally, play)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ A8  below
 import pytest
 
 from penstock.durable.log import Log, entry_key
-from penstock.errors import Fenced, IndeterminateError, StoreRefused
+from penstock.errors import Corruption, Fenced, IndeterminateError, StoreRefused
 from penstock.persist import AlreadyFailed, HoldLost
 from penstock.persist.holds import list_holds
 from tests.faults.stage import HOUR_MS, Actor, HookBlob, Stage, on, once
@@ -149,6 +149,38 @@ def test_a_writer_that_does_not_know_it_is_fenced_does_not_take_collected_files_
         run_past(stage, compact=True)
         assert first.scribe.snapshot(words, 1) is None
         judged(stage)
+
+
+def test_fenced_writer_whose_files_were_collected_raises_fenced_in_compact() -> None:
+    with on(Stage.in_memory(inline_bytes=0, cache_bytes=0)) as stage:
+        first = stage.enter("w1", writer="a")
+        words = first.words()
+        first.scribe.append(words, [1], 0, 2, wide=100)
+        first.scribe.append(words, [2], 2, 3, wide=100)
+        run_past(stage, compact=True)
+        assert first.scribe.control("compact", first.client.compact) == "fenced"
+        judged(stage)
+
+
+def test_fenced_writer_whose_files_were_collected_raises_fenced_in_difference() -> None:
+    with on(Stage.in_memory(inline_bytes=0, cache_bytes=0)) as stage:
+        first = stage.enter("w1", writer="a")
+        words = first.words()
+        first.scribe.append(words, [1], 0, 2, wide=100)
+        run_past(stage, compact=True)
+        with pytest.raises(Fenced):
+            first.client.difference(words, None, "", time=2)
+        judged(stage)
+
+
+def test_missing_file_of_a_current_writer_raises_corruption_in_compact() -> None:
+    with on(Stage.in_memory(inline_bytes=0, cache_bytes=0)) as stage:
+        first = stage.enter("w1", writer="a")
+        first.scribe.append(first.words(), [1], 0, 2, wide=100)
+        for listed in first.blob.list("batch/"):
+            first.blob.delete(listed.key)
+        with pytest.raises(Corruption):
+            first.client.compact()
 
 
 # A6.

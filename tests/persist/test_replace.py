@@ -175,6 +175,21 @@ def test_hold_below_the_time_keeps_both_collections(client, old):
     assert old.id not in client.state.collections
 
 
+def test_hold_on_the_oldest_collection_keeps_it_when_a_later_one_is_over(client, old):
+    hold = client.hold("reader")
+    hold.move({"shop": 15})
+    second = replaced(client, old, 30)
+    third = replaced(client, client.collection("shop"), 50)
+    for each in client.state.generations("shop"):
+        client.collection("shop", as_of=each.upper - 1).allow_compaction(60).result()
+    client.compact()
+    assert second.id not in client.state.collections
+    assert contents(client.collection("shop", as_of=15), 15) == {("a", 1): 1, ("b", 2): 1}
+    hold.move({"shop": 60})
+    client.compact()
+    assert list(client.state.collections) == [third.id]
+
+
 def test_destroying_a_name_destroys_what_had_it_before(client, old):
     replaced(client, old, 30)
     assert client.destroy("shop")

@@ -10,6 +10,10 @@ What the client raises was found by experiment (obstore 0.12 against SeaweedFS
 for the rest only text, so the status and the store's own code are read from
 the text, in one place (`_Answer`). Of note: 409 comes as "already exists",
 though S3 means by it that two creators met and *neither* may have won.
+
+A store that hangs keeps the connection open and says nothing. A request to it
+ends with a timeout. A write that timed out is indeterminate: the store may
+still carry it out when it continues.
 """
 
 import os
@@ -26,6 +30,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
+from penstock.deadlines import answer_timeout_s
 from penstock.durable.blob import Listed
 from penstock.durable.keys import checked_key, checked_prefix, word_of_a_key
 from penstock.errors import (
@@ -37,6 +42,18 @@ from penstock.errors import (
 )
 
 __all__ = ["ObjectBlob"]
+
+CONNECT_S: Final = 5.0
+REQUEST_S: Final = 300.0
+"""Longest time of one request, however much it transfers."""
+
+UPLOAD_BYTES: Final = 1 << 20
+UPLOAD_S: Final = 60.0
+"""Time to the answer for a body larger than `UPLOAD_BYTES`.
+
+SUBTLE: the client counts silence from the start of a request to the first byte of the answer, so
+a body must be sent in that time. For all other requests it is the answer deadline.
+"""
 
 
 class ObjectBlob:
@@ -50,23 +67,10 @@ class ObjectBlob:
         self._lock = threading.Lock()
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         _check_endpoint(endpoint)
+        answer_s = answer_timeout_s()
         with self._asking("open", "", writes=False), _understood():
-            self._store = S3Store(
-                bucket,
-                region=os.environ.get("AWS_REGION")
-                or os.environ.get("AWS_DEFAULT_REGION")
-                or "us-east-1",
-                # Behind an endpoint of one's own there is seldom a domain for each bucket.
-                virtual_hosted_style_request=endpoint is None,
-                client_options={
-                    "allow_http": (endpoint or "").startswith("http://")
-                    or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
-                    "connect_timeout": timedelta(seconds=5),
-                    "read_timeout": timedelta(seconds=60),
-                    "timeout": timedelta(minutes=5),
-                },
-                retry_config={"max_retries": 0},
-            )
+            self._store = _client(bucket, endpoint, answer_s)
+            self._uploads = _client(bucket, endpoint, max(answer_s, UPLOAD_S))
 
     @property
     def name(self) -> str:
@@ -95,14 +99,14 @@ class ObjectBlob:
         """See `Blob`."""
         whole = self._checked(key)
         with self._asking("write", key, writes=True):
-            obstore.put(self._store, whole, data, mode="overwrite", use_multipart=False)
+            obstore.put(self._for(data), whole, data, mode="overwrite", use_multipart=False)
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Blob`."""
         whole = self._checked(key)
         with self._asking("create", key, writes=True):
             try:
-                obstore.put(self._store, whole, data, mode="create", use_multipart=False)
+                obstore.put(self._for(data), whole, data, mode="create", use_multipart=False)
             except AlreadyExistsError as error:
                 if _Answer.of(error).status == 409:
                     raise
@@ -163,6 +167,9 @@ class ObjectBlob:
             closing, self._closed = not self._closed, True
         return closing
 
+    def _for(self, data: bytes) -> S3Store:
+        return self._uploads if len(data) > UPLOAD_BYTES else self._store
+
     @contextmanager
     def _asking(self, verb: str, key: str, *, writes: bool) -> Iterator[None]:
         """Turn what the client raises into our errors.
@@ -195,6 +202,23 @@ class ObjectBlob:
     def _open(self) -> None:
         if self._closed:
             raise UsageError(f'location "{self._name}" is closed', hint="Open it again.")
+
+
+def _client(bucket: str, endpoint: str | None, answer_s: float) -> S3Store:
+    return S3Store(
+        bucket,
+        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+        # Behind an endpoint of one's own there is seldom a domain for each bucket.
+        virtual_hosted_style_request=endpoint is None,
+        client_options={
+            "allow_http": (endpoint or "").startswith("http://")
+            or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
+            "connect_timeout": timedelta(seconds=min(CONNECT_S, answer_s)),
+            "read_timeout": timedelta(seconds=answer_s),
+            "timeout": timedelta(seconds=REQUEST_S),
+        },
+        retry_config={"max_retries": 0},
+    )
 
 
 def _check_endpoint(endpoint: str | None) -> None:

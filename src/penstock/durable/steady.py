@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from penstock.clock import Clock
+from penstock.deadlines import stop_timeout_s
 from penstock.durable.blob import Blob, Listed
 from penstock.errors import DeterminateError, IndeterminateError, StoreError, UsageError
 from penstock.retry import Policy, pauses_ms, policy_of
@@ -68,7 +69,8 @@ class SteadyBlob:
 
     With `patience_ms`, an operation that has failed for that long gives its
     last error: `DeterminateError` if no attempt was ever in doubt, otherwise
-    `IndeterminateError`. Closing ends waiting operations in the same way.
+    `IndeterminateError`. Closing ends waiting operations in the same way, and
+    so does `stop`, after a third of the stop deadline.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class SteadyBlob:
         clock: Clock,
         chance: random.Random,
         patience_ms: int | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
+        self._stop = stop
         self._inner = inner
         self._clock = clock
         self._chance = chance
@@ -209,7 +213,17 @@ class SteadyBlob:
             if left_ms <= 0:
                 return False
             pause_ms = min(pause_ms, left_ms)
-        return not self._clock.wait(self._stopped, pause_ms)
+        if self._stop is None:
+            return not self._clock.wait(self._stopped, pause_ms)
+        until_ms = self._clock.boot_ms() + pause_ms
+        while (now_ms := self._clock.boot_ms()) < until_ms:
+            if self._stop.is_set():
+                attempts.stopped_boot_ms = attempts.stopped_boot_ms or now_ms
+                if now_ms - attempts.stopped_boot_ms >= stop_timeout_s() / 3 * 1_000:
+                    return False
+            if self._clock.wait(self._stopped, min(until_ms - now_ms, _LOOK_MS)):
+                return False
+        return True
 
     def _show(self, attempts: "_Attempts", error: StoreError, *, first: bool) -> None:
         boot_ms = self._clock.boot_ms()
@@ -272,6 +286,9 @@ class _Attempts:
     since_ms: int = 0
     since_boot_ms: int = 0
     told_boot_ms: int = 0
+    stopped_boot_ms: int = 0
+    """When the operation first found the stop event set; 0 if it did not."""
+
     error: StoreError | None = None
     """The last attempt's, unless that was answered."""
 
@@ -305,3 +322,5 @@ def _shown_ms(ms: int) -> str:
 
 
 _TELL_EVERY_MS: Final = 30_000
+_LOOK_MS: Final = 200
+"""Longest wait between two looks at the stop event."""

@@ -415,7 +415,8 @@ class Client:
             state = with_growth(claim.state.collections[id], growing)
             minus = [*state.batches, *(each.batch for each in staged if each.batch is not None)]
             plus = [] if wanted is None or wanted.batch is None else [wanted.batch]
-            found = self._upkeep().merger.difference(state, minus, plus, staging, time=time)
+            with self._machine.fence_before_damage():
+                found = self._upkeep().merger.difference(state, minus, plus, staging, time=time)
         return found if isinstance(found, pa.Table) else Staged(found)
 
     def hand_over(self, staging: str) -> Baton:

@@ -25,6 +25,7 @@ def open_store(url: str, settings: Settings, *, writing: bool = False) -> Steady
         settings.clock,
         settings.chance,
         patience_ms=settings.patience_ms,
+        stop=settings.stop,
     )
 
 

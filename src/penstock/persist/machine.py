@@ -246,6 +246,23 @@ class Machine:
             hint="Only one writer may run. Stop this one, or the other.",
         )
 
+    @contextmanager
+    def fence_before_damage(self) -> Iterator[None]:
+        """Raise `Fenced` instead of `Corruption` if another epoch has begun.
+
+        SUBTLE: a fenced writer may not know it yet. Its state links objects that the next
+        writer has merged and garbage-collected, so a missing object proves no damage.
+        """
+        try:
+            yield
+        except Corruption as error:
+            self.refresh(thorough=True)
+            try:
+                self.must_own()
+            except Fenced as fenced:
+                raise fenced from error
+            raise
+
     def _load(self) -> None:
         state: State | None = None
         seen: set[str] = set()

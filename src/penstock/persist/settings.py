@@ -5,6 +5,7 @@ background off, so that they decide what happens when.
 """
 
 import random
+import threading
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -62,6 +63,10 @@ class Settings:
 
     background: bool = True
     """Whether upkeep runs by itself."""
+
+    stop: threading.Event | None = None
+    """Ends the retries of a failing store operation, a third of the stop deadline after it is
+    set."""
 
     clock: Clock = SYSTEM_CLOCK
     chance: random.Random = field(default_factory=random.SystemRandom)

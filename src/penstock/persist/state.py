@@ -510,9 +510,11 @@ def _replaced(state: State, old: CollectionState, new: CollectionState, time: in
 
 
 def _destroyed(state: State, number: int, gone: CollectionState) -> State:
-    """Remove a collection, and those that had its name before."""
+    """Remove a collection and those that had its name before; of a replaced one, only itself."""
     collections, names = state.collections, state.names
-    for id in (*gone.predecessors, gone.id):
+    # SUBTLE: a hold on an older collection outlives a replaced one that nobody holds.
+    older = () if gone.successor else gone.predecessors
+    for id in (*older, gone.id):
         if (each := collections.get(id)) is not None:
             state = _unlinked(state, number, each.batches)
             collections = collections.delete(id)

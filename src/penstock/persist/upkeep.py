@@ -195,7 +195,8 @@ class Upkeep:
         """The collection after the merge, or None if it was destroyed meanwhile."""
         ids = tuple(batch.id for batch in inputs)
         since = merge_since(collection)
-        output = self.merger.merge(collection, inputs, since=since)
+        with self._machine.fence_before_damage():
+            output = self.merger.merge(collection, inputs, since=since)
         pass_by(Failpoint.MERGE_BUILT)
 
         def plan(state: State) -> list[Operation]:
