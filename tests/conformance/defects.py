@@ -130,6 +130,7 @@ DEFECTS = (
             "acknowledge-twice",
             "store-before-flush",
             "start-commit-before-flush",
+            "start-commit-without-checkpoint",
             "load-after-flush",
             "load-without-keys",
             "load-outside-arena",

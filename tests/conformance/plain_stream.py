@@ -464,6 +464,8 @@ class Stream:
     # StartCommit.
 
     def _start_commit(self, message: Any) -> Iterator[Any]:
+        if not message.runtime_checkpoint:
+            self.refuse("start-commit-without-checkpoint", "StartCommit has no runtime_checkpoint")
         if self.db.in_transaction:
             self.db.execute("rollback")
         stores, self.stores, self.stored = self.stores, [], 0

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import Fenced
+from penstock.errors import Fenced, PenstockError
+from penstock.protocol.messages import START_FROM_ZERO
 from penstock.protocol.ranges import WHOLE, KeyRange
-from penstock.sdk.sql.fence import Fence, commit_fence, create_checkpoints, install_fence
+from penstock.sdk.sql.fence import (
+    Fence,
+    commit_fence,
+    create_checkpoints,
+    forget_fences,
+    install_fence,
+)
 from penstock.sdk.sql.session import Session
 from tests.connectors.driving import Sql
 
@@ -139,6 +146,41 @@ def test_parts_that_are_joined_in_part_take_no_checkpoint_of_before_the_split(sq
         assert table.install(UPPER).checkpoint == b"upper"
 
 
+def test_join_of_ranges_that_no_row_covers_replaces_their_rows(sql: Sql) -> None:
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        parts = [table.install(part) for part in (LOWER, UPPER)]
+        for held in parts:
+            table.commit(held, b"part")
+        joined = table.install(WHOLE)
+        assert joined.checkpoint == b""
+        assert table.rows() == [(NAME, WHOLE.begin, WHOLE.end, joined.fence, "")]
+        table.commit(joined, b"joined")
+        # The rows of the parts are gone: the checkpoint is taken by every later stream.
+        assert table.install(WHOLE).checkpoint == b"joined"
+        assert table.install(UPPER).checkpoint == b"joined"
+        for held in parts:
+            with pytest.raises(Fenced):
+                table.commit(held, b"zombie")
+
+
+def test_range_that_overlaps_part_of_a_row_takes_no_checkpoint_and_leaves_the_row(
+    sql: Sql,
+) -> None:
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        old = table.install(KeyRange(0, 5))
+        table.commit(old, b"old")
+        held = table.install(KeyRange(3, 8))
+        assert (held.fence, held.checkpoint) == (2, b"")
+        text = base64.b64encode(b"old").decode()
+        assert table.rows() == [(NAME, 0, 5, 2, text), (NAME, 3, 8, 2, "")]
+        with pytest.raises(Fenced):
+            table.commit(old, b"zombie")
+        # The rest of the row that overlaps still has keys that were written.
+        assert table.install(KeyRange(6, 7)).checkpoint == b""
+
+
 def test_a_part_that_is_opened_with_a_gap_takes_the_checkpoint_of_what_covers(sql: Sql) -> None:
     with sql.session() as session:
         table = Checkpoints(sql, session)
@@ -163,6 +205,53 @@ def test_one_who_hung_over_a_join_and_a_split_cannot_commit(sql: Sql) -> None:
             table.install(LOWER)
             with pytest.raises(Fenced):
                 table.commit(zombie, b"zombie")
+
+
+def test_install_and_forget_leave_other_materializations_alone(sql: Sql) -> None:
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        other = table.install(WHOLE, "other")
+        table.commit(other, b"other")
+        held = table.install(LOWER)
+        assert (held.materialization, held.key_range, held.fence) == (NAME, LOWER, 1)
+        table.commit(held, b"some")
+        forget_fences(session, table.dialect, NAME, table.path)
+        zero = base64.b64encode(START_FROM_ZERO).decode()
+        assert table.rows() == [
+            ("other", WHOLE.begin, WHOLE.end, 1, base64.b64encode(b"other").decode()),
+            (NAME, LOWER.begin, LOWER.end, 2, zero),
+        ]
+        with pytest.raises(Fenced):
+            table.commit(held, b"zombie")
+        table.commit(other, b"other")
+        assert table.install(LOWER).checkpoint == START_FROM_ZERO
+
+
+def test_commit_whose_condition_fails_raises_fenced_and_changes_nothing(sql: Sql) -> None:
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        held = table.install(WHOLE)
+        before = table.rows()
+        arguments = (session, table.dialect, held, b"then", table.path)
+        with (
+            pytest.raises(Fenced, match=f'^materialization "{NAME}" {WHOLE} was fenced off'),
+            session.transaction(),
+        ):
+            commit_fence(*arguments, condition="1 = ?", parameters=[2])
+        assert table.rows() == before
+        with session.transaction():
+            commit_fence(*arguments, condition="1 = ?", parameters=[1])
+        assert table.install(WHOLE).checkpoint == b"then"
+
+
+def test_checkpoint_table_has_one_row_for_a_range_and_is_created_once(sql: Sql) -> None:
+    with sql.session() as session:
+        table = Checkpoints(sql, session)
+        session.run(create_checkpoints(table.dialect, table.path))
+        table.put([[NAME, 0, 5, 1, ""], [NAME, 0, 6, 1, ""], [NAME, 1, 5, 1, ""]])
+        table.put([["other", 0, 5, 1, ""]])
+        with pytest.raises(PenstockError):
+            table.put([[NAME, 0, 5, 2, ""]])
 
 
 RANGES = [KeyRange(begin, end) for begin in range(4) for end in range(begin, 4)]

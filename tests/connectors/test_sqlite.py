@@ -60,19 +60,20 @@ class Target:
         self.resource = SqlResource.model_validate({"table": "t", **(resource or {})})
         self.fields = {"id": KINDS["id"], **fields}
         self.version = "v"
+        self.keys: tuple[str, ...] = ("id",)
 
     @property
     def collection(self) -> CollectionSpec:
         document = Projection("", "flow_document", inference=Inference(("object",)))
         return CollectionSpec(
             "a/b",
-            ("/id",),
+            tuple("/" + each for each in self.keys),
             (document, *(Projection("/" + n, n, inference=i) for n, i in self.fields.items())),
         )
 
     @property
     def spec(self) -> MaterializationSpec:
-        values = tuple(sorted(set(self.fields) - {"id"}))
+        values = tuple(sorted({*self.fields} - {*self.keys}))
         document = "flow_document" if self.resource.document else ""
         return MaterializationSpec(
             "m",
@@ -82,7 +83,7 @@ class Target:
                     self.resource.model_dump_json(),
                     ("t",),
                     self.collection,
-                    FieldSelection(("id",), values, document),
+                    FieldSelection(self.keys, values, document),
                     self.resource.delta_updates,
                 ),
             ),
@@ -118,8 +119,8 @@ class Target:
 
         return Documents(
             binding,
-            packed(["id"]),
-            packed(sorted(set(self.fields) - {"id"})),
+            packed(self.keys),
+            packed(sorted({*self.fields} - {*self.keys})),
             pa.array([json.dumps(row).encode() for row in rows], pa.binary()),
             pa.array([exists] * len(rows)),
             pa.array([row["id"] in gone for row in rows]) if gone else None,
@@ -129,9 +130,10 @@ class Target:
         stream.store(iter(batches))
         stream.start_commit(checkpoint)
 
-    def load(self, stream, *ids: int) -> list[Any]:
+    def load(self, stream, *keys_to_load: Any) -> list[Any]:
         [binding] = self.bindings
-        keys = Keys(binding, pa.array([pack_row((each,)) for each in ids], pa.binary()))
+        tuples = [each if isinstance(each, tuple) else (each,) for each in keys_to_load]
+        keys = Keys(binding, pa.array([pack_row(each) for each in tuples], pa.binary()))
         return [
             json.loads(doc)
             for found in stream.load(iter([keys]))
@@ -275,6 +277,80 @@ def test_what_has_no_form_of_its_own_is_text(path):
     ]
 
 
+def test_integers_that_fit_64_bits_are_stored_as_integers_next_to_larger_ones(path):
+    target = Target(path, {"document": False}, i=KINDS["an_integer"])
+    target.apply()
+    stream = target.open()
+    values = [2**64, 2**63, 2**63 - 1, -(2**63), -(2**63) - 1, 0, -1_000, None]
+    rows = [{"id": i} | ({} if v is None else {"i": v}) for i, v in enumerate(values)]
+    target.commit(stream, target.documents(*rows))
+    stored = [v if v is None or -(2**63) <= v < 2**63 else str(v) for v in values]
+    assert [row for (row,) in target.rows("i")] == stored
+    assert target.load(stream, *range(len(values))) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (None, None),
+        ("7", 7),
+        ("0.5", 0.5),
+        ("-inf", -math.inf),
+        ("NaN", "NaN"),
+        *((str(each), each) for each in (-(2**63), 2**63 - 1)),
+        *((str(each), str(each)) for each in (-(2**63) - 1, 2**63)),
+    ],
+)
+def test_number_as_text_is_stored_as_a_number_if_sqlite_has_it(text, value):
+    found = transactor._number(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_rows_with_a_key_of_two_columns_are_loaded_updated_and_deleted(path):
+    target = Target(path, a_string=KINDS["a_string"], an_integer=KINDS["an_integer"])
+    target.keys = ("id", "a_string")
+    target.apply()
+    stream = target.open()
+    first = [{"id": i, "a_string": s, "an_integer": 0} for i in (1, 2) for s in ("a", "b")]
+    target.commit(stream, target.documents(*first))
+    assert target.load(stream, (1, "b"), (2, "a"), (2, "c"), (3, "a")) == first[1:3]
+    # The keys of the previous load are forgotten.
+    assert target.load(stream, (1, "a")) == first[:1]
+    update = {"id": 1, "a_string": "b", "an_integer": 7}
+    target.commit(stream, target.documents(update))
+    gone = target.documents({"id": 2, "a_string": "a"}, gone=(2,))
+    target.commit(stream, gone)
+    assert target.rows("id, a_string, an_integer") == [(1, "a", 0), (1, "b", 7), (2, "b", 0)]
+    stream.close()
+
+
+def test_rows_whose_text_key_has_a_nul_are_loaded(path):
+    target = Target(path, name=KINDS["a_string"])
+    target.keys = ("name",)
+    target.apply()
+    stream = target.open()
+    documents = [{"id": i, "name": name} for i, name in enumerate(("a\0b", "a", 'é"\\'))]
+    target.commit(stream, target.documents(*documents))
+    assert target.load(stream, "a\0b", "none") == documents[:1]
+    assert target.load(stream, "a") == documents[1:2]
+    assert target.load(stream, 'é"\\') == documents[2:]
+    stream.close()
+
+
+def test_load_of_a_row_without_a_document_raises_refused(path):
+    target = Target(path)
+    target.apply()
+    stream = target.open()
+    target.commit(stream, target.documents({"id": 1}, {"id": 2}))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE t SET flow_document = NULL WHERE id = 1")
+    connection.close()
+    assert target.load(stream, 2) == [{"id": 2}]
+    with pytest.raises(Refused, match='table "t" has a row without a document'):
+        target.load(stream, 1, 2)
+    stream.close()
+
+
 def test_a_key_of_one_integer_refuses_what_is_too_large(path):
     target = Target(path)
     target.apply()
@@ -383,6 +459,15 @@ def test_waiting_for_another_writer_can_be_broken_off(path):
 
 
 # Apply.
+
+
+def test_full_disk_is_a_transient_error(path):
+    full = SqliteSession(path)
+    full.run("CREATE TABLE t (a BLOB)")
+    full.run("PRAGMA max_page_count = 3")
+    with pytest.raises(TransientError, match="database or disk is full"):
+        full.run("INSERT INTO t VALUES (zeroblob(100000))")
+    full.close()
 
 
 def test_a_dry_run_touches_nothing(path):

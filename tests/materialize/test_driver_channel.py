@@ -19,6 +19,9 @@ READABLE = "a-plan-that-nobody-else-must-read"
 class Offers:
     """A driver that offers one text."""
 
+    def opened(self) -> None:
+        pass
+
     def offer(self) -> Any:
         return [READABLE]
 

@@ -54,6 +54,9 @@ class Watched:
         self._commits = commits
         TasksHere().run(plans, self)
 
+    def opened(self) -> None:
+        self._commits.opened()
+
     def offer(self) -> Sequence[ShardPlan] | None:
         self._at_offer()
         return self._commits.offer()
@@ -85,15 +88,15 @@ class Mortal:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def listening(self, start: Callable[[Hosted], None]) -> Callable[[Hosted], None]:
+    def listening(self, start: Callable[..., None]) -> Callable[..., None]:
         """As `start`, of which it is told."""
 
-        def starts(hosted: Hosted) -> None:
+        def starts(hosted: Hosted, *arguments: object) -> None:
             self.last = hosted
             self.started += 1
             if "starting" in self.doomed:
                 threading.Thread(target=self._kill_early).start()
-            start(hosted)
+            start(hosted, *arguments)
 
         return starts
 

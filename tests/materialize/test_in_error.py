@@ -1,10 +1,13 @@
 """Collections in error, for a while or for good, and those that are bound beside them."""
 
 import json
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import DefiniteError, IndeterminateError, PenstockError
@@ -18,6 +21,7 @@ from penstock.persist import AppendTo, Fail, Recover, StoredError
 from penstock.pipeline.file import Pipeline
 from tests.materialize.lake import (
     KEYED,
+    SCHEMA,
     TU,
     Endpoint,
     Table,
@@ -497,3 +501,89 @@ def test_one_in_error_before_another_begins_is_told(
         pytest.raises(PenstockError, match="slot is gone"),
     ):
         once(materialization)
+
+
+@pytest.mark.parametrize("connector", ["sqlite", "staged-files", "plain-files"])
+@pytest.mark.parametrize("step", [None, Failpoint.APPLY_DONE, Failpoint.STORE_DONE])
+def test_frozen_binding_whose_layout_changes_resumes_with_the_new_layout(
+    lake: str, table: Table, tmp_path: Path, connector: str, step: Failpoint | None
+) -> None:
+    other = Other(table)
+    other.add(20)
+    endpoint = Endpoint(connector, tmp_path)
+    key = "table" if connector == "sqlite" else "name"
+    bindings = [{**each, "resource": {key: each["resource"]["table"]}} for each in TU]
+    bring(lake, endpoint, tmp_path, bindings=bindings)
+    before = table.contents()
+    fail(table, 25)
+    other.add(40)
+    bring(lake, endpoint, tmp_path, bindings=bindings)
+    # The column is added while the binding is frozen, and the default is in every row.
+    grown = table.client.collection("shop.t")
+    grown.alter(pa.schema([*SCHEMA, pa.field("n", pa.int32(), nullable=False)]), defaults={"n": 7})
+    other.add(60)
+    bring(lake, endpoint, tmp_path, bindings=bindings)
+    assert endpoint.rows() == before
+    upper = grown.upper
+    added = {"id": 100, "name": "a", "amount": 1, "n": 9}
+    table.client.append_all(
+        [AppendTo(grown, [(added, upper, 1)], upper, 80)], [Recover(grown, upper)]
+    )
+    other.add(80)
+    if step is not None:
+        with (
+            materializing(lake, endpoint, tmp_path, bindings=bindings) as crashed,
+            tripped(step, Action.ERROR),
+            pytest.raises(IndeterminateError),
+        ):
+            once(crashed)
+    bring(lake, endpoint, tmp_path, bindings=bindings)
+    assert endpoint.rows() == [*({**each, "n": 7} for each in before), added]
+    assert [each["id"] for each in endpoint.rows("u")] == other.ids
+    assert frontiers(lake) == {"t": 80, "u": 80}
+
+
+def test_raised_backfill_of_a_frozen_binding_stores_everything_below_the_error(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(20)
+    endpoint = Endpoint("sqlite", tmp_path)
+    fail(table, 25)
+    other.add(60)
+    bring(lake, endpoint, tmp_path, bindings=TU)
+    with closing(sqlite3.connect(tmp_path / "t.db")) as database:
+        database.execute("DELETE FROM t WHERE id % 2 = 0")
+        database.commit()
+    raised = [{**TU[0], "backfill": 1}, TU[1]]
+    bring(lake, endpoint, tmp_path, bindings=raised)
+    assert endpoint.rows() == table.contents()
+    assert frontiers(lake) == {"t": 25, "u": 60}
+    recover(table)
+    table.collection.compare_and_append([], table.collection.upper, 80)
+    other.add(80)
+    bring(lake, endpoint, tmp_path, bindings=raised)
+    assert endpoint.rows() == table.contents()
+    assert [each["id"] for each in endpoint.rows("u")] == other.ids
+
+
+def test_field_included_while_its_binding_is_frozen_is_stored_after_the_resync(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    other = Other(table)
+    other.add(20)
+    endpoint = Endpoint("sqlite", tmp_path)
+    fail(table, 25)
+    other.add(60)
+    resource = {"table": "t", "document": False}
+    less = {**TU[0], "resource": resource, "fields": {"exclude": ["name"]}}
+    bring(lake, endpoint, tmp_path, bindings=[less, TU[1]])
+    more = [{**TU[0], "resource": resource}, TU[1]]
+    bring(lake, endpoint, tmp_path, bindings=more)
+    recover(table)
+    table.collection.compare_and_append([], table.collection.upper, 80)
+    other.add(80)
+    bring(lake, endpoint, tmp_path, bindings=more)
+    with closing(sqlite3.connect(tmp_path / "t.db")) as database:
+        found = database.execute("SELECT id, name, amount FROM t ORDER BY id").fetchall()
+    assert found == [(each["id"], each["name"], each["amount"]) for each in table.contents()]

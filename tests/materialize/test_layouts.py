@@ -16,8 +16,10 @@ from penstock.data import DIFF, TIME
 from penstock.engine.checking import planned
 from penstock.errors import IndeterminateError, UsageError
 from penstock.failpoints import Action, Failpoint, tripped
+from penstock.materialize.backfill import ForeignRows
 from penstock.materialize.building import IncompatibleResource
 from penstock.persist import Collection
+from tests.chaos.defects import planted
 from tests.materialize.lake import Endpoint, bring, materializing, once
 
 ID = pa.field("id", pa.int64(), nullable=False)
@@ -220,6 +222,37 @@ def test_added_column_with_default_is_filled_without_a_rewrite(lake: str, tmp_pa
         assert others == [one, one]
 
 
+@pytest.mark.parametrize(
+    ("connector", "resource", "defect"),
+    [
+        ("sqlite", {"table": "t", "document": False}, "add_column_without_fill"),
+        ("plain-files", {"name": "t"}, "any_layout"),
+    ],
+)
+def test_planted_bug_in_added_default_breaks_equality(
+    lake: str, tmp_path: Path, connector: str, resource: Mapping[str, Any], defect: str
+) -> None:
+    expected = [(1, 7), (2, 7), (3, 9)]
+    for bug, name in [(None, "clean"), (defect, "planted")]:
+        folder = tmp_path / name
+        folder.mkdir()
+        endpoint = Endpoint(connector, folder)
+        with Grown(f"{lake}/{name}", name=pa.string()) as table:
+            table.add((1, "a"), (2, "b"))
+            bring(f"{lake}/{name}", endpoint, folder, resource=resource)
+            table.alter(pa.field("n", pa.int32(), nullable=False), n=7)
+            table.add((3, "c", 9))
+            with planted(bug):
+                bring(f"{lake}/{name}", endpoint, folder, resource=resource)
+            assert [(row["id"], row["n"]) for row in table.contents()] == expected
+        if connector == "sqlite":
+            found = columns(folder, "id, n")
+        else:
+            found = [(row["id"], row.get("n")) for row in endpoint.rows()]
+        assert (found == expected) == (bug is None)
+        assert found[2] == expected[2]
+
+
 def test_added_column_that_the_table_has_already_is_rewritten(lake: str, tmp_path: Path) -> None:
     resource = {"table": "t", "document": False}
     endpoint = Endpoint("sqlite", tmp_path)
@@ -253,6 +286,58 @@ def test_backfill_replaces_all_rows_of_the_resource(lake: str, tmp_path: Path) -
         assert [id for (id,) in columns(tmp_path, "id")] == [1, 2, 9]
         with materializing(lake, endpoint, tmp_path, backfill=1, allow_drop=True) as allowed:
             once(allowed)
+        assert endpoint.rows() == table.contents()
+
+
+def test_backfill_with_a_planned_transaction_keeps_foreign_rows(lake: str, tmp_path: Path) -> None:
+    endpoint = Endpoint("sqlite", tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"), (2, "b"))
+        bring(lake, endpoint, tmp_path)
+        with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as database:
+            database.execute("INSERT INTO t VALUES (9, 'foreign', '{}')")
+            database.commit()
+        table.add((3, "c"), (4, "d"))
+        with tripped(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+            bring(lake, endpoint, tmp_path)
+        with pytest.raises(ForeignRows, match="would remove 1 rows"):
+            bring(lake, endpoint, tmp_path, backfill=1)
+        assert [id for (id,) in columns(tmp_path, "id")] == [1, 2, 9]
+
+
+def test_backfill_with_a_lost_commit_takes_no_row_for_a_foreign_one(
+    lake: str, tmp_path: Path
+) -> None:
+    endpoint = Endpoint("sqlite", tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"))
+        bring(lake, endpoint, tmp_path)
+        table.add((2, "b"), (3, "c"))
+        with tripped(Failpoint.STORE_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+            bring(lake, endpoint, tmp_path)
+        bring(lake, endpoint, tmp_path, backfill=1)
+        assert endpoint.rows() == table.contents()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"delta_updates": True, "delete": "ignore"}, {}),
+        ({"delete": "ignore"}, {}),
+        ({"delete": "soft"}, {"delete": "hard"}),
+    ],
+    ids=["delta", "ignore", "soft"],
+)
+def test_backfill_takes_rows_of_its_own_for_no_foreign_ones(
+    lake: str, tmp_path: Path, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> None:
+    endpoint = Endpoint("sqlite", tmp_path)
+    with Grown(lake, name=pa.string()) as table:
+        table.add((1, "a"), (2, "b"))
+        bring(lake, endpoint, tmp_path, **before)
+        table.update([(1, "a", -1), (2, "b", -1), (2, "c", 1)])
+        bring(lake, endpoint, tmp_path, **before)
+        bring(lake, endpoint, tmp_path, **{**before, **after}, backfill=1)
         assert endpoint.rows() == table.contents()
 
 

@@ -1,4 +1,4 @@
-"""Errors of Validate and Apply: rejections are permanent, and outages pass."""
+"""Errors of Validate, Apply and Open: rejections are permanent, and outages pass."""
 
 import logging
 from pathlib import Path
@@ -13,9 +13,17 @@ from penstock.sdk import Refused
 from tests.materialize.lake import Endpoint, Table, materializing, once
 
 
-@pytest.mark.parametrize("step", ["validate", "apply"])
-@pytest.mark.parametrize("error", [Refused("no such schema"), ValueError("no such schema")])
-def test_rejection_by_validate_or_apply_stops_the_materialization(
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("validate", Refused("no such schema")),
+        ("validate", ValueError("no such schema")),
+        ("apply", Refused("no such schema")),
+        ("apply", ValueError("no such schema")),
+        ("open", Refused("no such schema")),
+    ],
+)
+def test_rejection_by_connector_names_the_step_and_stops_the_materialization(
     lake: str,
     table: Table,
     tmp_path: Path,
@@ -42,8 +50,8 @@ def test_rejection_by_validate_or_apply_stops_the_materialization(
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("step", ["validate", "apply"])
-def test_outage_during_validate_or_apply_is_retried_and_the_log_names_the_step(
+@pytest.mark.parametrize("step", ["validate", "apply", "open"])
+def test_outage_of_connector_is_retried_and_the_log_names_the_step(
     lake: str,
     table: Table,
     tmp_path: Path,
@@ -69,5 +77,5 @@ def test_outage_during_validate_or_apply_is_retried_and_the_log_names_the_step(
         once(materialization)
     assert endpoint.rows() == table.contents()
     (record,) = [each for each in caplog.records if "retrying" in each.getMessage()]
-    assert step in str(record.__dict__)
+    assert f"'step': '{step}'" in str(record.__dict__)
     assert "server is restarting" in str(record.__dict__)

@@ -98,11 +98,25 @@ def test_start_with_empty_endpoint_after_commits_is_rejected_until_backfill(orde
         file.unlink()
     append_order(orders, 3, 2_000, 3_000)
     for _ in range(2):
-        # The second start finds the file that the first one created.
+        with pytest.raises(UsageError, match="does not exist any more") as rejected:
+            bring_orders(orders)
+        assert "set the backfill of its binding to 1" in rejected.value.hint
+        assert not [*orders.glob("desk.db*")]
+    bring_orders(orders, backfill=1)
+    assert ids(orders) == [1, 2, 3]
+
+
+def test_start_without_checkpoint_in_the_endpoint_is_rejected_until_backfill(orders):
+    bring_orders(orders)
+    with contextlib.closing(sqlite3.connect(orders / "desk.db")) as endpoint:
+        endpoint.execute("DELETE FROM flow_checkpoints_v1")
+        endpoint.commit()
+    append_order(orders, 3, 2_000, 3_000)
+    for _ in range(2):
         with pytest.raises(UsageError, match="has no checkpoint for resource") as rejected:
             bring_orders(orders)
         assert "set the backfill of its binding to 1" in rejected.value.hint
-    assert ids(orders) == []
+    assert ids(orders) == [1, 2]
     bring_orders(orders, backfill=1)
     assert ids(orders) == [1, 2, 3]
 
@@ -114,10 +128,8 @@ def test_endpoint_that_is_restored_after_rejection_continues(orders):
     for file, copy in kept.items():
         file.rename(copy)
     append_order(orders, 3, 2_000, 3_000)
-    with pytest.raises(UsageError, match="has no checkpoint for resource"):
+    with pytest.raises(UsageError, match="does not exist any more"):
         bring_orders(orders)
-    for file in orders.glob("desk.db*"):
-        file.unlink()
     for file, copy in kept.items():
         copy.rename(file)
     bring_orders(orders)
@@ -133,9 +145,9 @@ def test_start_with_recreated_database_after_commits_is_rejected_until_backfill(
     database.drop()
     database = postgres_server.create_database("desk")
     append_order(orders, 3, 2_000, 3_000)
-    with pytest.raises(UsageError, match="has no checkpoint for resource"):
+    with pytest.raises(UsageError, match="does not exist any more"):
         bring_orders(orders, endpoint=endpoint)
-    assert database.sql("SELECT id FROM a") == []
+    assert database.sql("SELECT to_regclass('public.a')") == [(None,)]
     bring_orders(orders, endpoint=endpoint, backfill=1)
     assert database.sql("SELECT id FROM a ORDER BY id") == [(1,), (2,), (3,)]
     database.drop()

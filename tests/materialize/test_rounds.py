@@ -49,6 +49,9 @@ class Recording:
     def __init__(self) -> None:
         self.said: list[str] = []
 
+    def opened(self) -> None:
+        self.said.append("opened")
+
     def offer(self) -> Any:
         return ["a", "b"]
 

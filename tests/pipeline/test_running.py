@@ -12,6 +12,7 @@ from penstock.catalog.looking import look
 from penstock.clock import SYSTEM_CLOCK, SystemClock
 from penstock.errors import DefiniteError, Fenced, TransientError, UsageError
 from penstock.persist.lake import open_store
+from penstock.persist.lock import owner_of
 from penstock.persist.memory import PAUSED, Memory
 from penstock.persist.requests import ask, forget_old_answers
 from penstock.pipeline import running as under_test
@@ -356,6 +357,31 @@ def test_a_place_taken_between_two_starts_is_not_taken_back(tasks):
     still_writes(clock.other, "a")
 
 
+def test_task_that_waits_to_be_restarted_keeps_its_lock_and_answers(tasks):
+    paused = threading.Event()
+
+    class Watching(SystemClock):
+        holder = None
+
+        def wait(self, event, timeout_ms):
+            if threading.current_thread().name == "a" and not paused.is_set():
+                self.holder = owner_of(f"{tasks.lake}/a")
+                paused.set()
+                return super().wait(event, 60_000)
+            return super().wait(event, timeout_ms)
+
+    clock = Watching()
+    loop = tasks.add("a", TransientError("away"))
+    tasks.start(clock=clock)
+    assert paused.wait(60)
+    assert tasks.running.status()["a"]["state"] == "restarting"
+    assert clock.holder.id == "w"
+    assert tasks.ask("a", "pause")["done"]
+    tasks.await_state("a", PAUSED)
+    assert loop.starts == 1
+    tasks.end()
+
+
 def test_upkeep_that_was_fenced_ends_everything(tasks):
     loop = tasks.add("a")
     tasks.start()
@@ -502,13 +528,19 @@ def test_once_is_no_success_if_a_table_is_in_error(tasks):
     loop = tasks.add("s")
     loop.tables = [
         {"name": "public.a", "error": ""},
-        {"name": "public.b", "error": "table public.b has changed"},
+        {
+            "name": "public.b",
+            "error": "table public.b has changed",
+            "error_detail": "Its key is another.",
+            "error_hint": "Copy it again.",
+        },
     ]
     later = tasks.add("m", kind="materialization")
     tasks.start(once=True, restarts=False)
     tasks.wait()
     assert str(tasks.error) == 'source "s" has tables in error: public.b'
-    assert "has changed." in tasks.error.detail
+    assert tasks.error.detail == "table public.b has changed. Its key is another."
+    assert tasks.error.hint == "Copy it again."
     assert later.starts == 1, "what can be brought is brought"
 
 

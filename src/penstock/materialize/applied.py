@@ -9,18 +9,19 @@ by nothing else.
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from penstock.errors import UsageError
 from penstock.materialize.building import Built, endpoint_of, resources_of
+from penstock.materialize.checkpoint import path_text
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.specs import MaterializationSpec
 from penstock.protocol.wire import decode, encode
 from penstock.sources.source import Memory
 
-__all__ = ["note_of_applied", "recall_applied"]
+__all__ = ["applied_paths", "note_of_applied", "recall_applied"]
 
 NOTE: Final = "applied"
 
@@ -37,6 +38,15 @@ def note_of_applied(built: Built) -> dict[str, Any]:
             "resources": [_hash(each.resource_spec_json) for each in bindings],
         }
     }
+
+
+def applied_paths(memory: Memory) -> Collection[str]:
+    """Return the resources of the specification that was applied last, as in a checkpoint."""
+    known = memory.recall(NOTE)
+    if known is None:
+        return ()
+    spec = decode(MaterializationSpec, base64.b64decode(known["spec"]))
+    return {path_text(each.resource_path) for each in spec.bindings}
 
 
 def recall_applied(

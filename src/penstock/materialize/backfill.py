@@ -1,11 +1,19 @@
-"""Rows that a backfill replaces, and rows among them that somebody else has put there.
+"""Resources whose rows are all replaced, and resources that the endpoint has lost.
 
-A backfill truncates the resource in its first transaction. Rows that this materialization
-did not write are removed only with `--allow-drop`. They are found by number: the resource
-holds more rows than the collection had as of the frontier that the resource has reached.
+    a backfill was raised          the file asks for it
+    the collection was replaced    a resync has moved its name to another collection
+    the binding was removed        and added again, so the contents are not known
+
+The next transaction truncates such a resource. Rows that this materialization did not write
+are removed only with `--allow-drop`. They are found by number: the resource holds more rows
+than the collection had as of the frontier that the resource has reached.
 
 A resource with another key or an incompatible type is dropped and created again in that
 transaction, which needs `--allow-drop`, too.
+
+A resource that was committed and that the endpoint does not have any more was dropped by
+another user. Apply would create it empty, and the checkpoint would still be that of all
+rows. So it is rejected before Apply, unless all rows are stored again (hazard C15).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,7 +23,7 @@ import pyarrow.compute as pc
 
 from penstock.data import DIFF
 from penstock.errors import UsageError
-from penstock.materialize.binding import Rows, Shape
+from penstock.materialize.binding import Documents, Rows, Shape
 from penstock.materialize.building import Built
 from penstock.materialize.checkpoint import Reached, path_text
 from penstock.materialize.known_layouts import KnownLayouts
@@ -23,69 +31,189 @@ from penstock.materialize.lakeside import Holding
 from penstock.materialize.recovery import Log, ShardLog, recalled
 from penstock.persist.scan import scan_snapshot
 from penstock.persist.tasks import read_slices
-from penstock.pipeline.file import MaterializationSection
+from penstock.pipeline.file import BindingSection, MaterializationSection
 
 __all__ = [
     "ForeignRows",
+    "LostResource",
+    "Predecessors",
+    "SeveralShards",
+    "check_shards",
     "describe_rewrites",
-    "replaced_by_backfill",
+    "lost_resources",
+    "replaced_bindings",
     "replaced_resources",
     "rows_written",
 ]
 
+Predecessors = Callable[[str], Collection[str]]
+"""Returns the ids of the collections that had a name before, as in `Reached`."""
+
 
 class ForeignRows(UsageError):
-    """A backfill would remove rows that the materialization did not write."""
+    """A replacement would remove rows that the materialization did not write."""
 
-    def __init__(self, path: str, *, rows: int, written: int, backfill: int) -> None:
+    def __init__(
+        self, path: str, reached: Reached, binding: BindingSection, *, rows: int, written: int
+    ) -> None:
+        raised = reached.backfill < binding.backfill
+        other = f"set backfill back to {reached.backfill}" if raised else "delete those rows"
         super().__init__(
-            f"backfill of resource {path} would remove {rows - written} rows that the "
-            "materialization did not write",
+            f"{'backfill' if raised else 'replacement'} of resource {path} would remove "
+            f"{rows - written} rows that the materialization did not write",
             detail=f"The resource holds {rows} rows, and the collection had {written} when the "
-            "resource was written last.",
-            hint=f"Run with --allow-drop to replace all rows, or set backfill back to {backfill}.",
+            "resource was written last."
+            + ("" if raised else " The collection or the binding was replaced since."),
+            hint=f"Run with --allow-drop to replace all rows, or {other}.",
         )
 
 
-def replaced_by_backfill(
-    section: MaterializationSection, built: Built, log: Log
+class LostResource(UsageError):
+    """The endpoint does not have a resource any more that the recovery log has committed."""
+
+    def __init__(
+        self, materialization: str, resource: str, reached: Reached, *, shards: int
+    ) -> None:
+        number = reached.backfill + 1
+        remedy = f"write it again: set the backfill of its binding to {number}"
+        if shards > 1:
+            remedy += " and shards to 1 until it is written"
+        super().__init__(
+            f'resource "{resource}" of materialization "{materialization}" does not exist any more',
+            detail=f"The recovery log has committed it up to {reached.frontier}. A new resource "
+            "would miss what was stored before, so none was created.",
+            hint=f"Restore the resource; or {remedy}.",
+        )
+
+
+class SeveralShards(UsageError):
+    """A resource must be truncated, and several shards cannot do so."""
+
+    def __init__(self, materialization: str, resource: str) -> None:
+        super().__init__(
+            f'resource "{resource}" of materialization "{materialization}" cannot be written again '
+            "by several shards",
+            detail="The resource must be truncated first. A shard cannot do so, as it does not "
+            "know which rows are its own.",
+            hint="Set shards: 1 until the resource is written.",
+        )
+
+
+def replaced_bindings(
+    section: MaterializationSection, built: Built, log: Log, predecessors: Predecessors
 ) -> Mapping[int, Reached]:
-    """Return, by number of a binding, what the resource holds that a backfill replaces."""
+    """Return, by number of a binding, what the resource holds that is replaced next."""
     found: dict[int, Reached] = {}
     for number, binding in enumerate(built.spec.bindings):
         path = path_text(binding.resource_path)
         for shard in log.shards:
             reached = _reached(shard, path)
-            if reached is not None and reached.backfill < section.bindings[number].backfill:
+            if _is_replaced(reached, section.bindings[number], path, log, predecessors):
+                assert reached is not None
                 found[number] = reached
+    return found
+
+
+def lost_resources(
+    section: MaterializationSection,
+    built: Built,
+    log: Log,
+    predecessors: Predecessors,
+    applied: Collection[str],
+) -> Collection[str]:
+    """Return the resources that the endpoint has lost and that are written again completely.
+
+    `applied` are the resources of the specification that was applied last. One of them may
+    hold a first transaction that was planned and whose answer was lost.
+
+    Raises:
+        LostResource: rows of a lost resource would not be stored again.
+    """
+    lost = set[str]()
+    for number, (binding, answer) in enumerate(
+        zip(built.spec.bindings, built.answers, strict=True)
+    ):
+        if not answer.absent:
+            continue
+        path = path_text(binding.resource_path)
+        for shard in log.shards:
+            reached = _reached(shard, path)
+            if reached is None or not reached.frontier:
+                continue
+            replaced = _is_replaced(reached, section.bindings[number], path, log, predecessors)
+            # Several shards cannot truncate what a crash may leave of the first attempt.
+            if not replaced or section.shards > 1:
+                resource = ".".join(binding.resource_path)
+                name = built.spec.materialization
+                raise LostResource(name, resource, reached, shards=section.shards)
+            lost.add(path)
+        if log.planned is not None and path in applied:
+            lost.add(path)
+    return lost
+
+
+def check_shards(
+    section: MaterializationSection, built: Built, log: Log, predecessors: Predecessors
+) -> Collection[str]:
+    """Return the resources that must be truncated, and cannot be while there are several shards.
+
+    Raises:
+        SeveralShards: there is such a resource, and the file does not ask for one shard.
+    """
+    if len(log.shards) == 1 and section.shards == 1:
+        return ()
+    found = set[str]()
+    for number, reached in replaced_bindings(section, built, log, predecessors).items():
+        binding, (_, shape) = built.spec.bindings[number], built.described[number]
+        path = path_text(binding.resource_path)
+        counted = isinstance(shape, Documents) and shape.counted
+        raised = reached.backfill < section.bindings[number].backfill
+        name = section.bindings[number].collection
+        known = raised and path not in log.unbound and reached.collection not in predecessors(name)
+        if binding.delta_updates or not built.empties[number] or (known and not counted):
+            continue
+        if section.shards > 1:
+            raise SeveralShards(built.spec.materialization, ".".join(binding.resource_path))
+        found.add(path)
     return found
 
 
 def replaced_resources(
     section: MaterializationSection,
     log: Log | None,
-    predecessors: Callable[[str], Collection[str]],
+    predecessors: Predecessors,
 ) -> Callable[[int, tuple[str, ...]], bool]:
-    """Return whether, for a number of a binding and its path, all rows are replaced next.
-
-    `predecessors` returns the ids of the collections that had a name before, as in `Reached`.
-    """
+    """Return whether, for a number of a binding and its path, the resource is truncated next."""
 
     def is_replaced(number: int, path: tuple[str, ...]) -> bool:
         # Several shards cannot truncate a resource: no shard knows which rows are its own.
         if log is None or section.shards > 1 or len(log.shards) != 1:
             return False
         reached, binding = _reached(log.shards[0], path_text(path)), section.bindings[number]
-        return reached is not None and (
-            reached.backfill < binding.backfill
-            or reached.collection in predecessors(binding.collection)
-        )
+        return _is_replaced(reached, binding, path_text(path), log, predecessors)
 
     return is_replaced
 
 
+def _is_replaced(
+    reached: Reached | None,
+    binding: BindingSection,
+    path: str,
+    log: Log,
+    predecessors: Predecessors,
+) -> bool:
+    return reached is not None and (
+        reached.backfill < binding.backfill
+        or reached.collection in predecessors(binding.collection)
+        or path in log.unbound
+    )
+
+
 def describe_rewrites(
-    section: MaterializationSection, built: Built, state: Mapping[str, Any]
+    section: MaterializationSection,
+    built: Built,
+    state: Mapping[str, Any],
+    predecessors: Predecessors,
 ) -> Iterator[str]:
     """Yield, for people, which resources are replaced or rewritten by the next transaction.
 
@@ -94,7 +222,7 @@ def describe_rewrites(
     log = recalled(state)
     if log is None:
         return
-    replaced = replaced_by_backfill(section, built, log)
+    replaced = replaced_bindings(section, built, log, predecessors)
     layouts = KnownLayouts.parse(state)
     for number, binding in enumerate(built.spec.bindings):
         resource, answer = ".".join(binding.resource_path), built.answers[number]
@@ -110,10 +238,9 @@ def describe_rewrites(
             elif not built.empties[number] or section.shards > 1 or len(log.shards) != 1:
                 yield f"resource {resource}: all rows are stored again; rows of others stay"
             else:
-                yield (
-                    f"resource {resource}: {answer.rows} rows are replaced; removing rows that "
-                    "the materialization did not write needs --allow-drop"
-                )
+                foreign = "removing rows that the materialization did not write needs --allow-drop"
+                checked = f"; {foreign}" if built.deletes[number] else ""
+                yield f"resource {resource}: {answer.rows} rows are replaced{checked}"
             continue
         changes = layouts.changes(built, number)
         for shard in log.shards:
@@ -125,10 +252,10 @@ def describe_rewrites(
                 break
 
 
-def rows_written(holding: Holding, shape: Shape, reached: Reached) -> int | None:
+def rows_written(holding: Holding, shape: Shape, frontier: int) -> int | None:
     """Return how many rows a collection had as of a frontier; None if that is not known."""
-    state, as_of = holding.state, reached.frontier - 1
-    readable = reached.collection == holding.id and state.since <= as_of < state.upper
+    state, as_of = holding.state, frontier - 1
+    readable = state.since <= as_of < state.upper
     if not readable or not isinstance(shape, Rows):
         return None
     scan = scan_snapshot(state, as_of)

@@ -9,12 +9,13 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import xxhash
 
 from penstock.errors import Problem, UsageError, similar
 from penstock.materialize.binding import Documents, Rows, Shape
+from penstock.materialize.checkpoint import path_text
 from penstock.materialize.client import Connection
 from penstock.materialize.layout import Layout, layout_of
 from penstock.pipeline.file import BindingSection, MaterializationSection
@@ -32,6 +33,7 @@ from penstock.reduce.annotation import Schema
 __all__ = [
     "Built",
     "Described",
+    "IncompatibleCollection",
     "IncompatibleResource",
     "build",
     "check_config",
@@ -46,13 +48,40 @@ Described = tuple[CollectionSpec, Shape]
 """What a connector is told of a collection, and how its rows become that."""
 
 
-class IncompatibleResource(UsageError):
+class IncompatibleCollection(UsageError):
+    """A collection cannot be stored by one of its bindings."""
+
+    collection: str
+    paths: tuple[str, ...]
+    """All resources of the collection, as in a checkpoint."""
+
+    def of(
+        self, section: MaterializationSection, answers: Sequence[ValidatedBinding], number: int
+    ) -> Self:
+        """Set the collection to that of binding `number`; `answers` are those to all bindings."""
+        self.collection = section.bindings[number].collection
+        self.paths = tuple(
+            path_text(answer.resource_path)
+            for binding, answer in zip(section.bindings, answers, strict=True)
+            if binding.collection == self.collection
+        )
+        return self
+
+
+class IncompatibleResource(IncompatibleCollection):
     """A resource must be dropped and created again to take the documents of its binding."""
 
     def __init__(
-        self, materialization: str, collection: str, answer: ValidatedBinding, hint: str
+        self,
+        materialization: str,
+        section: MaterializationSection,
+        answers: Sequence[ValidatedBinding],
+        number: int,
+        hint: str,
     ) -> None:
-        path = ".".join(answer.resource_path)
+        """`number` is that of the binding; `answers` are those to all bindings of `section`."""
+        answer = answers[number]
+        path, collection = ".".join(answer.resource_path), section.bindings[number].collection
         super().__init__(
             f'materialization "{materialization}" cannot store collection "{collection}" in '
             f"resource {path}: {answer.recreates}",
@@ -60,6 +89,7 @@ class IncompatibleResource(UsageError):
             f"{answer.rows} rows.",
             hint=hint,
         )
+        self.of(section, answers, number)
 
 
 @dataclass(frozen=True)
@@ -109,8 +139,13 @@ class Built:
         return shape.columns if standard and isinstance(shape, Documents) else ""
 
     def apply(self, connection: Connection, *, dry_run: bool = False) -> str:
-        """Make the endpoint fit; what was done, or would be."""
-        recreates = tuple(number for number, each in enumerate(self.answers) if each.recreates)
+        """Make the endpoint fit; what was done, or would be.
+
+        Resources that are absent are created, so check for lost ones first.
+        """
+        recreates = tuple(
+            number for number, each in enumerate(self.answers) if each.recreates or each.absent
+        )
         request = Apply(self.spec, self.version, dry_run, recreates)
         return connection.apply(request).action_description
 
@@ -131,8 +166,8 @@ def build(
 
     Raises:
         IncompatibleResource: a resource that is not replaced must be dropped and created again.
-        UsageError: fields cannot be selected so, two bindings have one resource, or deletes
-            would be lost.
+        IncompatibleCollection: fields cannot be selected so, or there is no key.
+        UsageError: two bindings have one resource, or deletes would be lost.
         ConnectorError: the connector rejected it, or could not be reached.
     """
     check_config(name, section, connection)
@@ -146,7 +181,7 @@ def build(
             hint="See what it does: penstock connector check",
         )
     _check_paths(name, section, answers)
-    _check_keys(name, described, answers)
+    _check_keys(name, section, described, answers)
     _check_deletes(name, section, described, answers, append_only)
     replaced = {
         number for number, each in enumerate(answers) if is_replaced(number, each.resource_path)
@@ -155,8 +190,7 @@ def build(
         answers = _validate_replaced(request, replaced, connection)
     _check_resources(name, section, request, answers, replaced, connection)
     bindings = tuple(
-        _binding(binding, asked_for, answer)
-        for binding, asked_for, answer in zip(section.bindings, asked, answers, strict=True)
+        _binding(section, number, asked_for, answers) for number, asked_for in enumerate(asked)
     )
     spec = MaterializationSpec(name, endpoint, bindings)
     return Built(
@@ -200,14 +234,17 @@ def _check_resources(
     }
     if not refused:
         return
-    for number, answer in enumerate(_validate_replaced(request, refused, connection)):
+    answers = _validate_replaced(request, refused, connection)
+    for number, answer in enumerate(answers):
         if number in refused and answer.recreates:
-            binding = section.bindings[number]
-            backfill = f"backfill: {binding.backfill + 1}"
+            backfill = f"backfill: {section.bindings[number].backfill + 1}"
             hint = f"Set {backfill} in the binding and run with --allow-drop, or name another one."
             if section.shards > 1:
-                hint = f"With several shards, drop it yourself and set {backfill}; or name another."
-            raise IncompatibleResource(name, binding.collection, answer, hint)
+                hint = (
+                    f"Drop it yourself, and set {backfill} in the binding and shards: 1 until it "
+                    "is written; or name another one."
+                )
+            raise IncompatibleResource(name, section, answers, number, hint)
 
 
 def _validate_request(
@@ -222,18 +259,29 @@ def _validate_request(
 
 
 def _binding(
-    section: BindingSection, asked: ValidateBinding, answer: ValidatedBinding
+    section: MaterializationSection,
+    number: int,
+    asked: ValidateBinding,
+    answers: Sequence[ValidatedBinding],
 ) -> MaterializationBinding:
+    fields, answer = section.bindings[number].fields, answers[number]
     wish = Wish(
-        include=section.fields.include,
-        exclude=section.fields.exclude,
-        recommended=section.fields.recommended,
+        include=fields.include,
+        exclude=fields.exclude,
+        recommended=fields.recommended,
     )
+    try:
+        selection = select_fields(asked.collection, answer.constraints, wish)
+    except UsageError as error:
+        rejected = IncompatibleCollection(
+            str(error), detail=error.detail, hint=error.hint, problems=error.problems
+        )
+        raise rejected.of(section, answers, number) from error
     return MaterializationBinding(
         resource_spec_json=asked.resource_spec_json,
         resource_path=answer.resource_path,
         collection=asked.collection,
-        field_selection=select_fields(asked.collection, answer.constraints, wish),
+        field_selection=selection,
         delta_updates=answer.delta_updates,
     )
 
@@ -264,17 +312,20 @@ def _check_paths(
 
 
 def _check_keys(
-    name: str, described: Sequence[Described], answers: Sequence[ValidatedBinding]
+    name: str,
+    section: MaterializationSection,
+    described: Sequence[Described],
+    answers: Sequence[ValidatedBinding],
 ) -> None:
-    for (collection, shape), answer in zip(described, answers, strict=True):
+    for number, ((collection, shape), answer) in enumerate(zip(described, answers, strict=True)):
         if isinstance(shape, Documents) and shape.keyless and not answer.delta_updates:
-            raise UsageError(
+            raise IncompatibleCollection(
                 f'collection "{collection.collection}" has no key, and materialization "{name}" '
                 "would store its rows by key",
                 hint="Under collections:, name columns as its key (key: [/a, /b]), or say "
                 "key: row to keep whole rows with their number; or bind it with "
                 "delta_updates: true.",
-            )
+            ).of(section, answers, number)
 
 
 def _check_deletes(

@@ -7,7 +7,13 @@
 A stream is sent to and received from by two threads, or by one that takes turns.
 `send` waits while much is under way, so a slow connector slows the sender and not
 the memory. What the table of `protocol.transaction` forbids is refused before it
-is sent, and named when it comes. An answer is not waited for without end (`patience_s`).
+is sent, and named when it comes.
+
+No wait is without bound. After each answer deadline in which nothing is sent, taken or
+received, a second connection to the connector is established:
+
+    none in the deadline    the process or its host hangs; the call is cancelled
+    one                     it is busy, as a commit may be; the wait continues, up to `patience_s`
 
 A connector of the older generation has no Acknowledge, and hears of the checkpoint
 in Prepare, which is our Flush. To it an Acknowledge is not sent; that its answer
@@ -18,15 +24,18 @@ import enum
 import json
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final, Self, TypeVar
 
 import grpc
 
+from penstock.clock import SYSTEM_CLOCK
+from penstock.deadlines import answer_timeout_s, stop_timeout_s
 from penstock.materialize.errors import ConnectorError, ConnectorRefused, ConnectorUnreachable
-from penstock.pipeline.redaction import redact
+from penstock.materialize.run_certificate import SERVER_NAME
 from penstock.protocol.errors import LocalProtocolError
 from penstock.protocol.messages import (
     Acknowledge,
@@ -44,6 +53,7 @@ from penstock.protocol.messages import (
     Validated,
 )
 from penstock.protocol.privacy import Security, is_private, read_pem
+from penstock.protocol.redaction import redact, secret_fields
 from penstock.protocol.transaction import NOTHING, Role, Transaction
 from penstock.protocol.wire import (
     METHODS,
@@ -57,6 +67,14 @@ from penstock.protocol.wire import (
 __all__ = ["Connection", "Generation", "Stream", "connect"]
 
 UNLIMITED: Final = -1
+KEEPALIVE_MS: Final = 20_000
+KEEPALIVE_OTHERS_MS: Final = 5 * 60_000
+"""SUBTLE: for connectors that we have not started. By default, gRPC servers of all languages end a
+connection on which pings come more often, while they work on a request in silence."""
+
+SLICE_S: Final = 0.2
+"""Longest wait between two looks at the stop event."""
+
 UNDER_WAY_BYTES: Final = 16 << 20
 """So much may be sent and not yet taken, before `send` waits."""
 
@@ -84,16 +102,19 @@ def connect(
     *,
     generation: Generation = Generation.START_COMMIT,
     patience_s: float | None = PATIENCE_S,
+    stop: threading.Event | None = None,
 ) -> "Connection":
     """A line to the connector at `address`: `host:port`, or `unix:PATH`.
 
     A stream is given up if an answer is awaited and nothing at all is said for `patience_s`,
-    or for two minutes while it is being opened. It may take twice as long to be noticed.
+    or for two minutes while it is being opened; and after the answer deadline, if the connector
+    takes no second connection. It may take twice as long to be noticed. A call other than a
+    stream is given up a third of the stop deadline after `stop` is set.
 
     Raises:
         UsageError: the line would not be private.
     """
-    return Connection(address, security or Security(), generation, patience_s)
+    return Connection(address, security or Security(), generation, patience_s, stop)
 
 
 class Connection:
@@ -105,13 +126,18 @@ class Connection:
         security: Security,
         generation: Generation,
         patience_s: float | None = PATIENCE_S,
+        stop: threading.Event | None = None,
     ) -> None:
         security.check(address)
         self._patience_s = patience_s
+        self._security = security
+        self._stop = stop
         self.address = address
         self.generation = generation
         self._metadata = security.metadata
         self._channel = _channel(address, security)
+        self._marked: Collection[str] | None = None
+        """Properties that the schemas of the connector mark as secret; None until they are read."""
 
     def __enter__(self) -> Self:
         return self
@@ -125,11 +151,30 @@ class Connection:
 
     def spec(self, request: Spec | None = None) -> SpecAnswer:
         """What can be configured."""
-        return self._ask("Spec", request or Spec(), SpecAnswer)
+        answer = self._ask("Spec", request or Spec(), SpecAnswer)
+        self._marked = secret_fields(
+            answer.endpoint_spec_schema_json, answer.resource_spec_schema_json
+        )
+        return answer
 
     def validate(self, request: Validate) -> Validated:
         """Whether this could be materialized, and with which fields."""
-        return self._ask("Validate", request, Validated)
+        redact_text = self._redaction(request)
+        answer = self._ask("Validate", request, Validated)
+        return replace(
+            answer,
+            bindings=tuple(
+                replace(
+                    binding,
+                    constraints={
+                        field: replace(constraint, reason=redact_text(constraint.reason))
+                        for field, constraint in binding.constraints.items()
+                    },
+                    recreates=redact_text(binding.recreates),
+                )
+                for binding in answer.bindings
+            ),
+        )
 
     def apply(self, request: Apply) -> Applied:
         """Make the endpoint fit.
@@ -139,38 +184,101 @@ class Connection:
         """
         if self.generation is Generation.START_COMMIT:
             try:
-                return self._ask("ApplyUpsert", request, Applied, APPLY_S)
+                return self._change("ApplyUpsert", request)
             except ConnectorError as error:
                 if not _unimplemented(error):
                     raise
             self.generation = Generation.PREPARE
-        return self._ask("Apply", request, Applied, APPLY_S)
+        return self._change("Apply", request)
 
     def delete(self, request: Apply) -> Applied:
         """Take away what was applied."""
-        return self._ask("ApplyDelete", request, Applied, APPLY_S)
+        return self._change("ApplyDelete", request)
 
     def transactions(self, *, checked: bool = True) -> "Stream":
         """A stream of transactions; `checked` is whether both ends are held to the table."""
+        self._read_marks()
         method = self._channel.stream_stream(METHODS + "Transactions")
         return Stream(
             self.address,
             method,
             self._metadata,
             self.generation,
+            marked=self._marked,
             checked=checked,
             patience_s=self._patience_s,
+            is_reachable=self.is_reachable,
         )
+
+    def _change(self, method: str, request: Apply) -> Applied:
+        redact_text = self._redaction(request)
+        answer = self._ask(method, request, Applied, APPLY_S)
+        return replace(answer, action_description=redact_text(answer.action_description))
+
+    def _redaction(self, request: Validate | Apply) -> Callable[[str], str]:
+        """Return a function that redacts the secrets of `request` in texts of the answer."""
+        self._read_marks()
+        config = _config(request)
+        return lambda text: redact(text, config, self._marked) if text else text
+
+    def _read_marks(self) -> None:
+        """Read the schemas, before the first secret is sent."""
+        if self._marked is None:
+            with suppress(ConnectorError):
+                self.spec()
+
+    def is_reachable(self) -> bool:
+        """Return whether a second connection is established within the answer deadline.
+
+        The connector's gRPC library does that, whatever the connector itself is doing.
+        """
+        with _channel(self.address, self._security) as channel:
+            try:
+                grpc.channel_ready_future(channel).result(answer_timeout_s())
+            except grpc.FutureTimeoutError:
+                return False
+        return True
 
     def _ask(self, method: str, request: Any, answer: type[_T], patience_s: float = ANSWER_S) -> _T:
         ask = self._channel.unary_unary(METHODS + method)
+        call = ask.future(encode(request), timeout=patience_s, metadata=self._metadata)
         try:
-            data = ask(encode(request), timeout=patience_s, metadata=self._metadata)
+            data = self._result(call, method)
         except grpc.RpcError as error:
-            config = _config(request)
-            cause = _cause(error, config)
-            raise _translated(error, self.address, method, config) from cause
+            details = redact(error.details() or "", _config(request), self._marked)
+            raise _translated(error, self.address, method, details) from _cause(error, details)
         return decode(answer, data)
+
+    def _result(self, call: Any, method: str) -> bytes:
+        """Return the answer of a call.
+
+        Raises:
+            grpc.RpcError: the call failed.
+            ConnectorUnreachable: the connector hangs, or the process stops.
+        """
+        deadline_ms, grace_ms = answer_timeout_s() * 1_000, stop_timeout_s() / 3 * 1_000
+        silent_ms, stopped_ms = SYSTEM_CLOCK.boot_ms(), None
+        while True:
+            try:
+                data: bytes = call.result(SLICE_S)
+            except grpc.FutureTimeoutError:
+                pass
+            else:
+                return data
+            now_ms = SYSTEM_CLOCK.boot_ms()
+            if self._stop is not None and self._stop.is_set():
+                stopped_ms = stopped_ms or now_ms
+                if now_ms - stopped_ms >= grace_ms:
+                    call.cancel()
+                    raise ConnectorUnreachable(
+                        f"stopped while waiting for the connector at {self.address}",
+                        detail=f"{method} was not answered.",
+                    )
+            elif now_ms - silent_ms >= deadline_ms:
+                if not self.is_reachable() and not call.done():
+                    call.cancel()
+                    raise _hangs(self.address, f"{method} was not answered", deadline_ms / 1_000)
+                silent_ms = SYSTEM_CLOCK.boot_ms()
 
 
 class Stream:
@@ -183,10 +291,13 @@ class Stream:
         metadata: Any,
         generation: Generation,
         *,
+        marked: Collection[str] | None,
         checked: bool,
         patience_s: float | None,
+        is_reachable: Callable[[], bool],
     ) -> None:
         self._address = address
+        self._is_reachable = is_reachable
         self._patience_s = patience_s
         self._older = generation is Generation.PREPARE
         self._checked = checked
@@ -197,16 +308,25 @@ class Stream:
         self._config: Mapping[str, Any] = {}
         """Endpoint and resources as Open sent them; errors do not show their secrets."""
 
+        self._marked = marked
         self._said_all = False
         self._over = False
         self._ended = threading.Event()
-        self._said = 0
-        """So many messages were sent, or waited for."""
+        self._progress = 0
+        """Number of messages that were sent, taken by gRPC, or waited for."""
 
         self._receiving = False
+        self._sending = False
+        """Whether `send` waits for room."""
+
         self._overdue: ConnectorUnreachable | None = None
         self._heard: SimpleQueue[Response | Exception | None] | None = None
-        self._call = method(self._sent(), metadata=metadata)
+        try:
+            self._call = method(self._sent(), metadata=metadata)
+        except ValueError as error:  # Another thread has cancelled the session.
+            raise ConnectorUnreachable(
+                f"connection to the connector at {address} is closed"
+            ) from error
         if self._older:
             self._heard = SimpleQueue()
             threading.Thread(target=self._hear, name="older connector", daemon=True).start()
@@ -225,7 +345,7 @@ class Stream:
         if isinstance(request, Open):
             self._config = _config(request)
         with self._changed:
-            self._said += 1
+            self._progress += 1
             if self._checked:
                 self._where = self._where.sends(request.kind)
         if self._older and isinstance(request, Acknowledge):
@@ -242,10 +362,12 @@ class Stream:
         with self._changed:
             if self._said_all:
                 raise LocalProtocolError("nothing may be sent after the end of the stream")
+            self._sending = True
             room = self._changed.wait_for(
                 lambda: self._over or self._waiting_bytes < UNDER_WAY_BYTES or not self._waiting,
                 self._patience_s,
             )
+            self._sending = False
             if room and not self._over:
                 self._waiting.append(data)
                 self._waiting_bytes += len(data)
@@ -264,7 +386,7 @@ class Stream:
             ConnectorError: the connector, or the line to it, failed.
         """
         with self._changed:
-            self._said, self._receiving = self._said + 1, True
+            self._progress, self._receiving = self._progress + 1, True
         try:
             response = self._heard.get() if self._heard is not None else self._next()
         finally:
@@ -286,8 +408,10 @@ class Stream:
         except grpc.RpcError as error:
             if self._overdue is not None:
                 raise self._overdue from None
-            cause = _cause(error, self._config)
-            raise _translated(error, self._address, "Transactions", self._config) from cause
+            details = self._details(error)
+            raise _translated(error, self._address, "Transactions", details) from _cause(
+                error, details
+            )
         return decode_response(data)
 
     def _hear(self) -> None:
@@ -303,20 +427,37 @@ class Stream:
                 return
 
     def _watch(self, patience_s: float) -> None:
-        """Give up if an answer is awaited, and nothing was said from one look to the next."""
-        said, why, pause_s = 0, "", patience_s
-        while not why:
-            pause_s = min(patience_s, OPENED_S) if self._where.response is NOTHING else patience_s
+        """Cancel the stream if something is awaited, and the connector hangs or is silent."""
+        progress, silent_s = 0, 0.0
+        while True:
+            limit_s = min(patience_s, OPENED_S) if self._where.response is NOTHING else patience_s
+            pause_s = min(limit_s, answer_timeout_s())
             if self._ended.wait(pause_s):
                 return
             with self._changed:
-                if said == self._said and self._receiving:
-                    if self._said_all:
-                        why = "it does not end the stream, though we did"
-                    elif self._where.awaited is not None:
-                        why = f"{self._where.awaited} did not come after {self._where.request}"
-                said = self._said
-        self._give_up(why, pause_s)
+                awaited = self._awaited()
+                silent_s = silent_s + pause_s if awaited and progress == self._progress else 0.0
+                progress = self._progress
+            if silent_s >= limit_s:
+                self._give_up(awaited, limit_s)
+                return
+            if silent_s and not self._is_reachable():
+                with self._changed:
+                    hangs = progress == self._progress and self._awaited() == awaited
+                if hangs:
+                    self._overdue = _hangs(self._address, awaited, silent_s)
+                    self._call.cancel()
+                    return
+
+    def _awaited(self) -> str:
+        """Return a clause that says what did not come; empty if nothing is awaited."""
+        if self._sending:
+            return "it takes nothing of what is sent"
+        if self._receiving and self._said_all:
+            return "it does not end the stream, though we did"
+        if self._receiving and self._where.awaited is not None:
+            return f"{self._where.awaited} did not come after {self._where.request}"
+        return ""
 
     def _give_up(self, why: str, after_s: float | None) -> None:
         self._overdue = ConnectorUnreachable(
@@ -329,7 +470,7 @@ class Stream:
     def end(self) -> None:
         """Say that no more requests will come."""
         with self._changed:
-            self._said += 1
+            self._progress += 1
             self._said_all = True
             self._changed.notify_all()
 
@@ -360,6 +501,7 @@ class Stream:
                 if self._over or not self._waiting:
                     return
                 data = self._waiting.popleft()
+                self._progress += 1
                 self._waiting_bytes -= len(data)
                 self._changed.notify_all()
             yield data
@@ -370,12 +512,16 @@ class Stream:
             self._changed.notify_all()
         self._ended.set()
 
+    def _details(self, error: Any) -> str:
+        return redact(error.details() or "", self._config, self._marked)
+
     def _cause(self) -> Exception:
         """Why the stream is over."""
         if self._overdue is not None:
             return self._overdue
         if isinstance(self._call, grpc.RpcError) and self._call.code() is not grpc.StatusCode.OK:
-            return _translated(self._call, self._address, "Transactions", self._config)
+            details = self._details(self._call)
+            return _translated(self._call, self._address, "Transactions", details)
         return ConnectorError(f"the connector at {self._address} ended the stream by itself")
 
 
@@ -386,8 +532,11 @@ def _channel(address: str, security: Security) -> grpc.Channel:
         # Each line is its own: two of one process must not share fate.
         ("grpc.use_local_subchannel_pool", 1),
         # A connector that vanished without a word is noticed.
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        (
+            "grpc.keepalive_time_ms",
+            KEEPALIVE_MS if security.server_name == SERVER_NAME else KEEPALIVE_OTHERS_MS,
+        ),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
         ("grpc.http2.max_pings_without_data", 0),
         # What is said on this machine does not leave it.
         ("grpc.enable_http_proxy", 0 if is_private(address) else 1),
@@ -400,6 +549,14 @@ def _channel(address: str, security: Security) -> grpc.Channel:
         read_pem(security.ca), read_pem(security.key), read_pem(security.certificate)
     )
     return grpc.secure_channel(address, credentials, options=options)
+
+
+def _hangs(address: str, awaited: str, after_s: float) -> ConnectorUnreachable:
+    return ConnectorUnreachable(
+        f"connector at {address} does not answer",
+        detail=f"In {after_s:g} s, {awaited}, and no second connection could be established.",
+        hint="Check its process, its host and the network.",
+    )
 
 
 _UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -439,15 +596,14 @@ def _config(request: Spec | Validate | Apply | Open) -> Mapping[str, Any]:
     return {"configs": configs}
 
 
-def _cause(error: grpc.RpcError, config: Mapping[str, Any]) -> grpc.RpcError | None:
+def _cause(error: grpc.RpcError, details: str) -> grpc.RpcError | None:
     """Return an error as a cause that a traceback may print; None if it shows a secret."""
-    details = error.details() or ""
-    return error if redact(details, config) == details else None
+    return error if (error.details() or "") == details else None
 
 
-def _translated(error: Any, address: str, method: str, config: Mapping[str, Any]) -> ConnectorError:
-    """Return the error of a call, without the secrets of the configuration that was sent."""
-    code, details = error.code(), redact(error.details() or "", config)
+def _translated(error: Any, address: str, method: str, details: str) -> ConnectorError:
+    """Return the error of a call, with `details` instead of its own, which may show secrets."""
+    code = error.code()
     if code in _UNREACHABLE:
         return ConnectorUnreachable(
             f"no answer from the connector at {address}",

@@ -7,6 +7,7 @@ very interval is finished first. All shards commit in one entry. History is held
 least that every shard has acknowledged, so whatever must be read again can be.
 """
 
+import json
 import random
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,22 +17,33 @@ from typing import Any, Final, Protocol
 from penstock import persist
 from penstock.clock import Clock
 from penstock.data.collection_name import source_of
-from penstock.deadlines import answer_timeout_s
+from penstock.deadlines import answer_timeout_s, stop_timeout_s
 from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
 from penstock.failpoints import Failpoint, pass_by
-from penstock.materialize.applied import note_of_applied
+from penstock.materialize.applied import applied_paths, note_of_applied
 from penstock.materialize.backfill import (
     ForeignRows,
-    replaced_by_backfill,
+    Predecessors,
+    SeveralShards,
+    check_shards,
+    lost_resources,
+    replaced_bindings,
     replaced_resources,
     rows_written,
 )
 from penstock.materialize.binding import BindingPlan
-from penstock.materialize.building import Built, Described, IncompatibleResource, build
-from penstock.materialize.checkpoint import Checkpoint, path_text
+from penstock.materialize.building import (
+    Built,
+    Described,
+    IncompatibleCollection,
+    IncompatibleResource,
+    build,
+)
+from penstock.materialize.checkpoint import NOTHING, Checkpoint, path_text
 from penstock.materialize.client import connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.materialize.hosting import reached_connector
+from penstock.materialize.intervals import interval_of
 from penstock.materialize.known_layouts import KnownLayouts
 from penstock.materialize.lakeside import Holding, Lakeside, Ready, owner_of
 from penstock.materialize.pace import upper_within
@@ -40,9 +52,11 @@ from penstock.materialize.rounds import Commits, Told
 from penstock.materialize.shapes import shape_of
 from penstock.materialize.shard import Forked, OpenedElsewhere, ShardPlan
 from penstock.materialize.status import Status
+from penstock.materialize.transact import needs_truncation
 from penstock.persist.batch import defaults_of
 from penstock.persist.errors import CollectionMissing
 from penstock.persist.memory import Memory
+from penstock.persist.records import ErrorSpan, StoredError
 from penstock.persist.state import END, columns_of, schema_as_of
 from penstock.pipeline.file import CollectionSection, MaterializationSection
 from penstock.progress.time import describe_time
@@ -60,7 +74,7 @@ LOOK_MS: Final = 100
 """How often it is looked whether collections have gone on."""
 
 WATCH_S: Final = 0.2
-"""How often it is looked whether a step takes long."""
+"""Longest wait between two checks of the duration of a step, and of the stop event."""
 
 
 class Jobs(Protocol):
@@ -68,6 +82,10 @@ class Jobs(Protocol):
 
     def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
         """Run them to the end of the last transaction that is offered."""
+        ...
+
+    def cancel(self, materialization: str) -> None:
+        """Cancel what `run` does for the recovery log of that id, so that it raises."""
         ...
 
 
@@ -119,12 +137,23 @@ class Materializing:
         self._continued: Sequence[frozenset[str]] = ()
         """For each binding, ids of earlier layouts that need no rewrite."""
 
+        self._replaced: frozenset[int] = frozenset()
+        """Bindings whose replacement by the next transaction was checked for foreign rows."""
+
         self._log: Log
         self._files: list[ExitStack] = []
         """Of the transaction that is under way, and of the one that is offered."""
 
         self._offered: tuple[int, frozenset[str]] | None = None
         """The upper of the transaction that may follow, and the resources that it leaves out."""
+
+        self._incompatible: dict[str, ErrorSpan] = {}
+        """Replaced collections that a binding cannot store, from the frontier of their bindings
+        on. They are frozen until this process ends: what helps is a start with --allow-drop or
+        with another file."""
+
+        self._rejected: dict[str, IncompatibleCollection] = {}
+        """The errors of these collections."""
 
         self._begun_ms = 0
         self._goal: int | None = None
@@ -226,7 +255,9 @@ class Materializing:
     def _start(self, stack: ExitStack, *, wait: bool) -> None:
         names = list(dict.fromkeys(each.collection for each in self._section.bindings))
         try:
-            self._lake = Lakeside(self._location, names, owner=owner_of(self.name))
+            self._lake = Lakeside(
+                self._location, names, owner=owner_of(self.name), stop=self._process_stop
+            )
         except CollectionMissing as error:
             if wait and all(self._made_by_a_source(each) for each in names):
                 raise _NotMade(f"its source to make {error.name}") from error
@@ -245,7 +276,14 @@ class Materializing:
             ranges = shards(self._section.shards)
             known = Log("", tuple(ShardLog(each) for each in ranges))
         self._log = known
-        self._build(self._described(known.planned), known.planned)
+        self._incompatible, self._rejected = {}, {}
+        while True:
+            try:
+                self._build(self._described(known.planned), known.planned)
+            except IncompatibleCollection as error:
+                self._freeze(error)
+            else:
+                return
 
     def _made_by_a_source(self, collection: str) -> bool:
         return source_of(collection, self._sources) is not None
@@ -255,7 +293,7 @@ class Materializing:
         found = []
         for binding in self._section.bindings:
             name = binding.collection
-            as_of = None if upper is None else max(upper - 1, 0)
+            as_of = self._as_of(name, upper)
             state = self._lake.state(name, as_of)
             schema = state.schemas[-1] if as_of is None else schema_as_of(state, as_of)
             section = self._collections.get(name)
@@ -263,10 +301,38 @@ class Materializing:
             found.append(shape_of(name, columns_of(schema), schema.key, section, defaults))
         return found
 
+    def _as_of(self, name: str, upper: int | None) -> int | None:
+        """Return the time as of which a collection is bound; None for now."""
+        if name in self._incompatible:
+            return self._incompatible[name].lower - 1
+        return None if upper is None else max(upper - 1, 0)
+
+    def _freeze(self, error: IncompatibleCollection) -> None:
+        """Freeze the bindings of a replaced collection that one of them cannot store.
+
+        Raises:
+            IncompatibleCollection: the error, if the collection was not replaced since the last
+                transaction, a planned transaction includes it, or errors stop all bindings.
+        """
+        name = error.collection
+        planned = self._log.planned is not None and not self._log.frozen.issuperset(error.paths)
+        if not self._leaves_behind or planned or name in self._incompatible:
+            raise error
+        backfills = [each.backfill for each in self._section.bindings if each.collection == name]
+        frontier = min(
+            _frontier(each.checkpoint, path, backfill)
+            for path, backfill in zip(error.paths, backfills, strict=True)
+            for each in self._log.shards
+        )
+        if not frontier or self._lake.state(name, frontier - 1).id == self._lake.state(name).id:
+            raise error
+        self._incompatible[name] = ErrorSpan(frontier, StoredError.of(error))
+        self._rejected[name] = error
+
     def _build(self, described: list[Described], upper: int | None) -> None:
         """Validate and apply the collections as of `upper`, or now."""
-        as_of = None if upper is None else max(upper - 1, 0)
-        with connect(self._address, self._security) as connection:
+        predecessors = self._predecessors(upper)
+        with connect(self._address, self._security, stop=self._process_stop) as connection:
             with self._setup("validate"):
                 self._built = build(
                     self.name,
@@ -274,15 +340,20 @@ class Materializing:
                     described,
                     connection,
                     append_only=self._append_only,
-                    is_replaced=replaced_resources(
-                        self._section, self._log, lambda name: self._lake.predecessors(name, as_of)
-                    ),
+                    is_replaced=replaced_resources(self._section, self._log, predecessors),
                 )
             self._status.build(self._built)
+            applied = applied_paths(self._memory)
+            lost = lost_resources(self._section, self._built, self._log, predecessors, applied)
+            check_shards(self._section, self._built, self._log, predecessors)
             if not self._allow_drop:
                 self._check_recreated()
-                if self._log.planned is None:
-                    self._check_replaced()
+                self._check_replaced(predecessors)
+            self._replaced = self._replaced_by(upper)
+            if lost:
+                # SUBTLE: before Apply creates them. After a crash in between they exist, and the
+                # checkpoint is still that of the ones that are lost.
+                self._write(self._log.doubt(lost))
             layouts = KnownLayouts.get(self._memory).with_built(self._built)
             self._continued = [
                 layouts.continued(self._built, number) for number in range(len(described))
@@ -293,13 +364,27 @@ class Materializing:
             pass_by(Failpoint.APPLY_DONE)
         self._write(self._log.bind(self._built.version, self._paths()))
 
+    def _predecessors(self, upper: int | None) -> Predecessors:
+        return lambda name: self._lake.predecessors(name, self._as_of(name, upper))
+
+    def _replaced_by(self, upper: int | None) -> frozenset[int]:
+        """Return the bindings whose resources a transaction up to `upper` truncates."""
+        is_replaced = replaced_resources(self._section, self._log, self._predecessors(upper))
+        paths = [each.resource_path for each in self._built.spec.bindings]
+        return frozenset(number for number, path in enumerate(paths) if is_replaced(number, path))
+
     @contextmanager
     def _setup(self, step: str) -> Iterator[None]:
-        """Name the materialization and the step in a rejection, which is permanent."""
+        """Begin `step`; name the materialization and the step in a rejection, which is permanent.
+
+        Errors of later steps, which begin within, are raised as they are.
+        """
         self._begin(step)
         try:
             yield
         except ConnectorRefused as error:
+            if self._status.step != step:
+                raise
             hint = "Correct the file or the endpoint, then run: penstock resume LOCATION "
             raise ConnectorRefused(
                 f'connector of materialization "{self.name}" rejected {step.capitalize()}: {error}',
@@ -310,23 +395,44 @@ class Materializing:
 
     def _check_recreated(self) -> None:
         """Raise IncompatibleResource if a resource would be dropped and created again."""
-        for section, answer in zip(self._section.bindings, self._built.answers, strict=True):
+        for number, answer in enumerate(self._built.answers):
             if answer.recreates:
                 hint = "Run with --allow-drop to do so, or name another resource."
-                raise IncompatibleResource(self.name, section.collection, answer, hint)
+                raise IncompatibleResource(
+                    self.name, self._section, self._built.answers, number, hint
+                )
 
-    def _check_replaced(self) -> None:
-        """Raise ForeignRows if a backfill would remove rows of somebody else."""
-        replaced = replaced_by_backfill(self._section, self._built, self._log)
+    def _check_replaced(self, predecessors: Predecessors) -> None:
+        """Raise ForeignRows if a replacement would remove rows of somebody else."""
+        replaced = replaced_bindings(self._section, self._built, self._log, predecessors)
         for number, reached in replaced.items():
             rows = self._built.answers[number].rows
-            name = self._section.bindings[number].collection
-            with self._lake.reading({name: 0}, reached.frontier) as held:
-                written = rows_written(held[name], self._built.described[number][1], reached)
-            if written is not None and rows > written:
-                raise ForeignRows(
-                    self._path(number), rows=rows, written=written, backfill=reached.backfill
-                )
+            written = self._rows_written(number, reached.frontier, reached.collection)
+            if written is None or rows <= written:
+                continue
+            planned = self._log.planned
+            if planned is not None and rows == self._rows_written(number, planned):
+                continue  # The planned transaction was committed, and the answer was lost.
+            raise ForeignRows(
+                self._path(number),
+                reached,
+                self._section.bindings[number],
+                rows=rows,
+                written=written,
+            )
+
+    def _rows_written(self, number: int, frontier: int, collection: str = "") -> int | None:
+        """Return how many rows of ours a resource holds at a frontier; None if not known.
+
+        The rows are those of the collection of that id, or of the one that has the name then.
+        """
+        if not self._built.deletes[number]:
+            return None  # Deleted rows stay there, and delta updates add a row for each change.
+        name, (_, shape) = self._section.bindings[number].collection, self._built.described[number]
+        with self._lake.reading({name: 0}, frontier) as held:
+            if collection not in ("", held[name].id):
+                return None
+            return rows_written(held[name], shape, frontier)
 
     # Transactions.
 
@@ -350,6 +456,8 @@ class Materializing:
             if once and done and self._log.planned is None and (stopped := self._stopping_error()):
                 raise stopped
             if self._goal is not None and done and self._log.planned is None:
+                for error in self._rejected.values():
+                    raise error
                 return
             if once and self._goal is None and upper is None:
                 raise UsageError(
@@ -373,39 +481,120 @@ class Materializing:
             return False
         reached = self._reached()
         upper = self._log.planned or self._upper_after(reached) or reached
-        if upper:
-            # Every shard is opened as it was, and what it has committed is acknowledged.
-            self._transact(upper, goes_on=False)
+        # Resources that several shards cannot truncate are replaced by the one that follows.
+        left_out = self._log.unbound.intersection(self._paths()).union(
+            check_shards(self._section, self._built, self._log, self._predecessors(upper or None)),
+            self._truncated_by_shards(upper),
+        )
+        # Every shard is opened as it was, and what it has committed is acknowledged.
+        if upper and not self._transact(upper, goes_on=False, left_out=left_out):
+            return True
         if self._log.planned is None:
             one = [WHOLE]
             shared = ranges if one in (now, ranges) else one
-            self._write(self._log.share_out(shared, self._paths()))
+            equal = [each for each in self._paths() if each not in left_out]
+            self._write(self._log.share_out(shared, equal))
         return True
 
-    def _transact(self, upper: int, *, goes_on: bool = True) -> None:
+    def _truncated_by_shards(self, upper: int) -> frozenset[str]:
+        """Return the resources that several shards would have to truncate, and cannot.
+
+        Raises:
+            SeveralShards: there is such a resource, and the file does not ask for one shard.
+        """
+        if len(self._log.shards) == 1 or not upper:
+            return frozenset()
+        frozen = self._frozen_paths() if self._log.planned is None else self._log.frozen
+        found = set[str]()
+        with self._lake.reading(self._needed(), upper) as held:
+            for plan in self._plans(upper, frozen, held):
+                for number, binding in enumerate(plan.bindings):
+                    if plan.spec.bindings[number].delta_updates or not binding.empties:
+                        continue
+                    with suppress(UsageError):  # The shard reports it.
+                        opened = plan.log.checkpoint or NOTHING
+                        if needs_truncation(binding, interval_of(binding.bound, opened, upper)):
+                            found.add(binding.bound.path)
+        if found and self._section.shards > 1:
+            raise SeveralShards(self.name, ".".join(json.loads(min(found))))
+        return frozenset(found)
+
+    def _transact(
+        self, upper: int, *, goes_on: bool = True, left_out: frozenset[str] = frozenset()
+    ) -> bool:
+        """Run the transaction up to `upper`, without the resources that are `left_out`.
+
+        Returns whether it was run. If not, a resource is found to be left out, too.
+        """
         self._status.phase = "storing"
         described = self._described(upper)
-        if described != self._built.described:
-            self._build(described, upper)
+        frozen = self._frozen_paths() if self._log.planned is None else self._log.frozen
+        replaced = {each for each in self._replaced_by(upper) if self._path(each) not in frozen}
+        if described != self._built.described or not replaced <= self._replaced:
+            # Another collection may have the name, with the same columns.
+            before = self._built
+            try:
+                self._build(described, upper)
+            except IncompatibleCollection as error:
+                self._freeze(error)
+                self._built = before
+                return False
         if self._log.planned is None:
-            self._write(self._log.plan(upper, self._frozen_paths()))
+            check_shards(self._section, self._built, self._log, self._predecessors(upper))
+            if not self._truncated_by_shards(upper) <= left_out:
+                return False
+            self._write(self._log.plan(upper, self._frozen_paths() | left_out))
             pass_by(Failpoint.PLAN_DONE)
+        elif not left_out <= self._log.frozen:
+            self._write(self._log.plan(upper, self._log.frozen | left_out))
         self._begun_ms = self._clock.boot_ms() if goes_on else END
-        self._begin("store")
         try:
-            self._jobs.run(self._plans(upper, self._log.frozen, self._hold_files(upper)), self)
+            plans = self._plans(upper, self._log.frozen, self._hold_files(upper))
+            with self._setup("open"), self._cancelling_after_stop():
+                self._jobs.run(plans, self)
         except OpenedElsewhere as found:
             self._log = self._log.opened(found.key_range, found.checkpoint)
         except Forked as found:
             if not self._written_anew(found.backfills):
                 raise
             self._write(self._log.doubt(found.backfills))
-        else:
-            self._begin("")
         finally:
             for files in self._files:
                 files.close()
             self._files = []
+        return True
+
+    @contextmanager
+    def _cancelling_after_stop(self) -> Iterator[None]:
+        """Cancel the job of the block if it runs longer than a third of the stop deadline.
+
+        The outcome of its transaction is then unknown, as after a crash.
+        """
+        stop, ended, grace_s = self._process_stop, threading.Event(), stop_timeout_s() / 3
+        if stop is None:
+            yield
+            return
+
+        def watch() -> None:
+            while not stop.wait(WATCH_S):
+                if ended.is_set():
+                    return
+            if ended.wait(grace_s):
+                return
+            log.warning(
+                "transaction still under way; cancelling it",
+                extra=fields(materialization=self.name, after_s=grace_s),
+            )
+            # SUBTLE: more than once. What a job begins after the first time is not cancelled.
+            while not ended.is_set():
+                self._jobs.cancel(self._client.state.location)
+                ended.wait(WATCH_S)
+
+        threading.Thread(target=watch, name=f"stop of {self.name}", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _written_anew(self, backfills: Mapping[str, int]) -> bool:
         """Whether the file asks for that, of all resources that hold these backfills."""
@@ -416,6 +605,10 @@ class Materializing:
         )
 
     # What the shards of a job say: see `Commits`.
+
+    def opened(self) -> None:
+        """The streams of all shards are open."""
+        self._begin("store")
 
     def offer(self) -> Sequence[ShardPlan] | None:
         """What may follow the transaction that is being committed."""
@@ -431,6 +624,9 @@ class Materializing:
         upper = self._upper_after(planned)
         if upper is None or self._described(upper) != self._built.described:
             return None
+        predecessors = self._predecessors(upper)
+        if replaced_bindings(self._section, self._built, self._log, predecessors):
+            return None  # It is checked first whose rows would be removed, and by which shards.
         if not self._log.unbound.isdisjoint(self._paths()):
             return None  # What they hold is known once this one is committed.
         self._offered = upper, self._frozen_paths(planned)
@@ -439,13 +635,15 @@ class Materializing:
     def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
         """All shards have committed."""
         self._begin("acknowledge")
+        self._replaced = frozenset()
         self._status.commit(told, self._log.planned or 0)
         following, frozen = self._offered if goes_on and self._offered else (None, frozenset())
         upper, shards = self._log.planned or 0, [each.shard for each in told]
         written = [
             path
             for path in self._paths()
-            if all(_frontier(each.checkpoint, path) >= upper for each in shards)
+            if path not in self._log.frozen
+            and all(_frontier(each.checkpoint, path) >= upper for each in shards)
         ]
         self._write(self._log.commit(shards, planned=following, frozen=frozen, written=written))
         if goes_on:
@@ -480,7 +678,7 @@ class Materializing:
                     section.backfill,
                     self._built.columns(number),
                     unknown=self._path(number) in self._log.unbound,
-                    truncates=self._built.empties[number] and len(self._log.shards) == 1,
+                    truncates=self._built.empties[number] and self._truncates,
                     layout=self._built.layout_ids[number],
                     continued=self._continued[number],
                     frozen=self._path(number) in frozen,
@@ -507,6 +705,11 @@ class Materializing:
             )
             for each in self._log.shards
         ]
+
+    @property
+    def _truncates(self) -> bool:
+        """Whether transactions may truncate: with one shard, now and after this start."""
+        return len(self._log.shards) == self._section.shards == 1
 
     # How far it is.
 
@@ -572,7 +775,7 @@ class Materializing:
             if path not in self._log.frozen:
                 frontier = max(frontier, committed)
             frontiers[name] = min(frontier, frontiers.get(name, frontier))
-        return self._lake.ready(frontiers, leave_behind=self._leaves_behind)
+        return self._lake.ready(frontiers, self._incompatible, leave_behind=self._leaves_behind)
 
     def _frozen_paths(self, committed: int = 0) -> frozenset[str]:
         """Return the resources that the next transaction leaves out; see `ready`."""

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from penstock.materialize.rounds import Commits, NotLogged, Rounds, Told
-from penstock.materialize.shard import ShardPlan, run_shard
+from penstock.materialize.shard import ShardPlan, cancel_sessions, run_shard
 
 __all__ = ["TasksHere"]
 
@@ -33,11 +33,18 @@ class TasksHere:
         for error in sorted(errors, key=lambda each: isinstance(each, NotLogged)):
             raise error
 
+    def cancel(self, materialization: str) -> None:
+        """As `Jobs` has it."""
+        cancel_sessions(materialization)
+
 
 @dataclass(frozen=True, slots=True)
 class _Here:
     rounds: Rounds
     at: int
+
+    def opened(self) -> None:
+        self.rounds.opened(self.at)
 
     def offer(self) -> ShardPlan | None:
         return self.rounds.offer(self.at)

@@ -34,7 +34,6 @@ log = logger("materialize")
 
 START_MS: Final = 60_000
 POLL_MS: Final = 20
-STOP_S: Final = 15
 WATCH_S: Final = 0.2
 """Longest time between two looks at whether it is closed."""
 
@@ -42,7 +41,7 @@ SAID_CHARACTERS: Final = 2_000
 
 INHERITED: Final = re.compile(
     "PATH|HOME|USER|LOGNAME|LANG|LC_.*|TZ|TMPDIR|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH|VIRTUAL_ENV"
-    "|PYTHON.*|NUMBA_.*|GRPC_.*|SSL_CERT_FILE|SSL_CERT_DIR"
+    "|PYTHON.*|NUMBA_.*|GRPC_.*|SSL_CERT_FILE|SSL_CERT_DIR|PENSTOCK_(ANSWER|STOP)_TIMEOUT"
 )
 """What it sees of the environment. Passwords and keys are there, too; those that a connector
 needs are told to it in its configuration."""
@@ -64,7 +63,7 @@ def reached_connector(
     if isinstance(connector, str):
         hosted = Hosted(connector, clock, host)
         stack.callback(hosted.close)
-        hosted.start()
+        hosted.start(stop)
         if stop is not None:
             hosted.end_after(stop)
         return hosted.address, hosted.security
@@ -104,13 +103,14 @@ class Hosted:
         """Whether it is there."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
+    def start(self, stop: threading.Event | None = None) -> None:
         """Start it, again if need be, and wait until it listens, which may be elsewhere then.
 
         Raises:
             ConnectorRefused: it ended, and says why.
-            ConnectorUnreachable: it was ended, or does not listen.
+            ConnectorUnreachable: it was ended, does not listen, or `stop` is set.
         """
+        stop = stop or threading.Event()
         self.stop()
         self._starts += 1
         said = self._folder / f"{self._starts}.log"
@@ -146,7 +146,11 @@ class Hosted:
                     detail=text[-SAID_CHARACTERS:],
                     hint="Connectors that are built in: penstock connector list",
                 )
-            self._clock.wait(threading.Event(), POLL_MS)
+            if self._clock.wait(stop, POLL_MS):
+                self.stop(STOP_GRACE_S)
+                raise ConnectorUnreachable(
+                    f'stopped while connector "{self._name}" was being started'
+                )
 
     def _listening(self) -> list[str]:
         """Where, and who may call."""
@@ -183,11 +187,14 @@ class Hosted:
 
         threading.Thread(target=watch, name=f"stop of {self._name}", daemon=True).start()
 
-    def stop(self, patience_s: float = STOP_S) -> None:
+    def stop(self, patience_s: float | None = None) -> None:
         """End it; streams that are open are rolled back.
 
-        After `patience_s` it is killed; then the endpoint rolls back, once it notices.
+        After `patience_s`, or a third of the stop deadline, it is killed; then the endpoint
+        rolls back, once it notices.
         """
+        if patience_s is None:
+            patience_s = stop_timeout_s() / 3
         with self._ending:
             process, self._process = self._process, None
             if process is None:

@@ -1,5 +1,6 @@
 """The collections that a materialization reads: how far they are, and that they are kept."""
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -88,8 +89,15 @@ class Holding:
 class Lakeside:
     """The bound collections, each opened once, and one hold for each storage location."""
 
-    def __init__(self, location: str, names: Sequence[str], *, owner: str) -> None:
-        """Open them.
+    def __init__(
+        self,
+        location: str,
+        names: Sequence[str],
+        *,
+        owner: str,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Open them; soon after `stop` is set, a store that fails is not asked again.
 
         Raises:
             CollectionMissing: the lake does not have one of them.
@@ -100,7 +108,7 @@ class Lakeside:
         known: list[str] = []
         try:
             for url in storage_locations(location):
-                client = persist.open(url)
+                client = persist.open(url, settings=persist.Settings(stop=stop))
                 state = client.state
                 known += state.listed()
                 bound = [each for each in names if each in state.names]
@@ -139,20 +147,28 @@ class Lakeside:
         location = self._clients[self._where[name]].state.location
         return frozenset(f"{location}/{id}" for id in self.state(name, as_of).predecessors)
 
-    def ready(self, frontiers: Mapping[str, int], *, leave_behind: bool) -> Ready:
+    def ready(
+        self,
+        frontiers: Mapping[str, int],
+        incompatible: Mapping[str, ErrorSpan],
+        *,
+        leave_behind: bool,
+    ) -> Ready:
         """Return how far all collections can be read.
 
         An errored collection ends at its error time. With `leave_behind` it does not count
-        once its bindings have reached that time; `frontiers` says how far they are. A
-        collection that begins later than the others end is waited for.
+        once its bindings have reached that time; `frontiers` says how far they are. Collections
+        that are `incompatible` with a resource are left behind likewise. A collection that
+        begins later than the others end is waited for.
         """
         states = [self.state(each) for each in self._where]
         errored = tuple(
             (each, span)
             for each in states
             for span in each.errors[-1:]
-            if span.lower < each.upper <= span.upper
+            if span.lower < each.upper <= span.upper and each.name not in incompatible
         )
+        errored += tuple((self.state(name), span) for name, span in incompatible.items())
         ends = {each.name: each.upper for each in states}
         freezing: list[int] = []
         frozen: set[str] = set()

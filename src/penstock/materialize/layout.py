@@ -48,9 +48,6 @@ class LayoutChange:
     rewritten: tuple[str, ...] = ()
     """Fields whose values change in rows that were not updated, and that nobody fills."""
 
-    columns: tuple[str, ...] = ()
-    """Columns of the collection that are rendered differently."""
-
 
 def renderings_of(columns: pa.Schema) -> Mapping[str, str]:
     """Return, for each column, a text that changes exactly when its values print differently.
@@ -90,14 +87,7 @@ def compare_layouts(before: Layout, after: Layout, filled: Collection[str]) -> L
         pointer, _ = after.fields[name]
         return name in filled and pointer in after.columns and pointer not in before.columns
 
-    return LayoutChange(
-        tuple(name for name in after.fields if not holds(name)),
-        tuple(
-            pointer
-            for pointer, rendering in after.columns.items()
-            if before.columns.get(pointer, rendering) != rendering
-        ),
-    )
+    return LayoutChange(tuple(name for name in after.fields if not holds(name)))
 
 
 def _field_rendering(projection: Projection, columns: Mapping[str, str]) -> str:

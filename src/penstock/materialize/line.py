@@ -114,6 +114,8 @@ class RoundsServer:
             while (said := line.recv()) is not None:
                 verb, *what = said
                 match verb:
+                    case "opened":
+                        self._rounds.opened(at)
                     case "offer":
                         line.send(self._rounds.offer(at))
                     case "commit":
@@ -168,6 +170,10 @@ class Line:
         if not self._ask(at):
             self._line.close()
             raise NotLogged(detail="Another shard has failed.")
+
+    def opened(self) -> None:
+        """As `Rounds` has it."""
+        self._say(("opened",))
 
     def offer(self) -> "ShardPlan | None":
         """As `Rounds` has it."""

@@ -4,10 +4,10 @@ A job need not end with its first transaction. While its connectors commit, the 
 may *offer* the next one, and what every shard has committed is written down together
 with that plan: one entry ends a transaction and begins the next.
 
-    shard    offer? ──► commit ───────────────► settled      offer? ──► commit ─► …
-    driver          │          │ all of them:          │ all of them:
-                    │          │ one entry             │ the hold moves
-                    └ one for all shards
+    shard    opened ─► offer? ──► commit ───────────────► settled      offer? ──► commit ─► …
+    driver                  │          │ all of them:          │ all of them:
+                            │          │ one entry             │ the hold moves
+                            └ one for all shards
 
 If one of them fails, nobody waits for it: the job is over, and the driver begins another
 from what is written down.
@@ -55,6 +55,10 @@ class Told:
 class Commits(Protocol):
     """The driver, as its jobs see it."""
 
+    def opened(self) -> None:
+        """The streams of all shards are open."""
+        ...
+
     def offer(self) -> "Sequence[ShardPlan] | None":
         """What may follow the transaction that is being committed, for every shard."""
         ...
@@ -83,6 +87,7 @@ class Rounds:
         self._asked = False
         self._offered: Sequence[ShardPlan] | None = None
         self._goes_on = False
+        self._opened: set[int] = set()
         self._told: dict[int, Told] = {}
         self._settled: dict[int, int] = {}
         self._broken = False
@@ -93,6 +98,13 @@ class Rounds:
     def broken(self) -> bool:
         """Whether the job is over, as one of its shards has failed."""
         return self._broken
+
+    def opened(self, at: int) -> None:
+        """The stream of a shard is open."""
+        with self._changed:
+            self._opened.add(at)
+            if len(self._opened) == self._count:
+                self._ask(self._commits.opened)
 
     def offer(self, at: int) -> "ShardPlan | None":
         """What a shard may do next; asked once for each transaction, before `commit`."""

@@ -43,6 +43,7 @@ __all__ = [
     "Forked",
     "OpenedElsewhere",
     "ShardPlan",
+    "cancel_sessions",
     "forget_sessions",
     "run_shard",
 ]
@@ -68,6 +69,10 @@ class ShardPlan:
 
 class Driver(Protocol):
     """Whom a task reports to; see `Rounds`."""
+
+    def opened(self) -> None:
+        """The stream is open."""
+        ...
 
     def offer(self) -> ShardPlan | None:
         """What may follow."""
@@ -120,6 +125,9 @@ class _Kept:
     pid: int
 
 
+_connections: Final[dict[tuple[str, str], Connection]] = {}
+"""Connections of this process, by materialization and range; those that are being opened too."""
+
 _kept: Final[dict[tuple[str, str], _Kept]] = {}
 """Streams of this process, by materialization and range."""
 
@@ -154,6 +162,7 @@ def run_shard(
     assert kept is not None
     opened_ms = SYSTEM_CLOCK.boot_ms() - begun
     try:
+        driver.opened()
         if opened:
             _check_not_forked(plan, kept.session.checkpoint)
             _check_not_emptied(plan, kept.session.checkpoint)
@@ -332,6 +341,13 @@ def forget_sessions() -> None:
     _kept.clear()
 
 
+def cancel_sessions(materialization: str) -> None:
+    """Cancel the streams of a materialization in this process, from any thread."""
+    for (name, _), connection in list(_connections.items()):
+        if name == materialization:
+            connection.close()
+
+
 def _continues(kept: _Kept, plan: ShardPlan) -> bool:
     return (
         kept.pid == os.getpid()
@@ -344,6 +360,7 @@ def _continues(kept: _Kept, plan: ShardPlan) -> bool:
 
 def _opened(plan: ShardPlan) -> _Kept:
     connection = connect(plan.address, plan.security)
+    _connections[plan.materialization, str(plan.log.key_range)] = connection
     try:
         request = Open(plan.spec, plan.version, plan.log.key_range, plan.log.state_json.encode())
         session = Session.open(connection, request, id=plan.session, logged=plan.log.checkpoint)

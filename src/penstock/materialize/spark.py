@@ -97,12 +97,15 @@ class SparkShards:
         rounds = Rounds(len(plans), commits, lambda offered: not self._is_large(offered))
         certificate = None if is_private(f"{host}:0") else run_certificate()
         server = RoundsServer(rounds, host, secrets.token_bytes(32), len(plans), certificate)
+        context, tag = self._spark.sparkContext, _tag(plans[0].materialization)
+        context.addJobTag(tag)
         try:
             with failing_as_ours(doing), as_carried():
                 large = self._is_large(plans) and not self._streams(plans)
                 run = self._large if large else self._small
                 told = run(plans, server.address)
         finally:
+            context.removeJobTag(tag)
             server.close()
         if rounds.error is not None:
             raise rounds.error
@@ -115,6 +118,10 @@ class SparkShards:
                 f"Spark could not {doing}",
                 detail=f"Of {len(plans)} tasks, {len(told)} have told what they did.",
             )
+
+    def cancel(self, materialization: str) -> None:
+        """As `Jobs` has it: Spark ends the Python workers of the tasks."""
+        self._spark.sparkContext.cancelJobsWithTag(_tag(materialization))
 
     def _is_large(self, plans: Sequence[ShardPlan]) -> bool:
         return max(_memory(plan, _supposed(plan)) for plan in plans) >= self._large_bytes
@@ -315,6 +322,10 @@ class SparkShards:
                 gone = was.join(now.select(*map(_column, key)), key, "left_anti")
                 taken = _timed(gone.withColumn(DIFF, F.lit(-1).cast("long")), as_of)
                 return _added(now, as_of).unionByName(taken, allowMissingColumns=True)
+
+
+def _tag(materialization: str) -> str:
+    return f"materialize {materialization}"
 
 
 def _added(rows: DataFrame, time: int) -> DataFrame:

@@ -28,7 +28,7 @@ from penstock.protocol.messages import Load, Loaded, Store
 from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.protocol.specs import MaterializationBinding, MaterializationSpec
 
-__all__ = ["Count", "Feed", "Gathering", "reading_order"]
+__all__ = ["Count", "Feed", "Gathering", "needs_truncation", "reading_order"]
 
 STORE_BYTES: Final = 1 << 20
 """About so much goes into one Store."""
@@ -51,6 +51,12 @@ class Count:
 def reading_order(bindings: Sequence[BindingPlan]) -> list[int]:
     """Those whose documents must be loaded come first, as no Load may follow the first Store."""
     return sorted(range(len(bindings)), key=lambda at: isinstance(bindings[at].shape, Rows))
+
+
+def needs_truncation(plan: BindingPlan, interval: Interval | None) -> bool:
+    """Return whether the keys that a resource holds are not known, and all rows are stored."""
+    counted = isinstance(plan.shape, Documents) and plan.shape.counted
+    return isinstance(interval, Rewrite) and (counted or interval.before is None)
 
 
 class Gathering:
@@ -162,9 +168,7 @@ class Gathering:
 
         Keys of reduced documents are only ever added, so all of them are stored again.
         """
-        counted = isinstance(plan.shape, Documents) and plan.shape.counted
-        known = interval.before is not None and not counted
-        if known and not spec.delta_updates:
+        if not needs_truncation(plan, interval) and not spec.delta_updates:
             return False
         if plan.empties and self._key_range == WHOLE:
             return True

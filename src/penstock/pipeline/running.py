@@ -14,7 +14,7 @@ import queue
 import random
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
@@ -30,6 +30,7 @@ from penstock.errors import (
     Fenced,
     InternalError,
     PenstockError,
+    Problem,
     StoreError,
     TransientError,
     UsageError,
@@ -181,12 +182,13 @@ class Running:
         for thread in threads:
             while thread.is_alive():
                 thread.join(0.1)
-                if self.stop.is_set() or self._nothing_runs(wave):
+                if self.stop.is_set() or _none_runs(wave):
                     for each in wave:
                         each.end()
 
-    def _nothing_runs(self, wave: Sequence["_Kept"]) -> bool:
-        return all(each.state in ("stopped", "ended") for each in wave)
+    def is_ending(self) -> bool:
+        """Return whether the process is about to end, asked to or for lack of a running task."""
+        return self.stop.is_set() or _none_runs(self.tasks.values())
 
     def _hear(self, ended: threading.Event) -> None:
         """Bring what is asked of a task to it."""
@@ -203,6 +205,10 @@ class Running:
                     log.exception("requests cannot be read", extra=fields(name=each.task.name))
             if forget:
                 forgot_ms = self._clock.boot_ms()
+
+
+def _none_runs(tasks: Iterable["_Kept"]) -> bool:
+    return all(each.state in ("stopped", "ended") for each in tasks)
 
 
 class _Kept:
@@ -265,7 +271,8 @@ class _Kept:
         try:
             for request in requests(beside, now_ms=self._clock.now_ms()):
                 if request.verb in OWN:
-                    if self.task.kind != "source" or self.state in (PAUSED, "stopped"):
+                    # A process that is about to end leaves the request to the next one.
+                    if self._cannot_now() and not self._running.is_ending():
                         answer(beside, request, error=self._cannot(request))
                 elif request.id not in self._taken:
                     self._taken.add(request.id)
@@ -283,6 +290,9 @@ class _Kept:
         else:
             self._asked.put(request)
             self._interrupt()
+
+    def _cannot_now(self) -> bool:
+        return self.task.kind != "source" or self.state in (PAUSED, "stopped")
 
     def _cannot(self, request: Request) -> PenstockError:
         if self.task.kind != "source":
@@ -326,6 +336,7 @@ class _Kept:
                         writer=self.task.writer,
                         after=self._epoch,
                         take_over=self.task.take_over,
+                        settings=persist.Settings(stop=self._ending),
                     ) as client:
                         self.client, self._epoch = client, client.epoch
                         try:
@@ -336,8 +347,17 @@ class _Kept:
                                 pauses = self._pauses()
                                 self._rest(client)
                             else:
-                                self._run_and_note_failure(client, once=once)
-                                pauses = self._pauses()
+                                try:
+                                    self._run_and_note_failure(client, once=once)
+                                    pauses = self._pauses()
+                                except TransientError as error:
+                                    if not self._is_restarted(error, once=once):
+                                        raise
+                                    # SUBTLE: with its lock, so that no other process starts
+                                    # the task meanwhile, and requests are answered.
+                                    self._judge(error, once=once)
+                                    self._clock.wait(self._stop, next(pauses))
+                                    self.state = "starting"
                             self._check_upkeep()
                             self._carry_out(client)
                         finally:
@@ -416,14 +436,24 @@ class _Kept:
             self.lacks = self._frozen_bindings(self._loop.status().get("degraded") or ())
 
     def _tables_in_error(self, tables: Sequence[Mapping[str, Any]]) -> PenstockError | None:
-        errors = {each["name"]: each["error"] for each in tables if each.get("error")}
+        errors = {
+            table["name"]: Problem(
+                table["error"], table.get("error_detail", ""), table.get("error_hint", "")
+            )
+            for table in tables
+            if table.get("error")
+        }
         if not errors:
             return None
+        problems = [*dict.fromkeys(errors.values())]
+        first = problems[0]
         return DefiniteError(
             f'source "{self.task.name}" has tables in error: {", ".join(errors)}',
-            detail=" ".join(f"{error.rstrip('.')}." for error in dict.fromkeys(errors.values())),
-            hint="Do what each of them asks for, then compare them again while it runs: "
+            detail=f"{first.message.rstrip('.')}. {first.detail}".strip(),
+            hint=(first.hint if len(problems) == 1 else "")
+            or "Do what each of them asks for, then compare them again while it runs: "
             f"penstock resync {self._lake} {self.task.name}",
+            problems=problems,
         )
 
     def _frozen_bindings(self, degraded: Sequence[Mapping[str, Any]]) -> PenstockError | None:
@@ -566,7 +596,7 @@ class _Kept:
             )
 
     def _beside(self) -> Blob:
-        return open_store(self.task.url, persist.Settings())
+        return open_store(self.task.url, persist.Settings(stop=self._ending))
 
 
 def _described(error: Any) -> dict[str, str]:

@@ -128,6 +128,9 @@ class ValidatedBinding:
     """If the request replaces the resource: why it must be dropped and created again for that,
     or empty. The constraints are those of a new resource then."""
 
+    absent: bool = False
+    """Whether the endpoint is known not to have the resource."""
+
 
 @dataclass(frozen=True, slots=True)
 class Validated:
@@ -144,7 +147,8 @@ class Apply:
     version: str
     dry_run: bool = False
     recreates: tuple[int, ...] = ()
-    """Bindings whose resources the first Store that empties them may drop and create again."""
+    """Bindings whose resources the first Store that empties them may drop and create again, and
+    whose resources Apply may create again if the endpoint has lost them."""
 
 
 @dataclass(frozen=True, slots=True)

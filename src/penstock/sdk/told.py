@@ -5,16 +5,15 @@ marked by `hint: `. Secrets of the
 configuration are taken out of it, wherever they came from.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
-from urllib.parse import quote
 
 import grpc
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
 from penstock.errors import Fenced, PenstockError, TransientError, UsageError
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
+from penstock.protocol.redaction import redact_secrets
 from penstock.sdk.errors import BrokenOff, ContractBroken, Overdue, Refused
 from penstock.telemetry import fields, logger
 
@@ -39,10 +38,7 @@ class Told:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None or not isinstance(error, Exception) or self._aborted(error):
             return
-        text = text_of(error, self._name)
-        for secret in self.secrets:
-            for form in {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, "")}:
-                text = text.replace(form, "***")
+        text = redact_secrets(text_of(error, self._name), self.secrets)
         # SUBTLE: gRPC loses the status with the text, if that is longer than 8 KB.
         text = text.encode()[:TEXT_BYTES].decode(errors="ignore")
         if not isinstance(error, PenstockError):
@@ -82,7 +78,7 @@ def text_of(error: BaseException, name: str) -> str:
 
 
 def secrets(configurations: Iterable[BaseModel]) -> list[str]:
-    """What must not be seen of configurations, the longest first."""
+    """Return the secrets of configurations."""
     found: set[str] = set()
 
     def look(value: Any) -> None:
@@ -107,4 +103,4 @@ def secrets(configurations: Iterable[BaseModel]) -> list[str]:
 
     for each in configurations:
         look(each)
-    return sorted(found - {""}, key=len, reverse=True)
+    return sorted(found - {""})

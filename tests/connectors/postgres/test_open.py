@@ -2,12 +2,18 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from typing import cast
 
 import psycopg
 import pytest
 
 from penstock.connectors.postgres import connector, session
 from penstock.connectors.postgres.connector import PostgresEndpoint
+from penstock.connectors.postgres.identity import EndpointIdentity
+from penstock.connectors.postgres.older import SessionNames
+from penstock.connectors.postgres.session import PostgresSession
 from penstock.errors import Fenced, PenstockError, TransientError
 from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.sdk import Refused
@@ -218,6 +224,75 @@ def test_lost_session_of_replaced_fence_table_is_no_fence(
         with pytest.raises(PenstockError) as found:
             commit(writer, things, [Row((1,), ("a",))])
         assert not isinstance(found.value, Fenced)
+
+
+class Answering:
+    """A session that answers the query of an identity."""
+
+    where = 'database "shop"'
+
+    def __init__(self, system: int | None, database: int, table: int | None) -> None:
+        self.row = (system, database, table)
+
+    def query(self, text: str, parameters: object = None) -> list[tuple]:
+        return [(True,)] if "has_function_privilege" in text else [self.row]
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ((2, 5, 6), 'database "shop" was replaced by one of another server while a stream'),
+        ((2, 7, 8), 'database "shop" was replaced by one of another server while a stream'),
+        ((1, 7, 6), 'database "shop" was dropped and created again while a stream'),
+        ((None, 7, 8), 'database "shop" was dropped and created again while a stream'),
+        ((1, 5, None), 'table "f" of database "shop" was dropped while a stream'),
+        ((1, 5, 8), 'table "f" of database "shop" was dropped and created again while a stream'),
+        ((1, 5, 6), None),
+        ((None, 5, 6), None),
+    ],
+)
+def test_identity_of_another_endpoint_is_rejected_by_name(
+    now: tuple[int | None, int, int | None], message: str | None
+) -> None:
+    opened = EndpointIdentity('"f"', 1, 5, 6)
+    answering = cast("PostgresSession", Answering(*now))
+    with nullcontext() if message is None else pytest.raises(Refused, match=f"^{message}"):
+        opened.check(answering)
+
+
+def test_identity_without_a_readable_system_compares_database_and_table() -> None:
+    opened = EndpointIdentity('"f"', None, 5, 6)
+    opened.check(cast("PostgresSession", Answering(2, 5, 6)))
+    with pytest.raises(Refused, match="created again"):
+        opened.check(cast("PostgresSession", Answering(2, 5, 7)))
+
+
+@pytest.mark.parametrize("readable", [False, True])
+@pytest.mark.parametrize("part", ["", "system", "database", "table"])
+def test_condition_of_an_identity_holds_in_its_endpoint_alone(
+    database: Database, driven: Driven, readable: bool, part: str
+) -> None:
+    path = '"public"."flow_checkpoints_v1"'
+    where = PostgresEndpoint.model_validate({"url": database.url()}).where()
+    with closing(PostgresSession(where)) as reader:
+        found = EndpointIdentity.read(reader, path)
+        assert found.system is not None
+        changed = replace(found, **{part: 1}) if part else found
+        if not readable:
+            changed = replace(changed, system=None)
+        text, parameters = changed.condition()
+        expected = not part or (part == "system" and not readable)
+        assert reader.query(f"SELECT {text}", parameters) == [(expected,)]
+
+
+def test_session_name_gives_the_range_of_its_own_materialization() -> None:
+    names, other = SessionNames("public", "m"), SessionNames("public", "n")
+    assert names.range_of(names.of(LOWER)) == LOWER
+    assert names.range_of(names.of(WHOLE)) == WHOLE
+    assert names.range_of(other.of(LOWER)) is None
+    assert names.range_of(names.prefix) is None
+    assert SessionNames("other", "m").prefix != names.prefix != other.prefix
+    assert len(names.of(WHOLE)) < 64  # Postgres cuts longer names.
 
 
 # Where, and who.

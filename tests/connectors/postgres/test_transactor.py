@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from penstock.connectors.postgres import connector, transactor
 from penstock.connectors.postgres.connector import PostgresResource
+from penstock.data.packed import pack_row
 from penstock.errors import PenstockError
 from penstock.protocol.errors import RemoteProtocolError
-from penstock.sdk import Binding, Refused, Transactor
+from penstock.sdk import Binding, Keys, Refused, Transactor
 from penstock.testing.postgres import Database
 from tests.connectors.driving import (
     Driven,
@@ -97,6 +98,29 @@ def test_deleted_rows_go(database: Database, driven: Driven) -> None:
         ]
 
     assert database.sql("SELECT id FROM things ORDER BY id") == [(2,), (3,)]
+
+
+def test_two_tables_of_a_stream_are_loaded_updated_and_deleted_in_one_transaction(
+    database: Database, driven: Driven
+) -> None:
+    wanted = (ID_N_S, replace(ID_N_S, table="others"))
+    driven.apply("v1", *wanted)
+    with driven.open("v1", *wanted) as (writer, tables):
+        first = [[row(1, f"{each.index}a"), row(2, f"{each.index}b")] for each in tables]
+        gone = Row((2,), (None, None), None, exists=True, delete=True)
+        second = [[row(1, f"{each.index}c", exists=True), gone] for each in tables]
+        for rows in (first, second):
+            writer.store(documents(*pair) for pair in zip(tables, rows, strict=True))
+            writer.start_commit(b"checkpoint")
+        keys = [Keys(each, pa.array([pack_row((1,)), pack_row((2,))])) for each in tables]
+        found = [
+            (batch.binding.index, json.loads(document)["s"])
+            for batch in writer.load(iter(keys))
+            for document in batch.docs_json.to_pylist()
+        ]
+    assert found == [(0, "0c"), (1, "1c")]
+    for index, table in enumerate(("things", "others")):
+        assert database.sql(f"SELECT id, s FROM {table}") == [(1, f"{index}c")]
 
 
 def test_softly_deleted_rows_are_marked_and_not_loaded(database: Database, driven: Driven) -> None:

@@ -116,7 +116,11 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
             self._check(last, each.resource, delta)
             constraints = {field.name: _constraint(field) for field in each.fields}
             path = (each.resource.name,)
-            found.append(ValidatedBinding(constraints, path, delta, True, self.accepts_empty))
+            found.append(
+                ValidatedBinding(
+                    constraints, path, delta, True, self.accepts_empty, absent=last is None
+                )
+            )
         return found
 
     def _check(self, last: Applied | None, resource: ResourceT, delta: bool) -> None:

@@ -27,7 +27,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from penstock import DOCUMENTATION_URL
+from penstock import documentation_url
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
 from penstock.connectors.files.writing import locked, range_of, replace, rows_of, sync
 from penstock.sdk import Documents, Fenced, Found, KeyRange, Keys, Opening, StateUpdate, Transactor
@@ -45,7 +45,7 @@ class PlainFiles(FilesConnector[FilesResource]):
     """Keeps each document in a file of its own."""
 
     name = "plain-files"
-    documentation_url = f"{DOCUMENTATION_URL}reference/connectors.md#plain-files"
+    documentation_url = documentation_url("reference/connectors.md#plain-files")
     resource = FilesResource
 
     def delta_updates(self, resource: FilesResource) -> bool:

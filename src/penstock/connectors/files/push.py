@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock import DOCUMENTATION_URL
+from penstock import documentation_url
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
 from penstock.connectors.files.writing import line_of, locked, rows_of, sync
 from penstock.sdk import Documents, Opening, StateUpdate, Transactor
@@ -28,7 +28,7 @@ class PushFiles(FilesConnector[FilesResource]):
     """Appends every document to a file."""
 
     name = "push-files"
-    documentation_url = f"{DOCUMENTATION_URL}reference/connectors.md#push-files"
+    documentation_url = documentation_url("reference/connectors.md#push-files")
     resource = FilesResource
     accepts_empty = False  # What was pushed is with whoever reads it.
 

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import pyarrow as pa
 from pydantic import Field as Setting
 
-from penstock import DOCUMENTATION_URL
+from penstock import documentation_url
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
 from penstock.connectors.files.table import EMPTIES, Table
 from penstock.connectors.files.writing import line_of, range_of, rows_of, sync
@@ -44,7 +44,7 @@ class StagedFiles(FilesConnector[StagedResource]):
     """Keeps a table in a file, which it replaces once for each transaction."""
 
     name = "staged-files"
-    documentation_url = f"{DOCUMENTATION_URL}reference/connectors.md#staged-files"
+    documentation_url = documentation_url("reference/connectors.md#staged-files")
     resource = StagedResource
 
     def delta_updates(self, resource: StagedResource) -> bool:

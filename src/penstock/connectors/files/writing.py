@@ -6,6 +6,7 @@ could change its numbers.
 
 import fcntl
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,13 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.deadlines import answer_timeout_s
 from penstock.errors import TransientError
 from penstock.sdk import Documents, KeyRange
 
 __all__ = ["line_of", "lines_of", "locked", "parts_of", "range_of", "replace", "rows_of", "sync"]
-
-BUSY_S: Final = 30.0
-"""So long another may hold a lock before we give up."""
 
 PAUSE_S: Final = 0.01
 
@@ -53,7 +52,8 @@ def locked(folder: Path, gave_up: threading.Event) -> Iterator[None]:
     does not, so nobody waits for ever.
     """
     with (folder / "lock").open("a") as file:
-        for _ in range(int(BUSY_S / PAUSE_S)):
+        busy_s = answer_timeout_s()
+        for _ in range(math.ceil(busy_s / PAUSE_S)):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -63,7 +63,7 @@ def locked(folder: Path, gave_up: threading.Event) -> Iterator[None]:
                 raise TransientError(f'waiting for the lock of "{folder}" was broken off')
         else:
             raise TransientError(
-                f'the lock of "{folder}" was held by another process for {BUSY_S:.0f} seconds',
+                f'the lock of "{folder}" was held by another process for {busy_s:g} s',
                 hint=f'Find it with: fuser -v "{folder / "lock"}"',
             )
         yield

@@ -12,7 +12,7 @@ from psycopg import errors
 from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 from pydantic import Field as Setting
 
-from penstock import DOCUMENTATION_URL
+from penstock import documentation_url
 from penstock.connectors.postgres.dialect import PostgresDialect, annotated, shortened
 from penstock.connectors.postgres.identity import EndpointIdentity
 from penstock.connectors.postgres.older import SessionNames, end_older, in_the_way
@@ -99,7 +99,7 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
     """Documents in the tables of a Postgres database."""
 
     name = "postgres"
-    documentation_url = f"{DOCUMENTATION_URL}reference/connectors.md#postgres"
+    documentation_url = documentation_url("reference/connectors.md#postgres")
     endpoint = PostgresEndpoint
     resource = PostgresResource
     dialect = PostgresDialect()

@@ -5,6 +5,7 @@ server reads or prints a value is set alike on each. The connection commits by i
 a transaction is begun by name, and never held while nothing is to be written.
 """
 
+import math
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import conninfo
 
+from penstock.connectors.postgres.connection import WatchedConnection
 from penstock.connectors.postgres.dialect import EndpointType, literal
+from penstock.deadlines import answer_timeout_s
 from penstock.errors import InternalError, PenstockError, SourceError, TransientError
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Column, Table
@@ -60,7 +63,6 @@ NEWER_SETTINGS: Final[Mapping[str, tuple[int, str]]] = {
 """By the version that brought them."""
 
 PARAMETERS: Final[Mapping[str, str]] = {
-    "connect_timeout": "10",
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
@@ -142,22 +144,29 @@ class PostgresSession:
             self.connection.close()
             raise
 
-    def _connected(self, name: str) -> "psycopg.Connection[tuple[Any, ...]]":
+    def _connected(self, name: str) -> WatchedConnection:
         parameters: dict[str, Any] = {
             **PARAMETERS,
+            "connect_timeout": str(math.ceil(answer_timeout_s())),
             **self.where.parameters,
             "application_name": name,
             "client_encoding": "UTF8",
         }
         said = code = ""
         try:
-            return psycopg.connect(
+            connection = WatchedConnection.connect(
                 "",
                 autocommit=True,
                 prepare_threshold=None,
                 cursor_factory=psycopg.RawCursor,
                 **parameters,
             )
+            try:
+                connection.watch(parameters, self._gave_up)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
         except psycopg.Error as error:
             # Not chained: libpq's words are for redacted eyes only.
             said = self.where.redacted(" ".join(str(error).split()))
@@ -323,6 +332,12 @@ class PostgresSession:
         """An error of the server or of libpq."""
         if self._gave_up.is_set():
             return TransientError(f"work of {self.where} was broken off")
+        if silence := self.connection.silence:
+            return TransientError(
+                f"{self.where} does not answer",
+                detail=silence,
+                hint="Check the server and the network; what runs keeps trying.",
+            )
         return told(error, what, self.where)
 
     @property

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, field_validator
 from pydantic import Field as Setting
 
-from penstock import DOCUMENTATION_URL
+from penstock import documentation_url
 from penstock.connectors.sqlite.dialect import SqliteDialect, is_decimal
 from penstock.connectors.sqlite.session import SqliteSession
 from penstock.connectors.sqlite.transactor import SqliteTransactor
@@ -47,7 +47,7 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
     """Documents in the tables of one SQLite file."""
 
     name = "sqlite"
-    documentation_url = f"{DOCUMENTATION_URL}reference/connectors.md#sqlite"
+    documentation_url = documentation_url("reference/connectors.md#sqlite")
     endpoint = SqliteEndpoint
     resource = SqlResource
     dialect = SqliteDialect()

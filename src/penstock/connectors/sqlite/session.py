@@ -1,5 +1,6 @@
 """A connection to a SQLite file."""
 
+import math
 import os
 import shlex
 import sqlite3
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from penstock.deadlines import answer_timeout_s
 from penstock.errors import TransientError
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Column, Table
@@ -18,9 +20,6 @@ __all__ = ["SqliteSession"]
 
 NEEDED: Final = (3, 37)
 """The first version with strict tables."""
-
-BUSY_S: Final = 30.0
-"""So long another process may be writing before we give up."""
 
 PAUSE_S: Final = 0.01
 
@@ -136,7 +135,8 @@ class SqliteSession:
         except sqlite3.Error as error:
             if _is_busy(error) and not self._gave_up.is_set():
                 raise self._busy(GLANCE_S) from error
-            kind = TransientError if self._gave_up.is_set() else Refused
+            passes = self._gave_up.is_set() or _is_transient(error)
+            kind = TransientError if passes else Refused
             raise kind(f'"{self.path}" does not do as asked: {error}') from error
 
     @contextmanager
@@ -163,7 +163,8 @@ class SqliteSession:
             self.connection.execute(f"PRAGMA busy_timeout = {int(GLANCE_S * 1_000)}")
 
     def _try_again_and_again(self, statement: str) -> None:
-        for _ in range(int(BUSY_S / PAUSE_S)):
+        busy_s = answer_timeout_s()
+        for _ in range(math.ceil(busy_s / PAUSE_S)):
             try:
                 self.connection.execute(statement)
             except sqlite3.OperationalError as error:
@@ -173,7 +174,7 @@ class SqliteSession:
                 return
             if self._gave_up.wait(PAUSE_S):
                 raise TransientError(f'waiting for "{self.path}" was broken off')
-        raise self._busy(BUSY_S)
+        raise self._busy(busy_s)
 
     def _busy(self, after_s: float) -> TransientError:
         return TransientError(
@@ -266,9 +267,21 @@ def _check_access(path: Path) -> None:
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
+    return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _is_transient(error: sqlite3.Error) -> bool:
+    """Return whether the machine caused the error: a full disk, failed I/O, no memory."""
+    return _primary_code(error) in (
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOMEM,
+    )
+
+
+def _primary_code(error: sqlite3.Error) -> int:
     # An error of the sqlite3 module itself has no code.
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

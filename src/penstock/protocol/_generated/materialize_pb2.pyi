@@ -83,7 +83,7 @@ class ValidateRequest(_message.Message):
 class ValidateResponse(_message.Message):
     __slots__ = ("bindings",)
     class Binding(_message.Message):
-        __slots__ = ("constraints", "resource_path", "delta_updates", "accepts_delete", "accepts_empty", "fills", "rows", "recreates")
+        __slots__ = ("constraints", "resource_path", "delta_updates", "accepts_delete", "accepts_empty", "fills", "rows", "recreates", "absent")
         class ConstraintsEntry(_message.Message):
             __slots__ = ("key", "value")
             KEY_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class ValidateResponse(_message.Message):
         FILLS_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
         RECREATES_FIELD_NUMBER: _ClassVar[int]
+        ABSENT_FIELD_NUMBER: _ClassVar[int]
         constraints: _containers.MessageMap[str, Constraint]
         resource_path: _containers.RepeatedScalarFieldContainer[str]
         delta_updates: bool
@@ -107,7 +108,8 @@ class ValidateResponse(_message.Message):
         fills: _containers.RepeatedScalarFieldContainer[str]
         rows: int
         recreates: str
-        def __init__(self, constraints: _Optional[_Mapping[str, Constraint]] = ..., resource_path: _Optional[_Iterable[str]] = ..., delta_updates: _Optional[bool] = ..., accepts_delete: _Optional[bool] = ..., accepts_empty: _Optional[bool] = ..., fills: _Optional[_Iterable[str]] = ..., rows: _Optional[int] = ..., recreates: _Optional[str] = ...) -> None: ...
+        absent: bool
+        def __init__(self, constraints: _Optional[_Mapping[str, Constraint]] = ..., resource_path: _Optional[_Iterable[str]] = ..., delta_updates: _Optional[bool] = ..., accepts_delete: _Optional[bool] = ..., accepts_empty: _Optional[bool] = ..., fills: _Optional[_Iterable[str]] = ..., rows: _Optional[int] = ..., recreates: _Optional[str] = ..., absent: _Optional[bool] = ...) -> None: ...
     BINDINGS_FIELD_NUMBER: _ClassVar[int]
     bindings: _containers.RepeatedCompositeFieldContainer[ValidateResponse.Binding]
     def __init__(self, bindings: _Optional[_Iterable[_Union[ValidateResponse.Binding, _Mapping]]] = ...) -> None: ...

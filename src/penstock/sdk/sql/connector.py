@@ -154,13 +154,13 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                     delta,
                     accepts_delete=not delta,
                     accepts_empty=True,
-                    rows=self._count_rows(session, path, standing, resource),
+                    rows=self._count_rows(session, path, standing, resource, last),
                     recreates=reason,
                 )
         filled = last.filled(path) if last is not None else frozenset[str]()
         rows = 0
         if asked.replaces and standing is not None:
-            rows = self._count_rows(session, path, standing, resource)
+            rows = self._count_rows(session, path, standing, resource, last)
         return ValidatedBinding(
             found,
             path,
@@ -169,12 +169,20 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             accepts_empty=True,
             fills=() if delta else (*fillable(dialect, asked.fields, standing), *sorted(filled)),
             rows=rows,
+            absent=standing is None,
         )
 
     def _count_rows(
-        self, session: Session, path: tuple[str, ...], standing: Standing, resource: ResourceT
+        self,
+        session: Session,
+        path: tuple[str, ...],
+        standing: Standing,
+        resource: ResourceT,
+        last: LastApplied | None,
     ) -> int:
-        marked = resource.delete == "soft" and standing.table.column(DELETED) is not None
+        """Return how many rows a table has, without those that are marked as deleted."""
+        soft = resource.delete == "soft" or (last is not None and last.marks_deleted(path))
+        marked = soft and standing.table.column(DELETED) is not None
         where = (
             f" WHERE {self.dialect.quoted(DELETED)} IS NOT {self.dialect.true}" if marked else ""
         )
@@ -259,6 +267,8 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                     adopt=binding.resource.adopt,
                     delta_updates=binding.delta_updates,
                 )
+                if standing is None and binding.index not in applying.recreates:
+                    _check_not_lost(applying.materialization, binding.path, last)
                 try:
                     changed = self._changes(session, binding, standing, last)
                 except TableMismatch:
@@ -429,6 +439,21 @@ def _check_delta(path: tuple[str, ...], was: bool | None, *, now: bool) -> None:
             "changing from delta updates to standard updates is not allowed",
             detail="It has rows for each change, and no key.",
             hint="Name another table, or drop it.",
+        )
+
+
+def _check_not_lost(materialization: str, path: tuple[str, ...], last: LastApplied | None) -> None:
+    """Reject a table that an earlier Apply has made or taken over, and that is not there (C15).
+
+    Apply records a table in the transaction that creates it. So somebody else has dropped it.
+    """
+    if last is not None and last.binding(path) is not None:
+        raise Refused(
+            f'table "{".".join(path)}" of materialization "{materialization}" does not exist any '
+            "more",
+            detail="It was there when the materialization was applied last. A new table would miss "
+            "the rows that were stored before.",
+            hint="Restore the table, or raise the backfill of its binding by one.",
         )
 
 

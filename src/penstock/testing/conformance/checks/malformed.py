@@ -82,14 +82,16 @@ def _refused(peer: Peer, phase: Phase, of: str, sent: Sent) -> None:
     shard = task.shard()
     try:
         shard.verify()
-        if of != _WELL_MADE or peer.exact:
+        if of not in _AFTER_A_STORE or peer.exact:
             shard.absent(0, LATE)
     except Skipped as skipped:
         peer.note(f"what came of it at the endpoint was not looked at: {skipped}")
 
 
-_WELL_MADE: Final = "the end after a Store"
-"""What came before it may have been written through, where that is how it is done."""
+_END_AFTER_STORE: Final = "the end after a Store"
+_WITHOUT_CHECKPOINT: Final = "StartCommit without a runtime_checkpoint"
+_AFTER_A_STORE: Final = (_END_AFTER_STORE, _WITHOUT_CHECKPOINT)
+"""Messages after a valid Store, which a non-transactional endpoint may have written already."""
 
 
 def _listed(name: str, phase: Phase, of: str, sent: Sent, needs: tuple[Need, ...] = ()) -> None:
@@ -155,6 +157,11 @@ def _stores(kind: str) -> Sent:
 
 def _commits_early(exchange: Exchange, task: Task) -> None:
     exchange.send(StartCommit(task.next_checkpoint()))
+
+
+def _commits_without_checkpoint(exchange: Exchange, task: Task) -> None:
+    exchange.send(_store(task))
+    exchange.send_bytes(raw.message(raw.START_COMMIT), "StartCommit without a checkpoint")
 
 
 def _stores_early(exchange: Exchange, task: Task) -> None:
@@ -243,6 +250,12 @@ _listed(
 )
 _listed("store-before-flush", Phase.LOADING, "Store before Flush", _stores_early)
 _listed("start-commit-before-flush", Phase.LOADING, "StartCommit before Flush", _commits_early)
+_listed(
+    "start-commit-without-checkpoint",
+    Phase.STORING,
+    _WITHOUT_CHECKPOINT,
+    _commits_without_checkpoint,
+)
 _listed("load-after-flush", Phase.STORING, "Load after Flush", _loads, (Need.LOADS,))
 _listed("load-without-keys", Phase.LOADING, "Load of no key", _loads_nothing, (Need.LOADS,))
 _listed(
@@ -284,4 +297,4 @@ _listed(
     _stores_elsewhere,
 )
 _listed("end-after-load", Phase.LOADING, "the end after a Load", _loads_and_ends, (Need.LOADS,))
-_listed("end-after-store", Phase.STORING, _WELL_MADE, _stores_and_ends)
+_listed("end-after-store", Phase.STORING, _END_AFTER_STORE, _stores_and_ends)

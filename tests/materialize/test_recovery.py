@@ -1,0 +1,177 @@
+"""The transitions of the recovery log, and its form at rest."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.errors import InternalError, UsageError
+from penstock.materialize.checkpoint import Checkpoint, Reached, encode
+from penstock.materialize.recovery import HASH, Log, ShardLog, notes_of, recalled
+from penstock.protocol.ranges import WHOLE, KeyRange
+
+LOWER, UPPER = WHOLE.split()
+
+
+def checkpoint(**frontiers: int) -> Checkpoint:
+    return Checkpoint(
+        "own", {path: Reached("lake/1", 0, frontier) for path, frontier in frontiers.items()}
+    )
+
+
+OLD, NEW = checkpoint(a=10, b=10), checkpoint(a=20, b=20)
+
+
+def two_shards(**changes: Any) -> Log:
+    shards = (
+        ShardLog(LOWER, OLD, '{"x": 1}', "first", OLD),
+        ShardLog(UPPER, OLD, '{"y": 2}', "second", OLD),
+    )
+    return replace(Log("v1", shards), **changes)
+
+
+def test_plan_records_upper_and_frozen_resources() -> None:
+    log = two_shards().plan(20, ["a"])
+    assert (log.planned, log.frozen) == (20, {"a"})
+    assert log.plan(30).frozen == frozenset()
+    assert log == replace(two_shards(), planned=20, frozen=frozenset({"a"}))
+
+
+def test_bind_doubts_resources_that_are_no_longer_bound() -> None:
+    log = two_shards(unbound=frozenset({"old"})).bind("v2", ["a", "c"])
+    assert log == two_shards(version="v2", unbound=frozenset({"old", "b"}))
+
+
+def test_bind_before_the_first_commit_doubts_nothing() -> None:
+    log = Log("v1", (ShardLog(LOWER), ShardLog(UPPER, OLD)))
+    assert log.bind("v2", ["a", "b"]).unbound == frozenset()
+    assert Log("v1", (ShardLog(WHOLE),)).bind("v2", []).unbound == frozenset()
+
+
+def test_doubt_adds_to_the_resources_in_doubt() -> None:
+    log = two_shards(unbound=frozenset({"old"}), planned=20)
+    assert log.doubt(["a"]) == two_shards(unbound=frozenset({"old", "a"}), planned=20)
+
+
+def test_commit_replaces_shards_and_keeps_what_was_acknowledged() -> None:
+    log = two_shards(planned=20, frozen=frozenset({"b"}), unbound=frozenset({"a", "c"}))
+    committed = log.commit(
+        [ShardLog(LOWER, NEW, '{"x": 9}', "third"), ShardLog(UPPER, NEW, "{}", "fourth", NEW)],
+        written=["a"],
+    )
+    assert committed == Log(
+        "v1",
+        (
+            ShardLog(LOWER, NEW, '{"x": 9}', "third", OLD),
+            ShardLog(UPPER, NEW, "{}", "fourth", OLD),
+        ),
+        unbound=frozenset({"c"}),
+    )
+    assert not committed.is_settled
+
+
+def test_commit_carries_the_plan_of_the_next_transaction() -> None:
+    log = two_shards(planned=20)
+    committed = log.commit(log.shards, planned=30, frozen=["a"])
+    assert (committed.planned, committed.frozen) == (30, {"a"})
+
+
+def test_opened_changes_the_checkpoint_of_one_shard() -> None:
+    log = two_shards().opened(UPPER, NEW)
+    assert [each.checkpoint for each in log.shards] == [OLD, NEW]
+    assert [each.settled for each in log.shards] == [OLD, OLD]
+    assert not log.is_settled
+
+
+def test_settle_acknowledges_every_shard() -> None:
+    log = two_shards().opened(UPPER, NEW).settle()
+    assert [each.settled for each in log.shards] == [OLD, NEW]
+    assert [each.checkpoint for each in log.shards] == [OLD, NEW]
+    assert log.is_settled
+
+
+def test_share_out_gives_new_ranges_the_common_frontier_and_inherited_state() -> None:
+    log = two_shards(unbound=frozenset({"c"}), version="v3")
+    quarters = [*LOWER.split(), *UPPER.split()]
+    shared = log.share_out([quarters[0], KeyRange(quarters[1].begin, UPPER.end)], ["a", "b"])
+    assert [each.key_range for each in shared.shards] == [
+        quarters[0],
+        KeyRange(quarters[1].begin, UPPER.end),
+    ]
+    assert [each.state_json for each in shared.shards] == ['{"x":1}', '{"x":1,"y":2}']
+    assert {(each.session, each.checkpoint == OLD) for each in shared.shards} == {("", True)}
+    assert shared.is_settled
+    assert (shared.version, shared.unbound) == ("v3", {"c"})
+
+
+def test_share_out_ignores_resources_that_are_not_bound() -> None:
+    apart = (ShardLog(LOWER, OLD), ShardLog(UPPER, checkpoint(a=10, b=15)))
+    shared = two_shards(shards=apart).share_out([WHOLE], ["a"])
+    assert [each.checkpoint for each in shared.shards] == [OLD]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        two_shards(planned=20),
+        two_shards().opened(UPPER, NEW),
+        two_shards(shards=(ShardLog(LOWER, OLD), ShardLog(UPPER))),
+    ],
+    ids=["planned", "two frontiers", "one shard without a commit"],
+)
+def test_share_out_between_frontiers_raises_internal_error(log: Log) -> None:
+    with pytest.raises(InternalError, match="between two frontiers"):
+        log.share_out([WHOLE], ["a", "b"])
+
+
+def test_share_out_before_the_first_commit_changes_only_ranges() -> None:
+    shared = Log("v1", (ShardLog(WHOLE),)).share_out([LOWER, UPPER], ["a"])
+    assert shared == Log("v1", (ShardLog(LOWER), ShardLog(UPPER)))
+
+
+def test_log_survives_its_form_at_rest() -> None:
+    log = two_shards(planned=20, frozen=frozenset({"b"}), unbound=frozenset({"c", "a"}))
+    log = log.opened(UPPER, NEW)
+    notes = notes_of(log)
+    assert notes["materialization"] == {
+        "version": "v1",
+        "planned": 20,
+        "frozen": ["b"],
+        "hash": HASH,
+        "unbound": ["a", "c"],
+    }
+    assert notes["shard 80000000-ffffffff"] == {
+        "begin": UPPER.begin,
+        "end": UPPER.end,
+        "checkpoint": encode(NEW).decode(),
+        "state": '{"y": 2}',
+        "session": "second",
+        "settled": encode(OLD).decode(),
+    }
+    assert recalled(dict(reversed(notes.items()))) == log
+    assert recalled({**notes, "another note": {}}) == log
+
+
+def test_log_without_commits_survives_its_form_at_rest() -> None:
+    log = Log("v1", (ShardLog(WHOLE),))
+    assert notes_of(log)["shard 00000000-ffffffff"]["checkpoint"] is None
+    assert recalled(notes_of(log)) == log
+
+
+def test_log_of_an_earlier_release_has_no_frozen_resources() -> None:
+    notes = notes_of(two_shards(planned=20))
+    del notes["materialization"]["frozen"]
+    assert recalled(notes) == two_shards(planned=20)
+
+
+def test_recalled_without_a_log_returns_none() -> None:
+    assert recalled({}) is None
+    assert recalled({"connector": {}}) is None
+
+
+def test_recalled_with_another_hash_raises_usage_error() -> None:
+    notes = notes_of(two_shards())
+    notes["materialization"]["hash"] = "crc32"
+    with pytest.raises(UsageError, match="shared out by another hash") as raised:
+        recalled(notes)
+    assert raised.value.detail == f"It was crc32; now it is {HASH}."
