@@ -12,6 +12,7 @@ PY := $(RUN)/python
 READY := $(VENV)/.ready
 DELTA := .venv-delta
 DEBEZIUM := .venv-debezium
+MUTANTS := .venv-mutants
 PIN := $(RUN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make requirements"
 
@@ -58,6 +59,15 @@ soak: setup debian ## the long tests, the nemeses, each for FOR seconds, and a c
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.chaos.soak --for $(FOR)
 	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m tests.e2e.outside --for $(FOR)
 	$(PY) -m tests.e2e.cluster
+
+.PHONY: mutants
+mutants: setup debian $(MUTANTS)/.ready ## mutation testing of what must not lose or double data; MODULE=, SAMPLE=, MINUTES=, SEED=
+	$(MUTANTS)/bin/python -m tests.mutants $(if $(MODULE),--module $(MODULE)) \
+		$(if $(SAMPLE),--sample $(SAMPLE)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(filter-out file,$(origin SEED)),--seed $(SEED))
+
+$(MUTANTS)/.ready: requirements-mutants.txt pyproject.toml scripts/setup | $(READY)
+	@scripts/setup $(MUTANTS) $(PY) requirements-mutants.txt
+	@touch $@
 
 .PHONY: bench-persist
 bench-persist: setup ## persist measured beside bare files and beside Delta Lake
@@ -126,6 +136,7 @@ requirements: setup ## pin requirements*.in again, at the newest versions
 	$(PIN) --upgrade requirements-dev.in -o requirements-dev.txt
 	$(PIN) --upgrade requirements-delta.in -o requirements-delta.txt
 	$(PIN) --upgrade requirements-debezium.in -o requirements-debezium.txt
+	$(PIN) --upgrade requirements-mutants.in -o requirements-mutants.txt
 
 .PHONY: clean
 clean: ## remove everything that is not source
