@@ -25,9 +25,11 @@ from penstock.connectors.postgres import transactor as postgres_transactor
 from penstock.connectors.sqlite import transactor as sqlite_transactor
 from penstock.connectors.sqlite.connector import SqliteConnector
 from penstock.materialize import driver, shard, transact
+from penstock.materialize.intervals import Bound
 from penstock.materialize.recovery import Log
 from penstock.materialize.session import Session
 from penstock.sdk import stream as sdk_stream
+from penstock.sdk.sql import changes as changes_module
 from penstock.sdk.sql import fence as fence_module
 
 DEFECTS: dict[str, Callable[[], Any]] = {}
@@ -151,6 +153,18 @@ def hold_at_upper() -> Any:
     return mock.patch.object(driver.Materializing, "_transact", let_go)
 
 
+@_defect
+def any_layout() -> Any:
+    """C14: rows of another layout are never stored again."""
+    return mock.patch.object(Bound, "holds_layout", return_value=True)
+
+
+@_defect
+def lost_resource_created_again() -> Any:
+    """C15: Apply creates a resource that was dropped, and the checkpoint still counts."""
+    return mock.patch.object(driver, "lost_resources", return_value=())
+
+
 # Of connectors.
 
 
@@ -239,6 +253,12 @@ def truncate_in_apply() -> Any:
         return done
 
     return mock.patch.object(SqliteConnector, "apply", emptied)
+
+
+@_defect
+def add_column_without_fill() -> Any:
+    """C14: ADD COLUMN lacks the default that the connector has announced to fill in."""
+    return mock.patch.object(changes_module, "fillable", return_value={})
 
 
 @contextmanager

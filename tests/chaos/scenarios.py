@@ -126,7 +126,9 @@ def crash(connector: str, deed: Deed, at: Kind, *, on_spark: bool = False) -> Sc
     if on_spark and defect in IN_TASKS:
         defect = "drop_documents"
     restarts = at in (Kind.OPEN, Kind.OPENED)
-    return Scenario(connector, defect, Fault(deed, at), restarts=restarts)
+    # Two steps may be one commit, and there is one restart.
+    fault = Fault(deed, at, after_commits=1) if restarts else Fault(deed, at)
+    return Scenario(connector, defect, fault, restarts=restarts)
 
 
 VECTORS: Final = {
@@ -339,14 +341,19 @@ LONG: Final = (
     *(crash(connector, "stall", at) for connector in CONNECTORS for at in EVERY[4:]),
     *(
         Scenario(connector, defect, Fault("zombie", at), steps=4)
-        for connector, defect in (
-            ("sqlite", "unfenced_commit"),
-            ("postgres", "drop_documents"),
-            ("staged-files", "apply_twice"),
-            ("plain-files", "unconditional_write"),
-            ("push-files", "drop_documents"),
+        for connector, at, defect in (
+            ("sqlite", Kind.STORE, "unfenced_commit"),
+            ("sqlite", Kind.START_COMMIT, "unfenced_commit"),
+            ("postgres", Kind.STORE, "drop_documents"),
+            ("postgres", Kind.START_COMMIT, "drop_documents"),
+            ("staged-files", Kind.STORE, "apply_twice"),
+            ("staged-files", Kind.START_COMMIT, "apply_twice"),
+            ("plain-files", Kind.STORE, "unconditional_write"),
+            # The zombie's documents are written before its successor's, which replace them.
+            ("plain-files", Kind.START_COMMIT, "drop_documents"),
+            ("push-files", Kind.STORE, "drop_documents"),
+            ("push-files", Kind.START_COMMIT, "drop_documents"),
         )
-        for at in (Kind.STORE, Kind.START_COMMIT)
     ),
 )
 """The whole table, for a long run."""

@@ -1,11 +1,11 @@
 """Every scenario again and again, in another order and with other data each time.
 
-    python -m tests.chaos.soak --for SECONDS [--seed N] [--only TEXT]
+    python -m tests.chaos.soak --for SECONDS [--seed N] [--only TEXT] [--no-spark]
 
 Each is told clean and with its bug, and has a line that says what came of it. Some run on
-Spark, whose executors and driver are killed; the others in two processes of ours. It ends
-with status 1 at the first that is not as it must be, and with the command that tells that
-one again.
+Spark, whose executors and driver are killed; the others in two processes of ours. The status
+is 1 if a scenario did not end as it must. Without `--once` the run ends at the first such
+scenario. The options that repeat it are printed.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from tests.chaos.playing import Verdict, play
 from tests.chaos.scenarios import LONG, LONG_ON_SPARK, Scenario
 from tests.chaos.spark import OnSpark
 from tests.fix_postgres import QUICK
+from tests.rounds import Tally, say
 
 SPARK_EVERY = 10
 """One scenario in so many runs on Spark, where it takes as long as ten others."""
@@ -37,6 +38,7 @@ class Soak:
         stack.callback(self._spark.close)
         self._databases = 0
         self.counts: Counter[str] = Counter()
+        self.tally = Tally("chaos")
 
     def tells(self, scenario: Scenario, seed: int, *, spark: bool) -> bool:
         """Both versions of a story; whether they ended as they must."""
@@ -52,11 +54,25 @@ class Soak:
             f"{scenario.defect} {'found' if found else 'NOT FOUND'} ({names}); "
             f"{clean.commits} commits, {clean.streams} streams, {clean.runtimes} runtimes"
         )
+        for verdict in (clean, bug):
+            self._count(scenario, verdict)
+        self.tally.violations += len(clean.broken)
         for each in clean.broken[:5] if not well else ():
             say(f"    {each.name}: {each.detail}")
         self.counts[f"{where}{scenario.connector}"] += 1
         self.counts[f"{where}{scenario.deed}"] += 1
         return well and found
+
+    def _count(self, scenario: Scenario, verdict: Verdict) -> None:
+        self.tally.rounds += 1
+        self.tally.observations["endpoint reads"] += verdict.observations
+        if not verdict.fired or scenario.deed == "no fault":
+            return
+        kind = scenario.fault.deed if scenario.fault is not None else scenario.deed
+        if kind.startswith("crash"):
+            self.tally.kills += 1
+        else:
+            self.tally.faults[kind] += 1
 
     def _play(self, scenario: Scenario, seed: int, defect: str | None, *, spark: bool) -> Verdict:
         runtime = self._spark if spark else None
@@ -76,32 +92,36 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("PENSTOCK_TEST_SEED", "1")))
     parser.add_argument("--only", default="", help="scenarios with this in their name")
     parser.add_argument("--once", action="store_true", help="each of them once, however long")
+    parser.add_argument("--no-spark", action="store_true", help="leave out scenarios on Spark")
     given = parser.parse_args(arguments)
-    deadline = SYSTEM_CLOCK.boot_ms() + int(given.seconds * 1_000)
+    began_ms = SYSTEM_CLOCK.boot_ms()
+    deadline = began_ms + int(given.seconds * 1_000)
     chance = random.Random(given.seed)
     with ExitStack() as stack:
         soak = Soak(stack)
+        failed: list[str] = []
         for number in itertools.count():
-            for scenario, spark in _order(chance, given.only):
+            for scenario, spark in _order(chance, given.only, spark=not given.no_spark):
                 seed = random.Random(f"{given.seed} {number} {scenario}").randrange(10**6)
                 if not soak.tells(scenario, seed, spark=spark):
-                    say(
-                        f"the same order: --seed {given.seed}; the same data, if it is of the first"
-                    )
-                    say(f"round: --seed {given.seed} --only {scenario} --once")
-                    return 1
-                if not given.once and SYSTEM_CLOCK.boot_ms() > deadline:
+                    failed.append(f"--seed {given.seed} --only {scenario} --once")
+                if not given.once and (failed or SYSTEM_CLOCK.boot_ms() > deadline):
                     break
-            if given.once or SYSTEM_CLOCK.boot_ms() > deadline:
+            if given.once or failed or SYSTEM_CLOCK.boot_ms() > deadline:
                 break
         for what, count in sorted(soak.counts.items()):
             say(f"{count:5} {what}")
-    return 0
+        for options in failed:
+            say(f"failed; to repeat it with the data of the first round: {options}")
+        soak.tally.seed = given.seed
+        soak.tally.seconds = (SYSTEM_CLOCK.boot_ms() - began_ms) // 1_000
+        say(soak.tally.line())
+    return int(bool(failed))
 
 
-def _order(chance: random.Random, only: str) -> list[tuple[Scenario, bool]]:
+def _order(chance: random.Random, only: str, *, spark: bool) -> list[tuple[Scenario, bool]]:
     here = [(each, False) for each in dict.fromkeys(LONG) if only in str(each)]
-    there = [(each, True) for each in LONG_ON_SPARK if only in str(each)]
+    there = [(each, True) for each in LONG_ON_SPARK if spark and only in str(each)]
     for each in (here, there):
         chance.shuffle(each)
     mixed = []
@@ -109,11 +129,6 @@ def _order(chance: random.Random, only: str) -> list[tuple[Scenario, bool]]:
         mixed += here[:SPARK_EVERY] + there[:1]
         here, there = here[SPARK_EVERY:], there[1:]
     return mixed
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ CONFIG: Final = {
     # Else a job that finds an executor missing looks again after 15 seconds.
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
 }
-PATIENCE_S: Final = 180.0
+PATIENCE_S: Final = 600.0
 
 
 class OnSpark:
@@ -90,7 +90,9 @@ class OnSpark:
         """Ask for the end of what runs, and wait for it."""
         if not self.running:
             return
-        self._say({})
+        # The shim's thread may kill the process at this moment.
+        with suppress(BrokenPipeError, ValueError):
+            self._say({})
         if not until(lambda: not self.running, patience_ms=60_000):
             self.kill()
 

@@ -1,194 +1,494 @@
-"""A whole pipeline under live traffic, killed again and again, looked at from outside only.
+"""A nemesis for a whole pipeline with two endpoints at once.
 
-    python -m tests.e2e.outside --kills 20 --for 600 --seed 7
+    python -m tests.e2e.outside --for SECONDS [--seed N]
 
-A shop in Postgres is followed into SQLite by `penstock up`, whose whole process group is
-killed at random moments and started again. Meanwhile somebody reads SQLite, where the
-shop's books must add up at every look. Then it is asked to stop, traffic ends, `up --once`
-brings the rest, and Postgres, collections and SQLite are compared. What grows meanwhile is
-measured: it must not grow for ever.
+One `penstock up` materializes a shop and a bank (`ledger.py`) from Postgres in SQLite and in
+another Postgres. Meanwhile the nemesis injects faults: it kills the process group at random
+moments and at failpoints, pauses it, lets a second process take over, restarts both servers,
+cuts and stalls connections, terminates backends and holds locks in the endpoints. An observer
+of each endpoint checks every state that it sees (`observer.py`). At the end the traffic stops,
+`up --once` delivers the rest, and source, collections and endpoints must be equal. Memory, disk
+and WAL are sampled and must not grow without limit. The last line is one JSON object of counts.
 """
 
-import argparse
-import os
 import random
 import signal
+import sqlite3
 import sys
-import tempfile
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from subprocess import SubprocessError
+from typing import Final
+
+import psycopg
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.demo.comparing import Compared, compare, position, time_at
-from tests.e2e.process import Up, lines, until, well
+from penstock.demo.comparing import FEWEST_ROWS, position, rows_in_collection, time_at
+from penstock.errors import PenstockError
+from penstock.failpoints import ENVIRONMENT, Action, Failpoint
+from penstock.testing.postgres import Database
+from tests.e2e.ledger import TABLES
+from tests.e2e.observer import Observer, PostgresEndpoint
+from tests.e2e.process import PATIENCE_S, Up, lines, rest, until, well
 from tests.e2e.sampling import Sampler, table, unbounded
-from tests.e2e.shop import Reader, Stage, staged
+from tests.e2e.shop import Stage, staged
+from tests.ingest.proxy import Proxy
+from tests.rounds import Tally, Turn, in_folder, parser_of, play_rounds, say
 
-EARLY_S: Final = (0.5, 12.0)
-"""When one is killed that has perhaps not yet begun, after its start."""
+STARTING_S: Final = (0.5, 12.0)
+"""The time after its start at which a pipeline is killed that perhaps follows nothing yet."""
 
-LATE_S: Final = (0.0, 3.0)
-"""When one is killed that follows, after it does."""
+FOLLOWING_S: Final = (0.0, 3.0)
+"""The time after both endpoints follow at which a pipeline is killed."""
+
+FAULT_S: Final = (0.2, 6.0)
+"""The duration of a pause, an outage, a stall or a lock."""
+
+FIRED_STATES: Final = 10
+"""New states of each endpoint after which a failpoint no longer counts as about to fire."""
+
+PROGRESS_S: Final = 4 * PATIENCE_S
+"""The time for both endpoints to follow, or for a process to end, however busy the machine is."""
+
+BLOCKED_S: Final = 45.0
+"""The time for a second process to follow while the first may hold locks in an endpoint."""
+
+FENCED: Final = 3
+"""The exit status of a process that another has replaced."""
+
+FAILURES: Final = (
+    AssertionError,
+    OSError,
+    PenstockError,
+    SubprocessError,
+    psycopg.Error,
+    sqlite3.Error,
+)
+"""Errors that end a run as a violation, with its figures."""
+
+COMMIT_WINDOW: Final = (
+    Failpoint.PLAN_DONE,
+    Failpoint.STORE_DONE,
+    Failpoint.RECOVERY_DONE,
+    Failpoint.ACKNOWLEDGE_DONE,
+)
+
+STEPS: Final = (
+    *2 * COMMIT_WINDOW,
+    Failpoint.TICK_BEGIN,
+    Failpoint.TICK_DONE,
+    Failpoint.CONFIRM_DONE,
+    Failpoint.LOG_CREATE_BEGIN,
+    Failpoint.LOG_CREATE_DONE,
+    Failpoint.BLOB_PUT_DONE,
+    Failpoint.EPOCH_TAKEN,
+    Failpoint.HOLD_PLACED,
+    Failpoint.SINCE_INTENDED,
+    Failpoint.MERGE_BUILT,
+    Failpoint.MERGE_DONE,
+)
+
+
+@dataclass
+class Figures(Tally):
+    """The figures of this nemesis."""
+
+    transactions: int = 0
+    lives: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+    """Distinct states observed, by endpoint."""
 
 
 @dataclass
 class Outside:
-    """What is done to a pipeline, and what was seen."""
+    """A pipeline, the faults injected into it, and the observers of its endpoints."""
 
     stage: Stage
-    chance: random.Random
-    reader: Reader
+    rng: random.Random
+    observers: Mapping[str, Observer]
+    tally: Figures
     sampler: Sampler | None = None
-    told: list[str] = field(default_factory=list)
+    on_event: Callable[[str], None] | None = None
+    events: list[str] = field(default_factory=list)
 
-    def start(self, *words: str) -> Up:
-        """One more `up`."""
+    def start(self, *words: str, failpoints: str = "") -> Up:
+        """Start one more `up`."""
+        self.tally.lives += 1
         words = words or ("--http", "127.0.0.1:0")
-        up = Up(self.stage.folder, "up", str(self.stage.file), *words)
+        up = Up(
+            self.stage.folder,
+            "up",
+            str(self.stage.file),
+            *words,
+            environment={ENVIRONMENT: failpoints},
+            log=self.stage.folder / f"up-{self.tally.lives}.log",
+        )
         if self.sampler is not None:
             self.sampler.watch(up)
         return up
 
-    def follows(self, up: Up) -> None:
-        """Wait until this one has brought something to SQLite."""
-        before = self.reader.commits
+    def await_progress(self, up: Up, patience_s: float = PROGRESS_S) -> None:
+        """Wait until every endpoint has shown two new states."""
+        before = {name: self._state_count(name) for name in self.observers}
 
-        def brought() -> bool:
+        def progressed() -> bool:
             up.check()
-            self.stage.traffic.check()
-            return self.reader.commits > before + 1
+            self.check()
+            return all(self._state_count(name) > before[name] + 1 for name in before)
 
-        until(brought, "SQLite to follow")
+        until(progressed, f"{' and '.join(before)} to follow", patience_s)
 
-    def kill(self, *, early: bool, after_s: float = 0.0) -> None:
-        """One life, cut short: while it starts, or while it follows and `after_s` later."""
+    # Lives.
+
+    def live(self) -> None:
+        """Let one pipeline, or two, live and end in a random way."""
+        life = self.rng.choice(
+            [
+                self.kill_starting,
+                *2 * [self.kill_at_failpoint],
+                *2 * [self.take_over],
+                *4 * [self.kill_following],
+            ]
+        )
+        life()
+
+    def kill_starting(self) -> None:
+        """Kill a pipeline that has just been started."""
+        seconds = self.rng.uniform(*STARTING_S)
         with self.start() as up:
-            if not early:
-                self.follows(up)
-            moment = self.chance.uniform(*(EARLY_S if early else LATE_S))
-            self.say(f"killed {moment + after_s:.1f} s after it {'began' if early else 'followed'}")
-            self._live(up, moment + after_s)
-        self.check()
+            self._live(up, seconds)
+            self._kill(up, f"killed {seconds:.1f} s after its start")
+
+    def kill_at_failpoint(self) -> None:
+        """Kill a pipeline while one of its processes stands at a failpoint."""
+        point = self._failpoint()
+        with self.start(failpoints=point) as up:
+            fired = self._await_failpoint(up)
+            self._kill(up, f"killed at {point}" if fired else f"killed before {point}")
+        if fired:
+            self.tally.faults["failpoint"] += 1
+
+    def kill_following(self, fault_count: int | None = None) -> None:
+        """Kill a pipeline that follows, after some faults that it must survive."""
+        if fault_count is None:
+            fault_count = self.rng.randint(1, 6)
+        with self.start() as up:
+            self.await_progress(up)
+            for fault in self.rng.choices(FAULTS, k=fault_count):
+                self.inject(fault, up)
+                if self.rng.random() < 0.5:
+                    self.await_progress(up)
+            self.await_progress(up)
+            self._kill_later(up)
+
+    def take_over(self) -> None:
+        """Replace a paused pipeline by another; the first one resumes and must end as fenced."""
+        point = self._failpoint() if self.rng.random() < 0.5 else ""
+        with self.start(failpoints=point) as first:
+            if point:
+                self._await_failpoint(first)
+            else:
+                self.await_progress(first)
+                self._live(first, self.rng.uniform(*FOLLOWING_S))
+            first.pause()
+            self._event(f"paused{f' at {point}' if point else ''}, then replaced")
+            with self.start("--http", "127.0.0.1:0", "--take-over") as second:
+                # While the first one stands within a transaction, it may hold the lock of SQLite.
+                with suppress(AssertionError):
+                    self.await_progress(second, BLOCKED_S)
+                second.check()
+                self.check()
+                first.resume()
+                status = self._status(first)
+                assert status == FENCED, (status, first.said()[-4_000:])
+                self.tally.faults["take over"] += 1
+                self.await_progress(second)
+                self._kill_later(second)
 
     def stop(self) -> None:
-        """One life that is asked to end: it does, in order, and leaves nothing to anybody."""
+        """Ask a pipeline to end: it releases all locks and confirms what is durable."""
         with self.start() as up:
-            self.follows(up)
-            (source,) = up.state()["sources"]
-            self.follows(up)
+            self.await_progress(up)
+            lsn = until(lambda: self._durable_lsn(up), "the status page", PROGRESS_S)
+            self.await_progress(up)
             asked_ms = SYSTEM_CLOCK.boot_ms()
             assert up.terminate() == 0, up.said()[-4_000:]
-            self.say(f"stopped within {(SYSTEM_CLOCK.boot_ms() - asked_ms) / 1_000:.1f} s")
+            self._event(f"stopped within {(SYSTEM_CLOCK.boot_ms() - asked_ms) / 1_000:.1f} s")
         lake = self.stage.places.lake
         (status,) = lines(well(self.stage.folder, "status", lake, "--json"))
-        for each in status["storage_locations"]:
-            assert each["writer"] is None, (each["location"], each["writer"])
-        # What was durable is confirmed, so that the server need not keep it for us.
-        slots = self.stage.database.sql(
+        for location in status["storage_locations"]:
+            assert location["writer"] is None, (location["location"], location["writer"])
+        slots = self.stage.source.sql(
             "SELECT active, confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots",
-            [source["lsn"]],
+            [lsn],
         )
-        assert slots == [(False, True)], (source["lsn"], slots)
+        assert slots == [(False, True)], (lsn, slots)
 
-    def end(self) -> Compared:
-        """Close the shop, bring the rest, and compare."""
+    def end(self) -> list[str]:
+        """Stop the traffic, deliver the rest and return all differences."""
         self.stage.traffic.stop()
         lsn = position(self.stage.places.postgres)
         with self.start("--once", "--http", "none") as up:
-            assert up.wait() == 0, up.said()[-4_000:]
-        self.reader.stop()
+            assert self._status(up) == 0, up.said()[-4_000:]
         as_of = time_at(self.stage.places, lsn)
-        assert as_of is not None, "it ended before it had all that was upstream at its start"
-        return compare(
-            self.stage.places,
-            as_of,
-            made=self.stage.traffic.made,
-            looks=self.reader.looks,
-            torn=self.reader.wrong,
-        )
+        assert as_of is not None, "up --once ended before it had all that was upstream at its start"
+        wrong = []
+        for name, observer in self.observers.items():
+            observer.stop()
+            observer.observe()
+            if observer.checker.latest != self.stage.traffic.history.latest:
+                wrong.append(f"{name} ended at version {observer.checker.latest}")
+        return [*wrong, *self._differences(as_of)]
+
+    # Faults that a pipeline must survive.
+
+    def inject(self, fault: str, up: Up) -> None:
+        """Inject one fault, and end it."""
+        seconds = self.rng.uniform(*FAULT_S)
+        self._event(f"{fault}, {seconds:.1f} s")
+        match fault:
+            case "pause":
+                up.pause()
+                self._hold(seconds)
+                up.resume()
+            case "kill source" | "kill endpoint":
+                server = self._database(fault).server
+                server.kill()
+                self._hold(seconds)
+                server.start()
+            case "restart source" | "restart endpoint":
+                self._database(fault).server.restart()
+            case "cut source" | "cut endpoint":
+                proxy = self._proxy(fault)
+                proxy.refuses = True
+                proxy.cut()
+                self._hold(seconds)
+                proxy.refuses = False
+            case "stall source" | "stall endpoint":
+                proxy = self._proxy(fault)
+                proxy.stall()
+                self._hold(seconds)
+                if self.rng.random() < 0.5:
+                    proxy.cut()
+                proxy.flow()
+            case "terminate source backends" | "terminate endpoint backends":
+                self._database(fault).sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND application_name LIKE 'penstock%%'"
+                )
+            case "lock sqlite":
+                self._lock_sqlite(seconds)
+            case "lock endpoint table":
+                self._lock_table(seconds)
+            case _:
+                raise AssertionError(fault)
+        self.tally.faults[fault] += 1
+        up.check()
+        self.check()
+
+    def _lock_sqlite(self, seconds: float) -> None:
+        path = self.stage.places.sqlite
+        with closing(sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            self._hold(seconds)
+            database.execute("ROLLBACK")
+
+    def _lock_table(self, seconds: float) -> None:
+        """Hold a lock that stops writers of a table, and no readers."""
+        name = self.rng.choice(sorted(TABLES))
+        with psycopg.connect(self.stage.target.url()) as connection:
+            connection.execute(f"LOCK TABLE {name} IN EXCLUSIVE MODE".encode())
+            self._hold(seconds)
+
+    def _database(self, fault: str) -> Database:
+        return self.stage.source if "source" in fault else self.stage.target
+
+    def _proxy(self, fault: str) -> Proxy:
+        return self.stage.to_source if "source" in fault else self.stage.to_target
+
+    # Checks.
 
     def check(self) -> None:
-        """What must hold at all times."""
-        assert not self.reader.wrong, self.reader.wrong
+        """Check what holds at all times."""
+        assert not self.violations(), self.violations()[:5]
         self.stage.traffic.check()
 
-    def say(self, line: str) -> None:
-        self.told.append(line)
+    def violations(self) -> list[str]:
+        return [
+            violation
+            for observer in self.observers.values()
+            for violation in observer.checker.violations
+        ]
 
-    def _live(self, up: Up, seconds: float) -> None:
-        until_ms = SYSTEM_CLOCK.boot_ms() + int(seconds * 1_000)
+    def count(self) -> None:
+        """Add what the observers and the traffic counted to the tally."""
+        self.tally.transactions += self.stage.traffic.history.latest
+        for name, observer in self.observers.items():
+            self.tally.observations[name] += observer.checker.observations
+            self.tally.states[name] += len(observer.checker.versions)
 
-        def lived() -> bool:
+    def _differences(self, as_of: int) -> list[str]:
+        """Return the rows that collections or endpoints lack or have in excess."""
+        places, rows, wrong = self.stage.places, 0, list[str]()
+        for name, columns in TABLES.items():
+            expected = PostgresEndpoint(places.postgres).rows(name, columns)
+            rows += expected.total()
+            copies = {
+                "the collection": rows_in_collection(
+                    places.lake, places.collection(name), columns, as_of
+                )
+            }
+            for endpoint in self.stage.endpoints:
+                copies[endpoint.name] = endpoint.rows(name, columns)
+            for copy, actual in copies.items():
+                for what, excess in (("lacks", expected - actual), ("adds", actual - expected)):
+                    if excess:
+                        first = next(iter(excess))
+                        wrong.append(f"{name}: {copy} {what} {excess.total()} rows, as {first}")
+        made = self.stage.traffic.made
+        if rows < FEWEST_ROWS or not made.updates or not made.deletes:
+            wrong.append(f"{rows} rows and {made} prove nothing")
+        return wrong
+
+    def _state_count(self, name: str) -> int:
+        return len(self.observers[name].checker.versions)
+
+    # Steps of a life.
+
+    def _failpoint(self) -> str:
+        return f"{self.rng.choice(STEPS)}={Action.STOP}@{self.rng.randint(1, 15)}"
+
+    def _await_failpoint(self, up: Up) -> bool:
+        """Wait until a process stands at the failpoint; return False if none does in time."""
+        before = {name: self._state_count(name) for name in self.observers}
+
+        def fired() -> bool:
             up.check()
             self.check()
-            return SYSTEM_CLOCK.boot_ms() >= until_ms
+            return bool(up.stopped()) or all(
+                self._state_count(name) > before[name] + FIRED_STATES for name in before
+            )
 
-        until(lived, "its moment", patience_s=seconds + 60)
+        until(fired, "a failpoint", PROGRESS_S)
+        return bool(up.stopped())
+
+    def _durable_lsn(self, up: Up) -> str | None:
+        """Return the position of the source; None if the status page does not answer in time."""
+        try:
+            (source,) = up.state()["sources"]
+        except TimeoutError:
+            return None
+        return str(source["lsn"])
+
+    def _status(self, up: Up) -> int:
+        """Wait until a process has ended by itself; return its exit status."""
+        until(lambda: not up.running, "the process to end", PROGRESS_S)
+        return up.wait()
+
+    def _kill_later(self, up: Up) -> None:
+        seconds = self.rng.uniform(*FOLLOWING_S)
+        self._live(up, seconds)
+        self._kill(up, f"killed {seconds:.1f} s after it followed")
+
+    def _kill(self, up: Up, event: str) -> None:
+        up.kill()
+        self.tally.kills += 1
+        self._event(event)
+        self.check()
+
+    def _live(self, up: Up, seconds: float) -> None:
+        self._hold(seconds)
+        up.check()
+
+    def _hold(self, seconds: float) -> None:
+        """Let the traffic and the observers continue for a while."""
+        until_ms = SYSTEM_CLOCK.boot_ms() + int(seconds * 1_000)
+        while (left_ms := until_ms - SYSTEM_CLOCK.boot_ms()) > 0:
+            self.check()
+            rest(min(left_ms / 1_000, 0.1))
+
+    def _event(self, event: str) -> None:
+        self.events.append(event)
+        if self.on_event is not None:
+            self.on_event(event)
 
 
-def outside(stack: ExitStack, folder: Path, chance: random.Random, *, sampled: bool) -> Outside:
-    """A shop with traffic, and somebody who reads."""
-    stage = stack.enter_context(staged(folder, chance))
-    reader = Reader(stage.places.sqlite)
-    stack.callback(reader.stop)
+FAULTS: Final = (
+    "pause",
+    "kill source",
+    "kill endpoint",
+    "restart source",
+    "restart endpoint",
+    "cut source",
+    "cut endpoint",
+    "stall source",
+    "stall endpoint",
+    "terminate source backends",
+    "terminate endpoint backends",
+    "lock sqlite",
+    "lock endpoint table",
+)
+
+
+def outside(
+    stack: ExitStack, folder: Path, rng: random.Random, tally: Figures, *, sampled: bool
+) -> Outside:
+    """Create a source with traffic and an observer of each endpoint."""
+    stage = stack.enter_context(staged(folder, random.Random(rng.getrandbits(32))))
+    observers = dict[str, Observer]()
+    for endpoint in stage.endpoints:
+        observers[endpoint.name] = Observer(endpoint, stage.traffic.history)
+        stack.callback(observers[endpoint.name].stop)
     sampler = None
     if sampled:
         sampler = Sampler(stage)
         stack.callback(sampler.stop)
     stage.traffic.start()
-    return Outside(stage, chance, reader, sampler)
+    return Outside(stage, rng, observers, tally, sampler)
 
 
-class _Loud(Outside):
-    def say(self, line: str) -> None:
-        super().say(line)
-        _say(f"  {line}; {self.reader.looks} looks, {self.stage.traffic.made.transactions} done")
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.e2e.outside")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--for", dest="seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=int(os.environ.get("PENSTOCK_TEST_SEED", "1")))
-    given: Any = parser.parse_args(arguments)
-    # Whoever is told to end ends what it has started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    _say(f"seed {given.seed}")
-    chance = random.Random(given.seed)
-    ends_ms = SYSTEM_CLOCK.boot_ms() + int(given.seconds * 1_000)
+def play(folder: Path, rng: random.Random, seconds: float, tally: Figures) -> list[str]:
+    """Inject faults for so many seconds; return what was wrong."""
+    began_ms = SYSTEM_CLOCK.boot_ms()
+    folder.chmod(0o711)
+    wrong = list[str]()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-e2e-")))
-        folder.chmod(0o711)
-        made = outside(stack, folder, chance, sampled=True)
-        run = _Loud(made.stage, made.chance, made.reader, made.sampler)
-        for left in range(given.kills, 0, -1):
-            share_s = (ends_ms - SYSTEM_CLOCK.boot_ms()) / 1_000 / left
-            early = chance.random() < 0.3
-            # Longer lives with a longer budget; a start is about twenty seconds of its share.
-            run.kill(early=early, after_s=0.0 if early else max(0.0, share_s - 25))
-        run.stop()
-        compared = run.end()
+        run = outside(stack, folder, rng, tally, sampled=True)
         assert run.sampler is not None
-        samples = run.sampler.stop()
-    for line in table(samples):
-        _say(line)
-    grown = unbounded(samples)
-    for each in (*compared.differences, *grown, *filter(None, [compared.trivial])):
-        _say(f"BAD {each}")
-    _say(
-        f"{given.kills} kills, {compared.looks} looks, {compared.rows} rows compared after "
-        f"{compared.updates} updates and {compared.deletes} deletes: "
-        f"{'equal' if compared.equal else 'DIFFERENT'}"
-    )
-    return int(bool(grown) or not compared.equal or bool(compared.trivial))
+
+        def report(event: str) -> None:
+            say(f"  {(SYSTEM_CLOCK.boot_ms() - began_ms) // 1_000:5} s: {event}")
+
+        run.on_event = report
+        try:
+            while SYSTEM_CLOCK.boot_ms() < began_ms + int(seconds * 1_000):
+                run.live()
+            run.stop()
+            wrong = run.end()
+            samples = run.sampler.stop()
+            say("\n".join(table(samples)))
+            wrong += unbounded(samples)
+        except FAILURES as error:
+            wrong.append("\n".join([str(error), *getattr(error, "__notes__", [])]))
+        finally:
+            run.count()
+        wrong += run.violations()
+    return wrong
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+def main() -> int:
+    # On SIGTERM, end the processes that were started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    tally = Figures("both")
+
+    def play_turn(turn: Turn) -> list[str]:
+        return in_folder(lambda folder: play(folder, random.Random(turn.seed), turn.seconds, tally))
+
+    return play_rounds(parser_of(__doc__).parse_args(), tally, play_turn)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

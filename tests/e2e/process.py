@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -115,9 +116,35 @@ class Up:
         if not self.running:
             return
         family = [self.process.pid, *descendants(self.process.pid)]
+        stopped = self.stopped()
         os.killpg(self.process.pid, signal.SIGKILL)
+        # A stopped process does not notice that those it belongs to have ended.
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
         until(lambda: not [pid for pid in family if alive(pid)], f"the end of {family}")
+
+    def pause(self) -> None:
+        """Stop the process and all its descendants with SIGSTOP, wherever they are."""
+        paused: set[int] = set()
+        # A descendant may start another before it is stopped itself.
+        while started := {self.process.pid, *descendants(self.process.pid)} - paused:
+            for pid in sorted(started):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            paused |= started
+
+    def resume(self) -> None:
+        """Continue what `pause` or a failpoint has stopped."""
+        for pid in (self.process.pid, *descendants(self.process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def stopped(self) -> list[int]:
+        """Return the processes that are stopped, the descendants included."""
+        family = (self.process.pid, *descendants(self.process.pid))
+        return [pid for pid in family if state_of(pid) == "T"]
 
     def terminate(self) -> int:
         """Ask it to end as supervisors do; its exit status."""
@@ -195,10 +222,15 @@ def descendants(pid: int) -> list[int]:
 
 def alive(pid: int) -> bool:
     """Whether a process runs; one that ended and was not yet buried does not."""
+    return state_of(pid) not in "ZX"
+
+
+def state_of(pid: int) -> str:
+    """Return the letter that the kernel has for the state of a process; X if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
 
 
 def java_of(pid: int) -> int:

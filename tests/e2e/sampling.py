@@ -84,7 +84,7 @@ class Sampler:
             (entries if "log" in path.relative_to(lake).parts else others).append(found)
         oldest = max((each.st_mtime for each in entries), default=0.0) - YOUNG_S
         old = [each for each in entries if each.st_mtime < oldest]
-        kept = self._stage.database.sql(
+        kept = self._stage.source.sql(
             "SELECT coalesce(max(pg_current_wal_lsn() - restart_lsn), 0) FROM pg_replication_slots"
         )
         sqlite = self._stage.places.sqlite

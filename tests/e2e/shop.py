@@ -1,33 +1,39 @@
-"""The demo's shop in a server of its own, and the file that follows it into SQLite."""
+"""A source, its traffic and the pipeline file that materializes it in two endpoints."""
 
+import json
 import random
-import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.clock import SYSTEM_CLOCK
 from penstock.demo.comparing import Places
-from penstock.demo.running import pipeline_text
-from penstock.demo.shop import BOOKS, Books, Traffic, open_shop, what_is_wrong
 from penstock.testing.postgres import Database, PostgresServer
+from tests.e2e.ledger import TABLES, LedgerTraffic
+from tests.e2e.observer import Endpoint, PostgresEndpoint, SqliteEndpoint
 from tests.fix_postgres import QUICK
+from tests.ingest.proxy import Proxy
 
-LOOK_MS: Final = 150
+SETTINGS: Final = {**QUICK, "wal_sender_timeout": "5s"}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where everything is."""
+    """Everything that a pipeline reads and writes."""
 
     folder: Path
-    server: PostgresServer
-    database: Database
+    source: Database
+    target: Database
+    """The database of the Postgres endpoint, on a server of its own."""
+
+    to_source: Proxy
+    to_target: Proxy
+    """The connections of the pipeline to both servers. Writers and observers do not use them."""
+
     places: Places
-    traffic: Traffic
+    endpoints: Sequence[Endpoint]
+    traffic: LedgerTraffic
 
     @property
     def file(self) -> Path:
@@ -35,61 +41,55 @@ class Stage:
 
 
 @contextmanager
-def staged(folder: Path, chance: random.Random, rate: float = 50) -> Iterator[Stage]:
-    """A shop that is open, and a file; traffic is not yet started."""
-    with PostgresServer(settings=QUICK) as server:
-        database = server.create_database("shop")
-        places = Places(database.url(), f"file:{folder}/lake", folder / "shop.db")
-        open_shop(places.postgres)
-        (folder / "pipeline.yaml").write_text(f"{pipeline_text(places)}retain: 1m\n")
-        traffic = Traffic(places.postgres, chance, rate)
+def staged(folder: Path, rng: random.Random, rate: float = 20) -> Iterator[Stage]:
+    """Create the source and the pipeline file. The caller starts the traffic."""
+    with (
+        PostgresServer(settings=SETTINGS) as source_server,
+        PostgresServer(settings=SETTINGS) as target_server,
+        Proxy(source_server.port) as to_source,
+        Proxy(target_server.port) as to_target,
+    ):
+        source, target = (
+            source_server.create_database("shop"),
+            target_server.create_database("shop"),
+        )
+        places = Places(source.url(), f"file:{folder}/lake", folder / "shop.db")
+        traffic = LedgerTraffic(places.postgres, rng, rate)
+        traffic.create()
+        endpoints = (SqliteEndpoint(places.sqlite), PostgresEndpoint(target.url()))
+        stage = Stage(folder, source, target, to_source, to_target, places, endpoints, traffic)
+        stage.file.write_text(json.dumps(_pipeline(stage), indent=2))
         try:
-            yield Stage(folder, server, database, places, traffic)
+            yield stage
         finally:
             traffic.end()
 
 
-class Reader:
-    """Somebody who looks at the books in SQLite all the time, each time in one transaction."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="reader", daemon=True)
-        self.looks = 0
-        self.commits = 0
-        """Looks that found something else than the one before."""
-
-        self.wrong = ""
-        """What the first look found that did not add up."""
-
-        self._last: object = None
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _read(self) -> None:
-        while not SYSTEM_CLOCK.wait(self._over, LOOK_MS):
-            found = _look(self._path)
-            # Tables are made before there are rows; once there are some, they stay.
-            if found is not None and (self.looks or found[0][3]):
-                self.looks += 1
-                self.commits += found != self._last
-                self._last = found
-                self.wrong = self.wrong or what_is_wrong(found[0])
+def _pipeline(stage: Stage) -> dict[str, object]:
+    """Return the pipeline file, as JSON, which is YAML."""
+    places = stage.places
+    bindings = [
+        {"collection": places.collection(table), "resource": {"table": table}} for table in TABLES
+    ]
+    endpoints = {
+        "sqlite": {"path": str(places.sqlite)},
+        "postgres": {"url": _through(stage.to_target, stage.target)},
+    }
+    source = {
+        "url": _through(stage.to_source, stage.source),
+        "tables": [f"public.{table}" for table in TABLES],
+    }
+    return {
+        "location": places.lake,
+        "tick": "250ms",
+        "retain": "1m",
+        "sources": {places.source: {"postgres": source}},
+        "materializations": {
+            f"to_{connector}": {"connector": connector, "endpoint": config, "bindings": bindings}
+            for connector, config in endpoints.items()
+        },
+    }
 
 
-def _look(path: Path) -> tuple[Books, object] | None:
-    """The books, and the number of the last order; nothing if nobody may look now."""
-    if not path.exists():
-        return None
-    try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=1)) as target:
-            target.execute("BEGIN")
-            books: Books = target.execute(BOOKS).fetchone()
-            (last,) = target.execute("SELECT max(id) FROM orders").fetchone()
-    except sqlite3.OperationalError:
-        return None  # There are no tables yet, or they are being written.
-    return books, last
+def _through(proxy: Proxy, database: Database) -> str:
+    return database.url(host="tcp").replace(f":{database.server.port}/", f":{proxy.port}/")

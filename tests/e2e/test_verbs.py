@@ -208,7 +208,7 @@ def _is_seen(shop: Shop, up: Up) -> None:
     for line in ('source_up{source="shop"} 1.0', 'materialization_up{materialization="one"} 1.0'):
         assert f"penstock_{line}" in metrics
     assert up.ask("/healthz").status == 200
-    assert up.ask("/readyz").json == {"ready": True, "waits_for": []}
+    assert up.ask("/readyz").json == {"ready": True, "waits_for": [], "degraded": []}
     for path in ("/", "/api/state", "/metrics", "/api/rows?collection=shop.public.orders"):
         answer = up.ask(path)
         assert answer.status == 200
