@@ -2,7 +2,7 @@
 
 Deadlines are timings, and the machines are shared. Nothing is remembered from
 run to run: the seed alone decides the examples. `make test` prints it, and
-`SEED=n` replays a run.
+`SEED=n` replays a run. Mutation testing runs each test often, so with fewer examples.
 """
 
 from hypothesis import HealthCheck, settings
@@ -14,4 +14,5 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
+settings.register_profile("mutants", settings.get_profile("house"), max_examples=20)
 settings.load_profile("house")

@@ -27,8 +27,7 @@ from penstock.errors import UsageError
 from penstock.testing.postgres import Database, PostgresServer, find_binaries
 from tests.certificates import authority as make_authority
 from tests.certificates import certificate as make_certificate
-
-QUICK = {"fsync": "off", "max_replication_slots": 40, "max_wal_senders": 40}
+from tests.shared_postgres import QUICK, shared
 
 NEWEST = "database18"
 """The fixture to whose server no marker applies: it has everything."""
@@ -170,6 +169,10 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
 
 
 def _serve(binaries: Literal["debian", "wheel"]) -> Iterator[PostgresServer]:
+    server = shared() if binaries == "debian" else None
+    if server is not None:
+        yield server
+        return
     try:
         server = PostgresServer(binaries=binaries, settings=QUICK)
     except UsageError as missing:
@@ -182,7 +185,7 @@ def _serve(binaries: Literal["debian", "wheel"]) -> Iterator[PostgresServer]:
 
 
 def _lend(server: PostgresServer) -> Iterator[Database]:
-    database = server.create_database(f"test{next(_numbers)}")
+    database = server.create_database(f"test{os.getpid()}_{next(_numbers)}")
     try:
         yield database
     finally:

@@ -7,19 +7,43 @@ wrong, and a seed, which is printed. To play it again: --seed N --for 1.
 """
 
 import argparse
+import json
 import os
 import random
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK
 
 T = TypeVar("T")
+
+
+@dataclass
+class Tally:
+    """The figures of a run of one nemesis, printed as its last line."""
+
+    nemesis: str
+    seed: int = 0
+    seconds: int = 0
+    rounds: int = 0
+    kills: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    """Faults other than `kill -9` of a process, by kind."""
+
+    observations: Counter[str] = field(default_factory=Counter)
+    """States that were read and checked, by kind."""
+
+    violations: int = 0
+
+    def line(self) -> str:
+        return json.dumps(vars(self))
 
 
 class Turn(NamedTuple):
@@ -39,26 +63,26 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
     return parser
 
 
-def rounds(asked: argparse.Namespace) -> Iterator[Turn]:
-    """At least one, until the time is over."""
-    seed = asked.seed
-    if seed is None:
-        seed = int(os.environ.get("PENSTOCK_TEST_SEED") or random.SystemRandom().getrandbits(31))
-    deadline = SYSTEM_CLOCK.boot_ms() + int(asked.seconds * 1_000)
-    number = 0
-    while number == 0 or SYSTEM_CLOCK.boot_ms() < deadline:
-        yield Turn(number, seed + number, (deadline - SYSTEM_CLOCK.boot_ms()) / 1_000)
-        number += 1
-    say(f"{number} rounds, no promise broken")
-
-
-def play_rounds(asked: argparse.Namespace, play: Callable[[int, float], Sequence[object]]) -> int:
-    """Play until something is wrong, by seeds and for some seconds each; the exit status."""
-    for number, seed, seconds in rounds(asked):
-        say(f"round {number}: --seed {seed}")
-        if play(seed, max(10, min(60, seconds))):
-            return 1
-    return 0
+def play_rounds(
+    asked: argparse.Namespace, tally: Tally, play: Callable[[Turn], Sequence[object]]
+) -> int:
+    """Play rounds until the time is over or a promise is broken; the exit status."""
+    tally.seed = asked.seed
+    if tally.seed is None:
+        tally.seed = int(
+            os.environ.get("PENSTOCK_TEST_SEED") or random.SystemRandom().getrandbits(31)
+        )
+    began_ms = SYSTEM_CLOCK.boot_ms()
+    deadline_ms = began_ms + int(asked.seconds * 1_000)
+    while not tally.violations and (tally.rounds == 0 or SYSTEM_CLOCK.boot_ms() < deadline_ms):
+        left_s = (deadline_ms - SYSTEM_CLOCK.boot_ms()) / 1_000
+        turn = Turn(tally.rounds, tally.seed + tally.rounds, left_s)
+        say(f"round {turn.number}: --seed {turn.seed}")
+        tally.rounds += 1
+        tally.violations += len(play(turn))
+    tally.seconds = (SYSTEM_CLOCK.boot_ms() - began_ms) // 1_000
+    say(tally.line())
+    return int(bool(tally.violations))
 
 
 def in_folder(play: Callable[[Path], list[T]]) -> list[T]:

@@ -8,15 +8,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pydantic
 import pytest
 from pydantic_core import PydanticUndefined
 
+import penstock
 import penstock.materialize.errors
 import penstock.protocol.errors
 import penstock.sdk.errors
-from penstock import DOCUMENTATION_URL, materialize, sdk
+from penstock import materialize, sdk
 from penstock.connectors import BUILT_IN, built_in
 from penstock.connectors.postgres import PostgresConnector
 from penstock.connectors.sqlite.dialect import _TYPES as SQLITE_TYPES
@@ -188,17 +190,24 @@ def shown_default(field: pydantic.fields.FieldInfo) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-def test_documentation_url_of_a_connector_is_absolute_and_names_an_existing_page(name: str):
+def test_documentation_url_of_a_connector_is_absolute_and_names_an_existing_section(name: str):
     url = urlsplit(built_in(name).documentation_url)
-    base = urlsplit(DOCUMENTATION_URL)
-    assert (url.scheme, url.netloc) == ("https", base.netloc)
-    page = ROOT / "docs" / url.path.removeprefix(base.path)
+    assert (url.scheme, url.netloc) == ("file", "")
+    page = Path(url2pathname(url.path))
+    assert page.is_absolute()
+    assert page.is_file()
     assert url.fragment in anchors(page)
 
 
-def test_documentation_url_equals_the_project_url():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["urls"] == {"Documentation": DOCUMENTATION_URL}
+def test_documentation_url_prefers_the_pages_of_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert wheel["targets"]["wheel"]["force-include"] == {"docs": "penstock/docs"}
+    installed = tmp_path / "site packages" / "penstock"
+    (installed / "docs").mkdir(parents=True)
+    monkeypatch.setattr(penstock, "__file__", str(installed / "__init__.py"))
+    assert penstock.documentation_url("a.md#b") == f"{(installed / 'docs').as_uri()}/a.md#b"
 
 
 def test_the_page_lists_every_connector():

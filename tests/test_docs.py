@@ -73,7 +73,7 @@ def test_an_adr_has_its_four_parts(page: Path):
     assert re.match(
         r"Status: (accepted|superseded by \d{4}), \d{4}-\d\d-\d\d\. Supersedes ", status
     )
-    parts = ["Situation", "Decision", "Consequences", "Alternatives"]
+    parts = ["Context", "Decision", "Consequences", "Alternatives"]
     assert re.findall(r"^## (.*)", page.read_text(), re.MULTILINE) == parts
 
 

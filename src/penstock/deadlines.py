@@ -17,7 +17,7 @@ from typing import Final
 
 from penstock.errors import UsageError
 
-__all__ = ["STOP_GRACE_S", "answer_timeout_s", "stop_timeout_s"]
+__all__ = ["STOP_GRACE_S", "STOP_TIMEOUT_S", "answer_timeout_s", "stop_timeout_s"]
 
 ANSWER_TIMEOUT: Final = "PENSTOCK_ANSWER_TIMEOUT"
 STOP_TIMEOUT: Final = "PENSTOCK_STOP_TIMEOUT"

@@ -124,6 +124,34 @@ def test_lag_of_a_source_is_null_while_it_is_disconnected_or_stopped(
     assert ("unknown" in shown([found])) == (lag is None)
 
 
+def test_lag_of_a_materialization_is_null_while_it_is_stopped(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/local"
+    with persist.open(url, writer="test") as client:
+        status = {"phase": "following", "upper": 5, "lag_ms": 0}
+        Memory(client, "local").write_down({"status": status})
+        (running,) = look(url, SETTINGS)
+    (stopped,) = look(url, SETTINGS)
+    lags = [found["materializations"][0]["lag_ms"] for found in (running, stopped)]
+    assert lags == [0, None]
+    assert "unknown" not in shown([running])
+    assert "unknown" in shown([stopped])
+
+
+def test_status_shows_errors_of_tables_without_a_collection(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/shop"
+    untracked = {
+        "name": "public.odd",
+        "collection": "shop.public.odd",
+        "error": "table public.odd cannot be tracked",
+        "error_detail": "It has a column mz_diff.",
+        "error_hint": "Rename the column.",
+    }
+    sound = {"name": "public.a", "collection": "shop.public.a", "error": None}
+    noted(url, "shop", kind="postgres", phase="following", tables=[sound, untracked])
+    text = shown(look(url, SETTINGS))
+    assert "public.odd cannot be tracked. It has a column mz_diff. Rename the column" in text
+
+
 def test_status_shows_the_time_at_which_its_counts_began(tmp_path: Path) -> None:
     url = f"file:{tmp_path}/shop"
     noted(url, "shop", kind="postgres", phase="following", rows=12, counted_since_ms=1)

@@ -197,8 +197,10 @@ def test_a_request_ends_with_who_asked(lake, tmp_path, number):
     asks = tmp_path / "lake" / "shop" / "asks"
     # Somebody holds the lock, lives and does not answer.
     with persist.open(f"{lake}/shop", writer="w"):
+        # Under nohup or in the background a process ignores these, and a child inherits that.
+        default_signals = ("env", "--default-signal=HUP,INT")
         asking = subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli.main", "pause", lake, "shop"],
+            [*default_signals, sys.executable, "-m", "penstock.cli.main", "pause", lake, "shop"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -118,6 +118,26 @@ def test_nothing_is_followed_where_no_table_can_be(database, tmp_path):
     assert list(pipeline.collections) == [f'{database.name}.public.U&"a\\000Ab: \\2028"']
 
 
+def test_init_lists_columns_that_are_omitted(database, tmp_path, capsys):
+    database.sql(
+        'CREATE TABLE wide (id int PRIMARY KEY, "Name" text, name text, "Né" int, "NÉ" int,'
+        ' "tw\nice" int GENERATED ALWAYS AS (id * 2) STORED)'
+    )
+    init(database.url(), tmp_path / "wide.yaml")
+    said, text = capsys.readouterr().out, (tmp_path / "wide.yaml").read_text()
+    generated = (
+        'is not replicated: it is a generated column, which publication "penstock" does not send'
+    )
+    case = "columns Name, name of public.wide differ only in case: SQLite gets the first of them"
+    assert f"        # column tw\N{REPLACEMENT CHARACTER}ice {generated}\n" in text
+    assert f"column public.wide.tw\N{REPLACEMENT CHARACTER}ice {generated}\n" in said
+    assert f"      # {case}" in text
+    assert case in said
+    # SQLite compares letters of ASCII without case, and no others.
+    assert (text + said).count("differ only in case") == 2
+    assert len(load(tmp_path / "wide.yaml", {}).materializations["local"].bindings) == 1
+
+
 def test_partitions_come_under_the_name_of_their_table(database, tmp_path):
     database.sql("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     database.sql("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (9)")

@@ -93,3 +93,12 @@ def test_stop_timeout_that_is_not_positive_raises_usage_error(
     monkeypatch.setenv("PENSTOCK_STOP_TIMEOUT", text)
     with pytest.raises(UsageError, match="PENSTOCK_STOP_TIMEOUT is invalid"):
         stop_timeout_s()
+
+
+def test_command_that_does_not_wait_runs_with_an_invalid_stop_timeout() -> None:
+    command = [sys.executable, "-m", "penstock.cli.main", "--version"]
+    environment = {**os.environ, "PENSTOCK_STOP_TIMEOUT": "soon"}
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -7,13 +7,18 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
 import penstock.persist as persist
 from penstock.cli.logs import FieldsFormatter
+from penstock.cli.main import app
 from penstock.errors import Fenced
 from penstock.telemetry import fields
 
@@ -365,3 +370,19 @@ def test_a_location_on_an_object_store_is_one_url_away(object_url):
     assert penstock("verify", object_url).returncode == 0
     with persist.open(object_url, hold=False) as client:
         assert len(client.collection("words").snapshot(2)) == 401
+
+
+def _command_lines(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, command in getattr(group, "commands", {}).items():
+        yield from _command_lines(command, (*words, name))
+
+
+def test_help_of_every_command_shows_no_type_next_to_a_flag():
+    command_lines = list(_command_lines(get_command(app)))
+    assert ("connector", "serve") in command_lines
+    for words in command_lines:
+        result = CliRunner().invoke(app, [*words, "--help"])
+        assert result.exit_code == 0
+        assert "--help" in result.output
+        assert "<bool>" not in result.output, words

@@ -13,11 +13,14 @@ from tests.fix_spark import home_of_links
 pytestmark = pytest.mark.spark
 
 KILLED = """
-import os, signal, sys
+import os, signal, threading
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from penstock.cli.logs import log_to_stderr
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import TransientError
 
+log_to_stderr()
 starts = []
 kept = KeptSession("local[1]", starts=lambda: starts.append(1))
 first = kept.get()
@@ -26,9 +29,32 @@ assert first.range(5).count() == 5
 added = first.sparkContext.accumulator(0)
 first.sparkContext.parallelize([1, 2], 1).foreach(added.add)
 assert added.value == 3
-jvm = SparkContext._gateway.proc
-os.kill(jvm.pid, signal.SIGKILL)
-jvm.wait()
+
+# A call is under way when the JVM is killed. SUBTLE: unread bytes make the kernel reset the
+# connection instead of closing it, and only a reset is logged with a traceback.
+client = SparkContext._gateway._gateway_client
+files = first._jvm.java.nio.file.Files
+os.mkfifo("pipe")
+pipe = first._jvm.java.io.File(os.path.abspath("pipe")).toPath()
+
+def read_pipe():
+    pipe.getFileName()  # Opens the connection of this thread.
+    connections.append(client.get_thread_connection())
+    try:
+        files.readAllBytes(pipe)
+    except Py4JError:
+        failed.append(1)
+
+connections, failed = [], []
+call = threading.Thread(target=read_pipe)
+call.start()
+with open("pipe", "w"):  # Returns when the JVM has opened its end.
+    connections[0].socket.sendall(b"unread")
+    jvm = SparkContext._gateway.proc
+    os.kill(jvm.pid, signal.SIGKILL)
+    jvm.wait()
+call.join()
+assert failed
 second = kept.get()
 assert second is not first
 assert second.range(7).count() == 7
@@ -50,6 +76,8 @@ def test_a_killed_jvm_is_replaced(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr[-3_000:]
     assert "Traceback" not in ended.stderr
+    assert "Exception while sending command" not in ended.stderr
+    assert ended.stderr.count("the JVM of Spark has ended") == 1
 
 
 JARS = """

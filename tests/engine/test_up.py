@@ -14,7 +14,7 @@ from penstock.catalog.listing import Listed, collections_of
 from penstock.catalog.objects import Wanted, as_wanted, catalogued, known_objects
 from penstock.engine import up
 from penstock.engine.checking import planned
-from penstock.errors import UsageError
+from penstock.errors import DefiniteError, UsageError
 from penstock.persist.errors import LockHeld
 from penstock.pipeline import load
 from penstock.sources.postgres.source import PostgresSource
@@ -132,6 +132,21 @@ def test_tables_that_are_not_named_any_more_go_if_allowed(shop: Shop) -> None:
     assert "--allow-drop" in refused.value.hint
     assert shop.run(shop.source("shop"), allow_drop=True)
     assert "shop.public.b" not in shop.names()
+
+
+def test_dropped_table_that_is_left_out_of_the_file_is_removed_from_the_source(shop: Shop) -> None:
+    both = shop.source("shop", "tables: [public.a, public.b]")
+    assert shop.run(both)
+    shop.database.sql("DROP TABLE b; INSERT INTO a VALUES (1)")
+    with pytest.raises(DefiniteError, match=r"tables in error: public\.b") as errored:
+        shop.run(both)
+    assert 'table public.b of postgres source "shop" was dropped' in errored.value.detail
+    assert "leave it out of tables in the file" in errored.value.hint
+    assert shop.run(shop.source("shop"), allow_drop=True)
+    assert "shop.public.b" not in shop.names()
+    with persist.open(f"{shop.url}/shop", hold=False) as client:
+        rows = client.collection("shop.public.a")
+        assert [row.data for row in rows.snapshot(rows.upper - 1)] == [{"id": 1}]
 
 
 def test_a_source_that_is_followed_needs_no_more_of_the_server(

@@ -161,6 +161,21 @@ def test_errors_say_what_to_do(shop, view, served):
     assert told['materialization "warehouse"']["message"] == "disk is full"
 
 
+def test_error_of_a_table_without_a_collection_says_what_to_do(shop, served):
+    shop.tick()
+    shop.tasks["shop"]["tables"] = [
+        {
+            **shop.source()["tables"][0],
+            "collection": "shop.public.odd",
+            "error": "table public.odd cannot be tracked",
+            "error_detail": "It has a column mz_diff.",
+            "error_hint": "Rename the column.",
+        }
+    ]
+    (error,) = state_of(served)["errors"]
+    assert (error["detail"], error["hint"]) == ("It has a column mz_diff.", "Rename the column.")
+
+
 def test_health_is_lost_with_a_task_that_has_ended_in_error(shop, served):
     assert ask(served.url, "/healthz").json == {"healthy": True, "dead": []}
     shop.tasks["shop"] |= {"state": "restarting", "error": {"message": "no route"}}

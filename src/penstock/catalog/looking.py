@@ -172,7 +172,9 @@ def _runners(client: Client, state: State, now_ms: int) -> dict[str, list[dict[s
             {
                 "materialization": name,
                 **told["status"],
-                "phase": _phase(told, state),
+                "phase": (phase := _phase(told, state)),
+                # The collections may have advanced since its last word.
+                **({"lag_ms": None} if phase in ("stopped", PAUSED) else {}),
                 "error": _task_error(told),
             }
             for name, told in notes.items()

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from penstock.pipeline.redaction import SECRET_NAMES, URL_SCHEME
 from penstock.pipeline.written import VARIABLE
+from penstock.protocol.redaction import SECRET_NAMES, URL_SCHEME
 from penstock.sources.kafka.properties import is_harmless
 
 __all__ = ["HIDDEN", "hides_secrets", "objects_without_secrets", "without_secrets"]

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.catalog.rows import encode_line
-from penstock.cli.options import AsJson
+from penstock.cli.options import AsJson, Command, CommandGroup
 from penstock.cli.stopping import stop_on_signals
 from penstock.errors import UsageError
 from penstock.protocol.privacy import Security
@@ -24,6 +24,7 @@ from penstock.protocol.privacy import Security
 __all__ = ["connector"]
 
 connector = typer.Typer(
+    cls=CommandGroup,
     name="connector",
     no_args_is_help=True,
     help="Built-in connectors, and the conformance suite for any connector.",
@@ -47,11 +48,12 @@ Token = Annotated[
     ),
 ]
 Plaintext = Annotated[
-    bool, typer.Option("--plaintext", help="Go without TLS, even beyond this machine.", metavar="")
+    bool,
+    typer.Option("--plaintext", help="Go without TLS, even beyond this machine."),
 ]
 
 
-@connector.command("list")
+@connector.command("list", cls=Command)
 def list_connectors(as_json: AsJson = False) -> None:
     """List the built-in connectors."""
     from penstock.connectors import BUILT_IN, built_in
@@ -61,7 +63,7 @@ def list_connectors(as_json: AsJson = False) -> None:
         print(encode_line({"name": name, "does": summary}) if as_json else f"{name:14} {summary}")
 
 
-@connector.command()
+@connector.command(cls=Command)
 def spec(
     name: Annotated[
         str, typer.Argument(metavar="NAME or ADDR", help="A built-in one, or an address.")
@@ -98,7 +100,7 @@ def spec(
     print(encode_line(told) if as_json else json.dumps(told, indent=2, ensure_ascii=False))
 
 
-@connector.command()
+@connector.command(cls=Command)
 def serve(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of `penstock connector list`.")],
     listen: Annotated[
@@ -113,16 +115,12 @@ def serve(
     until_stdin_ends: Annotated[
         bool,
         typer.Option(
-            "--until-stdin-ends",
-            help="End with standard input, as when whoever writes it dies.",
-            metavar="",
+            "--until-stdin-ends", help="End with standard input, as when whoever writes it dies."
         ),
     ] = False,
     warm: Annotated[
         bool,
-        typer.Option(
-            "--warm", help="Load compiled code at once, not with the first documents.", metavar=""
-        ),
+        typer.Option("--warm", help="Load compiled code at once, not with the first documents."),
     ] = False,
 ) -> None:
     """Serve a built-in connector, until it is told to end.
@@ -146,7 +144,7 @@ def serve(
         server.wait(stop)
 
 
-@connector.command()
+@connector.command(cls=Command)
 def check(
     address: Annotated[
         str | None,

@@ -44,13 +44,12 @@ def demo(
     kafka: Annotated[
         bool,
         typer.Option(
-            "--kafka",
-            help="Follow a topic of Kafka, too; its jars are fetched the first time.",
-            metavar="",
+            "--kafka", help="Follow a topic of Kafka, too; its jars are fetched the first time."
         ),
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Let the temporary folder stay, too.", metavar="")
+        bool,
+        typer.Option("--keep", help="Let the temporary folder stay, too."),
     ] = False,
 ) -> None:
     """Follow a live shop into SQLite, and compare both when it ends, by Ctrl-C or --for.

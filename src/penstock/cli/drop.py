@@ -19,9 +19,7 @@ def drop(
     name: Task,
     keep_target: Annotated[
         bool,
-        typer.Option(
-            "--keep-target", help="Leave what a materialization wrote where it is.", metavar=""
-        ),
+        typer.Option("--keep-target", help="Leave what a materialization wrote where it is."),
     ] = False,
     force: Annotated[
         bool,
@@ -29,7 +27,6 @@ def drop(
             "--force",
             help="Drop a source to which materializations are bound; they stop until they are "
             "bound to another.",
-            metavar="",
         ),
     ] = False,
     wait: Wait = 600,

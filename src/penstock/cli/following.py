@@ -23,9 +23,7 @@ Verb: TypeAlias = Callable[..., None]
 Once = Annotated[
     bool,
     typer.Option(
-        "--once",
-        help="End when all that was upstream at the start has come as far as FILE says.",
-        metavar="",
+        "--once", help="End when all that was upstream at the start has come as far as FILE says."
     ),
 ]
 For = Annotated[
@@ -47,9 +45,7 @@ Http = Annotated[
 AllowDrop = Annotated[
     bool,
     typer.Option(
-        "--allow-drop",
-        help="Drop what FILE leaves out, and what a backfill must drop or remove.",
-        metavar="",
+        "--allow-drop", help="Drop what FILE leaves out, and what a backfill must drop or remove."
     ),
 ]
 TakeOver = Annotated[
@@ -57,7 +53,6 @@ TakeOver = Annotated[
     typer.Option(
         "--take-over",
         help="Replace a running process of this host that has the same writer id. It ends.",
-        metavar="",
     ),
 ]
 

@@ -111,6 +111,8 @@ def _body(described: "Described", source: str, connection: Sequence[str]) -> Ite
     for each, table in zip(described.tables, _targets(described.tables), strict=True):
         collection = _scalar(_collection(source, each))
         item = f"{{collection: {collection}, resource: {{table: {_scalar(table)}}}}}"
+        for conflict in _conflicts(each):
+            yield _comment(conflict, "      # ")
         yield f"      {_mark(each)}- {item}"
 
 
@@ -134,6 +136,19 @@ def _targets(tables: Sequence["Candidate"]) -> list[str]:
         taken.add(name.lower())
         targets.append(name)
     return targets
+
+
+def _conflicts(table: "Candidate") -> Iterator[str]:
+    """Yield a line about each set of columns that SQLite cannot tell apart."""
+    by_name: dict[str, list[str]] = {}
+    for column in table.columns:
+        by_name.setdefault(column.encode().lower().decode(), []).append(column)
+    for columns in by_name.values():
+        if len(columns) > 1:
+            yield (
+                f"columns {', '.join(columns)} of {table.name} differ only in case: "
+                "SQLite gets the first of them that is selected"
+            )
 
 
 def _collection(source: str, table: "Candidate") -> str:
@@ -222,6 +237,8 @@ def _tell(described: "Described", output: Path, variables: Sequence[str]) -> Non
         for column, why in table.omitted.items():
             name = _comment(f"{table.name}.{column}", "")
             print(f"column {name} is not replicated: {why}", file=stream)
+        for conflict in _conflicts(table):
+            print(_comment(conflict, ""), file=stream)
     if left_out == len(described.tables):
         print("do what the file says, and make it anew", file=stream)
         return

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from pathlib import Path
 from typing import Final
 
 from penstock.errors import UsageError
@@ -56,10 +57,18 @@ def log_to_stderr() -> None:
         if style == "json"
         else FieldsFormatter("%(levelname)s %(name)s: %(message)s")
     )
+    handler.addFilter(_is_not_from_py4j)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("penstock").setLevel(level.upper())
-    # A JVM that is gone is told as an error of ours; this tells each call that did not reach it.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+def _is_not_from_py4j(record: logging.LogRecord) -> bool:
+    """Return whether a record is not one of py4j, which logs each call that a dead JVM cut off.
+
+    The end of the JVM is reported once, by the task that it failed. SUBTLE: py4j logs a cut
+    call with the root logger, so the name of the logger does not tell.
+    """
+    return "py4j" not in Path(record.pathname).parts
 
 
 def _chosen(variable: str, choices: tuple[str, ...], default: str) -> str:

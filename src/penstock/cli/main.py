@@ -21,6 +21,7 @@ from penstock.cli.ingest import ingest
 from penstock.cli.init import init
 from penstock.cli.logs import log_to_stderr
 from penstock.cli.materialize import materialize
+from penstock.cli.options import Command, CommandGroup
 from penstock.cli.output import OutputFailed, give_up_output, watch_output
 from penstock.cli.pause import pause, resume
 from penstock.cli.plan import plan
@@ -42,6 +43,7 @@ FENCED: Final = 3
 
 app = typer.Typer(
     name="penstock",
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,7 +56,7 @@ for verb in (
     *(pause, resume, resync, drop),
     *(compact, verify, release),
 ):
-    app.command()(verb)
+    app.command(cls=Command)(verb)
 app.add_typer(connector)
 
 
@@ -73,7 +75,6 @@ def _options(
             callback=_print_version,
             is_eager=True,
             help="Print the version.",
-            metavar="",
         ),
     ] = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """What `penstock status` shows to people: tables."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from rich.console import Console
@@ -53,6 +53,7 @@ def _show(console: Console, found: dict[str, Any]) -> None:
             )
         console.print(table)
     if found["sources"]:
+        listed = {each["name"] for each in found["collections"]}
         table = Table(
             "source", "phase", "at", "rows since start", "started", "behind", "slot holds",
             "waits for", "error",
@@ -68,7 +69,7 @@ def _show(console: Console, found: dict[str, Any]) -> None:
                 _behind(each),
                 "" if held is None else f"{held} bytes",
                 each.get("waits_for") or "",
-                _failure(each),
+                "; ".join([*filter(None, [_failure(each)]), *_untracked(each, listed)]),
             )
         console.print(table)
     if found["materializations"]:
@@ -108,7 +109,7 @@ def _show_materializations(console: Console, found: list[dict[str, Any]]) -> Non
             each["materialization"],
             each["phase"],
             describe_time(each.get("upper", 0)),
-            f"{each['lag_ms']} ms" if "lag_ms" in each else "unknown",
+            "unknown" if (lag_ms := each.get("lag_ms")) is None else f"{lag_ms} ms",
             str(each.get("documents", "")),
             str(each.get("bytes", "")),
             _started(each),
@@ -161,6 +162,19 @@ def _failure(task: dict[str, Any]) -> str:
     error = task["error"]
     parts = [] if error is None else [error["message"], error["detail"], error["hint"]]
     return ". ".join(part.rstrip(".") for part in parts if part)
+
+
+def _untracked(source: dict[str, Any], listed: Collection[str]) -> list[str]:
+    """Return the errors of tables that have no collection in which they would be listed."""
+    return [
+        ". ".join(
+            part.rstrip(".")
+            for part in (table["error"], table.get("error_detail"), table.get("error_hint"))
+            if part
+        )
+        for table in source.get("tables", ())
+        if table["error"] and table["collection"] not in listed
+    ]
 
 
 def _degraded(materialization: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ def status(
     location: Location,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also show hidden collections, which sources keep.", metavar=""),
+        typer.Option("--all", help="Also show hidden collections, which sources keep."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

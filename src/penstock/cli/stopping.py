@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Final, NoReturn
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.deadlines import stop_timeout_s
+from penstock.deadlines import STOP_TIMEOUT_S, stop_timeout_s
+from penstock.errors import UsageError
 
 __all__ = ["exit_in_time", "stop_in_time", "stop_on_signals"]
 
@@ -73,7 +74,10 @@ def exit_in_time(status: int) -> None:
 
     Threads that wait for a peer keep an interpreter alive that has nothing else to do.
     """
-    timeout_s = stop_timeout_s()
+    try:
+        timeout_s = stop_timeout_s()
+    except UsageError:
+        timeout_s = STOP_TIMEOUT_S  # A command that needs the setting has reported it.
 
     def watch() -> None:
         threading.Event().wait(timeout_s)

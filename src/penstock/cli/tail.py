@@ -31,14 +31,13 @@ def tail(
     snapshot: Annotated[
         bool,
         typer.Option(
-            "--snapshot/--no-snapshot", help="Begin with the contents as of T.", metavar=""
+            "--snapshot/--no-snapshot",
+            help="Begin with the contents as of T.",
         ),
     ] = True,
     progress: Annotated[
         bool,
-        typer.Option(
-            "--progress", help="Also say how far it has come, in mz_progressed lines.", metavar=""
-        ),
+        typer.Option("--progress", help="Also say how far it has come, in mz_progressed lines."),
     ] = False,
     hold: Hold = True,
     as_json: AsJson = True,

@@ -26,7 +26,19 @@ from penstock.ingest.relations import find_bindings
 from penstock.persist.find import find_collection, time_of
 from penstock.sources.postgres.types import to_text
 
-__all__ = ["FEWEST_ROWS", "Compared", "Places", "books_in_sqlite", "compare", "position", "time_at"]
+__all__ = [
+    "FEWEST_ROWS",
+    "Compared",
+    "Places",
+    "Row",
+    "books_in_sqlite",
+    "compare",
+    "position",
+    "rows_in_collection",
+    "rows_in_postgres",
+    "rows_in_sqlite",
+    "time_at",
+]
 
 FEWEST_ROWS: Final = 1_000
 SHOWN: Final = 3
@@ -136,9 +148,9 @@ def compare(
     ):
         source.execute("SET TimeZone = 'UTC'; SET DateStyle = 'ISO'")
         for table, columns in TABLES.items():
-            there = _from_postgres(source, table, columns)
-            stored = _from_collection(places, places.collection(table), columns, as_of)
-            written = _from_sqlite(target, table, columns)
+            there = rows_in_postgres(source, table, columns)
+            stored = rows_in_collection(places.lake, places.collection(table), columns, as_of)
+            written = rows_in_sqlite(target, table, columns)
             rows += there.total()
             differences += _differences(table, columns, "Postgres", there, stored, written)
             kept.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
@@ -147,8 +159,8 @@ def compare(
         if places.brokers is not None:
             columns = (*COLUMNS, "_partition", "_offset")
             there = committed(places.brokers)
-            stored = _from_collection(places, TOPIC, columns, as_of)
-            written = _from_sqlite(target, TOPIC, columns)
+            stored = rows_in_collection(places.lake, TOPIC, columns, as_of)
+            written = rows_in_sqlite(target, TOPIC, columns)
             clicks = there.total()
             differences += _differences(TOPIC, columns, "the topic", there, stored, written)
         (books,) = source.execute(BOOKS.encode()).fetchall()
@@ -225,13 +237,17 @@ def books_in_sqlite(path: Path) -> Books | None:
     return books if books[3] else None
 
 
-def _from_postgres(source: psycopg.Connection, table: str, columns: Sequence[str]) -> Counter[Row]:
+def rows_in_postgres(
+    source: psycopg.Connection, table: str, columns: Sequence[str]
+) -> Counter[Row]:
+    """Return the rows of a table, each value as Postgres prints it."""
     texts = ", ".join(f"{column}::text" for column in columns)
     return Counter(source.execute(f"SELECT {texts} FROM {table}".encode()).fetchall())
 
 
-def _from_collection(places: Places, name: str, columns: Sequence[str], as_of: int) -> Counter[Row]:
-    client, collection = find_collection(places.lake, name, hold=False, settings=persist.Settings())
+def rows_in_collection(lake: str, name: str, columns: Sequence[str], as_of: int) -> Counter[Row]:
+    """Return the rows of a collection as of a time, each value as its source prints it."""
+    client, collection = find_collection(lake, name, hold=False, settings=persist.Settings())
     with client:
         found = collection.snapshot(as_of).arrow()
     stored: Counter[Row] = Counter()
@@ -241,7 +257,8 @@ def _from_collection(places: Places, name: str, columns: Sequence[str], as_of: i
     return stored
 
 
-def _from_sqlite(target: sqlite3.Connection, table: str, columns: Sequence[str]) -> Counter[Row]:
+def rows_in_sqlite(target: sqlite3.Connection, table: str, columns: Sequence[str]) -> Counter[Row]:
+    """Return the rows of a table, each value as text."""
     rows = target.execute(f"SELECT {', '.join(columns)} FROM {table}")
     return Counter(tuple(None if value is None else str(value) for value in row) for row in rows)
 

@@ -27,7 +27,12 @@ from penstock.data.collection_name import compose_name
 from penstock.durable import join
 from penstock.errors import PenstockError, Problem, StoreError, TransientError, UsageError
 from penstock.ingest.running import source_of
-from penstock.materialize.backfill import describe_rewrites, replaced_resources
+from penstock.materialize.backfill import (
+    check_shards,
+    describe_rewrites,
+    lost_resources,
+    replaced_resources,
+)
 from penstock.materialize.building import Built, build, check_config
 from penstock.materialize.client import Connection, connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
@@ -39,7 +44,6 @@ from penstock.persist.lake import is_storage_location, storage_locations_below
 from penstock.persist.state import columns_of
 from penstock.pipeline import Pipeline, load, load_written
 from penstock.pipeline.file import MaterializationSection
-from penstock.pipeline.redaction import redact
 from penstock.protocol.specs import CollectionSpec
 from penstock.sources.postgres.errors import NotReady
 from penstock.sources.source import CollectionOutline
@@ -247,22 +251,27 @@ def _applied(
         yield Change("note", "materialization", name, what)
     section = section.model_copy(update={"bindings": tuple(known)})
     state = _state_of(name, pipeline)
+    log = recalled(state)
+
+    def predecessors(collection: str) -> frozenset[str]:
+        return shapes.predecessors.get(collection, frozenset())
+
     built = build(
         name,
         section,
         [shapes.known[each.collection] for each in known],
         connection,
         append_only=pipeline.append_only(),
-        is_replaced=replaced_resources(
-            section, recalled(state), lambda it: shapes.predecessors.get(it, frozenset())
-        ),
+        is_replaced=replaced_resources(section, log, predecessors),
     )
+    if log is not None:
+        lost_resources(section, built, log, predecessors, ())
+        check_shards(section, built, log, predecessors)
     if changed:
         yield from _reduced(name, built)
     if not missing and (described := built.apply(connection, dry_run=True).strip()):
-        described = redact(described, section.endpoint)
         yield Change("note", "materialization", name, f"its connector would: {described}")
-    for rewrite in describe_rewrites(section, built, state):
+    for rewrite in describe_rewrites(section, built, state, predecessors):
         yield Change("backfill", "materialization", name, rewrite)
 
 

@@ -24,6 +24,7 @@ _CALENDAR_MS: Final = 100_000_000_000
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_NUMBER: Final = re.compile(r"[0-9]{1,30}")
 _RELATIVE: Final = re.compile(
     r"(\d{1,15})\s*(ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?|weeks?)"
     r"\s+ago",
@@ -58,7 +59,7 @@ def parse_time(value: str | datetime, now_ms: int) -> int:
         moment: datetime | None = value
     else:
         text = value.strip()
-        if text.isascii() and text.isdecimal():
+        if _NUMBER.fullmatch(text):
             return int(text)
         if text.lower() == "now":
             return now_ms

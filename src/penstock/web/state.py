@@ -214,7 +214,10 @@ def _errors(
         for table in each.get("tables", ()):
             if table["error"] and table["collection"] not in errored:
                 named = f'table "{table["name"]}" of source "{each["name"]}"'
-                yield _told(named, "source", each, {"message": table["error"]})
+                error = {"message": table["error"]}
+                # A status that an earlier release wrote has only the message.
+                error |= {key: table.get(f"error_{key}") for key in ("detail", "hint")}
+                yield _told(named, "source", each, error)
         if each.get("slot_warning"):
             named = f'slot "{each["slot"]}" of source "{each["name"]}"'
             yield _told(named, "source", each, {"message": each["slot_warning"]})

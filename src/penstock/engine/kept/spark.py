@@ -95,7 +95,7 @@ class KeptSession:
     @property
     def jobs(self) -> Jobs:
         """What runs transactions."""
-        return _JobsOf(self._of_now)
+        return _JobsOf(self._of_now, lambda: self._shards)
 
     def _of_now(self) -> SparkShards:
         spark = self.get()
@@ -119,9 +119,17 @@ class KeptSession:
 
 
 class _JobsOf:
-    def __init__(self, shards: Callable[[], SparkShards]) -> None:
+    def __init__(
+        self, shards: Callable[[], SparkShards], started: Callable[[], SparkShards | None]
+    ) -> None:
+        """`shards` starts a session if there is none; `started` does not."""
         self._shards = shards
+        self._started = started
 
     def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
         with failing_as_ours(f'materialize "{plans[0].spec.materialization}"'):
             self._shards().run(plans, commits)
+
+    def cancel(self, materialization: str) -> None:
+        if (shards := self._started()) is not None:
+            shards.cancel(materialization)
