@@ -1,11 +1,11 @@
-"""A connector that is killed, overtaken, and checked: the other end of the pipe.
+"""A SQLite connector that is killed, fenced and checked.
 
     python examples/connector_demo.py
 
-A SQLite connector runs in a process of its own. Documents go to it over the
-materialization protocol; it is killed with kill -9 amid a transaction; another takes up
-at the last commit; the first one's late commit is refused. Then the conformance suite
-asks it about the protocol.
+The connector runs in a child process and receives documents over the materialization
+protocol. It is killed with `kill -9` during a transaction, and a second process resumes at the
+last commit. A third process fences the second, whose next commit is rejected. At the end the
+conformance suite runs some of its checks.
 """
 
 import sqlite3
@@ -44,53 +44,53 @@ SERVE = [sys.executable, "-m", "penstock.cli.main", "connector", "serve", "sqlit
 
 
 def main() -> None:
-    """Show it."""
+    """Run the example in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
         show(Path(name))
 
 
 def show(folder: Path) -> None:
-    """Store, kill, take up, refuse; then check."""
+    """Store, kill, resume, fence; then run conformance checks."""
     database = folder / "orders.db"
     spec = materialization(
         "demo/orders", {"path": str(database)}, bound(ORDERS, RESOURCE, ("orders",))
     )
-    first, address = serving(folder, "first")
+    first, address = serve(folder, "first")
     with connect(address) as connection:
-        print("the SQLite connector would run:")
+        print("Apply of the SQLite connector would run:")
         print(connection.apply(Apply(spec, "1", dry_run=True)).action_description.strip())
         connection.apply(Apply(spec, "1"))
-        stream, checkpoint = opened(connection.transactions(), spec)
+        stream, checkpoint = open_stream(connection.transactions(), spec)
         commit(stream, range(1_000), 1.5, b"after 1,000")
-        print(f"1,000 orders are committed: {rows(database)} rows")
+        print(f"1,000 orders committed: {count_rows(database)} rows")
         begin(stream)
         stream.send(store(range(500, 2_000), 9.9))
         first.kill()
         first.wait()
-    print(f"killed with kill -9 amid the next transaction: {rows(database)} rows")
+    print(f"killed with kill -9 during the next transaction: {count_rows(database)} rows")
 
-    second, address = serving(folder, "second")
-    third, elsewhere = serving(folder, "third")
-    with connect(address) as connection, connect(elsewhere) as other:
-        stream, checkpoint = opened(connection.transactions(), spec)
-        print(f"another one takes up {checkpoint.decode()!r}")
+    second, address = serve(folder, "second")
+    third, other_address = serve(folder, "third")
+    with connect(address) as connection, connect(other_address) as other:
+        stream, checkpoint = open_stream(connection.transactions(), spec)
+        print(f"the second process resumes at {checkpoint.decode()!r}")
         commit(stream, range(500, 2_000), 9.9, b"after 2,000")
-        newer, checkpoint = opened(other.transactions(), spec)
-        print(f"a third one, in yet another process, takes up {checkpoint.decode()!r}")
+        newer, checkpoint = open_stream(other.transactions(), spec)
+        print(f"the third process resumes at {checkpoint.decode()!r}")
         try:
             commit(stream, range(10), 0.0, b"too late")
         except PenstockError as error:
-            print(f"the second one commits again, and is refused: {error}")
+            print(f"the next commit of the second process is rejected: {error}")
         else:
-            raise SystemExit("the second one was not refused")
+            raise SystemExit("the commit of the second process was not rejected")
         commit(newer, range(2_000, 2_100), 1.0, b"after 2,100")
     for process in (second, third):
         process.terminate()
         process.wait()
     expected = 2_100
-    if rows(database) != expected:
-        raise SystemExit(f"there are {rows(database)} rows, not {expected}")
-    print(f"every order is there once: {rows(database)} rows")
+    if count_rows(database) != expected:
+        raise SystemExit(f"SQLite has {count_rows(database)} rows instead of {expected}")
+    print(f"every order is in SQLite exactly once: {count_rows(database)} rows")
 
     config = conformance.parse(
         {
@@ -101,15 +101,20 @@ def show(folder: Path) -> None:
             "command": [*SERVE, "{address}"],
         }
     )
-    few = ["spec-has-schemas", "load-returns-what-was-stored", "zombie-cannot-commit", "fence-join"]
-    report = conformance.run(config, only=few)
+    checks = [
+        "spec-has-schemas",
+        "load-returns-what-was-stored",
+        "zombie-cannot-commit",
+        "fence-join",
+    ]
+    report = conformance.run(config, only=checks)
     print(report.as_table())
     if report.failed:
         raise SystemExit(1)
 
 
-def serving(folder: Path, name: str) -> tuple["subprocess.Popen[bytes]", str]:
-    """A connector in a process of its own, and where it listens."""
+def serve(folder: Path, name: str) -> tuple["subprocess.Popen[bytes]", str]:
+    """Start a connector as a child process, and return the process and its address."""
     address = f"unix:{folder}/{name}.sock"
     process = subprocess.Popen([*SERVE, address], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -117,16 +122,16 @@ def serving(folder: Path, name: str) -> tuple["subprocess.Popen[bytes]", str]:
     return process, address
 
 
-def opened(stream: Stream, spec: MaterializationSpec) -> tuple[Stream, bytes]:
-    """A stream that may write, and where it goes on."""
+def open_stream(stream: Stream, spec: MaterializationSpec) -> tuple[Stream, bytes]:
+    """Send Open, and return the stream and the checkpoint of the endpoint."""
     stream.send(Open(spec, "1", WHOLE))
-    answer = stream.receive()
-    assert isinstance(answer, Opened)
-    return stream, answer.checkpoint
+    response = stream.receive()
+    assert isinstance(response, Opened)
+    return stream, response.checkpoint
 
 
 def begin(stream: Stream) -> None:
-    """The last commit is acknowledged, and nothing is to be loaded."""
+    """Acknowledge the last commit, and flush without loads."""
     stream.send(Acknowledge())
     stream.receive()
     stream.send(Flush())
@@ -134,7 +139,7 @@ def begin(stream: Stream) -> None:
 
 
 def commit(stream: Stream, ids: range, total: float, checkpoint: bytes) -> None:
-    """One transaction."""
+    """Run one transaction."""
     begin(stream)
     stream.send(store(ids, total))
     stream.send(StartCommit(checkpoint))
@@ -142,7 +147,7 @@ def commit(stream: Stream, ids: range, total: float, checkpoint: bytes) -> None:
 
 
 def store(ids: range, total: float) -> Store:
-    """Orders, packed."""
+    """Return a Store of orders with these ids."""
     count = len(ids)
     keys = pack([pa.array(ids, pa.int64())])
     values = pack([pa.array([total] * count)])
@@ -150,8 +155,8 @@ def store(ids: range, total: float) -> Store:
     return Store(0, keys, values, none, new)
 
 
-def rows(database: Path) -> int:
-    """How many orders there are."""
+def count_rows(database: Path) -> int:
+    """Return the number of orders in SQLite."""
     connection = sqlite3.connect(database)
     [(count,)] = connection.execute("SELECT count(*) FROM orders")
     connection.close()

@@ -1,11 +1,11 @@
-"""A topic of Kafka and a table of Postgres, joined as of one time, and together in SQLite.
+"""A Kafka topic and a Postgres table, joined as of one time, in Spark and in SQLite.
 
     python examples/kafka_and_postgres.py
 
-Customers are in a Postgres, what they click on comes by a topic. `penstock up` follows both,
-and one task writes both into SQLite, in transactions that hold the two as of one time. A
-customer moves while clicks go on. Then both are joined in Spark, as of now and as of before the
-move; and SQLite gives the same answer as Spark does for the time that it has come to.
+Customers are in Postgres and their clicks are in a Kafka topic. `penstock up` replicates both,
+and one materialization writes both into SQLite: each transaction holds the two as of one time.
+A customer moves to another city between clicks. Spark then joins both collections, as of the
+latest time and as of a time before the move, and must return the results that SQLite returned.
 """
 
 import json
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from bank import pause, started
+from bank import pause, start_penstock
 from confluent_kafka import Producer
 
 import penstock.spark as ps
@@ -50,7 +50,7 @@ CUSTOMERS = "shop.public.customers"
 
 
 def send(broker: KafkaBroker, clicks: Iterable[tuple[int, str]]) -> None:
-    """To two partitions, each acknowledged."""
+    """Send clicks to two partitions, and wait until the broker has acknowledged them."""
     producer = Producer(broker.client())
     for customer, page in clicks:
         value = json.dumps({"customer": customer, "page": page})
@@ -58,8 +58,8 @@ def send(broker: KafkaBroker, clicks: Iterable[tuple[int, str]]) -> None:
     producer.flush()
 
 
-def in_sqlite(report: Path, query: str = BY_CITY) -> list[tuple[object, ...]]:
-    """What SQLite answers; nothing, before there are tables."""
+def query_sqlite(report: Path, query: str = BY_CITY) -> list[tuple[object, ...]]:
+    """Return the result of a query; empty if the tables do not exist yet."""
     try:
         with closing(sqlite3.connect(report)) as connection:
             return connection.execute(query).fetchall()
@@ -68,21 +68,21 @@ def in_sqlite(report: Path, query: str = BY_CITY) -> list[tuple[object, ...]]:
 
 
 def wait_for(running: "subprocess.Popen[bytes]", report: Path, clicks: int, city: str) -> None:
-    """Until SQLite has so many clicks, and the first customer lives there."""
-    wanted = [(clicks, city)]
+    """Wait until SQLite has this many clicks, and customer 1 lives in `city`."""
+    expected = [(clicks, city)]
     query = "SELECT (SELECT count(*) FROM clicks), (SELECT city FROM customers WHERE id = 1)"
     for _ in range(1_200):
         if running.poll() is not None:
-            said = report.with_name("log").read_text(errors="replace")
-            raise SystemExit(f"{said}\npenstock up ended with {running.returncode}")
-        if in_sqlite(report, query) == wanted:
+            log = report.with_name("log").read_text(errors="replace")
+            raise SystemExit(f"{log}\npenstock up exited with status {running.returncode}")
+        if query_sqlite(report, query) == expected:
             return
         pause(100)
-    raise SystemExit("nothing arrived within two minutes")
+    raise SystemExit("the rows did not arrive within two minutes")
 
 
 def main() -> None:
-    """Tell the story and check it."""
+    """Run the example and check each step."""
     with (
         PostgresServer(binaries="wheel") as server,
         KafkaBroker() as broker,
@@ -98,17 +98,17 @@ def main() -> None:
         broker.create_topic("clicks", partitions=2)
         send(broker, [(1, "/"), (2, "/"), (1, "/basket")])
         file.write_text(FILE.format(folder=folder, url=shop.url(), brokers=broker.bootstrap))
-        print("1. two customers in a Postgres, three clicks in a topic; penstock up starts")
-        running = started("up", file, "--http", "none", log=folder / "log")
+        print("1. two customers in Postgres, three clicks in Kafka; starting penstock up")
+        running = start_penstock("up", file, "--http", "none", log=folder / "log")
         try:
             wait_for(running, report, 3, "Bern")
-            before = in_sqlite(report)
-            print(f"2. one task has written both into SQLite; clicks by city: {before}")
+            before = query_sqlite(report)
+            print(f"2. both are in SQLite; clicks by city: {before}")
             shop.sql("UPDATE customers SET city = 'Delft' WHERE id = 1")
             send(broker, [(1, "/order"), (2, "/help")])
             wait_for(running, report, 5, "Delft")
-            after = in_sqlite(report)
-            print(f"3. Ada has moved, and there were two more clicks: {after}")
+            after = query_sqlite(report)
+            print(f"3. Ada has moved, and two clicks were added: {after}")
         finally:
             running.terminate()
             running.wait()
@@ -116,20 +116,20 @@ def main() -> None:
 
 
 def join(lake: str, before: list[tuple[object, ...]], after: list[tuple[object, ...]]) -> None:
-    """The same in Spark, as of one time for both."""
+    """Join both collections in Spark as of one time, and compare with SQLite."""
     spark = ps.session()
     try:
         now, first = (by_city(spark, lake, as_of) for as_of in (None, "earliest"))
-        print(f"4. joined by Spark as of the latest time of both: {now}")
+        print(f"4. joined in Spark as of the latest common time: {now}")
         assert now == after, (now, after)
-        print(f"5. and as of the earliest: {first}")
+        print(f"5. joined in Spark as of the earliest common time: {first}")
         assert first == before, (first, before)
     finally:
         spark.stop()
 
 
 def by_city(spark: object, lake: str, as_of: str | None) -> list[tuple[object, ...]]:
-    """Clicks by city of the customer, as of one time."""
+    """Count clicks by city of the customer, as of one time."""
     both = ps.read_all(spark, lake, [CUSTOMERS, "clicks"], as_of)
     joined = both["clicks"].join(both[CUSTOMERS], both["clicks"].customer == both[CUSTOMERS].id)
     return sorted(map(tuple, joined.groupBy("city").count().collect()))

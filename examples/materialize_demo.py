@@ -1,10 +1,10 @@
-"""A Postgres into a SQLite file, exactly once, though everything in between is killed.
+"""Postgres to SQLite, exactly once, although every process in between is killed.
 
-A bank runs on a Postgres of its own. `penstock ingest` follows it into collections, and
-`penstock materialize` follows those into SQLite: accounts and journal as they are, and of
-the payments what each payer has paid, added up. Both are killed with `kill -9` amid
-transfers, started again, and killed again. Whenever one looks, the balances in SQLite add
-up. In the end all rows are the same upstream, in the lake and downstream.
+`penstock ingest` replicates a bank in Postgres into collections, and `penstock materialize`
+replicates those into SQLite: accounts and journal unchanged, payments summed for each payer.
+Both are killed with `kill -9` during transfers, started again, and killed again. Every query
+of SQLite returns the correct sum of balances. At the end all rows are equal in Postgres, in
+the lake and in SQLite.
 """
 
 import signal
@@ -14,7 +14,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from bank import ACCOUNTS, OPENING, Traffic, open_bank, pause, rows_of, started
+from bank import ACCOUNTS, OPENING_BALANCE, Traffic, open_bank, pause, read_latest, start_penstock
 
 from penstock.testing.postgres import Database, PostgresServer
 
@@ -54,69 +54,70 @@ PAID = "SELECT payer, sum(moved), max(id) FROM payments GROUP BY payer"
 
 
 class Branch:
-    """Where it arrives, and what leads there."""
+    """The SQLite database, and the processes that write it."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "bank.yaml"
         self.log = folder / "log"
-        self.looks = 0
+        self.checks = 0
         self._database = folder / "branch.db"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Both commands, side by side."""
-        for verb in ("ingest", "materialize"):
-            self._running[verb] = started(verb, self.file, log=self.log)
+        """Start both commands in parallel."""
+        for command in ("ingest", "materialize"):
+            self._running[command] = start_penstock(command, self.file, log=self.log)
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """Send SIGKILL to both processes."""
         for process in self._running.values():
             process.send_signal(signal.SIGKILL)
             process.wait()
 
     def finish(self) -> None:
-        """All that is upstream, and no more."""
-        for verb in ("ingest", "materialize"):
-            if started(verb, self.file, "--once", log=self.log).wait():
-                raise self._failed(f"penstock {verb} --once failed")
+        """Replicate everything that is upstream now."""
+        for command in ("ingest", "materialize"):
+            if start_penstock(command, self.file, "--once", log=self.log).wait():
+                raise self._failed(f"penstock {command} --once failed")
 
     def rows(self, query: str) -> list[tuple[object, ...]]:
-        """What SQLite answers."""
+        """Return the sorted result of a query in SQLite."""
         with closing(sqlite3.connect(self._database)) as connection:
             return sorted(connection.execute(query).fetchall())
 
     def wait_for(self, transfer: int) -> int:
-        """Look until a transfer has arrived; the last that has. Balances always add up."""
+        """Check SQLite until a transfer has arrived, and return the last one."""
         for _ in range(3_000):
-            for verb, process in self._running.items():
+            for command, process in self._running.items():
                 if process.poll() is not None:
-                    raise self._failed(f"penstock {verb} ended with {process.returncode}")
-            last = self.look()
+                    status = process.returncode
+                    raise self._failed(f"penstock {command} exited with status {status}")
+            last = self.check()
             if last >= transfer:
                 return last
             pause(100)
         raise self._failed(f"transfer {transfer} did not arrive within five minutes")
 
-    def look(self) -> int:
-        """The last transfer that is there."""
+    def check(self) -> int:
+        """Check the sum of the balances, and return the last transfer in SQLite."""
         try:
             [(total, last)] = self.rows(
                 "SELECT (SELECT sum(balance) FROM accounts), (SELECT max(id) FROM paid)"
             )
         except sqlite3.OperationalError:
-            return 0  # There are no tables yet.
+            return 0  # The tables do not exist yet.
         if last is None:
             return 0
-        self.looks += 1
-        assert total == ACCOUNTS * OPENING, total
+        self.checks += 1
+        assert total == ACCOUNTS * OPENING_BALANCE, total
         return int(last)
 
-    def _failed(self, why: str) -> SystemExit:
-        return SystemExit(f"{self.log.read_text(errors='replace')}\n{why}")
+    def _failed(self, reason: str) -> SystemExit:
+        return SystemExit(f"{self.log.read_text(errors='replace')}\n{reason}")
 
 
 def main() -> None:
-    """Tell the story and check it."""
+    """Run the example and check each step."""
     with (
         PostgresServer(binaries="wheel") as server,
         tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder,
@@ -134,44 +135,43 @@ def main() -> None:
 
 
 def show(branch: Branch, traffic: Traffic) -> None:
-    """Follow, kill, go on, kill again, finish."""
-    print(f"1. a Postgres with {ACCOUNTS} accounts; penstock ingest and penstock materialize start")
+    """Start, kill, resume, kill again, finish."""
+    print(f"1. a Postgres with {ACCOUNTS} accounts; starting penstock ingest and materialize")
     branch.start()
     first = branch.wait_for(1)
     last = branch.wait_for(first + 100)
-    print(f"2. SQLite follows: first it had {first} transfers, then {last}")
+    print(f"2. SQLite receives transfers: first {first}, then {last}")
     branch.kill()
-    made = traffic.transfers
-    there = branch.look()
-    print(f"3. both killed with kill -9: {made} transfers were made, {there} are in SQLite")
+    made, delivered = traffic.transfers, branch.check()
+    print(f"3. both killed with kill -9: {made} transfers in Postgres, {delivered} in SQLite")
     branch.start()
     last = branch.wait_for(traffic.transfers + 100)
-    print(f"4. started again, they go on: {last} are in SQLite")
+    print(f"4. started again, both resumed: {last} transfers in SQLite")
     branch.kill()
     pause(500)
     traffic.stop()
-    made, there = traffic.transfers, branch.look()
-    print(f"5. both killed again; transfers end at {made}, of which {there} are in SQLite")
+    made, delivered = traffic.transfers, branch.check()
+    print(f"5. both killed again; {made} transfers in Postgres, {delivered} in SQLite")
     branch.finish()
-    print("6. penstock ingest --once and penstock materialize --once have brought the rest")
+    print("6. penstock ingest --once and materialize --once delivered the remaining transfers")
 
 
 def compare(bank: Database, branch: Branch, lake: str) -> None:
-    """Upstream, in the lake and downstream."""
-    print(f"7. at each of {branch.looks} looks at SQLite the balances added up")
+    """Compare Postgres, the lake and SQLite."""
+    print(f"7. the sum of the balances in SQLite was correct at each of {branch.checks} checks")
     for table, query in SAME.items():
-        _, kept = rows_of(lake, f"bank.public.{table}")
-        assert kept == sorted(bank.sql(f"SELECT * FROM {table}")), f"{table} differs in the lake"
+        _, rows = read_latest(lake, f"bank.public.{table}")
+        assert rows == sorted(bank.sql(f"SELECT * FROM {table}")), f"{table} differs in the lake"
         upstream = sorted(bank.sql(query))
         assert branch.rows(query) == upstream, f"{table} differs"
         assert len(upstream) > 10, upstream
-        print(f"8. {len(upstream)} rows of {table} are the same in Postgres, lake and SQLite")
-    _, payments = rows_of(lake, "bank.public.payments")
+        print(f"8. {len(upstream)} rows of {table} are equal in Postgres, lake and SQLite")
+    _, payments = read_latest(lake, "bank.public.payments")
     assert payments == sorted(bank.sql("SELECT * FROM payments")), "payments differ in the lake"
     paid = branch.rows("SELECT payer, moved, id FROM paid")
-    assert paid == sorted(bank.sql(PAID)), "what was paid differs"
+    assert paid == sorted(bank.sql(PAID)), "the sums of the payments differ"
     assert len(payments) > len(paid) > 10, paid
-    print(f"9. {len(payments)} payments were added up for {len(paid)} payers, each exactly once")
+    print(f"9. {len(payments)} payments were summed for {len(paid)} payers, each exactly once")
 
 
 if __name__ == "__main__":

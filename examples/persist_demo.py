@@ -1,9 +1,9 @@
-"""What there is today, in ten seconds: write, seal, kill -9, reopen, read the past, verify.
+"""A collection in ten seconds: write, seal, kill -9, reopen, read past states, verify.
 
-A child process keeps the stock of a small shop in a collection, one sealed time
-after another. It is killed in the middle. Then the same collection is opened
-again, read as of two times, compared with what the child had been told was
-durable, and verified object by object.
+A child process writes the stock of a small shop to a collection, and seals one time after
+another. It is killed with `kill -9`. The parent then reopens the collection, reads past
+states, compares them with the states that the child reported as durable, and verifies every
+object.
 """
 
 import random
@@ -17,12 +17,12 @@ from pathlib import Path
 import penstock.persist as persist
 
 WARES = ("apples", "bread", "cheese", "dates")
-ENOUGH = 200
+SEALED_TIMES = 200
 
 
-def keep_shop(url: str) -> None:
-    """Sell and restock for ever; say what is durable, after it is."""
-    chance = random.Random(7)
+def write_stock(url: str) -> None:
+    """Change the stock without end, and print each state after it is durable."""
+    rng = random.Random(7)
     with persist.open(url, writer="shop-1") as client:
         stock = client.create_or_load("stock", key=persist.TEXT, value=persist.INT64)
         shelf = dict.fromkeys(WARES, 100)
@@ -30,40 +30,40 @@ def keep_shop(url: str) -> None:
         time = 0
         while True:
             time += 1
-            ware = chance.choice(WARES)
-            before, after = shelf[ware], shelf[ware] + chance.randrange(-9, 10)
+            ware = rng.choice(WARES)
+            before, after = shelf[ware], shelf[ware] + rng.randrange(-9, 10)
             shelf[ware] = after
-            # The old row goes and the new one comes, at one time.
+            # Retract the old row and insert the new one, at one time.
             stock.write([((ware, before), time, -1), ((ware, after), time, +1)]).result()
             stock.seal(time + 1).result()
             print(f"{time} {' '.join(f'{w}={n}' for w, n in shelf.items())}", flush=True)
 
 
 def run_until_killed(url: str) -> dict[int, dict[str, int]]:
-    """What the child was told was durable, by time."""
+    """Run the child, kill it, and return the states that it reported, by time."""
     child = subprocess.Popen(
         [sys.executable, __file__, "--child", url], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
-    told: dict[int, dict[str, int]] = {}
+    reported: dict[int, dict[str, int]] = {}
     try:
         for line in child.stdout:
             time, *shelf = line.split()
-            told[int(time)] = {w: int(n) for w, n in (item.split("=") for item in shelf)}
-            if len(told) == ENOUGH:
+            reported[int(time)] = {w: int(n) for w, n in (item.split("=") for item in shelf)}
+            if len(reported) == SEALED_TIMES:
                 break
     finally:
         child.send_signal(signal.SIGKILL)
-        rest, _ = child.communicate()
-    for line in rest.splitlines():
+        remaining, _ = child.communicate()
+    for line in remaining.splitlines():
         time, *shelf = line.split()
         if len(shelf) == len(WARES):
-            told[int(time)] = {w: int(n) for w, n in (item.split("=") for item in shelf)}
-    return told
+            reported[int(time)] = {w: int(n) for w, n in (item.split("=") for item in shelf)}
+    return reported
 
 
 def contents(stock: persist.Collection, as_of: int) -> dict[str, int]:
-    """The shelf as of a time; each ware is there exactly once."""
+    """Return the stock as of a time, and check that each ware occurs exactly once."""
     rows = list(stock.snapshot(as_of))
     assert all(row.diff == 1 for row in rows), rows
     assert max(Counter(row.data[0] for row in rows).values()) == 1, rows
@@ -71,32 +71,30 @@ def contents(stock: persist.Collection, as_of: int) -> dict[str, int]:
 
 
 def main() -> None:
-    """Tell the story and check it."""
+    """Run the example and check each step."""
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         url = f"file:{Path(folder) / 'data'}"
-        print(f"1. a writer keeps a shop's stock in {url}")
-        told = run_until_killed(url)
-        last = max(told)
+        print(f"1. a child process writes stock to {url}")
+        reported = run_until_killed(url)
+        last = max(reported)
         print(f"2. kill -9 after {last} sealed times")
         with persist.open(url, writer="shop-1") as client:
             stock = client.collection("stock")
-            left = sum(each.updates for each in client.unsealed())
-            print(f"3. reopened in epoch {client.epoch}: upper is {stock.upper}, {left} unsealed")
+            unsealed = sum(batch.updates for batch in client.unsealed())
+            print(f"3. reopened in epoch {client.epoch}: upper {stock.upper}, {unsealed} unsealed")
             for as_of in (last // 2, last):
                 now = contents(stock, as_of)
-                assert now == told[as_of], (now, told[as_of])
-                print(f"4. as of {as_of:4}: {now}, as it was told then")
-            for as_of, shelf in told.items():
+                assert now == reported[as_of], (now, reported[as_of])
+                print(f"4. as of {as_of:4}: {now}, as the child reported")
+            for as_of, shelf in reported.items():
                 assert contents(stock, as_of) == shelf
-            print(f"5. all {len(told)} past states are as they were told")
+            print(f"5. all {len(reported)} past states are as the child reported them")
             stock.allow_compaction(last // 2).result()
             client.compact()
             for as_of in range(last // 2, last + 1):
-                assert contents(stock, as_of) == told[as_of]
+                assert contents(stock, as_of) == reported[as_of]
             batches = len(stock.state.batches)
-            print(
-                f"6. compacted to {batches} batch(es): every state from {last // 2} on is the same"
-            )
+            print(f"6. compacted to {batches} batch(es): states from {last // 2} on are unchanged")
         print("7. penstock verify:", flush=True)
         subprocess.run([sys.executable, "-m", "penstock.cli.main", "verify", url], check=True)
         print("8. penstock read, as of the last time:", flush=True)
@@ -106,6 +104,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        keep_shop(sys.argv[2])
+        write_stock(sys.argv[2])
     else:
         main()

@@ -1,9 +1,9 @@
-"""Collections on Spark, in a minute: joins at one time, the past, changes, a stream, a write.
+"""Collections in Spark, in one minute: joins as of a time, changes, a stream, an append.
 
-A small bank moves money between accounts. Each transfer touches two collections
-at one time, so at every time the balances add up to what was paid in. Spark
-reads both as of one time and finds it so, now and in the past; a join of two
-readings at different times would not.
+A small bank moves money between accounts. Each transfer changes two collections at one time,
+and the sum of all balances never changes. Spark reads both collections as of one time, the
+latest and a past one, and gets the correct sum. A join of reads as of different times could
+return a wrong one.
 """
 
 import random
@@ -19,9 +19,9 @@ PEOPLE = ("Ann", "Bob", "Cy", "Dee")
 TRANSFERS = 300
 
 
-def keep_bank(url: str) -> int:
-    """Balances and the journal, moved together; the last time."""
-    chance = random.Random(11)
+def write_bank(url: str) -> int:
+    """Write balances and journal atomically for each transfer, and return the last time."""
+    rng = random.Random(11)
     row = pa.schema([("name", pa.string()), ("amount", pa.int64())])
     entry = pa.schema([("id", pa.int64()), ("payer", pa.string()), ("payee", pa.string())])
     with persist.open(url, writer="bank-1") as client:
@@ -33,18 +33,18 @@ def keep_bank(url: str) -> int:
             [persist.AppendTo(balances, opening, 0, 2), persist.AppendTo(journal, [], 0, 2)]
         )
         for time in range(2, TRANSFERS + 2):
-            payer, payee = chance.sample(PEOPLE, 2)
-            moved = chance.randrange(1, 50)
+            payer, payee = rng.sample(PEOPLE, 2)
+            moved = rng.randrange(1, 50)
             before = {name: holds[name] for name in (payer, payee)}
             holds[payer] -= moved
             holds[payee] += moved
             updates = [({"name": n, "amount": a}, time, -1) for n, a in before.items()]
             updates += [({"name": n, "amount": holds[n]}, time, +1) for n in before]
-            note = [({"id": time, "payer": payer, "payee": payee}, time, +1)]
+            entries = [({"id": time, "payer": payer, "payee": payee}, time, +1)]
             client.append_all(
                 [
                     persist.AppendTo(balances, updates, time, time + 1),
-                    persist.AppendTo(journal, note, time, time + 1),
+                    persist.AppendTo(journal, entries, time, time + 1),
                 ]
             )
         balances.allow_compaction(50).result()
@@ -56,8 +56,8 @@ def keep_bank(url: str) -> int:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         lake = f"file:{folder}"
-        last = keep_bank(f"{lake}/bank")
-        print(f"1. {TRANSFERS} transfers were written, each to two collections at one time")
+        last = write_bank(f"{lake}/bank")
+        print(f"1. wrote {TRANSFERS} transfers, each to two collections at one time")
 
         spark = ps.session(app_name="penstock-demo")
         for as_of in (last, 100):
@@ -72,20 +72,20 @@ def main() -> None:
                 .first()
             )
             print(
-                f"2. as of {as_of}: balances add up to {total}; "
+                f"2. as of {as_of}: the sum of the balances is {total}; "
                 f"{busiest['name']} paid {busiest['count']} times and has {busiest['amount']}"
             )
             assert total == 1_000 * len(PEOPLE)
 
         changes = ps.changes(spark, lake, "balances", 100, 110)
         moved = changes.groupBy().sum("mz_diff").first()[0]
-        print(f"3. changes in [100, 110): {changes.count()} updates, which add up to {moved} rows")
+        print(f"3. changes in [100, 110): {changes.count()} updates, sum of diffs {moved}")
         assert moved == 0
 
         summary = ps.read(spark, lake, "journal").groupBy("payer").count()
-        at = ps.append(summary, lake, "payments_by_payer", key=["payer"])
+        time = ps.append(summary, lake, "payments_by_payer", key=["payer"])
         rows = ps.read(spark, lake, "payments_by_payer").count()
-        print(f"4. a Spark job wrote {rows} rows into a collection of its own, at time {at}")
+        print(f"4. a Spark job appended {rows} rows to a new collection, at time {time}")
         assert rows == len(PEOPLE)
 
         stream = (
@@ -103,7 +103,7 @@ def main() -> None:
         stream.awaitTermination()
         streamed = spark.sql("select sum(amount * mz_diff) from balances").first()[0]
         batches = len(stream.recentProgress)
-        print(f"5. a stream gave the same balances in {batches} micro-batches: {streamed}")
+        print(f"5. a stream returned the same sum in {batches} micro-batches: {streamed}")
         assert streamed == 1_000 * len(PEOPLE)
         spark.stop()
 

@@ -31,7 +31,9 @@ class JsonTables(sdk.Connector[Endpoint, Resource]):
     endpoint = Endpoint
     resource = Resource
 
-    def validate(self, asked: sdk.Validating[Endpoint, Resource]) -> Sequence[sdk.ValidatedBinding]:
+    def validate(
+        self, request: sdk.Validating[Endpoint, Resource]
+    ) -> Sequence[sdk.ValidatedBinding]:
         return [
             sdk.ValidatedBinding(
                 constraints={field.name: constraint(field) for field in each.fields},
@@ -39,7 +41,7 @@ class JsonTables(sdk.Connector[Endpoint, Resource]):
                 delta_updates=False,
                 accepts_delete=True,
             )
-            for each in asked.bindings
+            for each in request.bindings
         ]
 
     def apply(self, applying: sdk.Applying[Endpoint, Resource]) -> str:

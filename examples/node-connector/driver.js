@@ -200,6 +200,7 @@ class Stream {
   }
 
   start_commit({ runtime_checkpoint }) {
+    check(runtime_checkpoint.length, 'StartCommit has no runtime_checkpoint');
     const checkpoint = runtime_checkpoint.toString('base64');
     this.append(() => {
       const ours = this.folder.owner(this.range)?.fence === this.fence;
