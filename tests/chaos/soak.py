@@ -1,6 +1,6 @@
 """Every scenario again and again, in another order and with other data each time.
 
-    python -m tests.chaos.soak --for SECONDS [--seed N] [--only TEXT] [--no-spark]
+    python -m tests.chaos.soak --for SECONDS [--seed N] [--only TEXT] [--runtime local|spark]
 
 Each is told clean and with its bug, and has a line that says what came of it. Some run on
 Spark, whose executors and driver are killed; the others in two processes of ours. The status
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("PENSTOCK_TEST_SEED", "1")))
     parser.add_argument("--only", default="", help="scenarios with this in their name")
     parser.add_argument("--once", action="store_true", help="each of them once, however long")
-    parser.add_argument("--no-spark", action="store_true", help="leave out scenarios on Spark")
+    parser.add_argument("--runtime", choices=["local", "spark"], help="leave out the other one")
     given = parser.parse_args(arguments)
     began_ms = SYSTEM_CLOCK.boot_ms()
     deadline = began_ms + int(given.seconds * 1_000)
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
         soak = Soak(stack)
         failed: list[str] = []
         for number in itertools.count():
-            for scenario, spark in _order(chance, given.only, spark=not given.no_spark):
+            for scenario, spark in _order(chance, given.only, runtime=given.runtime):
                 seed = random.Random(f"{given.seed} {number} {scenario}").randrange(10**6)
                 if not soak.tells(scenario, seed, spark=spark):
                     failed.append(f"--seed {given.seed} --only {scenario} --once")
@@ -119,15 +119,19 @@ def main(arguments: list[str]) -> int:
     return int(bool(failed))
 
 
-def _order(chance: random.Random, only: str, *, spark: bool) -> list[tuple[Scenario, bool]]:
-    here = [(each, False) for each in dict.fromkeys(LONG) if only in str(each)]
-    there = [(each, True) for each in LONG_ON_SPARK if spark and only in str(each)]
-    for each in (here, there):
-        chance.shuffle(each)
+def _order(chance: random.Random, only: str, *, runtime: str | None) -> list[tuple[Scenario, bool]]:
+    local = [(scenario, False) for scenario in dict.fromkeys(LONG) if only in str(scenario)]
+    on_spark = [(scenario, True) for scenario in LONG_ON_SPARK if only in str(scenario)]
+    if runtime == "local":
+        on_spark = []
+    if runtime == "spark":
+        local = []
+    chance.shuffle(local)
+    chance.shuffle(on_spark)
     mixed = []
-    while here or there:
-        mixed += here[:SPARK_EVERY] + there[:1]
-        here, there = here[SPARK_EVERY:], there[1:]
+    while local or on_spark:
+        mixed += local[:SPARK_EVERY] + on_spark[:1]
+        local, on_spark = local[SPARK_EVERY:], on_spark[1:]
     return mixed
 
 
