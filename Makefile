@@ -16,6 +16,27 @@ MUTANTS := .venv-mutants
 PIN := $(RUN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make requirements"
 
+# Sources and pages that pass the prose lint. Add a path when it passes; never remove one.
+LANGUAGE_PATHS := \
+	CHANGELOG.md \
+	CONTRIBUTING.md \
+	README.md \
+	benchmarks \
+	changes \
+	docs/README.md \
+	docs/adr \
+	docs/how-to \
+	docs/tutorial \
+	examples \
+	scripts \
+	src/penstock/__init__.py \
+	src/penstock/deadlines.py \
+	src/penstock/telemetry.py \
+	src/pyspark_penstock \
+	tests/README.md \
+	tests/conftest.py \
+	tests/contracts \
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' Makefile
@@ -28,13 +49,14 @@ $(READY): requirements-dev.txt pyproject.toml scripts/setup
 	@touch $@
 
 .PHONY: check
-check: setup ## formatting, lint, types, who imports whom
+check: setup ## formatting, lint, types, import contracts, prose
 	$(RUN)/ruff format --check
 	$(RUN)/ruff check
 	$(RUN)/mypy
 	$(RUN)/pyright --pythonpath $(PY)
 	$(RUN)/lint-imports --no-logo
-	$(RUN)/shellcheck .ci/run scripts/*
+	$(RUN)/shellcheck .ci/run $(filter-out %.py,$(wildcard scripts/*))
+	$(PY) scripts/lint_prose.py --max 5 --strict --top 0 $(LANGUAGE_PATHS)
 
 .PHONY: test
 test: check debian ## check, then every test; SEED=n replays a run
