@@ -139,5 +139,5 @@ def reachable_from(start: Path) -> set[Path]:
 
 def glossary() -> list[str]:
     page = (ROOT / "docs/reference/glossary.md").read_text()
-    _, _, table = page.partition("|---|---|---|\n")
-    return [row.split(" | ")[0].strip("| †") for row in table.splitlines()]
+    _, _, table = page.partition("|---|---|\n")
+    return [row.split(" | ")[0].strip("| ") for row in table.splitlines()]
