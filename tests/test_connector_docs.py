@@ -180,7 +180,7 @@ def test_the_page_lists_every_key_of_the_file():
 def shown_default(field: pydantic.fields.FieldInfo) -> str:
     default = field.default
     if default is PydanticUndefined:
-        return "needed"
+        return "required"
     if default is None or default in ("", ()):
         return "none"
     return str(default).lower().removesuffix(".0")
@@ -221,7 +221,7 @@ def test_the_page_lists_every_connector():
 def keys_of(model: type[pydantic.BaseModel]) -> dict[str, str]:
     """What can be configured, with defaults as the page tells them."""
     return {
-        field.alias or name: "needed"
+        field.alias or name: "required"
         if field.is_required()
         else str(field.default).lower()
         if isinstance(field.default, bool)
@@ -281,7 +281,7 @@ def test_the_page_tells_the_columns_of_postgres():
 
 
 def test_the_page_tells_the_tables_beside():
-    told = [cells[0].strip("`") for cells in rows(section(CONNECTORS, "Tables beside yours"))]
+    told = [cells[0].strip("`") for cells in rows(section(CONNECTORS, "Tables of the connector"))]
     assert told == [fence.TABLE, applied.TABLE]
     assert f"`{DELETED}`" in CONNECTORS
 
