@@ -23,6 +23,7 @@ from measure import Figure, Measured, in_turn, main, medians
 
 from penstock.data.packed import pack
 from penstock.materialize import Connection, Stream, connect
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
     Apply,
@@ -34,7 +35,6 @@ from penstock.protocol.messages import (
     StartCommit,
     Store,
 )
-from penstock.protocol.ranges import WHOLE
 from penstock.protocol.specs import MaterializationSpec
 from penstock.testing.postgres import Database, PostgresServer
 from penstock.testing.specs import bound, collection, materialization, projection

@@ -19,6 +19,7 @@ import pyarrow as pa
 from penstock.data.packed import pack
 from penstock.errors import PenstockError
 from penstock.materialize import Stream, connect
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
     Apply,
@@ -28,7 +29,6 @@ from penstock.protocol.messages import (
     StartCommit,
     Store,
 )
-from penstock.protocol.ranges import WHOLE
 from penstock.protocol.specs import MaterializationSpec
 from penstock.testing import conformance
 from penstock.testing.specs import bound, collection, materialization, projection

@@ -117,7 +117,7 @@ MODULES: Final = {
     ),
     "fence-postgres": Module(
         (
-            "connectors/postgres/older.py",
+            "connectors/postgres/older_sessions.py",
             "connectors/postgres/identity.py",
             "connectors/postgres/transactor.py",
         ),

@@ -27,7 +27,7 @@ from penstock.protocol._generated import flow_pb2, materialize_pb2
 from penstock.protocol.messages import START_FROM_ZERO, Kind
 from penstock.protocol.specs import ConstraintType
 from penstock.protocol.transaction import REQUESTS, RULES
-from penstock.sdk.sql import applied, fence
+from penstock.sdk.sql import applied_spec, fence
 from penstock.sdk.sql.connector import DELETED, SqlResource
 from penstock.testing import conformance
 from penstock.testing.conformance import CHECKS, Need, Pattern
@@ -282,7 +282,7 @@ def test_the_page_tells_the_columns_of_postgres():
 
 def test_the_page_tells_the_tables_beside():
     told = [cells[0].strip("`") for cells in rows(section(CONNECTORS, "Tables of the connector"))]
-    assert told == [fence.TABLE, applied.TABLE]
+    assert told == [fence.TABLE, applied_spec.TABLE]
     assert f"`{DELETED}`" in CONNECTORS
 
 

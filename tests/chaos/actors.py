@@ -32,7 +32,13 @@ FORKS.set_forkserver_preload(
         "tests.chaos.warm",
         *(
             f"penstock.connectors.{each}"
-            for each in ("sqlite", "postgres", "files.plain", "files.push", "files.staged")
+            for each in (
+                "sqlite",
+                "postgres",
+                "files.plain_files",
+                "files.push_files",
+                "files.staged_files",
+            )
         ),
     ]
 )

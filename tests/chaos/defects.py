@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace as replaced
 
-from penstock.connectors.files import plain
-from penstock.connectors.files import staged as staged_module
+from penstock.connectors.files import plain_files
+from penstock.connectors.files import staged_files as staged_module
 from penstock.connectors.files import table as table_module
+from penstock.connectors.files.atomic_files import lines_of, locked, replace
 from penstock.connectors.files.folder import last_applied
-from penstock.connectors.files.plain import PlainTransactor
+from penstock.connectors.files.plain_files import PlainTransactor
 from penstock.connectors.files.table import Table
-from penstock.connectors.files.writing import lines_of, locked, replace
 from penstock.connectors.postgres import transactor as postgres_transactor
 from penstock.connectors.sqlite import transactor as sqlite_transactor
 from penstock.connectors.sqlite.connector import SqliteConnector
@@ -29,8 +29,8 @@ from penstock.materialize.intervals import Bound
 from penstock.materialize.recovery import Log
 from penstock.materialize.session import Session
 from penstock.sdk import stream as sdk_stream
-from penstock.sdk.sql import changes as changes_module
 from penstock.sdk.sql import fence as fence_module
+from penstock.sdk.sql import table_changes
 
 DEFECTS: dict[str, Callable[[], Any]] = {}
 
@@ -210,7 +210,7 @@ def unconditional_write() -> Any:
 
     def unasked(self: PlainTransactor, documents: Iterator[Any]) -> None:
         ours = {str(self._key_range): self._own}
-        with mock.patch.object(plain, "_writers", return_value=ours):
+        with mock.patch.object(plain_files, "_writers", return_value=ours):
             store(self, documents)
 
     return mock.patch.object(PlainTransactor, "store", unasked)
@@ -258,7 +258,7 @@ def truncate_in_apply() -> Any:
 @_defect
 def add_column_without_fill() -> Any:
     """C14: ADD COLUMN lacks the default that the connector has announced to fill in."""
-    return mock.patch.object(changes_module, "fillable", return_value={})
+    return mock.patch.object(table_changes, "fillable", return_value={})
 
 
 @contextmanager

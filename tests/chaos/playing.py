@@ -20,8 +20,8 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
 from penstock.materialize.driver import Materializing
 from penstock.materialize.recovery import Log, recalled
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import Kind
-from penstock.protocol.ranges import KeyRange
 from penstock.testing.postgres import Database
 from tests.chaos.actors import Connectors, Runtime, pause, until
 from tests.chaos.endpoints import Endpoint

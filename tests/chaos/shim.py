@@ -29,6 +29,8 @@ from typing import Any, Final, Literal
 import grpc
 
 from penstock.materialize.checkpoint import Checkpoint, decode
+from penstock.protocol.connector_state import add_up
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -39,8 +41,6 @@ from penstock.protocol.messages import (
     StartedCommit,
     StateUpdate,
 )
-from penstock.protocol.ranges import KeyRange
-from penstock.protocol.state import add_up
 from penstock.protocol.wire import METHODS, decode_request, decode_response, encode_request
 from tests.chaos.actors import Connectors, until
 

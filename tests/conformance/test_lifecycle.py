@@ -10,6 +10,7 @@ import pytest
 from penstock.materialize import Connection, Stream, connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -23,7 +24,6 @@ from penstock.protocol.messages import (
     StartedCommit,
     Store,
 )
-from penstock.protocol.ranges import WHOLE
 from penstock.protocol.transaction import Role, Transaction
 from penstock.sdk import serve
 from tests.protocol.vectors import cases

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.errors import RemoteProtocolError
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import Acknowledge, Load, Open, Store
-from penstock.protocol.ranges import KeyRange
 from penstock.protocol.specs import MaterializationSpec
 from penstock.protocol.wire import decode_request, encode
-from penstock.testing.conformance import raw
+from penstock.testing.conformance import raw_messages as raw
 from penstock.testing.conformance.check import CHECKS
 from penstock.testing.conformance.documents import PLAIN, document, same_json
 

@@ -23,8 +23,8 @@ from penstock.testing.conformance import (
     parse,
     run,
 )
-from penstock.testing.conformance.hiding import hider
 from penstock.testing.conformance.process import Connectors
+from penstock.testing.conformance.redaction import hider
 from tests.conformance.defects import DEFECTS, PUSHED, REMOTE, STAGED, WRITTEN, Defect
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.connectors import built_in
 from penstock.testing.postgres import Database, PostgresServer
-from tests.connectors.driving import Driven, Sql
+from tests.connectors.stream_client import Driven, Sql
 
 _numbers = itertools.count()
 

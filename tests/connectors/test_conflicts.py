@@ -8,8 +8,8 @@ import pytest
 
 from penstock.protocol.specs import ConstraintType
 from penstock.sdk import Refused
-from penstock.sdk.sql import applied, fence
-from tests.connectors.driving import Row, Sql, Wanted, collection, commit, loaded, projection
+from penstock.sdk.sql import applied_spec, fence
+from tests.connectors.stream_client import Row, Sql, Wanted, collection, commit, loaded, projection
 
 ID = projection("id", "integer", must=True)
 NAME = projection("name", "string", must=True)
@@ -27,7 +27,7 @@ def filled(sql: Sql, wanted: Wanted, *rows: Row) -> None:
         commit(writer, binding, rows)
 
 
-@pytest.mark.parametrize("name", [fence.TABLE, applied.TABLE])
+@pytest.mark.parametrize("name", [fence.TABLE, applied_spec.TABLE])
 def test_our_own_tables_are_not_for_users(sql: Sql, name: str) -> None:
     sql.driven.apply("v1", things())
     wanted = replace(things(adopt=True), table=name)
@@ -135,7 +135,7 @@ def test_delta_updates_may_have_another_key(sql: Sql) -> None:
 def test_a_table_that_was_taken_over_is_never_dropped(sql: Sql) -> None:
     filled(sql, things(), Row((1,)))
     # Now it is nobody's.
-    sql.sql(f"DELETE FROM {sql.table(applied.TABLE)} RETURNING 1")
+    sql.sql(f"DELETE FROM {sql.table(applied_spec.TABLE)} RETURNING 1")
     sql.driven.apply("v1", things(adopt=True))
     # It is known without being said again, however often.
     sql.driven.apply("v2", things())
@@ -160,7 +160,7 @@ def test_a_table_that_was_made_is_dropped_even_if_it_might_have_been_taken_over(
 def test_rows_without_documents_cannot_be_loaded_as_such(sql: Sql, adopt: bool) -> None:
     filled(sql, things(), Row((1,)))
     if adopt:
-        sql.sql(f"DELETE FROM {sql.table(applied.TABLE)} RETURNING 1")
+        sql.sql(f"DELETE FROM {sql.table(applied_spec.TABLE)} RETURNING 1")
     whole = things(document=True, adopt=adopt)
     said = sql.driven.validate(whole)[0].constraints["flow_document"]
     assert said.type is ConstraintType.UNSATISFIABLE

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Fenced, PenstockError
+from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import START_FROM_ZERO
-from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.sdk.sql.fence import (
     Fence,
     commit_fence,
@@ -20,7 +20,7 @@ from penstock.sdk.sql.fence import (
     install_fence,
 )
 from penstock.sdk.sql.session import Session
-from tests.connectors.driving import Sql
+from tests.connectors.stream_client import Sql
 
 CASES = {
     case["id"]: case

@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 
 from penstock.connectors import built_in
 from penstock.connectors.files import __main__ as printing
+from penstock.connectors.files.atomic_files import line_of, lines_of, locked, parts_of, replace
 from penstock.connectors.files.folder import FilesEndpoint
-from penstock.connectors.files.staged import StagedFiles, StagedResource
-from penstock.connectors.files.writing import line_of, lines_of, locked, parts_of, replace
+from penstock.connectors.files.staged_files import StagedFiles, StagedResource
 from penstock.data.packed import pack_row
 from penstock.errors import PenstockError
 from penstock.materialize import connect
 from penstock.materialize.client import Connection, Stream
 from penstock.materialize.errors import ConnectorError
+from penstock.protocol.connector_state import EMPTY, add_up
+from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -43,9 +45,7 @@ from penstock.protocol.messages import (
     Validate,
     ValidateBinding,
 )
-from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.protocol.specs import ConstraintType, MaterializationSpec
-from penstock.protocol.state import EMPTY, add_up
 from penstock.sdk import Applying, Binding, Documents, Opening, serve
 from penstock.sdk.bindings import bind
 from penstock.testing.specs import bound, collection, materialization, projection

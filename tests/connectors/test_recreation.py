@@ -14,7 +14,7 @@ from penstock.sdk import Refused
 from penstock.sdk.batches import Documents
 from penstock.sdk.bindings import Binding
 from penstock.sdk.transactor import Transactor
-from tests.connectors.driving import (
+from tests.connectors.stream_client import (
     Row,
     Sql,
     Wanted,

@@ -21,8 +21,8 @@ from penstock.connectors.sqlite.session import SqliteSession
 from penstock.data.packed import pack_row
 from penstock.errors import Fenced, TransientError, UsageError
 from penstock.protocol.errors import RemoteProtocolError
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import START_FROM_ZERO
-from penstock.protocol.ranges import WHOLE
 from penstock.protocol.specs import (
     CollectionSpec,
     ConstraintType,

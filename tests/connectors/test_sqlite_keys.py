@@ -4,7 +4,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.connectors.sqlite import connector
-from tests.connectors.driving import Driven, Row, Wanted, collection, commit, loaded, projection
+from tests.connectors.stream_client import (
+    Driven,
+    Row,
+    Wanted,
+    collection,
+    commit,
+    loaded,
+    projection,
+)
 
 TEXTS = st.text(max_size=4) | st.sampled_from(["", "\0", "a\0b", "\\u0000", '"', "1", "01", "💧"])
 KINDS = {

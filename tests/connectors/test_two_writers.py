@@ -22,6 +22,7 @@ import pytest
 from penstock.data.packed import pack_row
 from penstock.errors import PenstockError
 from penstock.materialize import Stream, connect
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -36,7 +37,6 @@ from penstock.protocol.messages import (
     StartedCommit,
     Store,
 )
-from penstock.protocol.ranges import WHOLE
 from penstock.protocol.specs import MaterializationSpec
 from penstock.testing.postgres import Database
 from penstock.testing.specs import bound, collection, materialization, projection

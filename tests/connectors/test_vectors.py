@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.ranges import KeyRange
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.specs import Projection
 from penstock.sdk import Refused
 from penstock.sdk.sql.fence import create_checkpoints
-from tests.connectors.driving import Row, Sql, Wanted, collection, commit, loaded, projection
+from tests.connectors.stream_client import Row, Sql, Wanted, collection, commit, loaded, projection
 
 CASES = {
     case["id"]: case

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.data.packed import pack_row, reading
 from penstock.data.packed.cells import packed_cells
-from penstock.protocol import slices
+from penstock.protocol import arena as arena_module
 from penstock.protocol.messages import Store
 from penstock.protocol.wire import encode_request
-from penstock.sdk import once
+from penstock.sdk import duplicate_keys
 
 WORD = 2**64 - 1
 elements = (
@@ -59,16 +59,16 @@ def alike(ours: Any, theirs: Any) -> bool:
 def walked(data: bytes, begin: int) -> None:
     octets = np.frombuffer(data, np.uint8)
     none, flags = np.empty(0, np.int32), np.empty(0, np.uint8)
-    found = np.zeros(slices._WORDS, np.int64)
+    found = np.zeros(arena_module._WORDS, np.int64)
     fine, (_, _, _, found, *_) = same(
-        slices._walk, octets, begin, len(data), found, False, (none,) * 6, (flags,) * 2
+        arena_module._walk, octets, begin, len(data), found, False, (none,) * 6, (flags,) * 2
     )
     if not fine:
         return
     counts = found[3:].tolist()
     bounds = tuple(np.zeros(counts[each // 2], np.int32) for each in range(6))
     flags = tuple(np.zeros(counts[3 + each], np.uint8) for each in range(2))
-    same(slices._walk, octets, begin, len(data), found, True, bounds, flags)
+    same(arena_module._walk, octets, begin, len(data), found, True, bounds, flags)
 
 
 @given(st.binary(max_size=80))
@@ -94,8 +94,8 @@ offsets = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6).map(sorted
 def test_slices_are_written_alike(columns: Any, exists: list[bool], deletes: list[bool]) -> None:
     columns = tuple(np.array(each, np.int64) for each in columns)
     flags = (np.array(exists, np.uint8), np.array(deletes, np.uint8))
-    size, _ = same(slices._size, columns, flags)
-    same(slices._fill, columns, flags, np.zeros(size + 2, np.uint8), 2)
+    size, _ = same(arena_module._size, columns, flags)
+    same(arena_module._fill, columns, flags, np.zeros(size + 2, np.uint8), 2)
 
 
 @given(st.binary(max_size=40), st.data())
@@ -104,14 +104,14 @@ def test_slices_are_gathered_alike(arena: bytes, data: st.DataObject) -> None:
     pairs = data.draw(st.lists(st.tuples(bound, bound).map(sorted), max_size=6))
     begins, ends = (np.array([pair[at] for pair in pairs], np.int32) for at in (0, 1))
     out = np.zeros(int((ends - begins).sum()), np.uint8)
-    same(slices._gather, np.frombuffer(arena, np.uint8), begins, ends, out)
+    same(arena_module._gather, np.frombuffer(arena, np.uint8), begins, ends, out)
 
 
 @given(rows | broken)
 def test_keys_are_hashed_alike(keys: list[bytes]) -> None:
     cells = packed_cells(pa.array(keys, pa.binary()))
     high, low = np.zeros(len(cells), np.uint64), np.zeros(len(cells), np.uint32)
-    same(once._hash, cells.data, cells.offsets, high, low, *once._SEEDS)
+    same(duplicate_keys._hash, cells.data, cells.offsets, high, low, *duplicate_keys._SEEDS)
 
 
 @given(rows | broken, st.integers(0, 2**64 - 1), st.integers(0, 255), st.sampled_from([4, 16]))

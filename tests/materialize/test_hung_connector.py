@@ -18,7 +18,7 @@ from penstock.materialize.errors import ConnectorUnreachable
 from penstock.sdk import serve
 from tests.materialize.lake import Endpoint, Table, materializing
 from tests.materialize.test_hung_endpoint import Run, append, first_transaction, until
-from tests.sdk.driving import committed, ready
+from tests.sdk.stream_client import committed, ready
 from tests.sdk.toy import Toy, ToyTransactor
 
 

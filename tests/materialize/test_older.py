@@ -12,6 +12,7 @@ from penstock.materialize import Connection, Generation, connect
 from penstock.materialize.errors import ConnectorRefused
 from penstock.protocol._generated import flow_pb2, materialize_pb2
 from penstock.protocol.errors import LocalProtocolError
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -27,7 +28,6 @@ from penstock.protocol.messages import (
     StateUpdate,
     Store,
 )
-from penstock.protocol.ranges import WHOLE
 from tests.sdk.toy import docs, keys, spec
 
 

@@ -10,7 +10,7 @@ from penstock.materialize import connect
 from penstock.materialize.errors import ConnectorError, ConnectorUnreachable
 from penstock.protocol.messages import Acknowledge, Acknowledged, Flush, Flushed, Load, StartCommit
 from penstock.sdk import serve
-from tests.sdk.driving import PATIENCE_S, drained, opened, ready, until
+from tests.sdk.stream_client import PATIENCE_S, drained, opened, ready, until
 from tests.sdk.toy import Toy, ToyTransactor
 
 

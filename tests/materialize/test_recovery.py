@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import InternalError, UsageError
 from penstock.materialize.checkpoint import Checkpoint, Reached, encode
 from penstock.materialize.recovery import HASH, Log, ShardLog, notes_of, recalled
-from penstock.protocol.ranges import WHOLE, KeyRange
+from penstock.protocol.key_range import WHOLE, KeyRange
 
 LOWER, UPPER = WHOLE.split()
 

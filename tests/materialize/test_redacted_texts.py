@@ -14,8 +14,8 @@ import pytest
 from penstock.materialize import Connection, connect
 from penstock.materialize.errors import ConnectorError
 from penstock.protocol._generated import materialize_pb2 as pb
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import Apply, Open, Validate, ValidateBinding
-from penstock.protocol.ranges import WHOLE
 from tests.sdk.toy import spec
 
 SECRET = 'b/r"ö sam\\ple?value'

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.protocol._generated import consumer_pb2, flow_pb2, materialize_pb2
 from penstock.protocol.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
+from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import (
     START_FROM_ZERO,
     Acknowledge,
@@ -36,7 +37,6 @@ from penstock.protocol.messages import (
     Validated,
     ValidatedBinding,
 )
-from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.protocol.specs import (
     CollectionSpec,
     Constraint,

@@ -10,7 +10,7 @@ import pytest
 from penstock.materialize import connect
 from penstock.materialize.errors import ConnectorError
 from penstock.sdk import serve, server
-from tests.sdk.driving import ready, until
+from tests.sdk.stream_client import ready, until
 from tests.sdk.toy import Toy
 
 LARGE = 200 << 20

@@ -23,7 +23,7 @@ NO_TLS = """
 import socket, threading
 from penstock.materialize import connect
 from penstock.materialize.errors import ConnectorUnreachable
-from penstock.protocol.privacy import Security
+from penstock.protocol.transport_security import Security
 
 def answer(other):
     while True:

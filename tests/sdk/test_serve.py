@@ -16,6 +16,7 @@ from penstock.errors import Fenced, UsageError
 from penstock.materialize import connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused, ConnectorUnreachable
 from penstock.protocol.errors import LocalProtocolError
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -32,13 +33,12 @@ from penstock.protocol.messages import (
     Validate,
     ValidateBinding,
 )
-from penstock.protocol.privacy import Security
-from penstock.protocol.ranges import WHOLE
 from penstock.protocol.specs import CollectionSpec
+from penstock.protocol.transport_security import Security
 from penstock.protocol.wire import encode_request
 from penstock.sdk import Found, Refused, ValidatedBinding, serve
 from tests.certificates import authority, certificate
-from tests.sdk.driving import (
+from tests.sdk.stream_client import (
     PATIENCE_S,
     committed,
     drained,

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 from pydantic import Field as Setting
 
 from penstock.data.packed import pack_row
+from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import Validate, ValidateBinding
-from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.protocol.specs import (
     CollectionSpec,
     Exists,

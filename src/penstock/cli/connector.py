@@ -19,7 +19,7 @@ from penstock.catalog.rows import encode_line
 from penstock.cli.options import AsJson, Command, CommandGroup
 from penstock.cli.stopping import stop_on_signals
 from penstock.errors import UsageError
-from penstock.protocol.privacy import Security
+from penstock.protocol.transport_security import Security
 
 __all__ = ["connector"]
 
@@ -130,7 +130,7 @@ def serve(
     """
     from penstock.connectors import built_in
     from penstock.sdk import serve as serve_connector
-    from penstock.sdk.warming import warm as load_compiled
+    from penstock.sdk.warmup import warm as load_compiled
 
     stop = threading.Event()
     stop_on_signals(stop)

@@ -10,11 +10,11 @@ from penstock.sdk import Connector
 __all__ = ["BUILT_IN", "built_in"]
 
 BUILT_IN: Mapping[str, str] = {
-    "plain-files": "penstock.connectors.files.plain",
+    "plain-files": "penstock.connectors.files.plain_files",
     "postgres": "penstock.connectors.postgres",
-    "push-files": "penstock.connectors.files.push",
+    "push-files": "penstock.connectors.files.push_files",
     "sqlite": "penstock.connectors.sqlite",
-    "staged-files": "penstock.connectors.files.staged",
+    "staged-files": "penstock.connectors.files.staged_files",
 }
 """By name, the module whose `connector` makes one."""
 

@@ -60,8 +60,8 @@ def main() -> None:
 
     from penstock.data.compiled import compile_always
     from penstock.data.packed import key_hashes, pack, unpack
-    from penstock.protocol import slices
-    from penstock.sdk.once import Once
+    from penstock.protocol import arena
+    from penstock.sdk.duplicate_keys import Once
     from penstock.sources.postgres.types.decimals import print_decimals
     from penstock.sources.postgres.types.moments import print_timestamps
 
@@ -76,8 +76,8 @@ def main() -> None:
     ]
     # Bytes that are as packed keys are, whatever they hold.
     cells = pa.array([b"a", b"b"])
-    message = slices.write(1, 1, [cells, cells, cells], [pa.array([True, False])])
-    slices.walk(message, 0, len(message), "a message")
+    message = arena.write(1, 1, [cells, cells, cells], [pa.array([True, False])])
+    arena.walk(message, 0, len(message), "a message")
     packed = pack(columns)
     unpack(packed, [column.type for column in columns])
     key_hashes(packed)

@@ -19,8 +19,8 @@ from penstock.materialize.checkpoint import path_text
 from penstock.materialize.client import Connection
 from penstock.materialize.layout import Layout, layout_of
 from penstock.pipeline.file import BindingSection, MaterializationSection
+from penstock.protocol.field_selection import Wish, select_fields
 from penstock.protocol.messages import Apply, Validate, ValidateBinding, ValidatedBinding
-from penstock.protocol.selection import Wish, select_fields
 from penstock.protocol.specs import (
     CollectionSpec,
     ConstraintType,

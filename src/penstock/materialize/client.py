@@ -52,9 +52,9 @@ from penstock.protocol.messages import (
     Validate,
     Validated,
 )
-from penstock.protocol.privacy import Security, is_private, read_pem
 from penstock.protocol.redaction import redact, secret_fields
 from penstock.protocol.transaction import NOTHING, Role, Transaction
+from penstock.protocol.transport_security import Security, is_private, read_pem
 from penstock.protocol.wire import (
     METHODS,
     decode,

@@ -60,8 +60,8 @@ from penstock.persist.records import ErrorSpan, StoredError
 from penstock.persist.state import END, columns_of, schema_as_of
 from penstock.pipeline.file import CollectionSection, MaterializationSection
 from penstock.progress.time import describe_time
-from penstock.protocol.privacy import Security
-from penstock.protocol.ranges import WHOLE, shards
+from penstock.protocol.key_range import WHOLE, shards
+from penstock.protocol.transport_security import Security
 from penstock.retry import pauses_ms
 from penstock.telemetry import fields, logger
 

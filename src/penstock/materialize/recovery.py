@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from penstock.errors import InternalError, UsageError
 from penstock.materialize.checkpoint import Checkpoint, Reached, decode, encode
+from penstock.protocol.connector_state import add_up
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import StateUpdate
-from penstock.protocol.ranges import KeyRange
-from penstock.protocol.state import add_up
 
 __all__ = ["Log", "ShardLog", "notes_of", "recalled"]
 

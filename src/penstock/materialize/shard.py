@@ -32,11 +32,11 @@ from penstock.materialize.recovery import ShardLog
 from penstock.materialize.rounds import Told
 from penstock.materialize.session import Session
 from penstock.materialize.transact import Count, Feed, Gathering
+from penstock.protocol.connector_state import add_up
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import Open, StateUpdate
-from penstock.protocol.privacy import Security
-from penstock.protocol.ranges import KeyRange
 from penstock.protocol.specs import MaterializationSpec
-from penstock.protocol.state import add_up
+from penstock.protocol.transport_security import Security
 
 __all__ = [
     "Driver",

@@ -50,8 +50,8 @@ from penstock.persist.spark import Scanner
 from penstock.persist.state import schema_as_of, stored_columns_of
 from penstock.persist.summing import quoted
 from penstock.persist.tasks import batches_of, store_of
-from penstock.protocol.privacy import is_private
-from penstock.protocol.ranges import KeyRange
+from penstock.protocol.key_range import KeyRange
+from penstock.protocol.transport_security import is_private
 from penstock.reduce import COMBINED
 from penstock.reduce.native import Aggregate, NativePlan
 from penstock.reduce.spark import aggregated

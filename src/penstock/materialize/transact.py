@@ -24,8 +24,8 @@ from penstock.materialize.netting import Net, net
 from penstock.materialize.rows import documents, field_columns
 from penstock.materialize.session import Session
 from penstock.materialize.spill import Combining
+from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import Load, Loaded, Store
-from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.protocol.specs import MaterializationBinding, MaterializationSpec
 
 __all__ = ["Count", "Feed", "Gathering", "needs_truncation", "reading_order"]

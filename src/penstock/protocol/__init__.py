@@ -1,8 +1,8 @@
 """What a runtime and a connector say to each other, and in which order.
 
-Values (`messages`, `specs`), their bytes (`wire`, and in bulk `slices`), what one
-message must be (`rules`), which may follow which (`transaction`), who has which
-keys (`ranges`), and how connector state adds up (`state`). Pure: nothing here
+Values (`messages`, `specs`), their bytes (`wire`, and in bulk `arena`), what one
+message must be (`message_rules`), which may follow which (`transaction`), who has which
+keys (`key_range`), and how connector state adds up (`connector_state`). Pure: nothing here
 opens a socket.
 """
 

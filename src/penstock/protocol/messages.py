@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from penstock.protocol.ranges import KeyRange
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.specs import CollectionSpec, Constraint, EndpointType, MaterializationSpec
 
 __all__ = [

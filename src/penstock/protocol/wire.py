@@ -1,7 +1,7 @@
 """Our values to the bytes of the wire, and back.
 
 What is asked once goes by protobuf's own library, field by field, because our
-values bear the names of the wire. Load, Store and Loaded go by `slices.py`, which
+values bear the names of the wire. Load, Store and Loaded go by `arena.py`, which
 is why a stream is read and written as bytes.
 
 A message that parses may still say nothing that could be done: a Load of no key,
@@ -16,8 +16,10 @@ from google.protobuf.message import DecodeError, Message
 
 from penstock.errors import UsageError
 from penstock.protocol._generated import flow_pb2, materialize_pb2
+from penstock.protocol.arena import varint_bytes, walk, write
 from penstock.protocol.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
-from penstock.protocol.fields import from_message, to_message
+from penstock.protocol.key_range import KeyRange
+from penstock.protocol.message_rules import broken_rule
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -40,9 +42,7 @@ from penstock.protocol.messages import (
     Validate,
     Validated,
 )
-from penstock.protocol.ranges import KeyRange
-from penstock.protocol.rules import broken_rule
-from penstock.protocol.slices import varint_bytes, walk, write
+from penstock.protocol.protobuf import from_message, to_message
 from penstock.protocol.specs import MaterializationSpec
 
 __all__ = [

@@ -6,10 +6,10 @@ wire, and nothing there knows this.
 """
 
 from penstock.errors import Fenced
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import START_FROM_ZERO, StateUpdate, ValidatedBinding
-from penstock.protocol.privacy import Security
-from penstock.protocol.ranges import KeyRange
 from penstock.protocol.specs import Constraint, ConstraintType
+from penstock.protocol.transport_security import Security
 from penstock.sdk.batches import Documents, Found, Keys
 from penstock.sdk.bindings import Binding, Field, FieldKind
 from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating

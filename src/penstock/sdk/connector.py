@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import ValidatedBinding
-from penstock.protocol.ranges import KeyRange
 from penstock.protocol.specs import CollectionSpec, MaterializationSpec
 from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.errors import Refused

@@ -3,7 +3,7 @@
     with serve(Connector(), "unix:/run/mine.sock") as server:
         server.wait()
 
-Each call is told what went wrong by its status (`told.py`). Of the streams that are
+Each call is told what went wrong by its status (`grpc_status.py`). Of the streams that are
 open, a newer one ends the older ones that write some of the same keys.
 """
 
@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from penstock.errors import PenstockError, UsageError
 from penstock.protocol.errors import RemoteProtocolError
+from penstock.protocol.message_rules import broken_rule, broken_spec_rule
 from penstock.protocol.messages import (
     Applied,
     Apply,
@@ -34,16 +35,15 @@ from penstock.protocol.messages import (
     Validated,
     ValidatedBinding,
 )
-from penstock.protocol.privacy import Security, read_pem
-from penstock.protocol.rules import broken_rule, broken_spec_rule
 from penstock.protocol.specs import MaterializationSpec
+from penstock.protocol.transport_security import Security, read_pem
 from penstock.protocol.wire import decode, encode
 from penstock.sdk.bindings import Binding, bind, projected
 from penstock.sdk.config import json_schema, parse
 from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating
 from penstock.sdk.errors import BrokenOff, ContractBroken
+from penstock.sdk.grpc_status import Told, secrets
 from penstock.sdk.stream import Stream, superseded
-from penstock.sdk.told import Told, secrets
 from penstock.sdk.transactor import Transactor
 
 __all__ = ["Server", "serve"]

@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 
 from penstock.errors import Fenced
 from penstock.protocol.errors import ProtocolError, RemoteProtocolError
+from penstock.protocol.key_range import WHOLE, KeyRange
+from penstock.protocol.message_rules import is_json_object
 from penstock.protocol.messages import (
     Acknowledged,
     Flush,
@@ -37,14 +39,12 @@ from penstock.protocol.messages import (
     StateUpdate,
     Store,
 )
-from penstock.protocol.ranges import WHOLE, KeyRange
-from penstock.protocol.rules import is_json_object
 from penstock.protocol.transaction import Role, Transaction
 from penstock.protocol.wire import decode_request, encode_response
 from penstock.sdk.batches import Documents, Found, Keys
 from penstock.sdk.bindings import Binding
+from penstock.sdk.duplicate_keys import EachOnce
 from penstock.sdk.errors import BrokenOff, ContractBroken, Overdue
-from penstock.sdk.once import EachOnce
 from penstock.sdk.transactor import Transactor
 from penstock.telemetry import fields, logger
 

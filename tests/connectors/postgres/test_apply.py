@@ -9,7 +9,15 @@ from penstock.protocol.messages import START_FROM_ZERO
 from penstock.protocol.specs import ConstraintType
 from penstock.sdk import Refused
 from penstock.testing.postgres import Database
-from tests.connectors.driving import Driven, Row, Wanted, collection, commit, loaded, projection
+from tests.connectors.stream_client import (
+    Driven,
+    Row,
+    Wanted,
+    collection,
+    commit,
+    loaded,
+    projection,
+)
 
 ID = projection("id", "integer", must=True)
 

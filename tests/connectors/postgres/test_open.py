@@ -12,13 +12,21 @@ import pytest
 from penstock.connectors.postgres import connector, session
 from penstock.connectors.postgres.connector import PostgresEndpoint
 from penstock.connectors.postgres.identity import EndpointIdentity
-from penstock.connectors.postgres.older import SessionNames
+from penstock.connectors.postgres.older_sessions import SessionNames
 from penstock.connectors.postgres.session import PostgresSession
 from penstock.errors import Fenced, PenstockError, TransientError
-from penstock.protocol.ranges import WHOLE, KeyRange
+from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.sdk import Refused
 from penstock.testing.postgres import Database, PostgresServer
-from tests.connectors.driving import Driven, Row, Wanted, collection, commit, loaded, projection
+from tests.connectors.stream_client import (
+    Driven,
+    Row,
+    Wanted,
+    collection,
+    commit,
+    loaded,
+    projection,
+)
 
 THINGS = Wanted(
     collection(projection("id", "integer", must=True), projection("s", "string")), document=False

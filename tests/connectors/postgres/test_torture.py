@@ -9,7 +9,15 @@ import pytest
 from penstock.connectors.postgres import connector
 from penstock.protocol.specs import Projection
 from penstock.testing.postgres import Database, PostgresServer
-from tests.connectors.driving import Driven, Row, Wanted, collection, commit, loaded, projection
+from tests.connectors.stream_client import (
+    Driven,
+    Row,
+    Wanted,
+    collection,
+    commit,
+    loaded,
+    projection,
+)
 from tests.fix_postgres import major
 from tests.sources.postgres.types.torture import (
     EACH,

@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.sdk import Binding, Keys, Refused, Transactor
 from penstock.testing.postgres import Database
-from tests.connectors.driving import (
+from tests.connectors.stream_client import (
     Driven,
     Row,
     Wanted,

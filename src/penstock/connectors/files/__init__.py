@@ -6,7 +6,7 @@
 
 Each is one module, which reads from top to bottom. What they have in common, a
 folder with a folder for each resource in it, is in `folder.py`; how its files are
-written so that they survive a crash, in `writing.py`.
+written so that they survive a crash, in `atomic_files.py`.
 
     python -m penstock.connectors.files FOLDER NAME
 

@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict
 from pydantic import Field as Setting
 
-from penstock.connectors.files.writing import replace, sync
+from penstock.connectors.files.atomic_files import replace, sync
 from penstock.sdk import (
     Applying,
     Binding,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock.connectors.files.atomic_files import lines_of, locked, parts_of, replace, sync
 from penstock.connectors.files.folder import last_applied
-from penstock.connectors.files.writing import lines_of, locked, parts_of, replace, sync
 from penstock.errors import Corruption
 
 __all__ = ["EMPTIES", "Table"]

@@ -1,6 +1,6 @@
 """The Postgres connector: tables in schemas, with the fence beside them.
 
-Before an Open raises the fence it ends the sessions of older streams (`older.py`),
+Before an Open raises the fence it ends the sessions of older streams (`older_sessions.py`),
 rather than wait for what they hold.
 """
 
@@ -15,14 +15,14 @@ from pydantic import Field as Setting
 from penstock import documentation_url
 from penstock.connectors.postgres.dialect import PostgresDialect, annotated, shortened
 from penstock.connectors.postgres.identity import EndpointIdentity
-from penstock.connectors.postgres.older import SessionNames, end_older, in_the_way
+from penstock.connectors.postgres.older_sessions import SessionNames, end_older, in_the_way
 from penstock.connectors.postgres.session import PostgresSession, Where
 from penstock.connectors.postgres.transactor import PostgresTransactor
 from penstock.errors import PenstockError
 from penstock.sdk.bindings import Field
 from penstock.sdk.connector import Opening
 from penstock.sdk.sql import fence
-from penstock.sdk.sql.applied import must_be_applied
+from penstock.sdk.sql.applied_spec import must_be_applied
 from penstock.sdk.sql.connector import SqlConnector, SqlResource
 from penstock.sdk.sql.session import Session
 

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import errors
 
-from penstock.connectors.postgres.copying import csv_of, refuse_inexact
+from penstock.connectors.postgres.copy_csv import csv_of, refuse_inexact
 from penstock.connectors.postgres.dialect import PostgresDialect
-from penstock.connectors.postgres.documents import document_expression
+from penstock.connectors.postgres.document_columns import document_expression
 from penstock.connectors.postgres.identity import EndpointIdentity
-from penstock.connectors.postgres.older import SessionNames, overlapping
+from penstock.connectors.postgres.older_sessions import SessionNames, overlapping
 from penstock.connectors.postgres.session import PostgresSession
 from penstock.errors import Fenced, PenstockError, TransientError
 from penstock.protocol.errors import RemoteProtocolError

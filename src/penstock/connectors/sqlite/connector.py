@@ -15,7 +15,7 @@ from penstock.connectors.sqlite.transactor import SqliteTransactor
 from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.connector import Opening
 from penstock.sdk.errors import Refused
-from penstock.sdk.sql.applied import must_be_applied
+from penstock.sdk.sql.applied_spec import must_be_applied
 from penstock.sdk.sql.connector import SqlConnector, SqlResource
 from penstock.sdk.sql.dialect import Dialect
 from penstock.sdk.sql.fence import install_fence

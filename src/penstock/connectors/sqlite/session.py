@@ -14,7 +14,7 @@ from penstock.deadlines import answer_timeout_s
 from penstock.errors import TransientError
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Column, Table
-from penstock.sdk.sql.documents import double_text
+from penstock.sdk.sql.document_columns import double_text
 
 __all__ = ["SqliteSession"]
 

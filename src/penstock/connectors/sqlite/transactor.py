@@ -25,7 +25,7 @@ from penstock.sdk.bindings import Binding, Field, FieldKind
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.connector import DELETED, SqlResource
 from penstock.sdk.sql.dialect import Dialect
-from penstock.sdk.sql.documents import Assembly
+from penstock.sdk.sql.document_columns import Assembly
 from penstock.sdk.sql.fence import Fence, commit_fence
 from penstock.sdk.sql.recreation import Recreation
 from penstock.sdk.transactor import Transactor

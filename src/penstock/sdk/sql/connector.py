@@ -2,7 +2,7 @@
 
 A connector brings a dialect, and sessions. The endpoint's own tables are looked at
 each time; beside them stand the fences (`fence.py`) and what was applied last
-(`applied.py`). Everything of one Apply is one transaction.
+(`applied_spec.py`). Everything of one Apply is one transaction.
 """
 
 from abc import abstractmethod
@@ -20,15 +20,14 @@ from penstock.protocol.specs import MaterializationBinding
 from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating
 from penstock.sdk.errors import Refused
-from penstock.sdk.sql import applied as applied_before
-from penstock.sdk.sql import fence
-from penstock.sdk.sql.applied import LastApplied
-from penstock.sdk.sql.changes import changes, fillable
+from penstock.sdk.sql import applied_spec, fence
+from penstock.sdk.sql.applied_spec import LastApplied
 from penstock.sdk.sql.conflicts import Standing, TableMismatch
 from penstock.sdk.sql.constraints import constraints, recreation_reason
 from penstock.sdk.sql.dialect import Column, Dialect
 from penstock.sdk.sql.recreation import Recreation
 from penstock.sdk.sql.session import Session
+from penstock.sdk.sql.table_changes import changes, fillable
 
 __all__ = ["DELETED", "SqlConnector", "SqlResource"]
 
@@ -301,15 +300,15 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                 return _described(statements, remarks)
             for statement in statements:
                 session.run(statement)
-            kept = applied_before.without_secrets(applying.spec)
-            kept = applied_before.with_takeovers(kept, taken)
-            kept = applied_before.with_filled(kept, filled)
-            kept = applied_before.with_previous(kept, previous)
+            kept = applied_spec.without_secrets(applying.spec)
+            kept = applied_spec.with_takeovers(kept, taken)
+            kept = applied_spec.with_filled(kept, filled)
+            kept = applied_spec.with_previous(kept, previous)
             if last is None or (last.version, last.spec) != (applying.version, kept):
-                applied_before.remember(
+                applied_spec.remember(
                     session,
                     self.dialect,
-                    self.beside(endpoint, applied_before.TABLE),
+                    self.beside(endpoint, applied_spec.TABLE),
                     kept,
                     applying.version,
                 )
@@ -321,7 +320,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         places = self._places(endpoint)
         wanted = {
             places.checkpoints: fence.create_checkpoints(self.dialect, places.checkpoints),
-            places.applied: applied_before.create_applied(self.dialect, places.applied),
+            places.applied: applied_spec.create_applied(self.dialect, places.applied),
         }
         paths = [*wanted, *(each.path for each in bindings)]
         return [
@@ -411,7 +410,7 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             for statement in statements:
                 session.run(statement)
             places = self._places(endpoint)
-            applied_before.forget(session, self.dialect, places.applied, name)
+            applied_spec.forget(session, self.dialect, places.applied, name)
             fence.forget_fences(session, self.dialect, name, places.checkpoints)
         return _described(statements)
 
@@ -424,11 +423,11 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         path = self._places(endpoint).applied
         if session.table(path) is None:
             return None
-        return applied_before.last_applied(session, self.dialect, path, materialization)
+        return applied_spec.last_applied(session, self.dialect, path, materialization)
 
     def _places(self, endpoint: EndpointT) -> _Places:
         return _Places(
-            self.beside(endpoint, fence.TABLE), self.beside(endpoint, applied_before.TABLE)
+            self.beside(endpoint, fence.TABLE), self.beside(endpoint, applied_spec.TABLE)
         )
 
 

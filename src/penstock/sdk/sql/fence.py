@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import Fenced
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import START_FROM_ZERO
-from penstock.protocol.ranges import KeyRange
 from penstock.sdk.sql.dialect import Dialect
 from penstock.sdk.sql.session import Session
 

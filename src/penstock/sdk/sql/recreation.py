@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.failpoints import Failpoint, pass_by
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.sdk.batches import Documents
-from penstock.sdk.sql import applied
+from penstock.sdk.sql import applied_spec
 from penstock.sdk.sql.dialect import Dialect, Table
 from penstock.sdk.sql.session import Session
 
@@ -44,10 +44,10 @@ class Recreation:
         session.run(self.drop)
         pass_by(Failpoint.RESOURCE_DROPPED)
         session.run(self.create)
-        last = applied.last_applied(session, self.dialect, self.applied, self.materialization)
+        last = applied_spec.last_applied(session, self.dialect, self.applied, self.materialization)
         if last is not None:
             spec = last.recreated(self.table.path).spec
-            applied.remember(session, self.dialect, self.applied, spec, last.version)
+            applied_spec.remember(session, self.dialect, self.applied, spec, last.version)
 
     def check_emptied(self, batch: Documents) -> None:
         """Reject documents that precede the Store that empties the table.

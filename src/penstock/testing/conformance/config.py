@@ -22,7 +22,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.errors import UsageError
-from penstock.protocol.privacy import Security
+from penstock.protocol.transport_security import Security
 
 __all__ = ["EXACTLY_ONCE", "Config", "Pattern", "Tls", "filled", "load"]
 

@@ -21,7 +21,7 @@ from penstock.materialize.client import Connection, connect
 from penstock.materialize.errors import ConnectorError
 from penstock.testing.conformance.check import Failed, Need, Skipped
 from penstock.testing.conformance.config import Config, filled
-from penstock.testing.conformance.hiding import hider
+from penstock.testing.conformance.redaction import hider
 
 __all__ = ["Connectors", "NotStarted"]
 

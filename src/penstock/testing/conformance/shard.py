@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.materialize.client import Connection
+from penstock.protocol.connector_state import add_up
+from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import (
     START_FROM_ZERO,
     Acknowledge,
@@ -23,9 +25,7 @@ from penstock.protocol.messages import (
     StartedCommit,
     Store,
 )
-from penstock.protocol.ranges import KeyRange
 from penstock.protocol.specs import DOCUMENT
-from penstock.protocol.state import add_up
 from penstock.testing.conformance.check import Failed, Skipped
 from penstock.testing.conformance.documents import Document, encoded, same_json
 

@@ -13,9 +13,9 @@ from penstock.protocol.messages import ValidateBinding
 from penstock.testing.conformance.check import CHECKS, Check, Failed, Skipped, why_skipped
 from penstock.testing.conformance.config import Config, Pattern
 from penstock.testing.conformance.documents import PLAIN
-from penstock.testing.conformance.hiding import hider
 from penstock.testing.conformance.peer import Peer
 from penstock.testing.conformance.process import Connectors
+from penstock.testing.conformance.redaction import hider
 from penstock.testing.conformance.report import Outcome, Report, Result
 
 __all__ = ["run"]

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from penstock.materialize.client import Connection
 from penstock.materialize.errors import ConnectorError, ConnectorUnreachable
+from penstock.protocol.connector_state import EMPTY
+from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import Applied, Apply, StateUpdate, ValidateBinding
-from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.protocol.specs import MaterializationBinding, MaterializationSpec
-from penstock.protocol.state import EMPTY
 from penstock.testing.conformance.check import Skipped
 from penstock.testing.conformance.documents import PLAIN, Document, Layout
-from penstock.testing.conformance.raw import checkpoint
+from penstock.testing.conformance.raw_messages import checkpoint
 from penstock.testing.conformance.shard import Shard, Stored
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from penstock.materialize.errors import ConnectorError
+from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import Acknowledge, Open, Opened
-from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.testing.conformance.check import Failed, Skipped, check
 from penstock.testing.conformance.config import Pattern
 from penstock.testing.conformance.documents import document

@@ -1,7 +1,7 @@
 """What Loads bring."""
 
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import Acknowledge
-from penstock.protocol.ranges import WHOLE
 from penstock.testing.conformance.check import Failed, Need, Skipped, check
 from penstock.testing.conformance.config import EXACTLY_ONCE
 from penstock.testing.conformance.documents import PLAIN, Layout, document

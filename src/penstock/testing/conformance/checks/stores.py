@@ -3,7 +3,7 @@
 from typing import Final
 
 from penstock.materialize.errors import ConnectorError
-from penstock.protocol.ranges import WHOLE
+from penstock.protocol.key_range import WHOLE
 from penstock.testing.conformance.check import Failed, Need, check
 from penstock.testing.conformance.documents import document
 from penstock.testing.conformance.peer import Peer

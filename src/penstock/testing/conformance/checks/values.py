@@ -8,7 +8,7 @@ from penstock.materialize.errors import ConnectorError, ConnectorUnreachable
 from penstock.testing.conformance.check import Need, check
 from penstock.testing.conformance.documents import Document, Layout, document, encoded
 from penstock.testing.conformance.peer import Peer
-from penstock.testing.conformance.raw import load, store
+from penstock.testing.conformance.raw_messages import load, store
 from penstock.testing.conformance.shard import Shard
 from penstock.testing.conformance.task import Resource
 

@@ -14,7 +14,7 @@ from psycopg import errors
 from penstock.connectors.postgres.dialect import PostgresDialect
 from penstock.connectors.postgres.session import PostgresSession
 from penstock.errors import PenstockError
-from penstock.protocol.ranges import KeyRange
+from penstock.protocol.key_range import KeyRange
 from penstock.telemetry import fields, logger
 
 __all__ = ["SessionNames", "end_older", "in_the_way", "overlapping"]

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Mapping, Sequence
 
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import Acknowledge, Acknowledged, Flush, Open, Opened
-from penstock.protocol.ranges import WHOLE
 from penstock.testing.conformance.check import Failed, Need, check
 from penstock.testing.conformance.config import Pattern
 from penstock.testing.conformance.documents import PLAIN, document

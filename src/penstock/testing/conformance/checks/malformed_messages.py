@@ -13,6 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.materialize.errors import ConnectorError
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -24,9 +25,8 @@ from penstock.protocol.messages import (
     StartCommit,
     Store,
 )
-from penstock.protocol.ranges import WHOLE
 from penstock.protocol.wire import encode, encode_request
-from penstock.testing.conformance import raw
+from penstock.testing.conformance import raw_messages as raw
 from penstock.testing.conformance.check import Need, Skipped, check
 from penstock.testing.conformance.documents import PLAIN, Document, document, encoded
 from penstock.testing.conformance.exchange import Exchange

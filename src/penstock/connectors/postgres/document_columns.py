@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.connectors.postgres.dialect import PostgresDialect, literal, moment
 from penstock.sdk.bindings import Binding, Field, FieldKind
-from penstock.sdk.sql.documents import Node, outline
+from penstock.sdk.sql.document_columns import Node, outline
 
 __all__ = ["document_expression"]
 

@@ -5,6 +5,7 @@ import threading
 import pyarrow as pa
 
 from penstock.materialize import Connection, Stream
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -16,7 +17,6 @@ from penstock.protocol.messages import (
     StartedCommit,
     Store,
 )
-from penstock.protocol.ranges import WHOLE
 from tests.sdk.toy import docs, keys, spec
 
 PATIENCE_S = 30

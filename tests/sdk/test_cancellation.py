@@ -7,10 +7,10 @@ import pytest
 
 from penstock.materialize import connect
 from penstock.materialize.errors import ConnectorError, ConnectorUnreachable
+from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import Open
-from penstock.protocol.ranges import WHOLE
 from penstock.sdk import Fenced, serve
-from tests.sdk.driving import PATIENCE_S, opened, ready, until
+from tests.sdk.stream_client import PATIENCE_S, opened, ready, until
 from tests.sdk.toy import Toy, spec
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.data.packed import pack_row
+from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import ValidatedBinding
-from penstock.protocol.ranges import WHOLE, KeyRange
 from penstock.protocol.specs import CollectionSpec, MaterializationSpec, Projection
 from penstock.sdk import (
     Applying,

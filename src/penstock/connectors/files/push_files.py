@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock import documentation_url
+from penstock.connectors.files.atomic_files import line_of, locked, rows_of, sync
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
-from penstock.connectors.files.writing import line_of, locked, rows_of, sync
 from penstock.sdk import Documents, Opening, StateUpdate, Transactor
 
 __all__ = ["PushFiles", "connector"]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.protocol.selection import Wish, select_fields
+from penstock.protocol.field_selection import Wish, select_fields
 from penstock.protocol.specs import (
     CollectionSpec,
     Constraint,

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
+from penstock.protocol.message_rules import broken_spec_rule
 from penstock.protocol.messages import Load, Store, Validate, ValidateBinding
-from penstock.protocol.rules import broken_spec_rule
 from penstock.protocol.specs import (
     CollectionSpec,
     FieldSelection,

@@ -28,8 +28,8 @@ from typing import Final
 import pyarrow as pa
 
 from penstock import documentation_url
+from penstock.connectors.files.atomic_files import locked, range_of, replace, rows_of, sync
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
-from penstock.connectors.files.writing import locked, range_of, replace, rows_of, sync
 from penstock.sdk import Documents, Fenced, Found, KeyRange, Keys, Opening, StateUpdate, Transactor
 
 __all__ = ["PlainFiles", "connector"]

@@ -13,8 +13,8 @@ from penstock.protocol.messages import SpecAnswer
 from penstock.testing.conformance import Config, parse
 from penstock.testing.conformance.check import Failed
 from penstock.testing.conformance.documents import shown
-from penstock.testing.conformance.hiding import hider
 from penstock.testing.conformance.process import Connectors
+from penstock.testing.conformance.redaction import hider
 
 
 def described(**more: Any) -> Config:

@@ -24,9 +24,9 @@ import pyarrow as pa
 from pydantic import Field as Setting
 
 from penstock import documentation_url
+from penstock.connectors.files.atomic_files import line_of, range_of, rows_of, sync
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
 from penstock.connectors.files.table import EMPTIES, Table
-from penstock.connectors.files.writing import line_of, range_of, rows_of, sync
 from penstock.sdk import Documents, Found, Keys, Opening, StateUpdate, Transactor
 
 __all__ = ["StagedFiles", "StagedResource", "connector"]

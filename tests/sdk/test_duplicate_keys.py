@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.materialize.errors import ConnectorRefused
 from penstock.protocol.messages import Acknowledge, Acknowledged, Flush, Load
-from penstock.sdk.once import Once
-from tests.sdk.driving import committed, drained, ready, store
+from penstock.sdk.duplicate_keys import Once
+from tests.sdk.stream_client import committed, drained, ready, store
 from tests.sdk.toy import keys
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"a\0", b"12345678", b"123456789"]) | st.binary(
@@ -89,7 +89,7 @@ def test_delta_updates_of_one_key_may_be_many(toy, connection):
 
 def test_another_process_hashes_otherwise():
     script = (
-        "import pyarrow as pa; from penstock.sdk.once import Once; once = Once(); "
+        "import pyarrow as pa; from penstock.sdk.duplicate_keys import Once; once = Once(); "
         "once.add(pa.array([b'key'], pa.binary())); print(once._high[0][0], once._low[0][0])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.protocol.privacy import Security, is_private
-from penstock.protocol.ranges import WHOLE, KeyRange, shards
+from penstock.protocol.key_range import WHOLE, KeyRange, shards
+from penstock.protocol.transport_security import Security, is_private
 from tests.protocol.vectors import cases, name
 
 hashes = st.integers(0, 2**32 - 1)

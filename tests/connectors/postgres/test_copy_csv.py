@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.connectors.postgres.copying import csv_of
+from penstock.connectors.postgres.copy_csv import csv_of
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 

@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
+from penstock.protocol.connector_state import EMPTY, add_up, unchanged
 from penstock.protocol.messages import StateUpdate
-from penstock.protocol.state import EMPTY, add_up, unchanged
 from tests.protocol.vectors import cases, name
 
 
