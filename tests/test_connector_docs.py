@@ -311,8 +311,8 @@ def test_the_page_on_python_lists_the_methods_of(kind: type):
 
 
 def test_the_page_on_errors_lists_those_of_connectors():
-    text = (REFERENCE / "errors.md").read_text().partition("| Of connectors |")[2]
-    table = rows("| Of connectors |" + text.partition("\n\n")[0])
+    text = (REFERENCE / "errors.md").read_text().partition("| Connector error |")[2]
+    table = rows("| Connector error |" + text.partition("\n\n")[0])
     told = {name.strip("`"): (sqlstate, room.strip("`")) for name, sqlstate, room, *_ in table}
     rooms = (penstock.materialize.errors, penstock.protocol.errors, penstock.sdk.errors)
     assert set(told) == {name for room in rooms for name in room.__all__}
