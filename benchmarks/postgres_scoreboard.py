@@ -34,7 +34,7 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.java import find_java
 from penstock.persist.errors import CollectionErrored
-from penstock.persist.find import find_collection
+from penstock.persist.lake import find_collection
 from penstock.sources.postgres.types import to_text
 from penstock.testing.postgres import Database, PostgresServer
 

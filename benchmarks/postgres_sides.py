@@ -28,7 +28,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.java import find_java
 from penstock.ingest.loading import ManyTasks
 from penstock.ingest.pipeline import Ingest
-from penstock.persist.find import find_collection
+from penstock.persist.lake import find_collection
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.source import PostgresSource
 from penstock.sources.postgres.types import to_text

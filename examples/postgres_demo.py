@@ -17,7 +17,7 @@ from bank import ACCOUNTS, OPENING_BALANCE, Traffic, open_bank, pause, read_late
 import penstock.persist as persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UsageError
-from penstock.persist.find import find_collection
+from penstock.persist.lake import find_collection
 from penstock.testing.postgres import PostgresServer
 
 FILE = """\

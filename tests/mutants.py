@@ -88,7 +88,7 @@ MODULES: Final = {
     "persist-machine": Module(
         ("persist/machine.py",),
         (
-            *("tests/persist/test_machine.py", "tests/persist/test_also.py"),
+            *("tests/persist/test_machine.py", "tests/persist/test_collection_change.py"),
             *("tests/persist/test_write.py", "tests/persist/test_vectors.py"),
         ),
     ),

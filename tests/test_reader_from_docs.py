@@ -475,7 +475,7 @@ def raises_usage(function: Any, *given: Any) -> bool:
 
 
 def test_the_page_on_spark_tells_the_type_that_spark_shows():
-    from penstock.persist.spark import _spark_schema
+    from penstock.persist.scan.spark import _spark_schema
 
     rows = table_rows("spark.md", "Arrow")
     kinds = [eval(arrow.strip("`"), {"pa": pa}) for arrow, _, _ in rows]
@@ -487,7 +487,7 @@ def test_the_page_on_spark_tells_the_type_that_spark_shows():
 
 
 def test_the_page_on_spark_tells_what_is_set_on_each_read():
-    from penstock.persist.spark import BROADCAST_ROWS, PER_READ
+    from penstock.persist.scan.spark import BROADCAST_ROWS, PER_READ
 
     page = section("spark.md", "What is set on each read")
     assert dict(re.findall(r"^\| `(\S+)` \| `(\w+)` \|", page, re.MULTILINE)) == PER_READ

@@ -29,23 +29,23 @@ from penstock.engine.spark import connect, session
 from penstock.errors import Corruption, InternalError, UsageError
 from penstock.ingest.relations import find_bindings
 from penstock.persist import Appended, Client, Settings
-from penstock.persist.compact import BigMerges
-from penstock.persist.errors import NotYetComplete, SinceError
-from penstock.persist.find import find_collection, time_of
-from penstock.persist.intake import check_as_of, check_frontier
-from penstock.persist.merging.spark import SparkMerges
-from penstock.persist.readings import Reading, Readings
-from penstock.persist.scan import scan_changes, scan_snapshot
-from penstock.persist.spark import Scanner
-from penstock.persist.state import CollectionState
-from penstock.persist.writing.own import (
+from penstock.persist.append.spark import arrow_schema, stage
+from penstock.persist.append.user_collections import (
     check_own,
     open_for_job,
     own_collection,
     own_location,
     undone_unless_written,
 )
-from penstock.persist.writing.spark import arrow_schema, stage
+from penstock.persist.errors import NotYetComplete, SinceError
+from penstock.persist.input_validation import check_as_of, check_frontier
+from penstock.persist.lake import find_collection, time_of
+from penstock.persist.merge.merger import BigMerges
+from penstock.persist.merge.spark import SparkMerges
+from penstock.persist.scan.plan import scan_changes, scan_snapshot
+from penstock.persist.scan.spark import Scanner
+from penstock.persist.scan_holds import Reading, Readings
+from penstock.persist.state import CollectionState
 
 __all__ = ["append", "changes", "compactor", "read", "read_all", "register", "session"]
 

@@ -13,7 +13,7 @@ import pytest
 from penstock import persist
 from penstock.catalog.looking import look
 from penstock.cli.showing import shown
-from penstock.persist.memory import FAILURE, Memory
+from penstock.persist.state_store import FAILURE, Memory
 from penstock.web.state import state_of
 
 SETTINGS = persist.Settings()
@@ -45,7 +45,7 @@ def test_who_was_killed_does_not_run(tmp_path: Path) -> None:
             textwrap.dedent(f"""
                 import os
                 from penstock import persist
-                from penstock.persist.memory import Memory
+                from penstock.persist.state_store import Memory
                 client = persist.open({url!r}, writer="w")
                 status = {{"kind": "postgres", "phase": "following"}}
                 Memory(client, "shop").write_down({{"status": status}})

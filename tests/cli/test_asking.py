@@ -15,7 +15,7 @@ from penstock import persist
 from penstock.catalog.objects import Wanted, catalogued, known_objects
 from penstock.cli.main import app
 from penstock.clock import SYSTEM_CLOCK
-from penstock.persist.memory import PAUSED, Memory
+from penstock.persist.state_store import PAUSED, Memory
 from penstock.pipeline.running import Running, Task
 
 SOURCE = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none", "tables": ["public.a"]}}

@@ -6,7 +6,7 @@ import pytest
 from penstock import persist
 from penstock.catalog.rows import encode_line, rows_of
 from penstock.data.schema import LABEL
-from penstock.persist.find import find_collection
+from penstock.persist.lake import find_collection
 from penstock.sources.postgres.catalog_types import PgColumn, PgType
 from penstock.sources.postgres.types import column_type
 

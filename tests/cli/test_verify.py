@@ -12,8 +12,8 @@ import penstock.persist as persist
 from penstock.durable import open_blob
 from penstock.durable.log import entry_number
 from penstock.errors import Corruption, StoreRefused
+from penstock.persist.checksum_walk import verify
 from penstock.persist.encoding import ENCODING_VERSIONS, checksum
-from penstock.persist.verify import verify
 
 SETTINGS = persist.Settings(
     background=False, notify="", inline_bytes=512, rollup_every=8, fan_in=4, young_ms=0

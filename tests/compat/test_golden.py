@@ -10,7 +10,7 @@ import pytest
 
 from penstock import persist
 from penstock.durable import open_blob
-from penstock.persist.verify import verify
+from penstock.persist.checksum_walk import verify
 from tests.compat.make_golden import LABEL, MOOD_2, ORDERS_2, make
 from tests.compat.reader import shown
 

@@ -11,7 +11,7 @@ from penstock.data.collection_name import (
     source_of,
     without_quoted,
 )
-from penstock.persist.acceptance import check_name
+from penstock.persist.schema_check import check_name
 from penstock.persist.state import is_hidden
 from penstock.sources.postgres.names import TableName
 

@@ -19,9 +19,10 @@ from penstock.datasource.options import BatchOptions
 from penstock.datasource.reading import Kind, Task, contents_tasks, rows_of, updates_of
 from penstock.durable import location
 from penstock.errors import Corruption, InternalError, UsageError
-from penstock.persist import Client, Collection, compact
+from penstock.persist import Client, Collection
 from penstock.persist.holds import list_holds
-from penstock.persist.scan import scan_snapshot
+from penstock.persist.merge import merger
+from penstock.persist.scan.plan import scan_snapshot
 from penstock.testing.clocks import ManualClock
 from tests.persist.model import ModelCollection, Version
 from tests.persist.shop import SCHEMA, by_hand, opened
@@ -39,7 +40,7 @@ def lived(history: History, url: str) -> Iterator[tuple[Collection, ModelCollect
     """A collection at `url`, with that history."""
     model = ModelCollection([Version(0, tuple(SCHEMA.names))])
     with (
-        mock.patch.object(compact, "FOLD_BYTES", history.fold_bytes),
+        mock.patch.object(merger, "FOLD_BYTES", history.fold_bytes),
         opened(location._shelf(url.partition(":")[2]), **history.settings) as client,
     ):
         table = client.create_or_load("rows", schema=SCHEMA, key_columns=history.key)

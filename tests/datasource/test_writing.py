@@ -17,7 +17,7 @@ import penstock.spark as ps
 from penstock import persist
 from penstock.datasource.writing.spark import CollectionWriter
 from penstock.errors import UsageError
-from penstock.persist.writing.own import open_for_job
+from penstock.persist.append.user_collections import open_for_job
 from tests.faults.inspect import litter
 
 ROWS = 1_000

@@ -35,7 +35,7 @@ from penstock.errors import UsageError
 from penstock.ingest.running import tasks_of as sources
 from penstock.materialize.here import TasksHere
 from penstock.materialize.running import tasks_of as materializations
-from penstock.persist.find import find_collection
+from penstock.persist.lake import find_collection
 from penstock.pipeline import load
 from penstock.pipeline.running import Running
 from penstock.testing.kafka import KafkaBroker

@@ -17,7 +17,7 @@ from penstock.failpoints import Action, Failpoint, tripped
 from penstock.ingest.running import tasks_of
 from penstock.materialize import TasksHere
 from penstock.persist.holds import list_holds
-from penstock.persist.lake import open_store
+from penstock.persist.store import open_store
 from penstock.pipeline import load, load_written
 from penstock.testing.postgres import Database
 

@@ -12,7 +12,7 @@ from penstock.engine import up
 from penstock.engine.checking import planned
 from penstock.errors import IndeterminateError, UsageError
 from penstock.failpoints import Action, Failpoint, tripped
-from penstock.persist.writing.own import OWN
+from penstock.persist.append.user_collections import OWN
 from penstock.pipeline import Pipeline
 from penstock.pipeline.running import Task
 

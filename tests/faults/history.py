@@ -42,7 +42,7 @@ from penstock.persist import (
     Snapshot,
     UpperMismatch,
 )
-from penstock.persist.verify import verify
+from penstock.persist.checksum_walk import verify
 
 Event: TypeAlias = dict[str, Any]
 Row: TypeAlias = tuple[str, int, int]

@@ -23,11 +23,11 @@ from penstock.errors import Corruption, DeterminateError, IndeterminateError
 from penstock.persist import machine as machine_module
 from penstock.persist import state as state_module
 from penstock.persist.batch import Batches
-from penstock.persist.compact import Merger
 from penstock.persist.encoding import decode_entry, encode_rollup
 from penstock.persist.gc import Collector
 from penstock.persist.holds import Claim, LocalClaims, _Registered, list_holds
 from penstock.persist.machine import Machine
+from penstock.persist.merge.merger import Merger
 from penstock.persist.paths import BATCHES, hold_prefix
 from penstock.persist.read import Changes, Listener
 from penstock.persist.state import (

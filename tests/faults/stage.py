@@ -18,7 +18,7 @@ from penstock.durable.memory import MemoryBlob, Shelf
 from penstock.durable.steady import SteadyBlob
 from penstock.errors import IndeterminateError, PenstockError, StoreRefused
 from penstock.persist import TEXT, UNIT, Client, Collection, Settings
-from penstock.persist.upkeep import Upkeep
+from penstock.persist.maintenance import Upkeep
 from penstock.testing.stores import PowerCut
 from tests.faults.history import Event, Recorder, Scribe, merged, note_final
 

@@ -32,9 +32,9 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import TransientError, UsageError
 from penstock.ingest.pipeline import Ingest
 from penstock.persist import CollectionErrored
-from penstock.persist.lake import open_store
 from penstock.persist.requests import ask
 from penstock.persist.state import END
+from penstock.persist.store import open_store
 from penstock.sources.postgres.snapshot import SnapshotPiece
 from penstock.testing.postgres import Database
 from tests.datadriven import Directive

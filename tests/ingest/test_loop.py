@@ -13,8 +13,8 @@ from penstock.errors import DefiniteError, Fenced, InternalError, TransientError
 from penstock.failpoints import Action, Failpoint, tripped
 from penstock.ingest.pipeline import Ingest
 from penstock.ingest.relations import bindings_in, find_bindings
-from penstock.persist.lake import open_store
 from penstock.persist.requests import Request, answer, ask
+from penstock.persist.store import open_store
 from penstock.reclock import SHAPES
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource

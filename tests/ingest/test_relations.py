@@ -11,7 +11,7 @@ from penstock import persist
 from penstock.ingest.pipeline import Ingest
 from penstock.ingest.relations import bindings_in, notes_in
 from penstock.persist import Collection
-from penstock.persist.memory import Memory
+from penstock.persist.state_store import Memory
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
 from tests.cli.test_verbs import lines, penstock

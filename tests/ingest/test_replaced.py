@@ -16,8 +16,8 @@ from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, arm, disarm, pass_by
 from penstock.ingest.pipeline import Ingest
 from penstock.persist import CollectionErrored
-from penstock.persist.lake import open_store
 from penstock.persist.requests import ask
+from penstock.persist.store import open_store
 from penstock.testing.postgres import Database
 from tests.ingest.equality import difference
 from tests.ingest.pump import SOURCE, Pump, until

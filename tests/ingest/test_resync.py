@@ -19,8 +19,8 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.data import DIFF, TIME
 from penstock.errors import UsageError
 from penstock.persist import CollectionErrored
-from penstock.persist.lake import open_store
 from penstock.persist.requests import ask
+from penstock.persist.store import open_store
 from penstock.sources.postgres.snapshot import SnapshotPiece
 from penstock.testing.postgres import Database
 from tests.ingest.checker import broken, check, differing, histories

@@ -13,7 +13,7 @@ from penstock.errors import IndeterminateError, PenstockError, UsageError
 from penstock.failpoints import Action, Failpoint, tripped
 from penstock.materialize import shard
 from penstock.persist.holds import list_holds
-from penstock.persist.lake import open_store
+from penstock.persist.store import open_store
 from tests.materialize.lake import KEYED, TU, Endpoint, Table, bring, materializing, once, row
 from tests.materialize.test_documents import COLUMNS, SUMMED
 

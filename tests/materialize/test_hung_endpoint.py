@@ -15,7 +15,7 @@ import pytest
 from penstock import materialize, persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.connectors import built_in
-from penstock.persist.memory import Memory
+from penstock.persist.state_store import Memory
 from penstock.pipeline.running import Running
 from penstock.sdk import serve
 from penstock.testing.postgres import Database, PostgresServer

@@ -13,7 +13,7 @@ from penstock import persist
 from penstock.errors import UsageError
 from penstock.materialize.applied import recall_applied
 from penstock.materialize.checkpoint import Checkpoint, Reached
-from penstock.persist.memory import Memory
+from penstock.persist.state_store import Memory
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.specs import (
     CollectionSpec,

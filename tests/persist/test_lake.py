@@ -3,7 +3,7 @@ import pytest
 import penstock.persist as persist
 from penstock.durable import open_blob
 from penstock.errors import UsageError
-from penstock.persist.lake import check_not_a_lake
+from penstock.persist.store import check_not_a_lake
 
 SETTINGS = persist.Settings(background=False, notify="")
 

@@ -63,7 +63,7 @@ from penstock.persist import (
     SinceError,
     StoredError,
     WriteTo,
-    workings,
+    runtime,
 )
 from penstock.persist.gc import Collector
 from penstock.persist.holds import list_holds
@@ -808,17 +808,19 @@ def merges_past_since(patch):
     def merge_since(collection):
         return max(collection.upper - 1, 0)
 
-    patch.setattr("penstock.persist.upkeep.merge_since", merge_since)
+    patch.setattr("penstock.persist.maintenance.merge_since", merge_since)
 
 
 def merges_past_upper(patch):
-    patch.setattr("penstock.persist.upkeep.merge_since", lambda collection: collection.since)
+    patch.setattr("penstock.persist.maintenance.merge_since", lambda collection: collection.since)
 
 
 def merges_what_is_not_sealed(patch):
-    patch.setattr("penstock.persist.upkeep.mergeable", lambda collection, _: [*collection.batches])
     patch.setattr(
-        "penstock.persist.upkeep.merge_since",
+        "penstock.persist.maintenance.mergeable", lambda collection, _: [*collection.batches]
+    )
+    patch.setattr(
+        "penstock.persist.maintenance.merge_since",
         lambda collection: max([collection.since, *(b.since for b in collection.batches)]),
     )
 
@@ -864,7 +866,7 @@ def ignores_who_holds_the_lock(patch):
             ]
         )
 
-    patch.setattr(workings, "take_lock", plan_refuses_nobody)
+    patch.setattr(runtime, "take_lock", plan_refuses_nobody)
 
 
 def waits_for_truncated_entries(patch):
@@ -905,11 +907,11 @@ def deletes_files_that_are_linked(patch):
 
 
 def forgets_errors(patch):
-    patch.setattr("penstock.persist.readable.error_as_of", lambda _collection, _as_of: None)
+    patch.setattr("penstock.persist.readability.error_as_of", lambda _collection, _as_of: None)
 
 
 def listens_across_errors(patch):
-    patch.setattr("penstock.persist.readable._ahead", lambda _collection, _lower: iter(()))
+    patch.setattr("penstock.persist.readability._ahead", lambda _collection, _lower: iter(()))
 
 
 def says_more_in_another_entry(patch):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.data import DIFF, TIME, advance, sort_rows, stored_schema
 from penstock.data.arrow import numbered
-from penstock.persist.compact import distinct, summed
-from penstock.persist.ranges import bounds, cut, sample, splitters
+from penstock.persist.merge.merger import distinct, summed
+from penstock.persist.merge.ranges import bounds, cut, sample, splitters
 
 OTHER_NAN = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
 

@@ -23,7 +23,7 @@ from penstock.persist import (
     StoredError,
 )
 from penstock.persist.encoding import decode_rollup, encode_entry, encode_rollup
-from penstock.persist.find import find_generation
+from penstock.persist.lake import find_generation
 from penstock.persist.state import Entry
 from penstock.persist.state import Replace as ReplaceOperation
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from tests.persist.model import ModelCollection, Version
 from tests.persist.shop import SCHEMA, opened, rows
-from tests.persist.test_compact import Job
+from tests.persist.test_merger import Job
 
 from penstock.data import DIFF, TIME
 from penstock.durable.memory import Shelf
@@ -28,11 +28,11 @@ from penstock.persist import (
     Collection,
     NotYetComplete,
     SinceError,
-    compact,
-    scan,
-    workings,
+    runtime,
 )
 from penstock.persist.batch import Slice, slices_of
+from penstock.persist.merge import merger
+from penstock.persist.scan import plan as scan_plan
 from penstock.persist.state import END, Batch, CollectionState, columns_of
 
 GROWN = SCHEMA.append(pa.field("note", pa.string()))
@@ -114,8 +114,8 @@ class History:
         """The collection and the model after all of it."""
         model = ModelCollection([Version(0, tuple(SCHEMA.names))])
         with (
-            mock.patch.object(compact, "FOLD_BYTES", self.fold_bytes),
-            mock.patch.object(workings, "probe"),  # Half the time of a history.
+            mock.patch.object(merger, "FOLD_BYTES", self.fold_bytes),
+            mock.patch.object(runtime, "probe"),  # Half the time of a history.
             opened(Shelf(), **self.settings) as client,
         ):
             if self.job:
@@ -172,7 +172,7 @@ def chosen(
     return update
 
 
-def evaluated(table: Collection, plan: scan.SnapshotScan) -> "Counter[tuple[Any, ...]]":
+def evaluated(table: Collection, plan: scan_plan.SnapshotScan) -> "Counter[tuple[Any, ...]]":
     """base without the keys of rows that the rest takes away + rows that the rest brings"""
     at = [columns_of(plan.schema).names.index(name) for name in plan.key]
     rest: Counter[tuple[Any, ...]] = Counter()
@@ -215,7 +215,7 @@ def check_snapshots(history: History) -> None:
         state = table.state
         assert (state.since, state.upper) == (model.since, model.upper)
         for as_of in range(model.since, model.upper):
-            plan = scan.scan_snapshot(state, as_of)
+            plan = scan_plan.scan_snapshot(state, as_of)
             expected = model.contents(as_of)
             assert evaluated(table, plan) == expected, (as_of, plan)
             plainly = Counter({tuple(r.values()): n for r, _, n in table.snapshot(as_of)})
@@ -227,7 +227,7 @@ def check_changes(history: History) -> None:
         first = model.since + 1 if model.since else 0
         for lower in range(first, model.upper + 1):
             for upper in range(lower, model.upper + 1):
-                plan = scan.scan_changes(table.state, lower, upper)
+                plan = scan_plan.scan_changes(table.state, lower, upper)
                 found: Counter[Any] = Counter()
                 for row, time, diff in read(table, plan.collection, plan.slices, plan.schema):
                     found[row, time] += diff
@@ -245,7 +245,7 @@ def check_slices(history: History) -> None:
     with history.lived() as (table, model):
         state = table.state
         for as_of in range(model.since, model.upper):
-            plan = scan.scan_snapshot(state, as_of)
+            plan = scan_plan.scan_snapshot(state, as_of)
             for batch in state.batches:
                 looked = [each for each in plan.base + plan.rest if each.part in batch.parts]
                 if batch.lower > as_of and not shared(batch, state):
@@ -254,7 +254,7 @@ def check_slices(history: History) -> None:
         first = model.since + 1 if model.since else 0
         for lower in range(first, model.upper):
             for upper in range(lower + 1, model.upper + 1):
-                changes = scan.scan_changes(state, lower, upper)
+                changes = scan_plan.scan_changes(state, lower, upper)
                 for batch in state.batches:
                     overlaps = batch.lower < upper and lower < batch.upper
                     looked = [each for each in changes.slices if each.part in batch.parts]
@@ -301,25 +301,25 @@ def state() -> Iterator[CollectionState]:
 
 def test_a_snapshot_is_planned_from_since_to_upper(state):
     for as_of in range(3, 8):
-        assert scan.scan_snapshot(state, as_of).as_of == as_of
+        assert scan_plan.scan_snapshot(state, as_of).as_of == as_of
     with pytest.raises(SinceError, match="as of 2"):
-        scan.scan_snapshot(state, 2)
+        scan_plan.scan_snapshot(state, 2)
     with pytest.raises(NotYetComplete, match="as of 8"):
-        scan.scan_snapshot(state, 8)
+        scan_plan.scan_snapshot(state, 8)
 
 
 def test_changes_are_planned_from_past_since_to_upper(state):
-    assert scan.scan_changes(state, 4, 8).slices
-    assert scan.scan_changes(state, 8, 8).slices == ()
+    assert scan_plan.scan_changes(state, 4, 8).slices
+    assert scan_plan.scan_changes(state, 8, 8).slices == ()
     # What lay below since has been brought up to it.
     with pytest.raises(SinceError):
-        scan.scan_changes(state, 3, 8)
+        scan_plan.scan_changes(state, 3, 8)
     with pytest.raises(NotYetComplete):
-        scan.scan_changes(state, 4, 9)
+        scan_plan.scan_changes(state, 4, 9)
     with pytest.raises(UsageError, match="from 6 to 5"):
-        scan.scan_changes(state, 6, 5)
+        scan_plan.scan_changes(state, 6, 5)
     unmoved = structs.replace(state, since=0)
-    assert scan.scan_changes(unmoved, 0, 8).slices[0].whole
+    assert scan_plan.scan_changes(unmoved, 0, 8).slices[0].whole
 
 
 # Bugs that the laws must find.
@@ -331,51 +331,51 @@ def ignore_until() -> Any:
     def slices(collection: CollectionState, batch: Batch, **bounds: int) -> Iterator[Slice]:
         return slices_of(collection, structs.replace(batch, until=END), **bounds)
 
-    return mock.patch.object(scan, "slices_of", slices)
+    return mock.patch.object(scan_plan, "slices_of", slices)
 
 
 def any_merge_is_a_base() -> Any:
     """A merge is a base, however often its rows are there."""
-    best = scan._base
+    best = scan_plan._base
 
     def base(collection: CollectionState, as_of: int) -> Batch | None:
         batches = tuple(structs.replace(b, distinct=b.merged) for b in collection.batches)
         return best(structs.replace(collection, batches=batches), as_of)
 
-    return mock.patch.object(scan, "_base", base)
+    return mock.patch.object(scan_plan, "_base", base)
 
 
 def forget_what_lies_above_the_base() -> Any:
     """A batch that is the base is nothing else besides."""
-    plan = scan.scan_snapshot
+    plan = scan_plan.scan_snapshot
 
-    def planned(collection: CollectionState, as_of: int) -> scan.SnapshotScan:
+    def planned(collection: CollectionState, as_of: int) -> scan_plan.SnapshotScan:
         found = plan(collection, as_of)
         rest = tuple(s for s in found.rest if s.part not in [b.part for b in found.base])
         return replace(found, rest=rest)
 
-    return mock.patch.object(scan, "scan_snapshot", planned)
+    return mock.patch.object(scan_plan, "scan_snapshot", planned)
 
 
 def base_to_the_end() -> Any:
     """All of a base's batch is the base, whatever its times."""
-    plan = scan.scan_snapshot
+    plan = scan_plan.scan_snapshot
 
-    def planned(collection: CollectionState, as_of: int) -> scan.SnapshotScan:
+    def planned(collection: CollectionState, as_of: int) -> scan_plan.SnapshotScan:
         found = plan(collection, as_of)
         return replace(found, base=tuple(replace(s, upper=END) for s in found.base))
 
-    return mock.patch.object(scan, "scan_snapshot", planned)
+    return mock.patch.object(scan_plan, "scan_snapshot", planned)
 
 
 def distinct_rows_whatever_their_keys() -> Any:
     """Rows are distinct if each is there once, though two have the same key."""
-    exact = compact.distinct
+    exact = merger.distinct
 
     def distinct(updates: pa.Table, _key: tuple[str, ...], *, since: int) -> bool:
         return exact(updates, (), since=since)
 
-    return mock.patch.object(compact, "distinct", distinct)
+    return mock.patch.object(merger, "distinct", distinct)
 
 
 @pytest.mark.parametrize(

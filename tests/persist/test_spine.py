@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.persist.spine import level, next_merge
+from penstock.persist.merge.spine import level, next_merge
 
 
 def run(arrivals: list[int], fan_in: int) -> tuple[list[int], int, int]:

@@ -25,7 +25,7 @@ from penstock.persist import (
     UpperMismatch,
 )
 from penstock.persist.encoding import ENCODING_VERSIONS, checksum, encode_rollup
-from penstock.persist.spine import next_merge
+from penstock.persist.merge.spine import next_merge
 from penstock.persist.state import State
 from penstock.testing.stores import Fate, UnreliableBlob
 

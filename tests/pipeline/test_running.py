@@ -11,10 +11,10 @@ from penstock import persist
 from penstock.catalog.looking import look
 from penstock.clock import SYSTEM_CLOCK, SystemClock
 from penstock.errors import DefiniteError, Fenced, TransientError, UsageError
-from penstock.persist.lake import open_store
 from penstock.persist.lock import owner_of
-from penstock.persist.memory import PAUSED, Memory
 from penstock.persist.requests import ask, forget_old_answers
+from penstock.persist.state_store import PAUSED, Memory
+from penstock.persist.store import open_store
 from penstock.pipeline import running as under_test
 from penstock.pipeline.running import Running, Task
 

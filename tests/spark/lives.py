@@ -24,7 +24,7 @@ from tests.persist.shop import by_hand
 
 import penstock.persist as persist
 import penstock.spark as ps
-from penstock.persist import compact
+from penstock.persist.merge import merger
 
 NAME = "rows"
 
@@ -277,7 +277,7 @@ class Life:
     def led(self) -> Iterator[tuple[persist.Client, persist.Collection]]:
         """A client that may write, until the block ends."""
         with (
-            mock.patch.object(compact, "FOLD_BYTES", self.fold_bytes),
+            mock.patch.object(merger, "FOLD_BYTES", self.fold_bytes),
             persist.open(self.url, writer="w", settings=by_hand(**self.settings)) as client,
         ):
             schema = self.shape.schemas[len(self.model.versions) - 1]

@@ -36,10 +36,10 @@ from penstock.engine.reach import spark as reach_door
 from penstock.errors import Corruption, PenstockError
 from penstock.ingest import run
 from penstock.ingest.spark import tasks_of
-from penstock.persist.verify import verify
-from penstock.persist.writing import spark as writing_door
-from penstock.persist.writing.spark import stage
-from penstock.persist.writing.task import Share, Written
+from penstock.persist.append import spark as writing_door
+from penstock.persist.append.spark import stage
+from penstock.persist.append.task import Share, Written
+from penstock.persist.checksum_walk import verify
 from penstock.sources.postgres import snapshot as copying
 
 MASTER: Final = "local-cluster[2,1,1024]"

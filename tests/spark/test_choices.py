@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import penstock.spark as ps
 from penstock import persist
 from penstock.errors import UsageError
-from penstock.persist import spark as door
+from penstock.persist.scan import spark as door
 
 PAIRS = pa.schema([("k", pa.string()), ("n", pa.int64())])
 

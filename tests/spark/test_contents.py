@@ -22,8 +22,9 @@ from tests.spark.lives import SHAPES, Life, Shape, check, found
 
 import penstock.spark as ps
 from penstock import persist
-from penstock.persist import scan, summing
-from penstock.persist import spark as door
+from penstock.persist.scan import consolidation_sql as summing
+from penstock.persist.scan import plan as scan_plan
+from penstock.persist.scan import spark as door
 
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
 EXAMPLES = int(os.environ.get("PENSTOCK_MODEL_EXAMPLES") or 5)
@@ -175,7 +176,7 @@ def test_a_planted_bug_is_found(spark, eventful, bug: Callable[[], Any]):
     with ExitStack() as stack:
         stack.enter_context(bug())
         stack.enter_context(mock.patch.object(door, "HERE_BYTES", -1))
-        planned = scan.scan_snapshot
+        planned = scan_plan.scan_snapshot
         stack.enter_context(mock.patch.object(ps, "scan_snapshot", planned))
         # Spark may also stumble over what it made of a map itself.
         kinds = Exception if bug is grouped_by_maps else AssertionError

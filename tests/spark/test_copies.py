@@ -27,8 +27,8 @@ from penstock.errors import (
 )
 from penstock.ingest.loading import Loader, ManyTasks
 from penstock.ingest.spark import tasks_of
-from penstock.persist.find import find_collection
-from penstock.persist.merging.spark import SparkMerges
+from penstock.persist.lake import find_collection
+from penstock.persist.merge.spark import SparkMerges
 from penstock.persist.state import Inline
 from penstock.sources.postgres import snapshot as copying
 

@@ -20,7 +20,7 @@ from tests.persist.shop import by_hand
 import penstock.spark as ps
 from penstock import persist
 from penstock.errors import Corruption
-from penstock.persist import spark as door
+from penstock.persist.scan import spark as door
 from penstock.persist.state import files_of
 
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)

@@ -13,7 +13,7 @@ import penstock.spark as ps
 from penstock import persist
 from penstock.errors import InternalError, UsageError
 from penstock.persist import batch
-from penstock.persist import spark as door
+from penstock.persist.scan import spark as door
 
 SCHEMA = pa.schema(
     [

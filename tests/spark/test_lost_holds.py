@@ -24,7 +24,7 @@ from penstock.engine.plans import spark as plans
 from penstock.errors import Corruption, UsageError
 from penstock.persist import HoldLost, SinceError
 from penstock.persist.holds import LeasedClaims, list_holds
-from penstock.persist.readings import Readings
+from penstock.persist.scan_holds import Readings
 from penstock.testing.clocks import ManualClock
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])

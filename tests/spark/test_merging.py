@@ -20,10 +20,10 @@ import penstock.spark as ps
 from penstock.data import TIME
 from penstock.errors import Corruption, PenstockError, UsageError
 from penstock.persist.batch import slices_of
-from penstock.persist.compact import BigMerges, merge_since
-from penstock.persist.merging.spark import SparkMerges, _Job
+from penstock.persist.merge.merger import BigMerges, merge_since
+from penstock.persist.merge.ranges import sample, splitters
+from penstock.persist.merge.spark import SparkMerges, _Job
 from penstock.persist.paths import proof_key
-from penstock.persist.ranges import sample, splitters
 from penstock.persist.state import Batch, CollectionState, Inline, files_of
 
 OTHER_NAN = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]

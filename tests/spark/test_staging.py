@@ -13,11 +13,11 @@ from tests.faults.inspect import litter
 import penstock.spark as ps
 from penstock import persist
 from penstock.errors import TransientError, UsageError
-from penstock.persist.lake import open_store
+from penstock.persist.append.spark import collected, share_of, stage, written_by
+from penstock.persist.append.task import gathered
+from penstock.persist.checksum_walk import verify
 from penstock.persist.paths import proof_key
-from penstock.persist.verify import verify
-from penstock.persist.writing.spark import collected, share_of, stage, written_by
-from penstock.persist.writing.task import gathered
+from penstock.persist.store import open_store
 
 NUMBERS = pa.schema([("id", pa.int64())])
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 import penstock.persist as persist
 from penstock.clock import Clock
-from penstock.persist.memory import Memory
+from penstock.persist.state_store import Memory
 from penstock.web import LakeView
 
 SECRET = "s3cret-of-the-shop"

@@ -16,9 +16,9 @@ from penstock.persist.errors import shown_ms
 from penstock.persist.holds import Hold, list_holds
 from penstock.persist.lake import is_storage_location, storage_locations
 from penstock.persist.lock import lives
-from penstock.persist.memory import FAILURE, PAUSED
-from penstock.persist.readable import error_as_of
+from penstock.persist.readability import error_as_of
 from penstock.persist.state import END, CollectionState, State
+from penstock.persist.state_store import FAILURE, PAUSED
 
 __all__ = ["Looker", "look"]
 

@@ -18,9 +18,9 @@ from penstock.catalog.objects import Object, Wanted, as_wanted, catalogued
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join, normal
 from penstock.errors import UsageError
+from penstock.persist.append.user_collections import OWN
 from penstock.persist.lake import is_storage_location
 from penstock.persist.lock import lives, owner_of
-from penstock.persist.writing.own import OWN
 from penstock.pipeline.file import CATALOG, Pipeline, SourceSection
 
 __all__ = [

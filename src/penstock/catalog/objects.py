@@ -24,7 +24,7 @@ from penstock.durable import join
 from penstock.errors import Fenced, InternalError, TransientError
 from penstock.persist import AppendTo
 from penstock.persist.lake import is_storage_location
-from penstock.persist.memory import Memory
+from penstock.persist.state_store import Memory
 from penstock.pipeline.file import CATALOG
 from penstock.retry import pauses_ms
 

@@ -18,11 +18,12 @@ from penstock.cli.options import SETTINGS
 from penstock.durable import join, normal
 from penstock.durable.process import is_dead
 from penstock.errors import UsageError
-from penstock.persist.lake import is_storage_location, open_store
+from penstock.persist.lake import is_storage_location
 from penstock.persist.lock import lives
 from penstock.persist.machine import Machine
 from penstock.persist.requests import OwnerDied, ask
 from penstock.persist.state import State, Writer
+from penstock.persist.store import open_store
 
 if TYPE_CHECKING:
     from penstock.catalog.objects import Object

@@ -9,8 +9,8 @@ from penstock import persist
 from penstock.catalog.rows import encode_line
 from penstock.cli.asking import Wait, asked, here
 from penstock.cli.options import SETTINGS, AsJson, Location
-from penstock.persist.compact import BigMerges, WhenNeeded
 from penstock.persist.lake import storage_locations
+from penstock.persist.merge.merger import BigMerges, WhenNeeded
 
 __all__ = ["compact"]
 

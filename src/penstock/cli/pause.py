@@ -4,7 +4,7 @@ from penstock import persist
 from penstock.catalog.rows import encode_line
 from penstock.cli.asking import Wait, asked, here, place_of
 from penstock.cli.options import SETTINGS, AsJson, Location, Task
-from penstock.persist.memory import PAUSED, Memory
+from penstock.persist.state_store import PAUSED, Memory
 
 __all__ = ["pause", "resume"]
 

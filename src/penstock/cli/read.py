@@ -7,7 +7,7 @@ from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.errors import InternalError
 from penstock.ingest.relations import BindingsOf, find_bindings
 from penstock.persist import Client
-from penstock.persist.find import find_collection, find_generation
+from penstock.persist.lake import find_collection, find_generation
 
 __all__ = ["read"]
 

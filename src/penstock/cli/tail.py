@@ -12,7 +12,7 @@ from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
 from penstock.ingest.relations import Followed, find_bindings
 from penstock.persist import Snapshot
-from penstock.persist.find import find_collection, find_generation, time_of
+from penstock.persist.lake import find_collection, find_generation, time_of
 from penstock.progress.time import describe_time
 
 __all__ = ["tail"]

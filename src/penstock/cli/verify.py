@@ -4,8 +4,9 @@ import typer
 
 from penstock.catalog.rows import encode_line
 from penstock.cli.options import SETTINGS, AsJson, Location
-from penstock.persist.lake import open_store, storage_locations
-from penstock.persist.verify import verify as walk
+from penstock.persist.checksum_walk import verify as walk
+from penstock.persist.lake import storage_locations
+from penstock.persist.store import open_store
 
 __all__ = ["verify"]
 

@@ -18,9 +18,9 @@ from penstock.datasource.options import BatchOptions
 from penstock.datasource.reading import Task, contents_tasks
 from penstock.persist import Client, Settings, open
 from penstock.persist.errors import SinceError
-from penstock.persist.find import find_collection, find_generation
 from penstock.persist.holds import LeasedClaims
-from penstock.persist.scan import scan_snapshot
+from penstock.persist.lake import find_collection, find_generation
+from penstock.persist.scan.plan import scan_snapshot
 from penstock.persist.state import SchemaVersion, schema_as_of
 
 __all__ = ["Contents", "find_contents", "plan_contents"]

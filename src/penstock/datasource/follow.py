@@ -34,10 +34,10 @@ from penstock.ingest.relations import find_bindings
 from penstock.persist import Client, Settings, open
 from penstock.persist.batch import slices_of
 from penstock.persist.errors import HoldLost, SinceError
-from penstock.persist.find import find_collection, time_of
 from penstock.persist.holds import Claim, DurableHold
-from penstock.persist.readable import check_since, reachable
-from penstock.persist.scan import scan_changes, scan_snapshot
+from penstock.persist.lake import find_collection, time_of
+from penstock.persist.readability import check_since, reachable
+from penstock.persist.scan.plan import scan_changes, scan_snapshot
 from penstock.persist.state import (
     END,
     Batch,

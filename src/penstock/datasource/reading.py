@@ -27,14 +27,14 @@ from penstock.data import DIFF, TIME, advance, consolidate
 from penstock.errors import Corruption, InternalError, UsageError
 from penstock.persist import open
 from penstock.persist.batch import Slice
-from penstock.persist.scan import ChangesScan, SnapshotScan
+from penstock.persist.scan.plan import ChangesScan, SnapshotScan
+from penstock.persist.scan.task import ROWS_AT_ONCE, SETTINGS, read_slices
 from penstock.persist.state import (
     CollectionState,
     SchemaVersion,
     Stored,
     stored_columns_of,
 )
-from penstock.persist.tasks import ROWS_AT_ONCE, SETTINGS, read_slices
 
 __all__ = ["Kind", "Rows", "Task", "changes_tasks", "contents_tasks", "rows_of", "updates_of"]
 

@@ -37,8 +37,8 @@ from penstock.datasource.writing.spark import CollectionWriter
 from penstock.errors import UsageError
 from penstock.persist import Settings, open
 from penstock.persist.errors import CollectionMissing, NotYetComplete
+from penstock.persist.scan.task import ROWS_AT_ONCE
 from penstock.persist.state import columns_of
-from penstock.persist.tasks import ROWS_AT_ONCE
 
 try:
     from pyspark.sql.streaming import datasource as _limits

@@ -23,7 +23,7 @@ from penstock.data.schema import label_of
 from penstock.demo.clicks import COLUMNS, TOPIC, Sent, committed
 from penstock.demo.shop import BOOKS, TABLES, Books, Made, what_is_wrong
 from penstock.ingest.relations import find_bindings
-from penstock.persist.find import find_collection, time_of
+from penstock.persist.lake import find_collection, time_of
 from penstock.sources.postgres.types import to_text
 
 __all__ = [

@@ -12,7 +12,7 @@ from penstock.errors import UsageError
 from penstock.ingest.running import drop as drop_source
 from penstock.ingest.running import source_of
 from penstock.materialize.dropping import drop as drop_materialization
-from penstock.persist.memory import Memory
+from penstock.persist.state_store import Memory
 from penstock.pipeline import Pipeline
 from penstock.pipeline.running import writer_of
 from penstock.pipeline.written import Missing, interpolated

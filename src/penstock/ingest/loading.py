@@ -17,12 +17,12 @@ import pyarrow as pa
 from penstock import persist
 from penstock.errors import InternalError, TransientError, UsageError
 from penstock.ingest.scanning import Scanned, ScanTask
-from penstock.persist.acceptance import check_name, schema_version
-from penstock.persist.also import Grow, with_growth
-from penstock.persist.compact import BigMerges
+from penstock.persist.append.shared_storage_check import proof_left
+from penstock.persist.append.task import Share, Written, all_of, gathered
+from penstock.persist.collection_change import Grow, with_growth
+from penstock.persist.merge.merger import BigMerges
+from penstock.persist.schema_check import check_name, schema_version
 from penstock.persist.state import Batch, CollectionState, SchemaVersion
-from penstock.persist.writing.proof import proof_left
-from penstock.persist.writing.task import Share, Written, all_of, gathered
 from penstock.sources.source import Piece, Scan
 
 __all__ = ["Copy", "Loader", "ManyTasks"]

@@ -31,10 +31,10 @@ from penstock.ingest.loading import SPARK_BYTES, Loader, ManyTasks
 from penstock.ingest.relations import NOTE
 from penstock.ingest.tick import Tick
 from penstock.persist import AppendTo
-from penstock.persist.lake import open_store
-from penstock.persist.memory import Memory
 from penstock.persist.requests import Request, answer, requests
 from penstock.persist.state import END
+from penstock.persist.state_store import Memory
+from penstock.persist.store import open_store
 from penstock.reclock import (
     Minted,
     Regressed,

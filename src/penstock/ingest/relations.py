@@ -24,9 +24,8 @@ from penstock.persist import (
     SinceError,
     Snapshot,
 )
-from penstock.persist.find import time_of
-from penstock.persist.lake import storage_locations
-from penstock.persist.readable import check_changes
+from penstock.persist.lake import storage_locations, time_of
+from penstock.persist.readability import check_changes
 from penstock.persist.state import is_hidden
 from penstock.reclock import (
     Offsets,

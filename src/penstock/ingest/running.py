@@ -15,7 +15,7 @@ from penstock.ingest.loading import SPARK_BYTES, ManyTasks
 from penstock.ingest.pipeline import Ingest
 from penstock.ingest.relations import bindings_in
 from penstock.persist.lake import storage_locations_below
-from penstock.persist.memory import Memory
+from penstock.persist.state_store import Memory
 from penstock.pipeline import Pipeline, load
 from penstock.pipeline.file import SourceSection
 from penstock.pipeline.running import Running, Task, writer_of

@@ -14,9 +14,9 @@ from msgspec import msgpack
 
 from penstock.data import DIFF
 from penstock.errors import PenstockError
+from penstock.persist.append.task import Share, all_of, is_told
+from penstock.persist.scan.task import stored_rows_of
 from penstock.persist.state import Batch, CollectionState
-from penstock.persist.tasks import stored_rows_of
-from penstock.persist.writing.task import Share, all_of, is_told
 from penstock.sources.source import Scan
 
 __all__ = ["Cut", "ScanTask", "Scanned"]

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.errors import PenstockError, TransientError, UsageError
 from penstock.ingest.loading import Watch
 from penstock.ingest.scanning import Cut, Scanned, ScanTask
-from penstock.persist.merging.spark import SparkMerges, failing_as_ours
-from penstock.persist.writing.spark import collected
-from penstock.persist.writing.task import Share, Written
+from penstock.persist.append.spark import collected
+from penstock.persist.append.task import Share, Written
+from penstock.persist.merge.spark import SparkMerges, failing_as_ours
 from penstock.sources.source import Piece
 
 __all__ = ["tasks_of"]

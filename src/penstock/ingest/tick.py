@@ -24,10 +24,10 @@ from penstock.errors import DefiniteError, InternalError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.ingest.loading import Copy, Loader
 from penstock.persist import AppendTo, Collection, StoredError
-from penstock.persist.also import Also, Begin, Fail, Grow, Recover, Replace, WriteTo
-from penstock.persist.memory import Memory
+from penstock.persist.append.task import all_of
+from penstock.persist.collection_change import Also, Begin, Fail, Grow, Recover, Replace, WriteTo
 from penstock.persist.state import Batch
-from penstock.persist.writing.task import all_of
+from penstock.persist.state_store import Memory
 from penstock.sources.source import Piece, Scan
 
 __all__ = ["Tick"]

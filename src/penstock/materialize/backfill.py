@@ -29,8 +29,8 @@ from penstock.materialize.checkpoint import Reached, path_text
 from penstock.materialize.known_layouts import KnownLayouts
 from penstock.materialize.lakeside import Holding
 from penstock.materialize.recovery import Log, ShardLog, recalled
-from penstock.persist.scan import scan_snapshot
-from penstock.persist.tasks import read_slices
+from penstock.persist.scan.plan import scan_snapshot
+from penstock.persist.scan.task import read_slices
 from penstock.pipeline.file import BindingSection, MaterializationSection
 
 __all__ = [

@@ -55,9 +55,9 @@ from penstock.materialize.status import Status
 from penstock.materialize.transact import needs_truncation
 from penstock.persist.batch import defaults_of
 from penstock.persist.errors import CollectionMissing
-from penstock.persist.memory import Memory
 from penstock.persist.records import ErrorSpan, StoredError
 from penstock.persist.state import END, columns_of, schema_as_of
+from penstock.persist.state_store import Memory
 from penstock.pipeline.file import CollectionSection, MaterializationSection
 from penstock.progress.time import describe_time
 from penstock.protocol.key_range import WHOLE, shards

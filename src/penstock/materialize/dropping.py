@@ -14,7 +14,7 @@ from penstock.materialize.client import connect
 from penstock.materialize.hosting import reached_connector
 from penstock.materialize.lakeside import owner_of
 from penstock.persist.lake import storage_locations
-from penstock.persist.memory import Memory
+from penstock.persist.state_store import Memory
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.messages import Apply
 

@@ -28,10 +28,10 @@ from penstock.materialize.intervals import Changes, Contents, Interval, Rewrite
 from penstock.materialize.netting import net
 from penstock.materialize.rows import documents, field_columns
 from penstock.persist.errors import CollectionErrored
-from penstock.persist.ranges import bounds, cut
-from penstock.persist.scan import SnapshotScan, scan_changes, scan_snapshot
+from penstock.persist.merge.ranges import bounds, cut
+from penstock.persist.scan.plan import SnapshotScan, scan_changes, scan_snapshot
+from penstock.persist.scan.task import read_slices
 from penstock.persist.state import CollectionState, stored_columns_of
-from penstock.persist.tasks import read_slices
 from penstock.reduce import COMBINED
 
 __all__ = [

@@ -44,12 +44,12 @@ from penstock.materialize.rows import documents, field_columns
 from penstock.materialize.run_certificate import run_certificate
 from penstock.materialize.shard import ShardPlan, run_shard
 from penstock.materialize.transact import reading_order
-from penstock.persist.merging.spark import failing_as_ours
-from penstock.persist.scan import scan_changes, scan_snapshot
-from penstock.persist.spark import Scanner
+from penstock.persist.merge.spark import failing_as_ours
+from penstock.persist.scan.consolidation_sql import quoted
+from penstock.persist.scan.plan import scan_changes, scan_snapshot
+from penstock.persist.scan.spark import Scanner
+from penstock.persist.scan.task import batches_of, store_of
 from penstock.persist.state import schema_as_of, stored_columns_of
-from penstock.persist.summing import quoted
-from penstock.persist.tasks import batches_of, store_of
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.transport_security import is_private
 from penstock.reduce import COMBINED

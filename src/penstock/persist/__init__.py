@@ -12,9 +12,9 @@ below `upper`, and the same at every reading in between.
 """
 
 from penstock.data import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
-from penstock.persist.also import Begin, Fail, Grow, Recover, Replace, WriteTo
 from penstock.persist.client import Client, Unsealed, open, take_up
 from penstock.persist.collection import AppendTo, Collection
+from penstock.persist.collection_change import Begin, Fail, Grow, Recover, Replace, WriteTo
 from penstock.persist.errors import (
     AlreadyFailed,
     Closed,
@@ -27,7 +27,7 @@ from penstock.persist.errors import (
     SinceError,
 )
 from penstock.persist.holds import DurableHold
-from penstock.persist.intake import Staged
+from penstock.persist.input_validation import Staged
 from penstock.persist.lock import Baton, release
 from penstock.persist.read import Changes, Listener, Snapshot
 from penstock.persist.settings import Settings

@@ -21,16 +21,17 @@ from penstock.data import TIME, Codec
 from penstock.data.codec import BUILT_IN
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
 from penstock.errors import Fenced, PenstockError, UsageError
-from penstock.persist.acceptance import accept, check_name, codec_of, schema_version
-from penstock.persist.also import Also, Grow, WriteTo, operations_of, with_growth
 from penstock.persist.collection import AppendTo, Collection, piece_of
-from penstock.persist.compact import BigMerges
+from penstock.persist.collection_change import Also, Grow, WriteTo, operations_of, with_growth
 from penstock.persist.errors import Closed, CollectionMissing
 from penstock.persist.holds import DurableHold, list_holds
-from penstock.persist.intake import Staged, apart, check_frontier, table_of
-from penstock.persist.lake import check_not_a_lake, open_store
+from penstock.persist.input_validation import Staged, apart, check_frontier, table_of
 from penstock.persist.lock import Baton, check_writer_id
+from penstock.persist.maintenance import Upkeep
+from penstock.persist.merge.merger import BigMerges
 from penstock.persist.read import FILES_ALONE, Reader
+from penstock.persist.runtime import Workings
+from penstock.persist.schema_check import accept, check_name, codec_of, schema_version
 from penstock.persist.settings import Settings
 from penstock.persist.state import (
     Alter,
@@ -44,8 +45,7 @@ from penstock.persist.state import (
     State,
     columns_of,
 )
-from penstock.persist.upkeep import Upkeep
-from penstock.persist.workings import Workings
+from penstock.persist.store import check_not_a_lake, open_store
 from penstock.persist.write import Append, Appended, Committer, Piece, UpperMismatch
 
 __all__ = ["Client", "Unsealed", "open", "take_up"]

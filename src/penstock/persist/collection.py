@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.persist.acceptance import grown
-from penstock.persist.also import Grow
+from penstock.persist.collection_change import Grow
 from penstock.persist.errors import CollectionMissing
-from penstock.persist.intake import (
+from penstock.persist.input_validation import (
     Staged,
     Updates,
     check_as_of,
@@ -29,6 +28,7 @@ from penstock.persist.intake import (
     table_of,
 )
 from penstock.persist.read import Listener, Snapshot
+from penstock.persist.schema_check import grown
 from penstock.persist.state import (
     Alter,
     CollectionState,

@@ -35,7 +35,7 @@ from penstock.persist.encoding import Kind, decode_frame, encode_frame
 from penstock.persist.errors import CollectionMissing, HoldLost, SinceError
 from penstock.persist.machine import Machine
 from penstock.persist.paths import HOLDS, hold_key, hold_of, hold_prefix
-from penstock.persist.readable import check_since
+from penstock.persist.readability import check_since
 from penstock.persist.settings import Settings
 from penstock.persist.state import END, CollectionState, State
 from penstock.telemetry import fields, logger

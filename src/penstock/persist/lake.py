@@ -1,32 +1,30 @@
 """A lake: a folder of storage locations, each with its own log and writer.
 
-What a user calls a location may be a lake or one of its storage locations. A
-storage location is recognised by what its first writer left there.
+A user's location is either a lake or one of its storage locations. A storage
+location is recognised by the mark that its first writer left there.
 """
 
-from penstock.durable import Blob, SteadyBlob, children, join, open_blob
+from datetime import datetime
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.durable import children, join, open_blob
 from penstock.durable.probe import PASSED
 from penstock.errors import UsageError
+from penstock.persist.client import Client, open
+from penstock.persist.collection import Collection
+from penstock.persist.errors import CollectionMissing
 from penstock.persist.settings import Settings
+from penstock.persist.state import CollectionState
+from penstock.progress.time import parse_time
 
 __all__ = [
-    "check_not_a_lake",
+    "find_collection",
+    "find_generation",
     "is_storage_location",
-    "open_store",
     "storage_locations",
     "storage_locations_below",
+    "time_of",
 ]
-
-
-def open_store(url: str, settings: Settings, *, writing: bool = False) -> SteadyBlob:
-    """The store of one storage location, asked again as patiently as `settings` say."""
-    return SteadyBlob(
-        open_blob(url, writing=writing),
-        settings.clock,
-        settings.chance,
-        patience_ms=settings.patience_ms,
-        stop=settings.stop,
-    )
 
 
 def storage_locations(url: str) -> list[str]:
@@ -65,20 +63,44 @@ def is_storage_location(url: str) -> bool:
         blob.close()
 
 
-def check_not_a_lake(url: str, blob: Blob) -> None:
-    """Refuse to make a storage location of a lake. `blob` is the store at `url`.
-
-    Asks only for a mark if `url` was written to before.
+def find_collection(
+    location: str, name: str, *, hold: bool, settings: Settings
+) -> tuple[Client, Collection]:
+    """The collection of that name, wherever in the lake it is, and a client to be closed.
 
     Raises:
-        UsageError: a folder directly below `url` is a storage location, and `url` is none.
+        CollectionMissing: no storage location has it.
     """
-    if blob.get(PASSED) is not None:
-        return
-    for name in children(url):
-        if blob.get(f"{name}/{PASSED}") is not None:
-            raise UsageError(
-                f'location "{url}" is a lake and cannot be written to itself',
-                detail=f'Its folder "{name}" is a storage location.',
-                hint=f"Open one of its storage locations, for example {join(url, name)}.",
-            )
+    known: list[str] = []
+    for url in storage_locations(location):
+        client = open(url, hold=hold, settings=settings)
+        state = client.state
+        if name in state.names:
+            return client, client.collection(name)
+        client.close()
+        known += state.listed()
+    raise CollectionMissing(name, where=location, known=sorted(known))
+
+
+def find_generation(current: Collection, word: str) -> tuple[Collection, int]:
+    """Return the collection that a read of a name as of a time uses, and the time.
+
+    `current` has the name now. The earliest time is that of the oldest one retained.
+    """
+    client, name = current.client, current.name
+    oldest = client.state.generations(name)[0]
+    as_of = oldest.since if word == "earliest" else time_of(word, current.state)
+    return client.collection(name, as_of=as_of), as_of
+
+
+def time_of(text: str | datetime, collection: CollectionState) -> int:
+    """Return the time that a text or an aware datetime means for a collection.
+
+    Raises:
+        UsageError: it is not a time.
+    """
+    if text == "earliest":
+        return collection.since
+    if text == "latest":
+        return max(collection.upper - 1, collection.since)
+    return parse_time(text, SYSTEM_CLOCK.now_ms())

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from penstock.durable.process import identify, is_alive, is_dead, start_ticks
 from penstock.errors import Fenced, UsageError
 from penstock.persist.errors import LockHeld
-from penstock.persist.lake import open_store
 from penstock.persist.machine import Machine
 from penstock.persist.settings import Settings
 from penstock.persist.state import OpenStaging, Operation, State, TakeEpoch, Writer
+from penstock.persist.store import open_store
 
 __all__ = [
     "Baton",

@@ -21,15 +21,15 @@ from msgspec import structs
 
 from penstock.data import DIFF, TIME, Codec, advance, consolidate
 from penstock.errors import Corruption, InternalError, UsageError
-from penstock.persist.also import Grow, with_growth
 from penstock.persist.batch import Batches, slices_of
-from penstock.persist.compact import distinct
+from penstock.persist.collection_change import Grow, with_growth
 from penstock.persist.errors import Closed
 from penstock.persist.holds import Claims
 from penstock.persist.lookup import Wanted, matching_rows, written_rows
 from penstock.persist.machine import Machine
+from penstock.persist.merge.merger import distinct
 from penstock.persist.notify import Ear, News
-from penstock.persist.readable import check_changes, check_contents, check_since, reachable
+from penstock.persist.readability import check_changes, check_contents, check_since, reachable
 from penstock.persist.settings import Settings
 from penstock.persist.state import (
     END,

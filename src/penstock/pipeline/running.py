@@ -36,8 +36,6 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.persist.errors import Closed
-from penstock.persist.lake import open_store
-from penstock.persist.memory import FAILURE, PAUSED, Memory
 from penstock.persist.requests import (
     Request,
     answer,
@@ -45,6 +43,8 @@ from penstock.persist.requests import (
     is_still_asked,
     requests,
 )
+from penstock.persist.state_store import FAILURE, PAUSED, Memory
+from penstock.persist.store import open_store
 from penstock.pipeline.file import Pipeline
 from penstock.progress.time import describe_time
 from penstock.retry import pauses_ms

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it.
 
 from penstock.data import DIFF
-from penstock.persist.summing import quoted
+from penstock.persist.scan.consolidation_sql import quoted
 from penstock.reduce.native import Aggregate, NativePlan
 
 __all__ = ["aggregated"]

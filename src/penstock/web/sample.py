@@ -19,8 +19,8 @@ from penstock.errors import UsageError
 from penstock.persist import Collection
 from penstock.persist.batch import Batches, Slice, slices_of
 from penstock.persist.lookup import Wanted, matching_rows
-from penstock.persist.readable import check_contents
-from penstock.persist.scan import SnapshotScan, scan_snapshot
+from penstock.persist.readability import check_contents
+from penstock.persist.scan.plan import SnapshotScan, scan_snapshot
 from penstock.persist.state import (
     END,
     CollectionState,

@@ -9,7 +9,7 @@ from penstock.catalog.looking import Looker
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corruption, InternalError, PenstockError, UsageError
 from penstock.persist.errors import CollectionMissing
-from penstock.persist.find import find_collection, find_generation
+from penstock.persist.lake import find_collection, find_generation
 from penstock.persist.state import is_hidden
 from penstock.web.history import History
 from penstock.web.sample import latest_changes, sample

@@ -19,7 +19,7 @@ from penstock.ingest.loading import Loader
 from penstock.ingest.scanning import Scanned, ScanTask
 from penstock.ingest.tick import Tick
 from penstock.persist import AppendTo
-from penstock.persist.memory import Memory
+from penstock.persist.state_store import Memory
 from penstock.reclock import KAFKA_TOPICS, Minted, accumulated, mint
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig

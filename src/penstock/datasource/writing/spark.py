@@ -24,7 +24,10 @@ from pyspark.sql.types import StructType
 from penstock.catalog.namespace import take_name_in_lake
 from penstock.errors import Fenced, InternalError
 from penstock.persist import Appended, Baton, Settings, Staged, take_up
-from penstock.persist.writing.own import (
+from penstock.persist.append.shared_storage_check import leave_proof, take_back
+from penstock.persist.append.spark import arrow_schema, share_of
+from penstock.persist.append.task import Share, Written, gathered
+from penstock.persist.append.user_collections import (
     check_own,
     open_for_job,
     own_collection,
@@ -32,9 +35,6 @@ from penstock.persist.writing.own import (
     undo,
     undone_unless_written,
 )
-from penstock.persist.writing.proof import leave_proof, take_back
-from penstock.persist.writing.spark import arrow_schema, share_of
-from penstock.persist.writing.task import Share, Written, gathered
 
 __all__ = ["CollectionWriter"]
 

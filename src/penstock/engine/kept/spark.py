@@ -20,8 +20,8 @@ from penstock.materialize.driver import Jobs
 from penstock.materialize.rounds import Commits
 from penstock.materialize.shard import ShardPlan
 from penstock.materialize.spark import SparkShards
-from penstock.persist.compact import BigMerges, WhenNeeded
-from penstock.persist.merging.spark import failing_as_ours
+from penstock.persist.merge.merger import BigMerges, WhenNeeded
+from penstock.persist.merge.spark import failing_as_ours
 
 __all__ = ["KeptSession"]
 

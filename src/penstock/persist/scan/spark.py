@@ -42,7 +42,9 @@ from penstock.durable import Blob
 from penstock.errors import Corruption, InternalError, UsageError
 from penstock.persist.batch import Batches, Slice, defaults_of
 from penstock.persist.encoding import checksum
-from penstock.persist.scan import ChangesScan, SnapshotScan
+from penstock.persist.scan.consolidation_sql import Summing, quoted
+from penstock.persist.scan.plan import ChangesScan, SnapshotScan
+from penstock.persist.scan.task import ROWS_AT_ONCE, read_slices
 from penstock.persist.state import (
     CollectionState,
     Inline,
@@ -51,8 +53,6 @@ from penstock.persist.state import (
     columns_of,
     stored_columns_of,
 )
-from penstock.persist.summing import Summing, quoted
-from penstock.persist.tasks import ROWS_AT_ONCE, read_slices
 
 __all__ = ["Scanner"]
 

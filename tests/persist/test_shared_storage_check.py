@@ -20,10 +20,10 @@ from penstock import persist
 from penstock.durable import open_blob
 from penstock.errors import UsageError
 from penstock.ingest.loading import Loader
-from penstock.persist import tasks
-from penstock.persist.verify import verify
-from penstock.persist.writing.proof import leave_proof, proof_left
-from penstock.persist.writing.task import Share, Written, gathered
+from penstock.persist.append.shared_storage_check import leave_proof, proof_left
+from penstock.persist.append.task import Share, Written, gathered
+from penstock.persist.checksum_walk import verify
+from penstock.persist.scan import task
 
 
 class Hosts:
@@ -50,8 +50,8 @@ class Hosts:
         self.path.unlink()
         self.path.symlink_to(folder)
         # On another host runs another process, which has opened nothing yet.
-        tasks._store.cache_clear()
-        tasks._batches.cache_clear()
+        task._store.cache_clear()
+        task._batches.cache_clear()
 
 
 @pytest.fixture

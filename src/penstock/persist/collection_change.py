@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from penstock.errors import UsageError
 from penstock.persist import state as log
-from penstock.persist.acceptance import grown
-from penstock.persist.intake import Updates, check_as_of
+from penstock.persist.input_validation import Updates, check_as_of
+from penstock.persist.schema_check import grown
 from penstock.persist.state import END, CollectionState, Operation, State, StoredError, foreseen
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from penstock.data.codec import BUILT_IN
 from penstock.data.collection_name import has_controls
 from penstock.data.schema import default_row
 from penstock.errors import UsageError
-from penstock.persist.intake import columns_shown
+from penstock.persist.input_validation import columns_shown
 from penstock.persist.state import CollectionState, SchemaVersion, columns_of, is_hidden
 
 __all__ = ["accept", "check_name", "codec_of", "grown", "schema_version"]

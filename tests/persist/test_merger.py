@@ -10,8 +10,9 @@ from tests.persist.shop import SCHEMA, opened, rows
 
 from penstock.durable.memory import Shelf
 from penstock.errors import DeterminateError
-from penstock.persist import Client, Collection, compact, staging
-from penstock.persist.compact import FOLD_BYTES, Merger, distinct, summed
+from penstock.persist import Client, Collection, staging
+from penstock.persist.merge import merger as merger_module
+from penstock.persist.merge.merger import FOLD_BYTES, Merger, distinct, summed
 from penstock.persist.state import Batch, CollectionState, Stored
 
 MANY = FOLD_BYTES // 20
@@ -212,7 +213,10 @@ def test_without_a_job_merges_are_bounded_by_merge_bytes(shelf):
             merged.append(sum(each.memory for each in inputs))
             return real(self, collection, inputs, since=since)
 
-        with mock.patch.object(Merger, "merge", merge), mock.patch.object(compact, "FOLD_BYTES", 1):
+        with (
+            mock.patch.object(Merger, "merge", merge),
+            mock.patch.object(merger_module, "FOLD_BYTES", 1),
+        ):
             for _ in range(12):
                 grown(collection, 40, first=40 * collection.upper)
                 collection.allow_compaction(collection.upper - 1).result()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from penstock.data import DIFF, TIME
 from penstock.data.shown import show
 from penstock.errors import UsageError
-from penstock.persist.writing.fit import check_fits, stored_rows
+from penstock.persist.append.conform import check_fits, stored_rows
 
 MIDNIGHT = 86_400_000
 TIMES = st.none() | st.integers(0, MIDNIGHT - 1)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.data import DIFF, INT64, TIME, stored_schema
 from penstock.errors import UsageError
-from penstock.persist.intake import put_pairs, put_rows, table_of
+from penstock.persist.input_validation import put_pairs, put_rows, table_of
 from penstock.persist.write import Piece
 
 STRICT = pa.list_(pa.field("item", pa.int64(), nullable=False))

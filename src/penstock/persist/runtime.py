@@ -19,16 +19,16 @@ from penstock.durable.steady import SteadyBlob
 from penstock.errors import DeterminateError, PenstockError, UsageError
 from penstock.failpoints import Failpoint, pass_by
 from penstock.persist.batch import Batches
-from penstock.persist.compact import Merger
 from penstock.persist.gc import Collector
 from penstock.persist.holds import Claims, LeasedClaims, LocalClaims, NoClaims
 from penstock.persist.lock import Baton, take_lock
 from penstock.persist.machine import Machine
+from penstock.persist.maintenance import Upkeep
+from penstock.persist.merge.merger import Merger
 from penstock.persist.notify import Bell, Ear, News
 from penstock.persist.settings import Settings
 from penstock.persist.staging import Staging
 from penstock.persist.state import Release
-from penstock.persist.upkeep import Upkeep
 from penstock.persist.write import Committer
 from penstock.telemetry import fields, logger
 

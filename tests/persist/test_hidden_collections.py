@@ -9,7 +9,7 @@ from penstock.data.schema import LABEL, label_of
 from penstock.durable.memory import Shelf
 from penstock.errors import UsageError
 from penstock.persist import TEXT, UNIT, AppendTo, CollectionMissing, Settings, open
-from penstock.persist.find import find_collection
+from penstock.persist.lake import find_collection
 from penstock.persist.state import Stored
 
 

@@ -9,9 +9,9 @@ import threading
 
 from penstock.errors import Fenced, PenstockError, StoreError
 from penstock.failpoints import Failpoint, pass_by
-from penstock.persist.compact import Merger, merge_since, mergeable, settled
 from penstock.persist.gc import Collector
 from penstock.persist.machine import Machine
+from penstock.persist.merge.merger import Merger, merge_since, mergeable, settled
 from penstock.persist.settings import Settings
 from penstock.persist.state import (
     Batch,

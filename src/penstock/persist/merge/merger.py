@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from penstock.data import DIFF, TIME, advance, consolidate, negate, sort_rows
 from penstock.errors import InternalError
 from penstock.persist.batch import Batches
+from penstock.persist.merge.spine import next_merge
 from penstock.persist.settings import Settings
-from penstock.persist.spine import next_merge
 from penstock.persist.staging import Staging
 from penstock.persist.state import Batch, CollectionState, Inline, stored_columns_of
 

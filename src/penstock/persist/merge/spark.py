@@ -35,13 +35,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from penstock.data import from_ipc, to_ipc
 from penstock.errors import PenstockError, TransientError
+from penstock.persist.append.shared_storage_check import check_proof, proof_left
+from penstock.persist.append.spark import collected
+from penstock.persist.append.task import is_told
 from penstock.persist.batch import Slice, slices_of, together
-from penstock.persist.ranges import bounds, splitters
+from penstock.persist.merge.ranges import bounds, splitters
+from penstock.persist.merge.task import cut_slices, merge_range, sample_slices
+from penstock.persist.scan.task import SETTINGS
 from penstock.persist.state import Batch, CollectionState, Inline, Part, stored_columns_of
-from penstock.persist.tasks import SETTINGS, cut_slices, merge_range, sample_slices
-from penstock.persist.writing.proof import check_proof, proof_left
-from penstock.persist.writing.spark import collected
-from penstock.persist.writing.task import is_told
 
 __all__ = ["SparkMerges", "failing_as_ours"]
 

@@ -18,13 +18,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.errors import TransientError, UsageError
+from penstock.persist.append.conform import check_fits
+from penstock.persist.append.shared_storage_check import proof_left
+from penstock.persist.append.task import Share, Written, gathered
 from penstock.persist.collection import Collection
-from penstock.persist.intake import Staged
+from penstock.persist.input_validation import Staged
 from penstock.persist.settings import Settings
 from penstock.persist.state import columns_of
-from penstock.persist.writing.fit import check_fits
-from penstock.persist.writing.proof import proof_left
-from penstock.persist.writing.task import Share, Written, gathered
 
 __all__ = ["arrow_schema", "collected", "share_of", "stage", "written_by"]
 

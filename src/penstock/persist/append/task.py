@@ -19,13 +19,13 @@ from penstock.errors import (
     PenstockError,
     StoreRefused,
 )
+from penstock.persist.append.conform import stored_rows
+from penstock.persist.append.shared_storage_check import check_proof
 from penstock.persist.batch import together
+from penstock.persist.scan.task import batches_of
 from penstock.persist.state import Batch
-from penstock.persist.tasks import write_staged
-from penstock.persist.writing.fit import stored_rows
-from penstock.persist.writing.proof import check_proof
 
-__all__ = ["Share", "Written", "all_of", "gathered", "is_told"]
+__all__ = ["Share", "Written", "all_of", "gathered", "is_told", "write_staged"]
 
 
 def is_told(error: PenstockError) -> bool:
@@ -123,3 +123,11 @@ def all_of(batches: Iterable[Batch | None]) -> Batch | None:
     """All batches as one, if there is any."""
     found = [batch for batch in batches if batch is not None]
     return together(found) if found else None
+
+
+def write_staged(
+    url: str, staging: str, updates: Iterable[pa.Table], schema: int, *, part_bytes: int
+) -> Batch | None:
+    """Write updates, in stored form, as objects of about `part_bytes`; None if there are none."""
+    batches = batches_of(url)
+    return batches.build_as_they_come(updates, schema, staging, part_bytes=part_bytes)

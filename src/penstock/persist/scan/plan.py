@@ -19,7 +19,7 @@ are read without.
 from dataclasses import dataclass
 
 from penstock.persist.batch import Slice, slices_of
-from penstock.persist.readable import check_changes, check_contents
+from penstock.persist.readability import check_changes, check_contents
 from penstock.persist.state import (
     END,
     Batch,

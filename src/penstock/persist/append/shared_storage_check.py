@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from penstock.errors import PenstockError, UsageError
 from penstock.persist.paths import proof_key
-from penstock.persist.tasks import SETTINGS, store_of
+from penstock.persist.scan.task import SETTINGS, store_of
 
 __all__ = ["check_proof", "leave_proof", "proof_left", "take_back"]
 

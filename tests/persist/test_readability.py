@@ -7,7 +7,7 @@ from tests.persist.shop import SCHEMA, opened
 
 from penstock.durable.memory import Shelf
 from penstock.persist import AppendTo, CollectionErrored, Fail, Recover, StoredError
-from penstock.persist.readable import check_changes, check_contents, reachable
+from penstock.persist.readability import check_changes, check_contents, reachable
 
 LOST = StoredError("SlotLost", "slot is gone", "It was dropped.", "Run resync.")
 UPPER = 30

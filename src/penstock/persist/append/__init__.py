@@ -1,0 +1,1 @@
+"""Writes by Spark: DataFrames appended to collections."""

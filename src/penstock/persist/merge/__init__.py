@@ -1,0 +1,1 @@
+"""Compaction: batches merged into fewer rows and fewer files."""

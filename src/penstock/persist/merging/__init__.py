@@ -1,1 +1,0 @@
-"""Merges that do not fit into one process; `spark.py` is the door."""

@@ -1,0 +1,1 @@
+"""Reads of collections by Spark: the plan, its tasks and its DataFrame."""

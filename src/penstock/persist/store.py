@@ -1,0 +1,38 @@
+"""The store of one storage location, opened with retries."""
+
+from penstock.durable import Blob, SteadyBlob, children, join, open_blob
+from penstock.durable.probe import PASSED
+from penstock.errors import UsageError
+from penstock.persist.settings import Settings
+
+__all__ = ["check_not_a_lake", "open_store"]
+
+
+def open_store(url: str, settings: Settings, *, writing: bool = False) -> SteadyBlob:
+    """The store of one storage location, asked again as patiently as `settings` say."""
+    return SteadyBlob(
+        open_blob(url, writing=writing),
+        settings.clock,
+        settings.chance,
+        patience_ms=settings.patience_ms,
+        stop=settings.stop,
+    )
+
+
+def check_not_a_lake(url: str, blob: Blob) -> None:
+    """Refuse to make a storage location of a lake. `blob` is the store at `url`.
+
+    Asks only for a mark if `url` was written to before.
+
+    Raises:
+        UsageError: a folder directly below `url` is a storage location, and `url` is none.
+    """
+    if blob.get(PASSED) is not None:
+        return
+    for name in children(url):
+        if blob.get(f"{name}/{PASSED}") is not None:
+            raise UsageError(
+                f'location "{url}" is a lake and cannot be written to itself',
+                detail=f'Its folder "{name}" is a storage location.',
+                hint=f"Open one of its storage locations, for example {join(url, name)}.",
+            )

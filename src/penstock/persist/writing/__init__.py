@@ -1,1 +1,0 @@
-"""Writing by Spark's tasks: files under a staging id, then one commit by the driver."""
