@@ -27,7 +27,7 @@ from penstock.materialize.feeds import whole_keys
 from penstock.materialize.rows import documents, field_columns
 from penstock.reduce import Reducer, combine_rows
 from penstock.reduce.native import native_plan
-from penstock.reduce.spark import aggregated
+from penstock.reduce.spark import aggregate_rows
 
 __all__ = ["native_vs_python"]
 
@@ -103,7 +103,7 @@ def _reduce_natively(frame: DataFrame) -> DataFrame:
             rows = pa.Table.from_batches([batch]).cast(plan.columns)
             yield from _keyed(rows).to_batches()
 
-    return aggregated(frame, plan).drop(DIFF).mapInArrow(write, DOCUMENTS)
+    return aggregate_rows(frame, plan).drop(DIFF).mapInArrow(write, DOCUMENTS)
 
 
 def _reduce_in_workers(frame: DataFrame) -> DataFrame:

@@ -27,15 +27,15 @@ SMALL = st.integers(0, 4)
 
 
 def rows(*fields: str) -> st.SearchStrategy[list[Any]]:
-    """Objects with a `k`, each once and in order, and perhaps some of `fields`."""
+    """Return arrays of objects with unique, sorted `k` and any of `fields`."""
     row = st.fixed_dictionaries({"k": SMALL}, optional=dict.fromkeys(fields, NUMBERS))
-    return st.lists(row, max_size=4, unique_by=lambda each: each["k"]).map(
-        lambda each: sorted(each, key=lambda it: it["k"])
+    return st.lists(row, max_size=4, unique_by=lambda items: items["k"]).map(
+        lambda items: sorted(items, key=lambda it: it["k"])
     )
 
 
 def changes(members: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Changes to a set of `members`."""
+    """Return changes to a set of `members`."""
     other = st.sampled_from(["intersect", "remove"])
     return st.one_of(
         st.fixed_dictionaries({}, optional={"add": members}),
@@ -80,7 +80,7 @@ EVERYTHING: dict[str, Any] = {
         },
     },
 }
-"""Every strategy, each at one location; none depends on the document."""
+"""Every strategy at one location each, independent of the document."""
 
 PICKED = st.fixed_dictionaries({"k": SMALL}, optional={"n": NUMBERS, "x": SCALARS})
 WITH_EVERYTHING = st.fixed_dictionaries(
@@ -114,7 +114,7 @@ PATCH: dict[str, Any] = {
         {"type": ["array", "boolean", "number", "string"]},
     ],
 }
-"""RFC 7396: objects are merged, a null deletes, anything else replaces."""
+"""RFC 7396: objects are merged, null deletes, any other value replaces."""
 
 PATCHES = st.recursive(
     st.sampled_from([None, 1, "a", [], [None]]),
@@ -145,14 +145,14 @@ LIFE: dict[str, Any] = {
         "else": {"reduce": {"strategy": "merge"}},
     },
 }
-"""Documents that are deleted, replaced or changed, with rows that can be deleted too."""
+"""Documents that are deleted, replaced or changed, with rows that can be deleted."""
 
 LIVES = st.fixed_dictionaries(
     {"op": st.sampled_from("crdd")},
     optional={"n": NUMBERS, "rows": rows("n", "gone"), "x": SCALARS},
 )
 
-ODD: dict[str, Any] = {
+CONDITIONAL: dict[str, Any] = {
     "type": "object",
     "properties": {
         "n": {"type": "integer", "reduce": {"strategy": "sum"}},
@@ -188,7 +188,7 @@ ODD: dict[str, Any] = {
         "else": {"reduce": {"strategy": "lastWriteWins"}},
     },
 }
-"""Conditions that may hold of what was combined, and of neither part: of a sum, of a size."""
+"""Conditions that can hold for a combined document and for neither part: of a sum, of a size."""
 
 UNITS = st.integers(-1, 2)
 UNIT_ROWS = st.lists(
@@ -198,7 +198,7 @@ UNIT_ROWS = st.lists(
 ).map(lambda rows: sorted(rows, key=lambda row: row["k"]))
 
 
-def odd(inner: st.SearchStrategy[Any] | None) -> st.SearchStrategy[Any]:
+def conditional_documents(inner: st.SearchStrategy[Any] | None) -> st.SearchStrategy[Any]:
     fields: dict[str, st.SearchStrategy[Any]] = {
         "n": UNITS,
         "rows": UNIT_ROWS,
@@ -210,4 +210,4 @@ def odd(inner: st.SearchStrategy[Any] | None) -> st.SearchStrategy[Any]:
     )
 
 
-ODDITIES = odd(odd(None))
+CONDITIONAL_DOCUMENTS = conditional_documents(conditional_documents(None))

@@ -1,4 +1,4 @@
-"""What matches a schema, keyword by keyword, and how a refusal is explained."""
+"""Validation against a schema, keyword by keyword, and the explanation of a mismatch."""
 
 from decimal import Decimal
 from typing import Any
@@ -82,12 +82,12 @@ KEYWORDS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
 }
 
 
-def test_every_keyword_is_spoken_for():
+def test_every_supported_keyword_has_a_case():
     assert KEYWORDS.keys() == {*ASSERTIONS, *_ONE, *_LISTED, *_NAMED}
 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)
-def test_a_keyword(keyword: str):
+def test_keyword_accepts_matching_values_only(keyword: str):
     schema, matching, others = KEYWORDS[keyword]
     compiled = Schema(schema)
     assert [value for value in matching if compiled.visit(value) is None] == []
@@ -98,7 +98,7 @@ def test_a_keyword(keyword: str):
         assert compiled.explain(value) == failure
 
 
-def test_boolean_schemas():
+def test_boolean_schema_accepts_or_rejects_everything():
     assert Schema(True).visit(1) is not None
     assert Schema(False).visit(1) is None
     assert Schema(False).explain(1).keyword == "#"
@@ -112,7 +112,7 @@ TREE = {
 }
 
 
-def test_a_schema_can_contain_itself():
+def test_recursive_schema_reports_nested_location():
     tree = Schema(TREE)
     good = {"value": 1, "nodes": [{"value": 2, "nodes": [{"value": 3}]}]}
     assert tree.visit(good) is not None
@@ -124,7 +124,7 @@ def test_a_schema_can_contain_itself():
     assert failure.found == "a string"
 
 
-def test_what_a_branch_that_was_not_taken_had_against_a_value_is_no_reason():
+def test_explain_ignores_failures_of_branches_not_taken():
     schema = Schema(
         {
             "anyOf": [{"properties": {"a": {"type": "string"}}}, True],
@@ -138,7 +138,7 @@ def test_what_a_branch_that_was_not_taken_had_against_a_value_is_no_reason():
     assert failure.keyword == "#/properties/~//items/minimum"
 
 
-def test_a_resource_within_has_its_own_pointers():
+def test_embedded_resource_resolves_its_own_pointers():
     schema = Schema(
         {
             "$id": "https://example.com/root",
@@ -177,6 +177,6 @@ def test_a_resource_within_has_its_own_pointers():
     ],
     ids=str,
 )
-def test_a_schema_that_is_none_is_refused(schema: Any):
+def test_invalid_schema_raises_usage_error(schema: Any):
     with pytest.raises(UsageError):
         Schema(schema)

@@ -1,4 +1,4 @@
-"""Columns, aggregated as a database would, hold what folded documents do."""
+"""Aggregated columns equal the fields of reduced documents."""
 
 from typing import Any
 
@@ -40,26 +40,26 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-def aggregated(column: Column, values: list[Any]) -> Any:
-    there = values if column.nullable else [value for value in values if value is not None]
-    if not there:
+def aggregate(column: Column, values: list[Any]) -> Any:
+    present = values if column.nullable else [value for value in values if value is not None]
+    if not present:
         return None
     match column.strategy:
         case "lastWriteWins":
-            return there[-1]
+            return present[-1]
         case "firstWriteWins":
-            return there[0]
+            return present[0]
         case "sum":
-            return sum(there)
+            return sum(present)
         case "minimize":
-            return min(there)
+            return min(present)
         case "maximize":
-            return max(there)
+            return max(present)
     raise AssertionError(column)
 
 
 @given(st.lists(DOCUMENTS, min_size=1, max_size=5), st.booleans())
-def test_columns_hold_what_documents_do(documents: list[Any], merged: bool):
+def test_aggregated_columns_equal_reduced_documents(documents: list[Any], merged: bool):
     schema = SCHEMA if merged else {**SCHEMA, "reduce": {"strategy": "lastWriteWins"}}
     reducer = Reducer(schema, "c")
     folded = reducer.reduce(documents).document
@@ -67,6 +67,6 @@ def test_columns_hold_what_documents_do(documents: list[Any], merged: bool):
         assert column is not None
         assert column.whole is not merged
         pointer = parse_pointer(FIELDS[name], what=name)
-        found = [find(document, pointer) for document in [*documents, folded]]
-        *values, expected = (None if value is ABSENT else value for value in found)
-        assert aggregated(column, values) == expected
+        values_at_pointer = [find(document, pointer) for document in [*documents, folded]]
+        *values, expected = (None if value is ABSENT else value for value in values_at_pointer)
+        assert aggregate(column, values) == expected

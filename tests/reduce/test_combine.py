@@ -1,4 +1,4 @@
-"""Documents of many keys, over Arrow."""
+"""Combination and reduction of documents of many keys, over Arrow."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def logged(*items: int) -> bytes:
     return encode({"log": list(items)})
 
 
-def test_rows_leave_in_the_order_of_their_keys_and_each_key_in_source_order():
+def test_combine_rows_sorts_by_key_and_keeps_source_order():
     rows = [(b"b", 1), (b"a", 2), (b"b", 3), (b"a", 4), (b"", 5)]
     added = table([(key, {"log": [n]}) for key, n in rows])
     assert read(combine_rows(LOG, added)) == [
@@ -45,7 +45,7 @@ def test_rows_leave_in_the_order_of_their_keys_and_each_key_in_source_order():
     ]
 
 
-def test_source_order_is_what_the_columns_say():
+def test_combine_rows_with_order_sorts_by_columns():
     added = table([(b"a", {"log": [n]}) for n in (1, 2, 3, 4)])
     added = added.append_column("time", pa.array([2, 1, 2, 1]))
     added = added.append_column("position", pa.array(["b", "b", "a", "a"]))
@@ -54,7 +54,7 @@ def test_source_order_is_what_the_columns_say():
     ]
 
 
-def test_what_was_loaded_is_left_most_whenever_it_comes():
+def test_reduce_rows_starts_from_loaded_document():
     added = table([(b"new", {"log": [1]}), (b"old", {"log": [2]})])
     loaded = table([(b"untouched", {"log": [8]}), (b"old", {"log": [9]})])
     assert read(reduce_rows(LOG, added, loaded=loaded)) == [
@@ -63,13 +63,13 @@ def test_what_was_loaded_is_left_most_whenever_it_comes():
     ]
 
 
-def test_a_key_is_loaded_once():
+def test_reduce_rows_with_duplicate_loaded_key_raises_usage_error():
     loaded = table([(b"a", {"log": []}), (b"a", {"log": []})])
     with pytest.raises(UsageError, match="two stored documents for one key"):
         read(reduce_rows(LOG, table([(b"a", {"log": []})]), loaded=loaded))
 
 
-def test_a_deletion_of_what_is_not_stored_is_nothing():
+def test_reduce_rows_omits_deletion_of_unstored_key():
     life = Reducer(LIFE, "lives")
     added = table([(b"new", {"op": "c"}), (b"new", {"op": "d"}), (b"old", {"op": "d"})])
     loaded = table([(b"old", {"op": "c", "x": 1})])
@@ -82,14 +82,14 @@ def test_a_deletion_of_what_is_not_stored_is_nothing():
         assert reduced == [(b"old", encode(document), True, False)]
 
 
-def test_a_document_that_stays_alone_leaves_as_it_came():
+def test_combine_rows_keeps_text_of_single_document():
     text = b'{ "log" : [1.50] , "a" : 1e2 }'
     added = pa.table([[b"a"], [text]], schema=COMBINED)
     assert read(combine_rows(LOG, added)) == [(b"a", text)]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_string()], ids=str)
-def test_documents_may_be_text_or_bytes(kind: pa.DataType):
+def test_combine_rows_accepts_text_and_bytes(kind: pa.DataType):
     added = table([(b"a", {"log": [1]}), (b"a", {"log": [2]})])
     added = added.set_column(1, "document", added.column(1).cast(kind))
     (batch,) = combine_rows(LOG, added)
@@ -97,25 +97,25 @@ def test_documents_may_be_text_or_bytes(kind: pa.DataType):
     assert read([batch]) == [(b"a", logged(1, 2))]
 
 
-def test_nulls_are_refused():
+def test_combine_rows_with_null_raises_usage_error():
     added = pa.table({"key": pa.array([b"a"]), "document": pa.array([None], pa.binary())})
     with pytest.raises(UsageError, match="have a null"):
         read(combine_rows(LOG, added))
 
 
-def test_what_is_no_document_is_refused():
+def test_combine_rows_with_invalid_json_raises_definite_error():
     added = pa.table([[b"a"], [b"{"]], schema=COMBINED)
-    with pytest.raises(DefiniteError, match=r'^document of collection "logs" is not JSON'):
+    with pytest.raises(DefiniteError, match=r'^document of collection "logs" is not valid JSON'):
         read(combine_rows(LOG, added))
 
 
-def test_nothing_comes_of_nothing():
+def test_combine_rows_without_rows_yields_nothing():
     assert read(combine_rows(LOG, table([]))) == []
     assert read(reduce_rows(LOG, table([]), loaded=table([(b"a", {})]))) == []
     assert REDUCED.names == ["key", "document", "exists", "deleted"]
 
 
-def test_many_rows_leave_in_several_batches():
+def test_combine_rows_with_many_rows_yields_several_batches():
     added = table([(b"%06d" % n, {"log": [n]}) for n in range(10_000)])
     batches = list(combine_rows(LOG, added))
     assert len(batches) > 1
@@ -129,7 +129,9 @@ def test_many_rows_leave_in_several_batches():
 )
 @settings(max_examples=25)
 @given(data=st.data())
-def test_compaction_is_invisible(schema: Any, documents: st.SearchStrategy[Any], data: Any):
+def test_compaction_does_not_change_the_reduction(
+    schema: Any, documents: st.SearchStrategy[Any], data: Any
+):
     reducer = Reducer(schema, "c")
     batches = data.draw(st.lists(st.lists(st.tuples(KEYS, documents), max_size=4), max_size=4))
     loaded = table(
@@ -140,26 +142,26 @@ def test_compaction_is_invisible(schema: Any, documents: st.SearchStrategy[Any],
         plain.add(table(rows))
         compacted.add(table(rows))
         if data.draw(st.booleans()):
-            kept = compacted.compact()
-            assert compacted.held_bytes == kept.nbytes
+            rows_left = compacted.compact()
+            assert compacted.held_bytes == rows_left.nbytes
     together = table([row for rows in batches for row in rows])
     expected = read(reduce_rows(reducer, together, loaded=loaded))
     assert read(plain.reduced(loaded)) == expected
     again = read(compacted.reduced(loaded))
-    # Of a tombstone it does not matter how much of what was deleted it still holds.
+    # The content of a tombstone is undefined: compare its key and flags only.
     assert [(*row[:1], *row[2:]) for row in again] == [(*row[:1], *row[2:]) for row in expected]
     assert [row for row in again if not row[3]] == [row for row in expected if not row[3]]
 
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(KEYS, WITH_EVERYTHING), max_size=6))
-def test_what_was_put_aside_can_be_added_back(rows: list[tuple[bytes, Any]]):
+def test_compacted_rows_can_be_added_to_a_new_combiner(rows: list[tuple[bytes, Any]]):
     reducer = Reducer(EVERYTHING, "c")
     combiner = Combiner(reducer)
     for row in rows:
-        aside = combiner.compact()
+        compacted_rows = combiner.compact()
         combiner = Combiner(reducer)
-        combiner.add(aside)
+        combiner.add(compacted_rows)
         combiner.add(table([row]))
     assert read(combiner.reduced()) == read(reduce_rows(reducer, table(rows)))
     assert read(combiner.combined()) == read(combine_rows(reducer, combiner.compact()))

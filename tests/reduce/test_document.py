@@ -1,4 +1,4 @@
-"""Documents are read and written without losing a digit."""
+"""Lossless decoding and encoding of documents."""
 
 from decimal import Decimal
 
@@ -22,11 +22,11 @@ from penstock.reduce.document import find, parse_pointer, show_pointer
     ],
     ids=["beyond-64", "beyond-128", "zeros", "huge", "tiny", "5000-digits", "within"],
 )
-def test_digits_come_back(text: str):
+def test_number_round_trips_without_loss(text: str):
     assert encode(decode(text, what="document")).decode() == text
 
 
-def test_names_leave_in_order():
+def test_encode_sorts_names():
     assert encode(decode(b'{"b": 1, "a": {"d": 2, "c": null}}', what="document")) == (
         b'{"a":{"c":null,"d":2},"b":1}'
     )
@@ -37,13 +37,15 @@ def test_names_leave_in_order():
     ['{"secret": hunter2}', "[1,", '"\\ud800"', "NaN", "1e99999999999999999999", "[" * 5000],
     ids=["word", "cut", "surrogate", "nan", "exponent", "deep"],
 )
-def test_what_is_not_json_is_refused_without_being_shown(text: str):
-    with pytest.raises(DefiniteError, match=r'^document of collection "c" is not JSON') as caught:
+def test_decode_of_invalid_json_raises_without_the_text(text: str):
+    with pytest.raises(
+        DefiniteError, match=r'^document of collection "c" is not valid JSON'
+    ) as caught:
         decode(text, what='document of collection "c"')
     assert "hunter2" not in f"{caught.value} {caught.value.detail}"
 
 
-def test_pointers():
+def test_pointer_resolves_to_value_or_absent():
     document = {"a": [{"b/c": 1, "~": 2}], "0": None}
     for text, expected in (
         ("", document),
@@ -58,12 +60,12 @@ def test_pointers():
         ("/x", ABSENT),
     ):
         pointer = parse_pointer(text, what="pointer")
-        found = find(document, pointer)
-        assert found is expected or found == expected
+        value = find(document, pointer)
+        assert value is expected or value == expected
         assert show_pointer(pointer) == text
     with pytest.raises(UsageError, match=r"^pointer is not a JSON pointer\b"):
         parse_pointer("a/b", what="pointer")
 
 
-def test_floats_are_taken_at_their_repr():
+def test_float_encodes_as_its_repr():
     assert decode(encode(0.1), what="document") == Decimal("0.1")

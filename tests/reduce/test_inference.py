@@ -1,4 +1,4 @@
-"""What a schema says of locations holds for every document that matches it."""
+"""Inference from a schema holds for every document that matches it."""
 
 import json
 from itertools import product
@@ -37,7 +37,7 @@ LEAVES = st.one_of(
 
 def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     some = st.lists(inner, min_size=1, max_size=2)
-    # Only from further inside: a schema that applies itself to the same value says nothing.
+    # Only below the root: a schema that refers to itself for the same value states nothing.
     by_name = st.dictionaries(NAMES, inner | st.just({"$ref": "#"}), max_size=2)
     counts = st.integers(0, 2)
     objects = st.fixed_dictionaries(
@@ -116,24 +116,24 @@ def types_of(value: Any) -> set[str]:
 
 
 @given(SCHEMAS, st.lists(DOCUMENTS, min_size=5, max_size=10))
-def test_documents_are_as_their_schema_says(schema: Any, documents: list[Any]):
-    matching = [each for each in documents if Schema(schema).visit(each) is not None]
+def test_inference_holds_for_matching_documents(schema: Any, documents: list[Any]):
+    matching = [document for document in documents if Schema(schema).visit(document) is not None]
     event("documents match" if matching else "none matches")
     outline = Outline(schema)
     for pointer in POINTERS if matching else ():
         inferred = outline.locate(pointer)
         event(inferred.exists.name)
         for document in matching:
-            found = find(document, parse_pointer(pointer, what=pointer))
-            if found is ABSENT:
+            value = find(document, parse_pointer(pointer, what=pointer))
+            if value is ABSENT:
                 assert inferred.exists is not Exists.MUST, pointer
             else:
                 assert inferred.exists is not Exists.CANNOT, pointer
-                assert types_of(found) & {*inferred.types}, pointer
+                assert types_of(value) & {*inferred.types}, pointer
 
 
 @given(SCHEMAS)
-def test_locations_are_listed_as_they_are_located(schema: Any):
+def test_locations_agree_with_locate(schema: Any):
     outline = Outline(schema)
     listed = outline.locations()
     assert len(dict(listed)) == len(listed)
@@ -143,13 +143,13 @@ def test_locations_are_listed_as_they_are_located(schema: Any):
 
 
 @pytest.mark.parametrize("id", sorted(CASES))
-def test_whether_a_location_exists(id: str):
+def test_existence_equals_flow(id: str):
     case = CASES[id]
     inferred = Outline(case["input"]["schema"]).locate(case["input"]["ptr"])
     assert inferred.exists.name == case["expect"]["exists"]
 
 
-def test_an_item_of_which_there_are_enough_must_exist():
+def test_item_below_min_items_must_exist():
     schema = CASES["infer-14"]["input"]["schema"]
     outline = Outline(schema)
     assert [outline.locate(f"/{n}").exists.name for n in (0, 1, 2, 9)] == [
@@ -157,7 +157,7 @@ def test_an_item_of_which_there_are_enough_must_exist():
     ]
 
 
-def test_integers_among_numbers_are_numbers():
+def test_integer_or_number_is_inferred_as_number():
     assert Outline({"type": ["integer", "number"]}).locate("").types == ("number",)
     both = {"allOf": [{"type": "integer"}, {"type": ["number", "null"]}]}
     assert Outline(both).locate("").types == ("integer",)
@@ -165,7 +165,7 @@ def test_integers_among_numbers_are_numbers():
     assert Outline({"enum": [1, 2.5]}).locate("").types == ("number",)
 
 
-def test_what_is_said_in_several_places_is_put_together():
+def test_annotations_of_several_schemas_are_merged():
     schema = {
         "allOf": [{"type": "object"}, {"required": ["a"]}],
         "properties": {"a": {"$ref": "#/$defs/day", "title": "Day"}},
@@ -192,29 +192,29 @@ def test_what_is_said_in_several_places_is_put_together():
     )
 
 
-def test_an_alternative_that_is_ruled_out_says_nothing_of_what_is_inside():
+def test_excluded_alternative_does_not_affect_nested_location():
     schema = {"oneOf": [{"type": "object", "required": ["a"]}, {"type": "string"}]}
     assert Outline(schema).locate("/a").exists is Exists.MAY
     assert Outline({**schema, "type": "object"}).locate("/a").exists is Exists.MUST
 
 
-def test_what_one_alternative_requires_may_exist():
+def test_location_required_by_one_alternative_may_exist():
     schema = {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
     assert Outline(schema).locate("/a").exists is Exists.MAY
 
 
-def test_a_property_that_is_declared_is_none_of_the_others():
+def test_declared_property_ignores_additional_properties():
     schema = {"properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}}
     assert Outline(schema).locate("/a").types == ("string",)
     assert Outline(schema).locate("/b").types == ("integer",)
 
 
-def test_bytes_in_base_64_are_told():
+def test_base64_encoding_is_inferred():
     string = Outline({"type": "string", "contentEncoding": "base64"}).locate("").string
     assert string == StringInference(is_base64=True, content_encoding="base64")
 
 
-def test_locations_are_those_that_have_names():
+def test_locations_lists_named_locations():
     schema = {
         "type": "object",
         "required": ["id", "undeclared"],
@@ -234,13 +234,13 @@ def test_locations_are_those_that_have_names():
     ]
 
 
-def test_a_schema_that_comes_to_itself_again_is_not_followed():
+def test_locations_of_recursive_schema_stop_at_recursion():
     tree = {"properties": {"value": {"type": "integer"}, "left": {"$ref": "#"}}}
     assert [pointer for pointer, _ in Outline(tree).locations()] == ["", "/value", "/left"]
     assert Outline(tree).locate("/left/left/value").types == ("integer",)
 
 
-def test_a_schema_that_is_used_twice_is_followed_twice():
+def test_locations_follow_shared_schema_at_each_use():
     schema = {
         "$ref": "#/$defs/stamped",
         "properties": {"line": {"$ref": "#/$defs/stamped"}},
@@ -250,7 +250,7 @@ def test_a_schema_that_is_used_twice_is_followed_twice():
     assert pointers == ["", "/line", "/line/at", "/at"]
 
 
-def test_more_locations_than_can_be_listed_are_refused():
+def test_locations_beyond_limit_raise_usage_error():
     schema = {"properties": {str(n): True for n in range(MOST_LOCATIONS)}}
     with pytest.raises(UsageError, match=r"^JSON schema has more than 10000 locations"):
         Outline(schema).locations()

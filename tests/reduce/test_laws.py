@@ -1,4 +1,4 @@
-"""What holds for all documents: where they were cut into batches does not show."""
+"""Laws of reductions for all documents: batch boundaries do not affect the result."""
 
 import pickle
 import random
@@ -14,12 +14,12 @@ from penstock.reduce import ABSENT, Reduced, Reducer, decode, encode
 from penstock.reduce.document import rank
 from penstock.reduce.strategy import _KNOWN
 from tests.reduce.documents import (
+    CONDITIONAL,
+    CONDITIONAL_DOCUMENTS,
     EVERYTHING,
     LIFE,
     LIVES,
     NUMBERS,
-    ODD,
-    ODDITIES,
     PATCH,
     PATCHES,
     VALUES,
@@ -31,7 +31,7 @@ FAMILIES = {
     "everything": (Reducer(EVERYTHING, "c"), WITH_EVERYTHING),
     "patch": (Reducer(PATCH, "c"), PATCHES),
     "life": (Reducer(LIFE, "c"), LIVES),
-    "odd": (Reducer(ODD, "c"), ODDITIES),
+    "odd": (Reducer(CONDITIONAL, "c"), CONDITIONAL_DOCUMENTS),
 }
 
 family = pytest.mark.parametrize("name", FAMILIES)
@@ -48,7 +48,7 @@ def text(document: Any) -> bytes | None:
 @family
 @settings(max_examples=40)
 @given(st.data())
-def test_reducing_what_was_combined_is_reducing_what_it_was_combined_of(name: str, data):
+def test_reduce_of_combined_documents_equals_reduce_of_documents(name: str, data):
     reducer, _ = FAMILIES[name]
     stored, documents = data.draw(several(name, 0)), data.draw(several(name))
     left = reducer.reduce(stored)
@@ -63,7 +63,7 @@ def test_reducing_what_was_combined_is_reducing_what_it_was_combined_of(name: st
 @family
 @settings(max_examples=40)
 @given(st.data())
-def test_combining_parts_first_changes_nothing(name: str, data):
+def test_combine_does_not_depend_on_grouping(name: str, data):
     reducer, _ = FAMILIES[name]
     documents = data.draw(several(name))
     whole = reducer.reduce(documents)
@@ -77,7 +77,7 @@ def test_combining_parts_first_changes_nothing(name: str, data):
 
 @settings(max_examples=40)
 @given(WITH_EVERYTHING, WITH_EVERYTHING, WITH_EVERYTHING)
-def test_combining_is_associative(a: Any, b: Any, c: Any):
+def test_combine_is_associative(a: Any, b: Any, c: Any):
     reducer, _ = FAMILIES["everything"]
     (ab,), (bc,) = reducer.combine([a, b]), reducer.combine([b, c])
     assert list(map(text, reducer.combine([ab, c]))) == list(map(text, reducer.combine([a, bc])))
@@ -86,18 +86,21 @@ def test_combining_is_associative(a: Any, b: Any, c: Any):
 @family
 @settings(max_examples=40)
 @given(st.data())
-def test_reducing_goes_on_from_what_is_stored(name: str, data):
+def test_reduce_continues_from_stored_document(name: str, data):
     reducer, _ = FAMILIES[name]
     documents = data.draw(several(name))
     whole = reducer.reduce(documents)
     for cut in range(len(documents)):
         half = reducer.reduce(documents[:cut])
-        rest = reducer.reduce(documents[cut:], left=ABSENT if half.deleted else half.document)
-        assert (rest.deleted, text(rest.document)) == (whole.deleted, text(whole.document))
+        remainder = reducer.reduce(documents[cut:], left=ABSENT if half.deleted else half.document)
+        assert (remainder.deleted, text(remainder.document)) == (
+            whole.deleted,
+            text(whole.document),
+        )
 
 
 @pytest.mark.parametrize("name", ["everything", "life"])
-def test_many_documents_are_no_different(name: str):
+def test_reduce_of_many_documents_equals_one_by_one(name: str):
     reducer, _ = FAMILIES[name]
     chance = random.Random(1)
     documents = [
@@ -119,7 +122,7 @@ def test_many_documents_are_no_different(name: str):
 @family
 @settings(max_examples=40)
 @given(st.data())
-def test_neither_side_is_changed(name: str, data):
+def test_reduce_does_not_mutate_its_arguments(name: str, data):
     reducer, _ = FAMILIES[name]
     documents = data.draw(several(name))
     before = list(map(encode, documents))
@@ -129,13 +132,13 @@ def test_neither_side_is_changed(name: str, data):
 
 
 @family
-def test_a_reducer_travels(name: str):
+def test_reducer_pickle_round_trip(name: str):
     reducer, _ = FAMILIES[name]
     document = {"op": "c", "n": 1, "x": 1}
     assert pickle.loads(pickle.dumps(reducer)).combine([document]) == [document]
 
 
-def test_a_document_that_is_too_deep_is_refused():
+def test_too_deep_document_raises_definite_error():
     reducer, _ = FAMILIES["patch"]
     deep: Any = {}
     for _ in range(2000):
@@ -145,7 +148,7 @@ def test_a_document_that_is_too_deep_is_refused():
 
 
 @given(PATCHES, st.lists(PATCHES, max_size=4))
-def test_merge_patches_are_those_of_rfc_7396(stored: Any, patches: list[Any]):
+def test_merge_patch_equals_rfc_7396(stored: Any, patches: list[Any]):
     def patched(target: Any, patch: Any) -> Any:
         if not isinstance(patch, dict):
             return patch
@@ -165,15 +168,15 @@ def test_merge_patches_are_those_of_rfc_7396(stored: Any, patches: list[Any]):
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=6))
-def test_a_sum_is_exact(numbers: list[Any]):
+def test_sum_is_exact(numbers: list[Any]):
     reducer = Reducer({"reduce": {"strategy": "sum"}}, "c")
     (total,) = reducer.combine(numbers)
     assert Fraction(total) == sum(map(Fraction, numbers))
-    assert isinstance(total, str) == any(isinstance(each, str) for each in numbers)
+    assert isinstance(total, str) == any(isinstance(number, str) for number in numbers)
 
 
 @given(st.data())
-def test_a_change_to_a_set_made_twice_is_made_once(data):
+def test_set_change_is_idempotent(data):
     members = st.lists(VALUES, max_size=3, unique_by=rank).map(lambda it: sorted(it, key=rank))
     change = data.draw(changes(members))
     reducer = Reducer({"reduce": {"strategy": "set", "key": [""]}}, "c")
@@ -181,7 +184,7 @@ def test_a_change_to_a_set_made_twice_is_made_once(data):
 
 
 @given(st.data())
-def test_a_set_holds_what_a_set_would(data):
+def test_set_strategy_equals_python_set(data):
     members = st.sets(st.integers(0, 6), max_size=5).map(sorted)
     steps = data.draw(st.lists(changes(members), max_size=5))
     base = data.draw(members)
@@ -198,30 +201,30 @@ def test_a_set_holds_what_a_set_would(data):
 
 
 @given(VALUES, VALUES, VALUES)
-def test_the_order_is_total(a: Any, b: Any, c: Any):
+def test_rank_is_a_total_order(a: Any, b: Any, c: Any):
     x, y, z = map(rank, (a, b, c))
     assert (x < y) + (y < x) + (x == y) == 1
     assert not (x < y and y < z) or x < z
 
 
 @given(VALUES)
-def test_nothing_is_lost_in_writing(document: Any):
+def test_encode_is_lossless(document: Any):
     again = decode(encode(document), what="document")
     assert again == document
     assert encode(again) == encode(document)
 
 
-def test_every_strategy_is_among_the_laws():
-    found: set[str] = set()
+def test_laws_cover_every_strategy():
+    strategies: set[str] = set()
 
-    def look(schema: Any) -> None:
+    def collect(schema: Any) -> None:
         if isinstance(schema, dict):
             if "strategy" in schema:
-                found.add(schema["strategy"])
-            look(list(schema.values()))
+                strategies.add(schema["strategy"])
+            collect(list(schema.values()))
         elif isinstance(schema, list):
             for inner in schema:
-                look(inner)
+                collect(inner)
 
-    look([EVERYTHING, PATCH, LIFE])
-    assert found == _KNOWN.keys() - {"jsonSchemaMerge"}, "which has its own"
+    collect([EVERYTHING, PATCH, LIFE])
+    assert strategies == _KNOWN.keys() - {"jsonSchemaMerge"}, "jsonSchemaMerge has its own tests"

@@ -1,4 +1,4 @@
-"""What is aggregated natively, and what is refused because types do not prove it exact."""
+"""Native aggregation, and its rejection if column types do not prove it exact."""
 
 from typing import Any
 
@@ -21,40 +21,40 @@ COLUMNS = pa.schema(
 )
 
 
-def reduced(strategy: str, **said: Any) -> dict[str, Any]:
-    return {"reduce": {"strategy": strategy}, **said}
+def with_strategy(strategy: str, **keywords: Any) -> dict[str, Any]:
+    return {"reduce": {"strategy": strategy}, **keywords}
 
 
 PROPERTIES: dict[str, Any] = {
     "id": {"type": "integer"},
     "at": {"type": "string", "format": "date-time"},
-    "n": reduced("sum", type="integer"),
-    "least": reduced("minimize", type="string"),
-    "most": reduced("maximize", type="boolean"),
-    "first": reduced("firstWriteWins", type=["string", "number"]),
+    "n": with_strategy("sum", type="integer"),
+    "least": with_strategy("minimize", type="string"),
+    "most": with_strategy("maximize", type="boolean"),
+    "first": with_strategy("firstWriteWins", type=["string", "number"]),
     "last": {"type": ["string", "null"]},
 }
-SCHEMA = reduced("merge", type="object", required=["id"], properties=PROPERTIES)
+SCHEMA = with_strategy("merge", type="object", required=["id"], properties=PROPERTIES)
 
 
-def planned(schema: Any, columns: pa.Schema = COLUMNS, order: str = "at") -> NativePlan | None:
+def plan_of(schema: Any, columns: pa.Schema = COLUMNS, order: str = "at") -> NativePlan | None:
     return native_plan(schema, columns, ["id"], [order])
 
 
-def with_property(name: str, **said: Any) -> dict[str, Any]:
-    return {**SCHEMA, "properties": {**PROPERTIES, name: {**PROPERTIES[name], **said}}}
+def with_property(name: str, **keywords: Any) -> dict[str, Any]:
+    return {**SCHEMA, "properties": {**PROPERTIES, name: {**PROPERTIES[name], **keywords}}}
 
 
 def with_column(name: str, kind: pa.DataType, *, nullable: bool = False) -> pa.Schema:
-    at = COLUMNS.get_field_index(name)
-    return COLUMNS.set(at, pa.field(name, kind, nullable))
+    i = COLUMNS.get_field_index(name)
+    return COLUMNS.set(i, pa.field(name, kind, nullable))
 
 
-def test_each_column_has_the_aggregate_of_its_strategy():
-    plan = planned(SCHEMA)
+def test_plan_maps_strategies_to_aggregates():
+    plan = plan_of(SCHEMA)
     assert plan is not None
     assert plan.aggregates == {
-        # What is ordered by first is greatest where it is last.
+        # The last value of the leading order column is its maximum.
         "at": Aggregate.MAXIMUM,
         "n": Aggregate.SUM,
         "least": Aggregate.MINIMUM,
@@ -71,25 +71,28 @@ def test_each_column_has_the_aggregate_of_its_strategy():
 @pytest.mark.parametrize(
     "schema", [True, {}, {"type": "object"}, {"properties": PROPERTIES}], ids=str
 )
-def test_without_annotations_the_last_row_is_taken_as_it_is(schema: Any):
-    plan = planned(schema, order="last")
+def test_plan_without_annotations_takes_last_row(schema: Any):
+    plan = plan_of(schema, order="last")
     assert plan is not None
     assert plan.aggregates["at"] is plan.aggregates["n"] is Aggregate.LAST
     assert plan.columns == COLUMNS
 
 
-def test_types_that_the_schema_leaves_out_are_those_of_the_columns():
-    plan = planned(reduced("merge", properties={"n": reduced("sum")}))
+def test_plan_takes_missing_types_from_columns():
+    plan = plan_of(with_strategy("merge", properties={"n": with_strategy("sum")}))
     assert plan is not None
     assert plan.aggregates["n"] is Aggregate.SUM
 
 
-def test_schemas_beside_a_schema_are_looked_into():
-    beside = {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"n": {"type": "integer"}}}}}
-    assert planned({**SCHEMA, **beside}) is not None
-    beside = {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"n": {"minimum": 0}}}}}
-    assert planned({**SCHEMA, **beside}) is None
-    assert planned({**SCHEMA, "allOf": [{"properties": {"n": {"minimum": 0}}}]}) is None
+def test_plan_follows_in_place_schemas():
+    in_place_schema = {
+        "$ref": "#/$defs/n",
+        "$defs": {"n": {"properties": {"n": {"type": "integer"}}}},
+    }
+    assert plan_of({**SCHEMA, **in_place_schema}) is not None
+    in_place_schema = {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"n": {"minimum": 0}}}}}
+    assert plan_of({**SCHEMA, **in_place_schema}) is None
+    assert plan_of({**SCHEMA, "allOf": [{"properties": {"n": {"minimum": 0}}}]}) is None
 
 
 @pytest.mark.parametrize(
@@ -118,12 +121,12 @@ def test_schemas_beside_a_schema_are_looked_into():
     ],
     ids=lambda schema: str(schema)[-60:],
 )
-def test_what_types_do_not_prove_is_validated_document_by_document(schema: Any):
-    assert planned(schema) is None
+def test_plan_with_unproven_assertion_is_none(schema: Any):
+    assert plan_of(schema) is None
 
 
-def test_more_properties_may_be_refused_if_there_are_none():
-    assert planned({**SCHEMA, "additionalProperties": False}) is not None
+def test_plan_accepts_forbidden_additional_properties():
+    assert plan_of({**SCHEMA, "additionalProperties": False}) is not None
 
 
 @pytest.mark.parametrize(
@@ -143,20 +146,20 @@ def test_more_properties_may_be_refused_if_there_are_none():
     ],
     ids=str,
 )
-def test_columns_that_are_not_what_they_are_in_documents_are_folded(name: str, kind: pa.DataType):
-    schema = reduced("merge", properties={key: {**it} for key, it in PROPERTIES.items()})
-    for each in schema["properties"].values():
-        each.pop("type")
-    assert planned(schema) is not None
-    assert planned(schema, with_column(name, kind)) is None
+def test_plan_with_differently_compared_column_is_none(name: str, kind: pa.DataType):
+    schema = with_strategy("merge", properties={key: {**it} for key, it in PROPERTIES.items()})
+    for column_schema in schema["properties"].values():
+        column_schema.pop("type")
+    assert plan_of(schema) is not None
+    assert plan_of(schema, with_column(name, kind)) is None
 
 
 @pytest.mark.parametrize("name", ["n", "least", "most"])
-def test_a_null_cannot_be_summed_or_compared(name: str):
+def test_plan_with_nullable_aggregate_is_none(name: str):
     nullable = with_column(name, COLUMNS.field(name).type, nullable=True)
-    assert planned(SCHEMA, nullable) is None
+    assert plan_of(SCHEMA, nullable) is None
     kind = PROPERTIES[name]["type"]
-    assert planned(with_property(name, type=[kind, "null"]), nullable) is None
+    assert plan_of(with_property(name, type=[kind, "null"]), nullable) is None
 
 
 @pytest.mark.parametrize(
@@ -169,29 +172,29 @@ def test_a_null_cannot_be_summed_or_compared(name: str):
     ],
     ids=str,
 )
-def test_other_strategies_are_folded(annotation: Any):
-    assert planned(with_property("last", reduce=annotation)) is None
+def test_plan_with_unsupported_strategy_is_none(annotation: Any):
+    assert plan_of(with_property("last", reduce=annotation)) is None
 
 
-def test_a_reduced_key_is_no_key():
-    assert planned(with_property("id", **reduced("sum"))) is None
+def test_plan_with_reduced_key_is_none():
+    assert plan_of(with_property("id", **with_strategy("sum"))) is None
 
 
-def test_a_first_value_may_be_a_null_that_is_ordered_by():
-    plan = planned(with_property("last", **reduced("firstWriteWins")), order="last")
+def test_first_of_nullable_order_column_stays_first():
+    plan = plan_of(with_property("last", **with_strategy("firstWriteWins")), order="last")
     assert plan is not None
     assert plan.aggregates["last"] is Aggregate.FIRST
-    plan = planned(SCHEMA, order="first")
+    plan = plan_of(SCHEMA, order="first")
     assert plan is not None
     assert plan.aggregates["first"] is Aggregate.MINIMUM
 
 
-def test_a_schema_that_cannot_be_followed_says_where():
+def test_unsupported_keyword_error_names_its_place():
     with pytest.raises(UsageError, match="#/properties/n/minimun"):
-        planned({"properties": {"n": {"minimun": 0}}})
+        plan_of({"properties": {"n": {"minimun": 0}}})
 
 
-def test_the_order_ends_with_all_other_columns():
+def test_fold_order_ends_with_other_columns():
     assert fold_order(COLUMNS, ["id", "at"], ["last", "n", "last"]) == (
         *("last", "n", "least", "most", "first"),
     )

@@ -1,11 +1,11 @@
-"""Stories of documents that are combined and reduced, in tests/scripts/reduce.
+"""Scripts of documents that are combined and reduced, in tests/scripts/reduce.
 
-schema                   a JSON schema, in YAML, for what follows
+schema                   a JSON schema, in YAML, for the directives that follow
 strategies               one document; the strategies at its locations
-combine                  documents, one to a line; what is left of them
-reduce [left=yes]        documents; what they make of nothing, or of the first
-columns                  fields, name and pointer; how their columns are aggregated
-key                      pointers; whether they can be the key
+combine                  documents, one per line; the combined documents
+reduce [left=yes]        documents; the reduced document, from nothing or from the first
+columns                  fields, name and pointer; the aggregation of their columns
+key                      pointers; whether they can be a key
 """
 
 from pathlib import Path
@@ -17,30 +17,32 @@ import yaml
 from penstock.errors import PenstockError
 from penstock.reduce import ABSENT, Reducer, check_key, columns_of, decode, encode
 from penstock.reduce.annotation import Schema
-from penstock.reduce.applied import Applied
 from penstock.reduce.document import show_pointer
+from penstock.reduce.strategy_tree import StrategyTree
 from tests.datadriven import Directive
 from tests.fix_scripts import Script, stories
 
 
-def shown(applied: Applied, at: tuple[str | int, ...] = ()) -> list[str]:
-    own = [] if applied.strategy is None else [f'"{show_pointer(at)}" {applied.strategy}']
+def render_strategies(tree: StrategyTree, path: tuple[str | int, ...] = ()) -> list[str]:
+    own = [] if tree.strategy is None else [f'"{show_pointer(path)}" {tree.strategy}']
     return own + [
-        line for name, inner in applied.inside.items() for line in shown(inner, (*at, name))
+        line
+        for name, inner in tree.inside.items()
+        for line in render_strategies(inner, (*path, name))
     ]
 
 
-class Desk:
-    """Whoever obeys the script."""
+class ScriptRunner:
+    """Runs the directives of a script."""
 
     schema: Any = True
 
-    def obey(self, directive: Directive) -> str:
+    def run(self, directive: Directive) -> str:
         try:
             return "\n".join(getattr(self, f"_{directive.name}")(directive))
         except PenstockError as error:
-            notes = [f"{label}: {text}" for label, text in _notes(error) if text]
-            return "\n".join([f"{type(error).__name__}: {error}", *notes])
+            fields = [f"{label}: {text}" for label, text in _error_fields(error) if text]
+            return "\n".join([f"{type(error).__name__}: {error}", *fields])
 
     def _schema(self, directive: Directive) -> list[str]:
         self.schema = yaml.safe_load("\n".join(directive.input))
@@ -49,8 +51,8 @@ class Desk:
 
     def _strategies(self, directive: Directive) -> list[str]:
         (document,) = self._documents(directive)
-        applied = Schema(self.schema).visit(document)
-        return ["does not match"] if applied is None else shown(applied) or ["none"]
+        tree = Schema(self.schema).visit(document)
+        return ["does not match"] if tree is None else render_strategies(tree) or ["none"]
 
     def _combine(self, directive: Directive) -> list[str]:
         combined = Reducer(self.schema, "orders").combine(self._documents(directive))
@@ -61,8 +63,8 @@ class Desk:
         if directive.args.get("left"):
             left, *documents = documents
         keep = directive.args.get("deleted") == "kept"
-        done = Reducer(self.schema, "orders").reduce(documents, left=left, keep_deleted=keep)
-        return ["deleted: " * done.deleted + encode(done.document).decode()]
+        reduced = Reducer(self.schema, "orders").reduce(documents, left=left, keep_deleted=keep)
+        return ["deleted: " * reduced.deleted + encode(reduced.document).decode()]
 
     def _columns(self, directive: Directive) -> list[str]:
         fields = dict(line.replace('""', "").split(" ") for line in directive.input)
@@ -76,10 +78,10 @@ class Desk:
         return [decode(line, what="line") for line in directive.input]
 
 
-def _notes(error: PenstockError) -> list[tuple[str, str]]:
+def _error_fields(error: PenstockError) -> list[tuple[str, str]]:
     return [("detail", error.detail), ("hint", error.hint)]
 
 
 @pytest.mark.parametrize("path", stories("reduce"), ids=lambda path: path.stem)
 def test_script(path: Path, script: Script):
-    script(path, Desk().obey)
+    script(path, ScriptRunner().run)

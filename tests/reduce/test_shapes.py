@@ -1,4 +1,4 @@
-"""The union of two schemas admits what either did."""
+"""The union of two schemas accepts the values of both."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.reduce.documents import VALUES
 
 
 def inferred(value: Any) -> dict[str, Any]:
-    """A schema of plain shape that admits `value`, and little else."""
+    """Return a schema of plain shape that accepts `value` and little else."""
     match value:
         case None:
             return {"type": "null"}
@@ -45,25 +45,25 @@ SHAPES = st.one_of(
 
 
 @given(VALUES, VALUES, SHAPES)
-def test_a_union_admits_what_either_did(one: Any, other: Any, shape: dict[str, Any]):
+def test_union_accepts_values_of_both_schemas(one: Any, other: Any, shape: dict[str, Any]):
     both = union(union(inferred(one), inferred(other)), shape)
     assert Schema(both).visit(one) is not None
     assert Schema(both).visit(other) is not None
 
 
 @given(SHAPES, SHAPES, SHAPES)
-def test_a_union_is_associative(a: Any, b: Any, c: Any):
+def test_union_is_associative(a: Any, b: Any, c: Any):
     assert rank(union(union(a, b), c)) == rank(union(a, union(b, c)))
 
 
 @given(SHAPES, SHAPES)
-def test_a_union_with_itself_adds_nothing(a: Any, b: Any):
+def test_union_is_idempotent(a: Any, b: Any):
     made = union(a, b)
     assert rank(union(made, made)) == rank(made)
     assert rank(union(made, a)) == rank(made)
 
 
-def test_an_object_of_very_many_names_is_a_map():
+def test_union_with_too_many_properties_is_a_map():
     many = inferred({f"id-{i}": i for i in range(MOST_PROPERTIES)})
     assert len(union(many, many)["properties"]) == MOST_PROPERTIES
     made = union(many, inferred({"one more": MOST_PROPERTIES}))
@@ -77,6 +77,6 @@ def test_an_object_of_very_many_names_is_a_map():
     [{"anyOf": []}, {"properties": {"a": {"$ref": "#"}}}, {"items": [1]}, {"required": 1}],
     ids=str,
 )
-def test_what_has_no_plain_shape_is_refused(schema: dict[str, Any]):
+def test_union_of_unsupported_schema_raises(schema: dict[str, Any]):
     with pytest.raises(Unmergeable):
         union({}, schema)

@@ -1,7 +1,7 @@
 """The cases of tests/vectors/flow.json that are about reductions.
 
-`ABOUT` says of each whether it holds here as it is, or in what other form. Reductions
-follow the semantics of 2023-11 and later; a case of before has a successor.
+`ABOUT` states for each whether it holds unchanged, or in which other form. Reductions follow
+the semantics of 2023-11 and later; an older case has a successor.
 """
 
 import json
@@ -21,8 +21,8 @@ ABOUT = {
     "reduce-02": "as is",
     "reduce-03": "as is",
     "reduce-05": "as is",
-    "reduce-07": "of before 2023-11: reduce-23",
-    "reduce-10": "of before 2023-11: reduce-21",
+    "reduce-07": "before 2023-11: reduce-23",
+    "reduce-10": "before 2023-11: reduce-21",
     "reduce-11": "as is",
     "reduce-14": "as is",
     "reduce-15": "as is",
@@ -32,7 +32,7 @@ ABOUT = {
     "reduce-21": "as is",
     "reduce-23": "as is",
     "reduce-doc1": "as is",
-    "extract-01": "in part: pointers; packing and the times of UUIDs are not for this room",
+    "extract-01": "in part: pointers; packing and the times of UUIDs belong to other packages",
     **{f"cmp-{n:02}": "as is" for n in (1, 3, 6, 7, 8, 10, 11, 13, 17, 18, 20)},
     **{f"scalar-{n:02}": "as is" for n in (2, 4, 6, 7, 8)},
     "seed-01": "as is",
@@ -59,16 +59,16 @@ SEQUENCES = sorted(
 
 
 def read(value: Any) -> Any:
-    """As a document is read, with its numbers exact."""
+    """Decode a vector value as a document, with exact numbers."""
     return decode(json.dumps(value), what="vector")
 
 
-def test_every_case_is_spoken_for():
+def test_every_vector_is_classified():
     assert ABOUT.keys() == CASES.keys()
 
 
 @pytest.mark.parametrize("id", SEQUENCES)
-def test_a_sequence_of_reductions(id: str):
+def test_reduction_sequence_equals_flow(id: str):
     case = CASES[id]
     reducer = Reducer(case["input"]["schema"], id)
     left: Any = ABSENT
@@ -96,14 +96,14 @@ def test_a_sequence_of_reductions(id: str):
         assert encode(left) == encode(read(step["expect"]))
 
 
-def test_a_number_and_a_string_that_holds_one_are_summed_to_a_string():
+def test_sum_of_number_and_numeric_string_is_a_string():
     case = CASES["reduce-doc1"]
     reducer = Reducer(case["input"]["schema"]["properties"]["value"], "c")
     assert reducer.combine(read(case["input"]["docs"])) == [case["expect"]["result"]]
 
 
 @pytest.mark.parametrize("id", sorted(id for id in CASES if id.startswith("cmp-")))
-def test_the_order_of_documents(id: str):
+def test_document_order_equals_flow(id: str):
     case = CASES[id]
     left, right = (rank(read(case["input"][side])) for side in ("lhs", "rhs"))
     assert case["expect"]["ordering"] == "less"
@@ -111,41 +111,41 @@ def test_the_order_of_documents(id: str):
 
 
 @pytest.mark.parametrize("id", sorted(id for id in CASES if id.startswith("scalar-")))
-def test_a_single_scalar_type(id: str):
+def test_single_scalar_equals_flow(id: str):
     case = CASES[id]
     assert (single_scalar(case["input"]["types"]) is not None) is case["expect"]["single_scalar"]
 
 
-def test_what_pointers_point_to():
+def test_pointer_lookup_equals_flow():
     case = CASES["extract-01"]
     for pointer, expected in zip(
         case["input"]["extractors"], case["expect"]["elements"], strict=True
     ):
         if " " in pointer:
             continue
-        found = find(read(case["input"]["doc"]), parse_pointer(pointer, what="pointer"))
+        value = find(read(case["input"]["doc"]), parse_pointer(pointer, what="pointer"))
         if isinstance(expected, dict):
-            assert encode(found).decode() == expected["bytes_utf8"]
+            assert encode(value).decode() == expected["bytes_utf8"]
         else:
-            assert (None if found is ABSENT else found) == read(expected)
+            assert (None if value is ABSENT else value) == read(expected)
 
 
-def test_standard_and_delta_updates_of_a_counter():
+def test_counter_with_standard_and_delta_updates():
     case = CASES["seed-01"]
     reducer = Reducer({"reduce": {"strategy": case["input"]["reduction"]}}, "counters")
     first, second = case["input"]["txn1"], case["input"]["txn2"]
     stored = [reducer.reduce(first)]
     stored.append(reducer.reduce(reducer.combine(second), left=stored[0].document))
-    assert [each.document for each in stored] == case["expect"]["stored"]
+    assert [document.document for document in stored] == case["expect"]["stored"]
     assert [reducer.combine(first), reducer.combine(second)] == [[4], [-2]]
 
 
-def test_delta_updates_begin_anew_in_every_transaction():
+def test_delta_updates_start_from_nothing_in_each_transaction():
     case = CASES["integ-02"]
     reducer = Reducer(case["input"]["schema"], "duplicated")
     rows = []
     for transaction in case["input"]["transactions"]:
         for id in sorted({document["id"] for document in transaction}):
-            combined = reducer.combine(each for each in transaction if each["id"] == id)
-            rows += [[each["id"], each["int"], each["str"]] for each in combined]
+            combined = reducer.combine(document for document in transaction if document["id"] == id)
+            rows += [[document["id"], document["int"], document["str"]] for document in combined]
     assert rows == case["expect"]["rows_id_int_str"]

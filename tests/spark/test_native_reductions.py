@@ -17,7 +17,7 @@ from penstock.data.packed import pack
 from penstock.materialize.rows import documents, field_columns
 from penstock.reduce import Reducer, combine_rows, decode
 from penstock.reduce.native import NativePlan, fold_order, native_plan
-from penstock.reduce.spark import aggregated
+from penstock.reduce.spark import aggregate_rows
 
 KEY = ("compacted", "k")
 ORDER = ("at",)
@@ -95,7 +95,7 @@ def told(batches: Any) -> dict[bytes, Any]:
 
 
 def natively(frame: DataFrame, plan: NativePlan) -> dict[bytes, Any]:
-    rows = aggregated(frame, plan).drop(DIFF).toArrow().cast(plan.columns)
+    rows = aggregate_rows(frame, plan).drop(DIFF).toArrow().cast(plan.columns)
     table = pa.table({"key": pack(field_columns(rows, plan.key)), "document": documents(rows)})
     return told(table.to_batches())
 
@@ -136,7 +136,7 @@ def test_a_sum_has_room_for_all_that_can_be_counted(spark: SparkSession):
     frame = spark.createDataFrame(
         [(1, -(2**63), most), (1, 5, 1), (2, most, 3)], f"k long, n long, {DIFF} long"
     )
-    rows = aggregated(frame, plan).drop(DIFF).toArrow().cast(plan.columns).sort_by("k")
+    rows = aggregate_rows(frame, plan).drop(DIFF).toArrow().cast(plan.columns).sort_by("k")
     assert documents(rows).to_pylist() == [
         b'{"k":1,"n":%d}' % (-(2**63) * most + 5),
         b'{"k":2,"n":%d}' % (3 * most),
@@ -149,7 +149,7 @@ def test_without_ordered_columns_nothing_is_sorted(spark: SparkSession):
     schema = {"reduce": {"strategy": "merge"}, "properties": {"n": AGGREGATED["properties"]["n"]}}
     plan = native_plan(schema, columns, ["k"], ["at"])
     assert plan is not None
-    frame = aggregated(spark.createDataFrame([(1, 1, 1, 1)], [*names, DIFF]), plan)
+    frame = aggregate_rows(spark.createDataFrame([(1, 1, 1, 1)], [*names, DIFF]), plan)
     tree = frame._jdf.queryExecution().executedPlan().toString()
     assert "HashAggregate" in tree
     assert "Sort" not in tree

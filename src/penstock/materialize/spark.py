@@ -54,7 +54,7 @@ from penstock.protocol.key_range import KeyRange
 from penstock.protocol.transport_security import is_private
 from penstock.reduce import COMBINED
 from penstock.reduce.native import Aggregate, NativePlan
-from penstock.reduce.spark import aggregated
+from penstock.reduce.spark import aggregate_rows
 
 __all__ = ["SparkShards"]
 
@@ -272,7 +272,7 @@ class SparkShards:
                     [keys, documents(table), *order], names=[each.name for each in schema]
                 )
 
-        return aggregated(rows, native).mapInArrow(as_fed, schema)
+        return aggregate_rows(rows, native).mapInArrow(as_fed, schema)
 
     def _fed_schema(self, plan: BindingPlan, shape: Documents, upper: int) -> StructType:
         stored = self._empty(plan, upper).schema

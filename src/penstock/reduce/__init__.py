@@ -1,20 +1,20 @@
-"""Many documents into one.
+"""Reductions of JSON documents by the `reduce` annotations of their schema.
 
-A JSON schema says, at each location, how a value follows the one before it: the last one
-wins, they are summed, merged, appended. This room reads those annotations and folds
-documents by them, in source order and exactly.
+A JSON schema states at each location how a new value combines with the previous one: the
+last value wins, values are summed, merged or appended. This package reads the annotations
+and reduces documents in source order, exactly.
 
-    document     JSON without loss, its order, pointers into it
-    strategy     what an annotation can say
-    annotation   which strategy applies where, found by validating a document
-    apply        two values become one
-    reducer      the documents of one key: combine changes, or reduce them into what is stored
-    combine      the same for many keys, over Arrow
-    inference    what a schema says of a location, before there is a document
-    columns      which fields need none of this, and can be aggregated as typed columns
-    native       whether all of a collection's can, and by which aggregates
+    document       lossless JSON, its order, JSON pointers
+    strategy       the strategies of an annotation
+    annotation     strategies of one document, from its validation
+    apply          reduction of two values
+    reducer        documents of one key: combine changes, or reduce them into the stored one
+    combine        the same for many keys, over Arrow
+    inference      types and presence of a location, derived from the schema alone
+    columns        fields that can be aggregated as typed columns
+    native         collections that Spark can aggregate completely
 
-Everything is a function from values to values.
+All functions are pure.
 """
 
 from penstock.reduce.columns import Column, check_key, columns_of, single_scalar

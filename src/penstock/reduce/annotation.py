@@ -1,17 +1,16 @@
-"""Strategies read from a JSON schema, as they apply to one document.
+"""Strategies of a JSON schema for one document.
 
-Which strategy a location has may depend on the document: an `if`, a `oneOf`. So it is
-found by validating the document, and what comes of it is either that the document does
-not match, or the strategies at its locations. A schema is compiled once, into functions
-of a value; the libraries that collect annotations make an object of every keyword at
-every location, at many times the cost of the reduction itself.
+The strategy of a location can depend on the document (`if`, `oneOf`). Validation therefore
+returns either a mismatch or the strategies at the locations of the document. A schema is
+compiled once into functions of a value: libraries that collect annotations allocate an
+object per keyword and location, which costs many times the reduction itself.
 
-Several schemas can apply at one location. There the annotation beside a `$ref` or an
-`allOf` goes before those inside it, and of several inside the first goes before the
-rest; for what is further down, inside goes before beside. That is Flow's order.
+Several schemas can apply to one location. The annotation next to a `$ref` or an `allOf` has
+priority over the annotations inside them, and among those the first has priority. For
+nested locations the order is reversed: inside has priority. This is the order of Flow.
 
-Read are the drafts 2019-09 and 2020-12. `format` and the content keywords assert
-nothing, as both have it. What we cannot follow is refused when the schema is read.
+The drafts 2019-09 and 2020-12 are supported. `format` and the content keywords assert
+nothing, as both drafts define. Unsupported keywords are rejected when the schema is compiled.
 """
 
 from typing import Any, Final
@@ -30,13 +29,13 @@ _DRAFTS: Final = (
 
 
 class Schema:
-    """A JSON schema, compiled.
+    """A compiled JSON schema.
 
     Args:
-        root: as JSON or YAML has it.
+        root: The schema, as parsed from JSON or YAML.
 
     Raises:
-        UsageError: it is none, or has what we cannot follow; says where.
+        UsageError: The schema is invalid or uses an unsupported keyword.
     """
 
     def __init__(self, root: Any) -> None:
@@ -45,20 +44,20 @@ class Schema:
         draft = root.get("$schema") if isinstance(root, dict) else None
         if draft is not None and str(draft).removesuffix("#") not in _DRAFTS:
             raise UsageError(
-                f'JSON schema is of the draft "{draft}"',
-                hint=f"Rewrite it for {_DRAFTS[1]}, and say so.",
+                f'JSON schema draft "{draft}" is not supported',
+                hint=f"Rewrite the schema for {_DRAFTS[1]} and name that draft in $schema.",
             )
         compiler = Compiler(self.references, path=None)
         self.visit: Final = compiler.visit_of(root, "#")
-        """From a document to the strategies in it; None if it does not match."""
+        """Return the strategies of a document, or None if the document does not match."""
         self.deletes: Final = compiler.deletes
-        """Whether some annotation deletes."""
+        """True if an annotation deletes."""
         self.varies: Final = compiler.varies
-        """Whether one location can have one strategy in one document and another in the next."""
+        """True if the strategy of a location can differ between documents."""
         self._explainer: tuple[Compiler, Visit] | None = None
 
     def explain(self, document: Document) -> Failure:
-        """Why `document`, for which `visit` says None, does not match."""
+        """Return the first mismatch of a document that `visit` rejected."""
         if self._explainer is None:
             compiler = Compiler(self.references, path=[])
             self._explainer = compiler, compiler.visit_of(self.root, "#")

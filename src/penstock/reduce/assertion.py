@@ -1,7 +1,7 @@
-"""The keywords of a JSON schema that say yes or no to a value, and nothing else.
+"""The keywords of a JSON schema that only accept or reject a value.
 
-Each becomes a function of the value. A keyword about numbers says yes to everything
-that is no number, and so on, as the specification has it.
+Each keyword becomes a function of the value. As the specification defines, a keyword about
+numbers accepts every value that is not a number, and so on.
 """
 
 import re
@@ -28,12 +28,12 @@ TYPES: Final[Mapping[str, frozenset[type]]] = {
 }
 
 
-def _type(wanted: Any, at: str) -> Test:
-    names = [wanted] if isinstance(wanted, str) else wanted
+def _type(expected_value: Any, at: str) -> Test:
+    names = [expected_value] if isinstance(expected_value, str) else expected_value
     if not isinstance(names, list) or not all(
         isinstance(name, str) and name in TYPES for name in names
     ):
-        raise _unfit(at, f"one or a list of {', '.join(TYPES)}")
+        raise _invalid(at, f"one or a list of {', '.join(TYPES)}")
     kinds = frozenset[type]().union(*(TYPES[name] for name in names))
     if "integer" in names and "number" not in names:
         return lambda value: type(value) in kinds or _is_whole(value)
@@ -49,15 +49,15 @@ def _is_whole(value: Document) -> bool:
     return type(value) is Decimal and value == value.to_integral_value()
 
 
-def _const(wanted: Any, _at: str) -> Test:
-    expected = rank(wanted)
+def _const(expected_value: Any, _at: str) -> Test:
+    expected = rank(expected_value)
     return lambda value: rank(value) == expected
 
 
-def _enum(wanted: Any, at: str) -> Test:
-    if not isinstance(wanted, list):
-        raise _unfit(at, "a list")
-    expected = frozenset(map(rank, wanted))
+def _enum(expected_value: Any, at: str) -> Test:
+    if not isinstance(expected_value, list):
+        raise _invalid(at, "a list")
+    expected = frozenset(map(rank, expected_value))
     return lambda value: rank(value) in expected
 
 
@@ -84,7 +84,7 @@ def _exclusive_maximum(bound: Any, at: str) -> Test:
 def _multiple_of(bound: Any, at: str) -> Test:
     unit = Decimal(_number(bound, at))
     if unit <= 0:
-        raise _unfit(at, "a number above 0")
+        raise _invalid(at, "a number above 0")
     return lambda value: type(value) not in NUMBERS or is_multiple(value, unit)
 
 
@@ -104,28 +104,28 @@ def _at_most(kind: type[Sized]) -> Callable[[Any, str], Test]:
     return make
 
 
-def _pattern(wanted: Any, at: str) -> Test:
-    search = regex(wanted, at).search
+def _pattern(expected_value: Any, at: str) -> Test:
+    search = regex(expected_value, at).search
     return lambda value: type(value) is not str or search(value) is not None
 
 
-def _unique_items(wanted: Any, at: str) -> Test:
-    if not isinstance(wanted, bool):
-        raise _unfit(at, "true or false")
-    if not wanted:
+def _unique_items(expected_value: Any, at: str) -> Test:
+    if not isinstance(expected_value, bool):
+        raise _invalid(at, "true or false")
+    if not expected_value:
         return lambda _: True
     return lambda value: type(value) is not list or len(set(map(rank, value))) == len(value)
 
 
-def _required(wanted: Any, at: str) -> Test:
-    names = _names(wanted, at)
+def _required(expected_value: Any, at: str) -> Test:
+    names = _names(expected_value, at)
     return lambda value: type(value) is not dict or names <= value.keys()
 
 
-def _dependent_required(wanted: Any, at: str) -> Test:
-    if not isinstance(wanted, dict):
-        raise _unfit(at, "an object of lists of names")
-    needs = {name: _names(others, f"{at}/{name}") for name, others in wanted.items()}
+def _dependent_required(expected_value: Any, at: str) -> Test:
+    if not isinstance(expected_value, dict):
+        raise _invalid(at, "an object of lists of names")
+    needs = {name: _names(others, f"{at}/{name}") for name, others in expected_value.items()}
     return lambda value: (
         type(value) is not dict
         or all(others <= value.keys() for name, others in needs.items() if name in value)
@@ -152,15 +152,15 @@ ASSERTIONS: Final[Mapping[str, Callable[[Any, str], Test]]] = {
     "required": _required,
     "dependentRequired": _dependent_required,
 }
-"""From each keyword to what makes a test of what it says, at its place in the schema."""
+"""Factory of each keyword: from its value and its place in the schema to a test."""
 
 
 def regex(pattern: Any, at: str) -> re.Pattern[str]:
-    """A pattern of the kind that JSON schemas use, as far as Python has it."""
+    """Compile a regular expression of a JSON schema, as far as Python supports its dialect."""
     if not isinstance(pattern, str):
-        raise _unfit(at, "a regular expression")
-    # There `$` is the very end and \d, \w are ASCII; Python's `$` is also before a last newline.
-    # That \s, which is not, is ASCII too is a difference that is left.
+        raise _invalid(at, "a regular expression")
+    # In ECMA-262 `$` matches only at the end, and \d and \w are ASCII; Python's `$` also matches
+    # before a final newline. One difference remains: \s is ASCII here, and Unicode in ECMA-262.
     ours = re.sub(
         r"\\.|\[(?:\\.|[^\]\\])*\]|\$",
         lambda m: r"\Z" if m[0] == "$" else m[0],
@@ -171,9 +171,9 @@ def regex(pattern: Any, at: str) -> re.Pattern[str]:
         return re.compile(ours, re.ASCII)
     except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(
-            f'regular expression "{at}" cannot be used',
-            detail=f"Python says: {error}.",
-            hint="Write it without what only other dialects have, such as \\p{…}.",
+            f'regular expression "{at}" is not supported',
+            detail=f"Python reports: {error}.",
+            hint="Avoid syntax that Python does not have, such as \\p{…}.",
         ) from error
 
 
@@ -181,23 +181,25 @@ def _number(value: Any, at: str) -> int | Decimal:
     if type(value) is float:
         return Decimal(repr(value))
     if type(value) not in NUMBERS:
-        raise _unfit(at, "a number")
+        raise _invalid(at, "a number")
     return value  # type: ignore[no-any-return]
 
 
 def count_of(value: Any, at: str) -> int:
-    """What the keyword at `at` says, a whole number."""
+    """Parse the non-negative integer of the keyword at `at`."""
     number = _number(value, at)
     if number < 0 or number != int(number):
-        raise _unfit(at, "a whole number from 0")
+        raise _invalid(at, "a whole number from 0")
     return int(number)
 
 
 def _names(value: Any, at: str) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise _unfit(at, "a list of names")
+        raise _invalid(at, "a list of names")
     return frozenset(value)
 
 
-def _unfit(at: str, wanted: str) -> UsageError:
-    return UsageError(f'keyword "{at}" of a JSON schema cannot be used', hint=f"Give it {wanted}.")
+def _invalid(at: str, valid_form: str) -> UsageError:
+    return UsageError(
+        f'value of JSON schema keyword "{at}" is invalid', hint=f"Write {valid_form}."
+    )

@@ -1,12 +1,12 @@
-"""Which fields of a collection can be aggregated as typed columns, and how.
+"""Fields of a collection that can be aggregated as typed columns.
 
-A document need not be read to sum one of its integers, if that integer is a column. It
-must be certain, though, that its location has one strategy in every document, that what
-leads there is only ever merged, and that a null in the column means one thing: the
-location is absent, or it holds a null, and not now this, now that.
+To sum an integer that is a column, its documents need not be decoded. This requires that
+its location has the same strategy in every document, that all locations above it are only
+merged, and that a null in the column has one meaning: either the location is absent, or it
+holds a null.
 
-Of documents that match their schema, aggregating such columns gives what folding the
-documents does. Nothing here is validated, so they must be known to match.
+For documents that match their schema, aggregating the columns equals reducing the
+documents. Nothing is validated here: the caller guarantees the match.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from penstock.reduce.assertion import TYPES
 from penstock.reduce.document import Pointer, parse_pointer
 from penstock.reduce.inference import declared
 from penstock.reduce.keywords import CONDITIONAL, subschemas
-from penstock.reduce.references import carries
+from penstock.reduce.references import has_reduce_annotation
 from penstock.reduce.strategy import (
     DEFAULT,
     FirstWriteWins,
@@ -39,21 +39,22 @@ _SCALARS: Final = ("boolean", "integer", "number", "string")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How the column of one field is aggregated over the documents of a key."""
+    """Aggregation of the column of one field over the documents of a key."""
 
     strategy: str
     """lastWriteWins, firstWriteWins, sum, minimize or maximize."""
     kind: str | None
-    """The one JSON type of its values besides null; None where `whole` makes it indifferent."""
+    """JSON type of the non-null values; None if `whole`, because any type is valid then."""
     nullable: bool
-    """A null is a value like others; otherwise it means that the document has none, and the
-    aggregate passes over it."""
+    """A null is a value. If False, a null means that the location is absent, and the aggregate
+    ignores it.
+    """
     whole: bool = False
-    """The last document is taken as it is, so the field is what it is there, or absent."""
+    """The last document replaces the others, so the field is its field, or absent."""
 
 
 def columns_of(schema: Any, fields: Mapping[str, str]) -> dict[str, Column | None]:
-    """How each of `fields`, a name for a JSON pointer, is aggregated; None: by documents only."""
+    """Return the aggregation of each field (name to JSON pointer); None if documents are needed."""
     places = _Places(Schema(schema))
     return {
         name: places.column(parse_pointer(pointer, what=f'location of field "{name}"'))
@@ -62,20 +63,20 @@ def columns_of(schema: Any, fields: Mapping[str, str]) -> dict[str, Column | Non
 
 
 def check_key(schema: Any, key: Sequence[str], *, collection: str) -> None:
-    """Raises UsageError if a location of the key is reduced: it is what tells documents apart."""
+    """Raise UsageError if a location of the key is reduced: a key must identify its documents."""
     places = _Places(Schema(schema))
     for pointer in key:
-        at = places.walk(parse_pointer(pointer, what=f'key "{pointer}"'))[-1]
-        for strategy in at.strategies:
+        location = places.walk(parse_pointer(pointer, what=f'key "{pointer}"'))[-1]
+        for strategy in location.strategies:
             if not isinstance(strategy, LastWriteWins):
                 raise UsageError(
                     f'key "{pointer}" of collection "{collection}" is reduced by {strategy.name}',
-                    hint="Drop the annotation, or leave the location out of the key.",
+                    hint="Remove the annotation, or remove the location from the key.",
                 )
 
 
 def single_scalar(types: Iterable[str]) -> str | None:
-    """The one scalar type among `types` besides null, if there is just one, and no other."""
+    """Return the only scalar type other than null, or None if there is not exactly one."""
     named = set(types) - {"null"}
     (kind,) = named if len(named) == 1 else (None,)
     return kind if kind in _SCALARS else None
@@ -86,21 +87,21 @@ _Layers: TypeAlias = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A location, and what every document's schema says of it."""
+    """A location, with the schemas that apply to it in every document."""
 
     layers: _Layers
     strategies: list[Strategy]
     types: frozenset[str]
     varies: bool
-    """Some documents may have another strategy here or further inside."""
+    """The strategy here or below differs between documents."""
     required: bool
 
     @property
     def strategy(self) -> Strategy | None:
-        """The only one; None if there are several, or there may be."""
-        first, *rest = self.strategies or [DEFAULT]
-        differs = self.varies or any(each != first for each in rest)
-        deletes = any(getattr(each, "delete", False) for each in self.strategies)
+        """Return the strategy of all documents, or None if they can differ."""
+        first, *others = self.strategies or [DEFAULT]
+        differs = self.varies or any(strategy != first for strategy in others)
+        deletes = any(getattr(strategy, "delete", False) for strategy in self.strategies)
         return None if differs or deletes else first
 
 
@@ -109,12 +110,12 @@ class _Places:
         self._schema = schema
 
     def walk(self, pointer: Pointer) -> list[_Place]:
-        """The root, and every location on the way to `pointer`."""
+        """Return the root and every location on the path to `pointer`."""
         places = [self._place([self._schema.root], varies=False, required=True)]
         for name in pointer:
             above = places[-1]
             required = any(name in layer.get("required", ()) for layer in above.layers)
-            inner = [each for layer in above.layers for each in _inner(layer, name)]
+            inner = [schema for layer in above.layers for schema in _inner(layer, name)]
             places.append(self._place(inner, varies=above.varies, required=required))
         return places
 
@@ -150,29 +151,29 @@ class _Places:
                 types &= frozenset([named] if isinstance(named, str) else named)
         return _Place(
             layers,
-            [parse_strategy(each["reduce"], at="reduce") for each in layers if "reduce" in each],
+            [parse_strategy(layer["reduce"], at="reduce") for layer in layers if "reduce" in layer],
             types,
             varies or any(self._has_conditions(layer) for layer in layers),
             required,
         )
 
     def _layers(self, schema: Any, seen: tuple[int, ...]) -> _Layers:
-        """`schema` and what it applies to the same value, whatever that is."""
+        """Return `schema` and the schemas that it applies unconditionally to the same value."""
         if not isinstance(schema, dict) or id(schema) in seen:
             return []
         seen = (*seen, id(schema))
-        beside = list(schema.get("allOf", ()))
+        in_place = list(schema.get("allOf", ()))
         if "$ref" in schema:
-            beside.append(self._schema.references.target(schema))
-        return [schema, *(layer for each in beside for layer in self._layers(each, seen))]
+            in_place.append(self._schema.references.target(schema))
+        return [schema, *(layer for inner in in_place for layer in self._layers(inner, seen))]
 
     def _has_conditions(self, layer: dict[str, Any]) -> bool:
         return any(
-            way[0] in CONDITIONAL and carries(inner, self._schema.references)
-            for way, inner in subschemas(layer)
+            path[0] in CONDITIONAL and has_reduce_annotation(inner, self._schema.references)
+            for path, inner in subschemas(layer)
         )
 
 
 def _inner(layer: dict[str, Any], name: str) -> list[Any]:
-    """The schemas that `layer` applies to the property `name`."""
+    """Return the schemas that `layer` applies to the property `name`."""
     return declared(layer, name) or [layer.get("additionalProperties", True)]

@@ -1,9 +1,8 @@
-"""Documents of many keys, folded over Arrow.
+"""Combination and reduction of documents of many keys, over Arrow.
 
-Rows come in source order, or with columns to be ordered by, and leave in the order of
-their keys. Because combining is associative, memory is bounded by whoever calls: rows
-that were combined are rows again, and can be put aside and added back before those that
-came after them. `Combiner.compact` does so in place.
+Input rows are in source order, or have columns to sort by. Output rows are sorted by key.
+Combining is associative: combined rows are valid input again, before the rows that follow
+them. A caller bounds its memory by writing combined rows to disk, or with `Combiner.compact`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,12 +25,12 @@ COMBINED: Final = pa.schema(
         pa.field("document", pa.large_binary(), nullable=False),
     ]
 )
-"""A packed key, and a document as JSON. A key has several rows if they must stay apart."""
+"""A packed key and a JSON document; a key has several rows if they cannot be combined."""
 
 REDUCED: Final = COMBINED.append(pa.field("exists", pa.bool_(), nullable=False)).append(
     pa.field("deleted", pa.bool_(), nullable=False)
 )
-"""Each key once; `exists` if a document was loaded for it."""
+"""One row per key. `exists` is true if a document was loaded for the key."""
 
 _STEP_ROWS: Final = 4096
 _STEP_BYTES: Final = 8 << 20
@@ -42,12 +41,12 @@ _Row = tuple[Any, ...]
 def combine_rows(
     reducer: Reducer, rows: pa.Table, *, order: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """`rows` combined: batches of `COMBINED`.
+    """Combine the rows of each key into as few rows as possible; yield batches of `COMBINED`.
 
     Args:
-        reducer: of their collection.
-        rows: `key`, `document`, and the columns of `order`.
-        order: what to sort the rows of a key by; without, they are in source order.
+        reducer: Reducer of the collection.
+        rows: `key`, `document` and the columns of `order`.
+        order: Columns that define the source order of a key; if empty, the row order does.
     """
     return _batches(_combined(reducer, _sorted(rows, None, order)), COMBINED)
 
@@ -60,16 +59,16 @@ def reduce_rows(
     order: Sequence[str] = (),
     keep_deleted: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """`rows` reduced into what was `loaded`: batches of `REDUCED`.
+    """Reduce the rows of each key into its loaded document; yield batches of `REDUCED`.
 
-    A key that was loaded and has no rows is left out; so is one that was not, and is deleted.
+    Omits loaded keys without rows, and deletions of keys that were not loaded.
 
     Args:
-        reducer: of their collection.
-        rows: `key`, `document`, and the columns of `order`.
-        loaded: `key` and `document` of those that are stored.
-        order: what to sort the rows of a key by; without, they are in source order.
-        keep_deleted: see `Reducer.reduce`.
+        reducer: Reducer of the collection.
+        rows: `key`, `document` and the columns of `order`.
+        loaded: `key` and `document` of the stored documents.
+        order: Columns that define the source order of a key; if empty, the row order does.
+        keep_deleted: See `Reducer.reduce`.
     """
     return _batches(
         _reduced(reducer, _sorted(rows, loaded, order), keep_deleted=keep_deleted), REDUCED
@@ -77,7 +76,7 @@ def reduce_rows(
 
 
 class Combiner:
-    """Rows that are still coming, folded into fewer from time to time."""
+    """Buffer of rows that can be compacted between additions."""
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
@@ -85,27 +84,27 @@ class Combiner:
 
     @property
     def held_bytes(self) -> int:
-        """How much it holds; `compact` may make it less."""
+        """Bytes of the buffered rows."""
         return sum(table.nbytes for table in self._held)
 
     def add(self, rows: pa.Table) -> None:
-        """Take rows of `COMBINED`, in source order and after those before."""
-        self._held.append(_plain(rows))
+        """Append rows of `COMBINED`, which follow all previous rows in source order."""
+        self._held.append(_conform(rows))
 
     def compact(self) -> pa.Table:
-        """Combine what it holds; it goes on with that, which is returned."""
+        """Replace the buffered rows by their combination, and return it."""
         rows = pa.Table.from_batches(combine_rows(self._reducer, self._rows()), COMBINED)
         self._held = [rows]
         return rows
 
     def combined(self) -> Iterator[pa.RecordBatch]:
-        """What it holds, combined."""
+        """Return the combination of the buffered rows."""
         return combine_rows(self._reducer, self._rows())
 
     def reduced(
         self, loaded: pa.Table | None = None, *, keep_deleted: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """What it holds, reduced into what was loaded."""
+        """Reduce the buffered rows into the loaded documents."""
         return reduce_rows(self._reducer, self._rows(), loaded=loaded, keep_deleted=keep_deleted)
 
     def _rows(self) -> pa.Table:
@@ -117,28 +116,28 @@ def _combined(reducer: Reducer, rows: Iterator[_Row]) -> Iterator[_Row]:
     for key, group in groupby(rows, key=itemgetter(0)):
         texts = [text for _, _, text in group]
         documents = [decode(text, what=what) for text in texts]
-        # What came as it is leaves as it is.
-        came = {id(document): text for document, text in zip(documents, texts, strict=True)}
+        # Reuse the input text of documents that were not combined.
+        text_of = {id(document): text for document, text in zip(documents, texts, strict=True)}
         for document in reducer.combine(documents):
-            yield key, came.get(id(document)) or encode(document)
+            yield key, text_of.get(id(document)) or encode(document)
 
 
 def _reduced(reducer: Reducer, rows: Iterator[_Row], *, keep_deleted: bool) -> Iterator[_Row]:
     what = reducer.what
     for key, group in groupby(rows, key=itemgetter(0)):
-        first, *rest = ((front, decode(text, what=what)) for _, front, text in group)
+        first, *others = ((front, decode(text, what=what)) for _, front, text in group)
         exists = first[0] == _LOADED
-        if rest and rest[0][0] == _LOADED:
+        if others and others[0][0] == _LOADED:
             raise UsageError(
                 f"{what} has two stored documents for one key",
                 hint="Load every key once.",
             )
-        documents = [document for _, document in (rest if exists else [first, *rest])]
+        documents = [document for _, document in (others if exists else [first, *others])]
         if documents:
             left = first[1] if exists else ABSENT
-            done = reducer.reduce(documents, left=left, keep_deleted=keep_deleted)
-            if exists or not done.deleted:
-                yield key, encode(done.document), exists, done.deleted
+            reduced = reducer.reduce(documents, left=left, keep_deleted=keep_deleted)
+            if exists or not reduced.deleted:
+                yield key, encode(reduced.document), exists, reduced.deleted
 
 
 _LOADED: Final = 0
@@ -146,12 +145,12 @@ _ADDED: Final = 1
 
 
 def _sorted(rows: pa.Table, loaded: pa.Table | None, order: Sequence[str]) -> Iterator[_Row]:
-    """Key, front and document of each row, those of a key together, what was loaded first."""
-    parts = [_plain(rows).append_column("front", _all(_ADDED, rows))]
+    """Yield key, front and document of each row, by key, with the loaded document first."""
+    parts = [_conform(rows).append_column("front", _all(_ADDED, rows))]
     for i, name in enumerate(order):
         parts[0] = parts[0].append_column(f"order{i}", rows.column(name))
     if loaded is not None:
-        stored = _plain(loaded).append_column("front", _all(_LOADED, loaded))
+        stored = _conform(loaded).append_column("front", _all(_LOADED, loaded))
         parts.insert(0, stored)
     table = pa.concat_tables(parts, promote_options="default")
     by = [(name, "ascending") for name in table.column_names if name != "document"]
@@ -165,12 +164,12 @@ def _all(value: int, rows: pa.Table) -> pa.Array:
     return pa.repeat(pa.scalar(value, pa.int8()), rows.num_rows)
 
 
-def _plain(rows: pa.Table) -> pa.Table:
+def _conform(rows: pa.Table) -> pa.Table:
     columns = [rows.column(field.name).cast(field.type) for field in COMBINED]
     if any(column.null_count for column in columns):
         raise UsageError(
             "rows to be combined have a null for a key or a document",
-            hint="A deletion is a document too: one that the schema marks with delete.",
+            hint="To delete a key, write a document that the schema marks with delete.",
         )
     return pa.table(columns, schema=COMBINED)
 

@@ -1,11 +1,11 @@
-"""JSON documents, read and written without losing a digit, and pointers into them.
+"""Lossless JSON documents, their order, and JSON pointers.
 
-A document is what JSON is made of in Python: dict, list, str, int, bool, None, and
-Decimal for every number with a point or an exponent. A binary float would round 0.1,
-and a sum of rounded numbers depends on the order in which it was taken.
+A document consists of dict, list, str, int, bool, None, and Decimal for every number with a
+point or an exponent. A binary float would round 0.1, and the sum of rounded numbers depends
+on the order of the additions.
 
-The order is Flow's: null, booleans, numbers by value, strings by code point, arrays,
-objects; both of the last go item by item, objects in order of their names.
+The order is the order of Flow: null, booleans, numbers by value, strings by code point,
+arrays, objects. Arrays compare item by item, objects by their sorted names and values.
 """
 
 import json
@@ -39,7 +39,7 @@ Pointer: TypeAlias = tuple[str, ...]
 
 
 class Absent(Enum):
-    """Where there is no value, as opposed to a null."""
+    """The absence of a value, as opposed to null."""
 
     ABSENT = "absent"
 
@@ -47,36 +47,36 @@ class Absent(Enum):
 ABSENT: Final = Absent.ABSENT
 
 NUMBERS: Final = frozenset((int, Decimal, float))
-"""Documents that were not read by `decode` may hold floats; they are taken at their repr."""
+"""Includes float for documents that `decode` did not produce; a float has the value of its repr."""
 
 _decode: Final = msgspec.json.Decoder(float_hook=Decimal).decode
 _encode: Final = msgspec.json.Encoder(decimal_format="number", order="sorted").encode
 
 
 def decode(text: bytes | str, *, what: str) -> Document:
-    """The document in `text`.
+    """Parse a JSON document.
 
     Raises:
-        DefiniteError: it is not JSON, or too deep for us.
+        DefiniteError: The text is not valid JSON, or is nested too deeply.
     """
     try:
         try:
             return _decode(text)
         except msgspec.ValidationError:
-            # More digits than Python turns into an int by itself; a decimal has no such limit.
+            # The integer exceeds Python's limit of digits for int(text); Decimal has no such limit.
             return json.loads(text, parse_float=Decimal, parse_int=lambda it: int(Decimal(it)))
     except (ValueError, DecimalException, RecursionError) as error:
-        # The messages of both readers tell a position, and never what stands there.
+        # The messages of both parsers contain a position and no data.
         why = "a number is out of range" if isinstance(error, DecimalException) else str(error)
         raise DefiniteError(
-            f"{what} is not JSON that can be read",
-            detail=f"The reader says: {why}.",
-            hint="Correct it at its source.",
+            f"{what} is not valid JSON",
+            detail=f"The parser reports: {why}.",
+            hint="Correct the document in the source.",
         ) from None
 
 
 def encode(document: Document) -> bytes:
-    """The document as text, compact, its names in order."""
+    """Encode a document as compact JSON with sorted names."""
     try:
         return _encode(document)
     except ValueError:
@@ -94,7 +94,7 @@ def _without_long_integers(value: Document) -> Document:
 
 
 def kind_of(value: Document | Absent) -> str:
-    """What JSON calls the type of `value`, with its article."""
+    """Return the JSON type of `value`, with its article."""
     match value:
         case Absent.ABSENT:
             return "nothing"
@@ -113,7 +113,7 @@ def kind_of(value: Document | Absent) -> str:
 
 
 def rank(value: Document) -> tuple[Any, ...]:
-    """What to compare in place of `value`; equal for equal values, and hashable."""
+    """Return a hashable sort key of `value`, equal for equal values."""
     kind = type(value)
     if kind is str:
         return (3, value)
@@ -129,26 +129,27 @@ def rank(value: Document) -> tuple[Any, ...]:
 
 
 def rank_by(key: Sequence[Pointer], value: Document) -> tuple[Any, ...]:
-    """What to compare in place of what `key` finds in `value`; without, of the whole."""
-    return tuple([rank(find(value, each)) for each in key]) if key else rank(value)
+    """Return a sort key of the values at `key`, or of the whole value if the key is empty."""
+    return tuple([rank(find(value, pointer)) for pointer in key]) if key else rank(value)
 
 
 def parse_pointer(text: Any, *, what: str) -> Pointer:
-    """The tokens of a JSON pointer: none for "", the whole document."""
+    """Parse a JSON pointer into its tokens; "" is the whole document and has none."""
     if not isinstance(text, str) or (text and text[0] != "/"):
         raise UsageError(
-            f"{what} is not a JSON pointer", hint='Write "" for the whole, or "/name/0/inner".'
+            f"{what} is not a JSON pointer",
+            hint='Write "" for the whole document, or "/name/0/inner".',
         )
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:])
 
 
 def show_pointer(tokens: Any) -> str:
-    """The tokens as a JSON pointer."""
+    """Format tokens as a JSON pointer."""
     return "".join("/" + str(token).replace("~", "~0").replace("/", "~1") for token in tokens)
 
 
 def find(document: Document, pointer: Pointer) -> Document | Absent:
-    """What `pointer` points to in `document`."""
+    """Return the value at `pointer`, or `ABSENT`."""
     for token in pointer:
         if type(document) is dict:
             if token not in document:

@@ -1,16 +1,16 @@
-"""Whether a combined document says what its parts did.
+"""Check that a combined document has the same effect as its parts.
 
-A condition in the schema may hold of the two together and of neither alone: a sum that
-has come to zero, an object that has grown. Then the combined document would be followed
-in another way than its parts, one after the other, would have been.
+A condition in the schema can hold for the combined document and for neither part: a sum
+that becomes zero, an object that grows. The combined document would then be reduced in
+another way than its parts, one after the other.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from penstock.reduce.applied import NOTHING, Applied
 from penstock.reduce.document import ABSENT, Document, Pointer, rank_by
 from penstock.reduce.strategy import DEFAULT, Maximize, Merge, Minimize, Set
+from penstock.reduce.strategy_tree import NOTHING, StrategyTree
 
 __all__ = ["is_faithful"]
 
@@ -18,52 +18,67 @@ _Key: TypeAlias = tuple[Pointer, ...]
 
 
 def is_faithful(
-    now: Applied,
-    applied: Applied,
-    marks: Applied,
+    result: StrategyTree,
+    right_strategies: StrategyTree,
+    left_strategies: StrategyTree,
     left: Document,
     right: Document,
     value: Document,
 ) -> bool:
-    """Whether `value`, which `right` made of `left`, says `now` what the two said."""
+    """Return whether `value`, the reduction of `right` into `left`, has the effect of both.
+
+    `result`, `right_strategies` and `left_strategies` are the strategies of `value`, `right`
+    and `left`.
+    """
     if value is right:
-        return _alike(now, applied)
+        return _is_equivalent(result, right_strategies)
     if value is left:
-        return _alike(now, marks)
-    strategy = applied.strategy
-    if now.strategy != strategy or now.deletes != applied.deletes:
+        return _is_equivalent(result, left_strategies)
+    strategy = right_strategies.strategy
+    if result.strategy != strategy or result.deletes != right_strategies.deletes:
         return False
     if isinstance(strategy, Set):
         none: dict[str, Document] = {}
         return all(
-            _are_faithful(
+            _children_faithful(
                 strategy.key,
-                *(each.inside.get(term, NOTHING) for each in (now, applied, marks)),
-                *(each.get(term, none) for each in (left, right, value)),
+                *(
+                    source.inside.get(term, NOTHING)
+                    for source in (result, right_strategies, left_strategies)
+                ),
+                *(source.get(term, none) for source in (left, right, value)),
             )
             for term in value
         )
     if isinstance(strategy, (Merge, Minimize, Maximize)):
         key = strategy.key if isinstance(strategy, Merge) else ()
-        return _are_faithful(key, now, applied, marks, left, right, value)
+        return _children_faithful(
+            key, result, right_strategies, left_strategies, left, right, value
+        )
     return True
 
 
-def _are_faithful(
-    key: _Key, now: Applied, applied: Applied, marks: Applied, left: Any, right: Any, value: Any
+def _children_faithful(
+    key: _Key,
+    result: StrategyTree,
+    right_strategies: StrategyTree,
+    left_strategies: StrategyTree,
+    left: Any,
+    right: Any,
+    value: Any,
 ) -> bool:
     ours, theirs = _places(key, left), _places(key, right)
-    for at, (place, item) in _places(key, value).items():
-        says = now.inside.get(place, NOTHING)
-        stood, before = ours.get(at, (place, ABSENT))
-        said = marks.inside.get(stood, NOTHING)
-        if at not in theirs:
-            if not _alike(says, said):
+    for rank, (place, item) in _places(key, value).items():
+        result_tree = result.inside.get(place, NOTHING)
+        left_place, before = ours.get(rank, (place, ABSENT))
+        left_tree = left_strategies.inside.get(left_place, NOTHING)
+        if rank not in theirs:
+            if not _is_equivalent(result_tree, left_tree):
                 return False
             continue
-        came, after = theirs[at]
-        told = applied.inside.get(came, NOTHING)
-        if not is_faithful(says, told, said, before, after, item):
+        right_place, after = theirs[rank]
+        right_tree = right_strategies.inside.get(right_place, NOTHING)
+        if not is_faithful(result_tree, right_tree, left_tree, before, after, item):
             return False
     return True
 
@@ -74,20 +89,22 @@ def _places(key: _Key, items: Any) -> dict[Any, tuple[str | int, Document]]:
     return {rank_by(key, item) if key else i: (i, item) for i, item in enumerate(items)}
 
 
-def _alike(one: Applied, other: Applied) -> bool:
-    """Whether they say the same, as far as it matters."""
+def _is_equivalent(one: StrategyTree, other: StrategyTree) -> bool:
+    """Return whether two trees are equal at all locations that a reduction visits."""
     strategy = one.strategy or DEFAULT
     if strategy != (other.strategy or DEFAULT) or one.deletes != other.deletes:
         return False
     if isinstance(strategy, Set):
-        return _are_alike(one, other, _are_alike)
-    return not isinstance(strategy, (Merge, Minimize, Maximize)) or _are_alike(one, other)
+        return _children_equivalent(one, other, _children_equivalent)
+    return not isinstance(strategy, (Merge, Minimize, Maximize)) or _children_equivalent(one, other)
 
 
-def _are_alike(
-    one: Applied, other: Applied, alike: Callable[[Applied, Applied], bool] = _alike
+def _children_equivalent(
+    one: StrategyTree,
+    other: StrategyTree,
+    is_equivalent: Callable[[StrategyTree, StrategyTree], bool] = _is_equivalent,
 ) -> bool:
     return all(
-        alike(one.inside.get(name, NOTHING), other.inside.get(name, NOTHING))
+        is_equivalent(one.inside.get(name, NOTHING), other.inside.get(name, NOTHING))
         for name in one.inside.keys() | other.inside.keys()
     )

@@ -1,18 +1,19 @@
-"""What a JSON schema says of a location, before there is a document.
+"""Types and presence of a location, derived from a JSON schema alone.
 
-A location is looked up through all that a schema applies. What stands side by side
-(`allOf`, `$ref`) holds together; of alternatives (`anyOf`, `oneOf`, `if`) one holds.
-Each says whether the location is required, and of which types it is, provided that the
-one above is an object, or an array if this is an item; an alternative by which it is
-neither says nothing of what is inside.
+The lookup follows all schemas that apply to the location. Schemas in conjunction (`allOf`,
+`$ref`) all hold; of alternatives (`anyOf`, `oneOf`, `if`) one holds. Each states whether the
+location is required and which types it has, provided that its parent is an object, or an
+array for an item. An alternative that excludes the parent type states nothing about the
+locations inside.
 
-    must       required, and so is all on the way, in objects or arrays and nothing else
-    may        a schema is about it
-    implicit   no schema is about it, and none forbids it
-    cannot     it is forbidden, or no type is left for it
+    must       required, like all locations above it, which are only objects or arrays
+    may        a schema describes it
+    implicit   no schema describes it, and none forbids it
+    cannot     it is forbidden, or no type remains
 
-It errs to one side: what must exist does, what cannot does not, and a value is of one of
-the types told. That it may exist, or may be of a type, can be told of what never is.
+The inference is conservative: a location that must exist does, a location that cannot exist
+does not, and a value has one of the inferred types. A location or type that never occurs
+can be reported as possible.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,23 +31,23 @@ from penstock.reduce.document import ABSENT, encode, parse_pointer, show_pointer
 __all__ = ["MOST_LOCATIONS", "Outline", "declared"]
 
 MOST_LOCATIONS: Final = 10_000
-"""Schemas that refer to each other can name more locations than anybody could list."""
+"""Limit of the listed locations: schemas that refer to each other can have arbitrarily many."""
 
 _Token: TypeAlias = str | int
 """The name of a property, or the index of an item."""
 
 _FRACTION: Final = "fraction"
-"""A number that is no integer."""
+"""A number that is not an integer."""
 
 _EVERY: Final = frozenset((*TYPES, _FRACTION)) - {"number"}
-_STRING_NOTES: Final[tuple[str, ...]] = (
+_STRING_ANNOTATIONS: Final[tuple[str, ...]] = (
     "contentEncoding",
     "contentMediaType",
     "format",
     "maxLength",
 )
-_NOTES: Final[tuple[str, ...]] = (
-    *_STRING_NOTES,
+_ANNOTATIONS: Final[tuple[str, ...]] = (
+    *_STRING_ANNOTATIONS,
     "airbyte_secret",
     "default",
     "description",
@@ -57,89 +58,89 @@ _NOTES: Final[tuple[str, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What is said of one location on the way, given that the one above has such inside."""
+    """Statements about one location on a path, given the container type of its parent."""
 
     types: frozenset[str]
     required: bool
     known: bool
-    """A schema is about it."""
-    notes: Mapping[str, Any]
+    """A schema describes the location."""
+    annotations: Mapping[str, Any]
 
 
-_ANYTHING: Final = _Place(_EVERY, required=False, known=False, notes={})
-_NOTHING: Final = _Place(frozenset(), required=True, known=False, notes={})
-"""That of a value which cannot be; among alternatives it makes no difference."""
+_ANYTHING: Final = _Place(_EVERY, required=False, known=False, annotations={})
+_NOTHING: Final = _Place(frozenset(), required=True, known=False, annotations={})
+"""The place of an impossible value: the neutral element of `_either`."""
 
-_Way: TypeAlias = list[_Place]
-"""From the root to a location."""
+_Path: TypeAlias = list[_Place]
+"""Places from the root to a location."""
 
 
 class Outline:
     """The locations of the documents of one schema.
 
     Raises:
-        UsageError: it is no schema, or has what we cannot follow.
+        UsageError: The schema is invalid or uses an unsupported keyword.
     """
 
     def __init__(self, schema: Any) -> None:
         self._schema = Schema(schema)
 
     def locate(self, pointer: str) -> Inference:
-        """What is known of the location that `pointer` leads to."""
+        """Return the inference for the location at `pointer`."""
         tokens = parse_pointer(pointer, what=f'location "{pointer}"')
-        # A number in a pointer is the name of a property or an index, as the document has it.
-        ways = [
-            (each, self._way(self._schema.root, each, ()))
-            for each in product(*map(_meanings, tokens))
+        # A number in a pointer is a property name or an index, depending on the document.
+        paths = [
+            (path_tokens, self._path_of(self._schema.root, path_tokens, ()))
+            for path_tokens in product(*map(_meanings, tokens))
         ]
-        found = [(_exists(each, way), way[-1]) for each, way in ways]
-        there = [(exists, place) for exists, place in found if exists is not Exists.CANNOT]
-        if not there:
+        candidates = [(_exists(path_tokens, path), path[-1]) for path_tokens, path in paths]
+        possible = [(exists, place) for exists, place in candidates if exists is not Exists.CANNOT]
+        if not possible:
             return Inference(exists=Exists.CANNOT)
-        place = reduce(_either, (place for _, place in there))
-        return _inference(place, min(exists for exists, _ in there))
+        place = reduce(_either, (place for _, place in possible))
+        return _inference(place, min(exists for exists, _ in possible))
 
     def locations(self) -> list[tuple[str, Inference]]:
-        """Every location that can exist and that a schema has by name, the whole first.
+        """Return every possible location that a schema names, the root first.
 
-        Items of arrays have no names. Where a schema comes to itself again it is not followed.
+        Array items have no names. A recursive schema is not followed again.
         """
         return list(self._below((), [(self._schema.root, ())], [0]))
 
-    # To one location.
+    # One location.
 
-    def _way(self, schema: Any, tokens: Sequence[_Token], seen: tuple[int, ...]) -> _Way:
-        """What `schema`, of the first place, says of it and those after it."""
+    def _path_of(self, schema: Any, tokens: Sequence[_Token], seen: tuple[int, ...]) -> _Path:
+        """Return what `schema` states about the first place and about the places after it."""
         if not isinstance(schema, dict) or id(schema) in seen:
             return [_NOTHING if schema is False else _ANYTHING] * (len(tokens) + 1)
         seen = (*seen, id(schema))
 
-        def way(inner: Any) -> _Way:
-            return self._way(inner, tokens, seen)
+        def path_of(inner: Any) -> _Path:
+            return self._path_of(inner, tokens, seen)
 
-        found = [self._own(schema, tokens)]
+        paths = [self._own(schema, tokens)]
         if "$ref" in schema:
-            found.append(way(self._schema.references.target(schema)))
-        found += map(way, schema.get("allOf", ()))
+            paths.append(path_of(self._schema.references.target(schema)))
+        paths += map(path_of, schema.get("allOf", ()))
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
-                found.append(_each(_either, [way(False), *map(way, schema[keyword])]))
+                paths.append(_combine(_either, [path_of(False), *map(path_of, schema[keyword])]))
         if "if" in schema:
-            met = _each(_both, [way(schema["if"]), way(schema.get("then", True))])
-            found.append(_each(_either, [met, way(schema.get("else", True))]))
+            then_path = _combine(_both, [path_of(schema["if"]), path_of(schema.get("then", True))])
+            paths.append(_combine(_either, [then_path, path_of(schema.get("else", True))]))
         for inner in schema.get("dependentSchemas", {}).values():
-            found.append(_each(_either, [way(True), way(inner)]))
-        return _each(_both, found)
+            paths.append(_combine(_either, [path_of(True), path_of(inner)]))
+        return _combine(_both, paths)
 
-    def _own(self, schema: dict[str, Any], tokens: Sequence[_Token]) -> _Way:
-        """The same, without what it applies to the same value."""
-        notes = {keyword: schema[keyword] for keyword in _NOTES if keyword in schema}
-        here = _Place(_types(schema), required=False, known=False, notes=notes)
+    def _own(self, schema: dict[str, Any], tokens: Sequence[_Token]) -> _Path:
+        """Do the same for the keywords of `schema` itself, without its in-place subschemas."""
+        annotations = {keyword: schema[keyword] for keyword in _ANNOTATIONS if keyword in schema}
+        own = _Place(_types(schema), required=False, known=False, annotations=annotations)
         if not tokens:
-            return [here]
-        token, *rest = tokens
-        if _container(token) not in here.types:
-            return [here, *[_NOTHING] * len(tokens)]
+            return [own]
+        token, *further_tokens = tokens
+        if _container(token) not in own.types:
+            return [own, *[_NOTHING] * len(tokens)]
         if isinstance(token, str):
             required = token in schema.get("required", ())
             schemas, more = declared(schema, token), "additionalProperties"
@@ -152,11 +153,14 @@ class Outline:
             if token >= schema.get("maxItems", token + 1):
                 schemas = [False]
         known = required or bool(schemas) or more in schema
-        inside = [self._way(each, rest, ()) for each in schemas or [schema.get(more, True)]]
-        first_inside, *further = _each(_both, inside)
-        return [here, replace(first_inside, required=required, known=known), *further]
+        inside = [
+            self._path_of(inner, further_tokens, ())
+            for inner in schemas or [schema.get(more, True)]
+        ]
+        first_inside, *deeper = _combine(_both, inside)
+        return [own, replace(first_inside, required=required, known=known), *deeper]
 
-    # To all of them.
+    # All locations.
 
     def _below(
         self, tokens: tuple[str, ...], schemas: list[tuple[Any, tuple[int, ...]]], count: list[int]
@@ -169,10 +173,10 @@ class Outline:
         if count[0] > MOST_LOCATIONS:
             raise UsageError(
                 f"JSON schema has more than {MOST_LOCATIONS} locations",
-                hint="Replace by {} what nobody reads by itself, or what refers to itself.",
+                hint="Replace recursive schemas and schemas of unused fields by {}.",
             )
         yield pointer, inference
-        layers = [layer for each, trail in schemas for layer in self._layers(each, trail)]
+        layers = [layer for schema, trail in schemas for layer in self._layers(schema, trail)]
         names = {
             name: None
             for layer, _ in layers
@@ -189,26 +193,26 @@ class Outline:
     def _layers(
         self, schema: Any, trail: tuple[int, ...]
     ) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
-        """`schema` and what it may apply to the same value, each with what led there."""
+        """Yield `schema` and the schemas that may apply to the same value, with their ancestors."""
         if not isinstance(schema, dict) or id(schema) in trail:
             return
         trail = (*trail, id(schema))
         yield schema, trail
-        beside = [schema[keyword] for keyword in ("if", "then", "else") if keyword in schema]
-        beside += [
-            each for keyword in ("allOf", "anyOf", "oneOf") for each in schema.get(keyword, ())
+        in_place = [schema[keyword] for keyword in ("if", "then", "else") if keyword in schema]
+        in_place += [
+            inner for keyword in ("allOf", "anyOf", "oneOf") for inner in schema.get(keyword, ())
         ]
-        beside += schema.get("dependentSchemas", {}).values()
+        in_place += schema.get("dependentSchemas", {}).values()
         if "$ref" in schema:
-            beside.append(self._schema.references.target(schema))
-        for each in beside:
-            yield from self._layers(each, trail)
+            in_place.append(self._schema.references.target(schema))
+        for inner in in_place:
+            yield from self._layers(inner, trail)
 
 
 def declared(layer: dict[str, Any], name: str) -> list[Any]:
-    """The schemas that `layer` has for the property `name`, not counting those for all others."""
-    found = [layer["properties"][name]] if name in layer.get("properties", {}) else []
-    return found + [
+    """Return the schemas of `layer` for the property `name`, without `additionalProperties`."""
+    schemas = [layer["properties"][name]] if name in layer.get("properties", {}) else []
+    return schemas + [
         inner
         for pattern, inner in layer.get("patternProperties", {}).items()
         if regex(pattern, "patternProperties").search(name)
@@ -236,79 +240,81 @@ def _types(schema: dict[str, Any]) -> frozenset[str]:
 
 
 def _type_of(value: Any) -> str:
-    # YAML has values that JSON has not, and that no document equals.
+    # YAML has values outside JSON; no document equals them.
     name = next((name for name, kinds in TYPES.items() if type(value) in kinds), "null")
     if name == "number":
         return "integer" if value == int(value) else _FRACTION
     return name
 
 
-def _each(join: Callable[[_Place, _Place], _Place], ways: Sequence[_Way]) -> _Way:
-    return [reduce(join, places) for places in zip(*ways, strict=True)]
+def _combine(join: Callable[[_Place, _Place], _Place], paths: Sequence[_Path]) -> _Path:
+    return [reduce(join, places) for places in zip(*paths, strict=True)]
 
 
 def _both(left: _Place, right: _Place) -> _Place:
-    notes = {**right.notes, **left.notes}
-    if "maxLength" in left.notes and "maxLength" in right.notes:
-        notes["maxLength"] = min(left.notes["maxLength"], right.notes["maxLength"])
+    annotations = {**right.annotations, **left.annotations}
+    if "maxLength" in left.annotations and "maxLength" in right.annotations:
+        annotations["maxLength"] = min(
+            left.annotations["maxLength"], right.annotations["maxLength"]
+        )
     return _Place(
         left.types & right.types,
         left.required or right.required,
         left.known or right.known,
-        notes,
+        annotations,
     )
 
 
 def _either(left: _Place, right: _Place) -> _Place:
-    notes = {}
-    for keyword in _NOTES:
-        about = _EVERY if keyword not in _STRING_NOTES else {"string"}
-        sides = [each for each in (left, right) if not each.types.isdisjoint(about)]
-        values = [each.notes.get(keyword, ABSENT) for each in sides]
+    annotations = {}
+    for keyword in _ANNOTATIONS:
+        about = _EVERY if keyword not in _STRING_ANNOTATIONS else {"string"}
+        sides = [side for side in (left, right) if not side.types.isdisjoint(about)]
+        values = [side.annotations.get(keyword, ABSENT) for side in sides]
         if values and ABSENT not in values:
             if keyword == "maxLength":
-                notes[keyword] = max(values)
+                annotations[keyword] = max(values)
             elif values[0] == values[-1]:
-                notes[keyword] = values[0]
+                annotations[keyword] = values[0]
     return _Place(
         left.types | right.types,
         left.required and right.required,
         left.known or right.known,
-        notes,
+        annotations,
     )
 
 
-def _exists(tokens: Sequence[_Token], way: _Way) -> Exists:
-    found = Exists.MUST if way[0].types else Exists.CANNOT
-    for token, above, place in zip(tokens, way, way[1:], strict=False):
+def _exists(tokens: Sequence[_Token], path: _Path) -> Exists:
+    existence = Exists.MUST if path[0].types else Exists.CANNOT
+    for token, above, place in zip(tokens, path, path[1:], strict=False):
         container = _container(token)
         if container not in above.types or not place.types:
             return Exists.CANNOT
         if not place.known:
-            found = max(found, Exists.IMPLICIT)
+            existence = max(existence, Exists.IMPLICIT)
         elif not place.required or above.types != {container}:
-            found = max(found, Exists.MAY)
-    return found
+            existence = max(existence, Exists.MAY)
+    return existence
 
 
 def _inference(place: _Place, exists: Exists) -> Inference:
-    notes, types = place.notes, place.types
+    annotations, types = place.annotations, place.types
     if _FRACTION in types:
         types = types - {_FRACTION, "integer"} | {"number"}
-    encoding = str(notes.get("contentEncoding", ""))
+    encoding = str(annotations.get("contentEncoding", ""))
     string = StringInference(
-        content_type=str(notes.get("contentMediaType", "")),
-        format=str(notes.get("format", "")),
+        content_type=str(annotations.get("contentMediaType", "")),
+        format=str(annotations.get("format", "")),
         is_base64=encoding == "base64",
-        max_length=int(notes.get("maxLength", 0)),
+        max_length=int(annotations.get("maxLength", 0)),
         content_encoding=encoding,
     )
     return Inference(
         types=tuple(sorted(types)),
         string=string if "string" in types else None,
-        title=str(notes.get("title", "")),
-        description=str(notes.get("description", "")),
-        default_json=encode(notes["default"]).decode() if "default" in notes else "",
-        secret=notes.get("secret") is True or notes.get("airbyte_secret") is True,
+        title=str(annotations.get("title", "")),
+        description=str(annotations.get("description", "")),
+        default_json=encode(annotations["default"]).decode() if "default" in annotations else "",
+        secret=annotations.get("secret") is True or annotations.get("airbyte_secret") is True,
         exists=exists,
     )

@@ -1,4 +1,4 @@
-"""Which keywords of a JSON schema there are, and where schemas are inside schemas."""
+"""Supported keywords of a JSON schema, and the subschemas of a schema."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -23,10 +23,10 @@ _LISTED: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _NAMED: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
 CONDITIONAL: Final = ("anyOf", "contains", "dependentSchemas", "else", "if", "oneOf", "then")
-"""What is inside them applies to some documents only."""
+"""Their subschemas apply to some documents only."""
 
 DEFINITIONS: Final = ("$defs", "definitions")
-"""What is inside them applies where it is referred to."""
+"""Their subschemas apply only where a `$ref` refers to them."""
 
 _SILENT: Final = (
     *("$anchor", "$comment", "$id", "$schema", "$vocabulary", "maxContains", "minContains"),
@@ -34,7 +34,7 @@ _SILENT: Final = (
     *("format", "contentEncoding", "contentMediaType", "contentSchema"),
     *("advanced", "airbyte_secret", "discriminator", "multiline", "order", "secret"),
 )
-"""They say nothing, or nothing by themselves; the last of them are how Flow shows forms."""
+"""Keywords without effect of their own; the last row is for Flow's configuration forms."""
 
 _KNOWN: Final = frozenset(("$ref", "reduce", *_ONE, *_LISTED, *_NAMED, *_SILENT, *ASSERTIONS))
 
@@ -50,19 +50,19 @@ _INSTEAD: Final = {
 
 
 def check_keywords(schema: dict[str, Any], at: str) -> None:
-    """That we know all of them: one that is not followed could change the data."""
+    """Raise UsageError for an unsupported keyword: ignoring it could change the data."""
     for keyword in schema:
         if keyword not in _KNOWN and not str(keyword).startswith(("x-", "X-")):
             raise UsageError(
                 f'keyword "{at}/{keyword}" of a JSON schema is not supported',
                 hint=f"Use {_INSTEAD[keyword]}."
                 if keyword in _INSTEAD
-                else 'Leave it out; the name of a keyword of your own begins with "x-".',
+                else 'Remove the keyword; custom keywords start with "x-".',
             )
 
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The schemas directly inside `schema`, each with its way there."""
+    """Yield the path and the schema of each direct subschema."""
     for keyword in _ONE:
         if isinstance(schema.get(keyword), dict):
             yield (keyword,), schema[keyword]

@@ -1,20 +1,19 @@
-"""Which reductions Spark can do by itself, and by which aggregates.
+"""Reductions that Spark can compute with its own aggregates.
 
-The rows of a collection are documents whose properties are its columns. Natively none of
-them is written, read or validated. So the types of the columns alone must make it certain
-that every row matches the schema, and that an aggregate of a column is what folding the
-documents would leave there:
+The rows of a collection are documents whose properties are its columns. The native path
+encodes, decodes and validates no document. The column types alone must therefore prove that
+every row matches the schema, and that the aggregate of a column equals the reduction:
 
-    lastWriteWins    what the row has that is last in the fold order
-    firstWriteWins   what the first one has
-    sum              integers, each as often as its row is there
-    minimize         integers, booleans and text; what is text only in a document, as a
-    maximize         decimal or a time is, is compared as text there, and not here
+    lastWriteWins    value of the last row in the fold order
+    firstWriteWins   value of the first row
+    sum              integers, multiplied by the diff of their rows
+    minimize         integers, booleans and text. Decimals and timestamps are text in
+    maximize         documents, and compare differently there
 
-Where anything is in doubt, documents are folded.
+If the proof fails, documents are reduced.
 
-The fold order is that of the columns named for it, then of all others, nulls first. Rows
-at one place in it are equal, so neither files nor times show in what comes of them.
+The fold order is the order by the given columns, then by all others, nulls first. Rows that
+are equal in it are equal, so the result does not depend on files or times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,14 +31,14 @@ from penstock.reduce.references import References
 __all__ = ["INTEGER", "Aggregate", "NativePlan", "fold_order", "native_plan"]
 
 INTEGER: Final = {b"penstock.json": b"integer"}
-"""The metadata of a decimal column whose values are integers in documents too, not text."""
+"""Field metadata of a decimal column whose values are integers in documents, not text."""
 
 TOTAL: Final = pa.decimal128(38, 0)
-"""It holds an integer of 64 bits as often as 64 bits can count."""
+"""Wide enough for the sum of 2^63 integers of 64 bits."""
 
 
 class Aggregate(StrEnum):
-    """What becomes of a column."""
+    """Aggregate of a column."""
 
     FIRST = "first"
     LAST = "last"
@@ -50,30 +49,30 @@ class Aggregate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    """How the rows of each key become one."""
+    """Aggregates that reduce the rows of each key to one row."""
 
     key: tuple[str, ...]
     order: tuple[str, ...]
-    """The fold order, in which one row is the first and one the last."""
+    """Columns of the fold order, which is total over distinct rows."""
     aggregates: Mapping[str, Aggregate]
-    """Of every column that is not of the key."""
+    """Aggregate of every column outside the key."""
     columns: pa.Schema
-    """What comes out; sums are wider than what was summed."""
+    """Columns of the result; sums are wider than their input."""
 
 
 def native_plan(
     schema: Any, columns: pa.Schema, key: Sequence[str], order: Sequence[str]
 ) -> NativePlan | None:
-    """The plan, or None if documents must be folded.
+    """Return the plan, or None if documents must be reduced.
 
     Args:
-        schema: a JSON schema with `reduce` annotations.
-        columns: of the collection, without time and diff.
-        key: columns that tell documents apart.
-        order: columns that documents of one key are ordered by.
+        schema: A JSON schema with `reduce` annotations.
+        columns: Columns of the collection, without time and diff.
+        key: Key columns.
+        order: Columns that define the order of the documents of a key.
 
     Raises:
-        UsageError: the schema has what we cannot follow; says where.
+        UsageError: The schema is invalid or uses an unsupported keyword.
     """
     compiled, root = Schema(schema), {} if schema is True else schema
     types = {field.name: _types(field) for field in columns}
@@ -81,10 +80,10 @@ def native_plan(
         compiled.deletes
         or compiled.varies
         or not all(types.values())
-        or not _Proof(compiled.references, types).of_rows(root)
+        or not _Proof(compiled.references, types).matches_rows(root)
     ):
         return None
-    by = fold_order(columns, key, order)
+    fold_columns = fold_order(columns, key, order)
     aggregates: dict[str, Aggregate] = {}
     fields = {name: show_pointer([name]) for name in columns.names}
     for name, column in columns_of(_with_types(root, types), fields).items():
@@ -96,22 +95,22 @@ def native_plan(
             if not ordered:
                 return None
         elif ordered:
-            aggregates[name] = _at_the_end(aggregate, columns.field(name), by)
-        elif _is_itself(columns.field(name).type):
+            aggregates[name] = _cheaper_aggregate(aggregate, columns.field(name), fold_columns)
+        elif _compares_as_in_documents(columns.field(name).type):
             aggregates[name] = aggregate
         else:
             return None
-    sums = [name for name, each in aggregates.items() if each is Aggregate.SUM]
+    sums = [name for name, aggregate in aggregates.items() if aggregate is Aggregate.SUM]
     for name in sums:
         field = pa.field(name, TOTAL, nullable=False, metadata=INTEGER)
         columns = columns.set(columns.get_field_index(name), field)
-    return NativePlan(tuple(key), by, aggregates, columns)
+    return NativePlan(tuple(key), fold_columns, aggregates, columns)
 
 
 def fold_order(columns: pa.Schema, key: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
-    """What to sort the rows of a key by, ascending and nulls first."""
-    rest = (name for name in columns.names if name not in key)
-    return tuple(dict.fromkeys([*order, *rest]))
+    """Return the columns to sort the rows of a key by, ascending and nulls first."""
+    others = (name for name in columns.names if name not in key)
+    return tuple(dict.fromkeys([*order, *others]))
 
 
 _AGGREGATES: Final = {
@@ -123,8 +122,8 @@ _AGGREGATES: Final = {
 }
 
 
-def _at_the_end(aggregate: Aggregate, field: pa.Field, order: Sequence[str]) -> Aggregate:
-    """Of what is ordered by before all else, the last value is the greatest: cheaper to find."""
+def _cheaper_aggregate(aggregate: Aggregate, field: pa.Field, order: Sequence[str]) -> Aggregate:
+    """Replace first and last of the leading order column by the cheaper minimum and maximum."""
     if field.name != order[0]:
         return aggregate
     if aggregate is Aggregate.LAST:
@@ -133,9 +132,9 @@ def _at_the_end(aggregate: Aggregate, field: pa.Field, order: Sequence[str]) -> 
 
 
 def _types(field: pa.Field) -> frozenset[str]:
-    """The JSON types that values of a column have; none if it cannot be aggregated.
+    """Return the JSON types of a column, or an empty set if it cannot be aggregated.
 
-    Those that can are ordered by Spark as they are by Arrow.
+    Spark and Arrow order the supported types equally.
     """
     kind = field.type
     if pa.types.is_boolean(kind):
@@ -162,16 +161,16 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _is_itself(kind: pa.DataType) -> bool:
-    """Whether values of a column compare as those in documents do."""
+def _compares_as_in_documents(kind: pa.DataType) -> bool:
+    """Return whether column values compare like their documents."""
     return bool(pa.types.is_boolean(kind) or pa.types.is_signed_integer(kind) or _is_text(kind))
 
 
 def _with_types(root: dict[str, Any], types: Mapping[str, frozenset[str]]) -> dict[str, Any]:
-    """The schema, and what else is known of rows: that every column is there, and its type."""
-    properties = {name: {"type": sorted(each)} for name, each in types.items()}
-    known = {"type": "object", "required": list(types), "properties": properties}
-    return {**root, "allOf": [*root.get("allOf", ()), known]}
+    """Add to the schema that every column is required, and its type."""
+    properties = {name: {"type": sorted(column_types)} for name, column_types in types.items()}
+    row_schema = {"type": "object", "required": list(types), "properties": properties}
+    return {**root, "allOf": [*root.get("allOf", ()), row_schema]}
 
 
 _NO_ASSERTIONS: Final = frozenset(
@@ -181,53 +180,64 @@ _NO_ASSERTIONS: Final = frozenset(
         *("format", "readOnly", "reduce", "title", "type", "writeOnly"),
     )
 )
-"""They assert nothing, or what a proof looks into."""
+"""Keywords without assertion, and keywords that a proof follows."""
 
 _OF_OBJECTS: Final = frozenset(("additionalProperties", "properties", "required"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """That whatever has these types matches a schema."""
+    """Proof that all values of the column types match a schema."""
 
     references: References
     types: Mapping[str, frozenset[str]]
 
-    def of_rows(self, schema: Any, seen: tuple[int, ...] = ()) -> bool:
-        """Whether every row does, as a document."""
+    def matches_rows(self, schema: Any, seen: tuple[int, ...] = ()) -> bool:
+        """Return whether every row matches `schema` as a document."""
         if not isinstance(schema, dict) or id(schema) in seen:
             return schema is True
-        rest = schema.get("additionalProperties", True)
+        additional = schema.get("additionalProperties", True)
         inner = schema.get("properties", {})
         return (
-            _says_only(schema, _NO_ASSERTIONS | _OF_OBJECTS)
-            and _admits(schema, {"object"})
+            _has_only(schema, _NO_ASSERTIONS | _OF_OBJECTS)
+            and _accepts(schema, {"object"})
             and self.types.keys() >= set(schema.get("required", ()))
-            and all(self._of(types, inner.get(name, rest)) for name, types in self.types.items())
-            and all(self.of_rows(each, (*seen, id(schema))) for each in self._beside(schema))
+            and all(
+                self._matches_scalars(types, inner.get(name, additional))
+                for name, types in self.types.items()
+            )
+            and all(
+                self.matches_rows(inner_schema, (*seen, id(schema)))
+                for inner_schema in self._in_place(schema)
+            )
         )
 
-    def _of(self, types: frozenset[str], schema: Any, seen: tuple[int, ...] = ()) -> bool:
-        """Whether every scalar of `types` does."""
+    def _matches_scalars(
+        self, types: frozenset[str], schema: Any, seen: tuple[int, ...] = ()
+    ) -> bool:
+        """Return whether every scalar of `types` matches `schema`."""
         if not isinstance(schema, dict) or id(schema) in seen:
             return schema is True
         return (
-            _says_only(schema, _NO_ASSERTIONS)
-            and _admits(schema, types)
-            and all(self._of(types, each, (*seen, id(schema))) for each in self._beside(schema))
+            _has_only(schema, _NO_ASSERTIONS)
+            and _accepts(schema, types)
+            and all(
+                self._matches_scalars(types, inner_schema, (*seen, id(schema)))
+                for inner_schema in self._in_place(schema)
+            )
         )
 
-    def _beside(self, schema: dict[str, Any]) -> list[Any]:
-        """What `schema` applies to the same value."""
+    def _in_place(self, schema: dict[str, Any]) -> list[Any]:
+        """Return the schemas that `schema` applies to the same value."""
         target = [self.references.target(schema)] if "$ref" in schema else []
         return [*schema.get("allOf", ()), *target]
 
 
-def _says_only(schema: dict[str, Any], keywords: frozenset[str]) -> bool:
-    return all(each in keywords or each.startswith(("x-", "X-")) for each in schema)
+def _has_only(schema: dict[str, Any], keywords: frozenset[str]) -> bool:
+    return all(keyword in keywords or keyword.startswith(("x-", "X-")) for keyword in schema)
 
 
-def _admits(schema: dict[str, Any], types: frozenset[str] | set[str]) -> bool:
+def _accepts(schema: dict[str, Any], types: frozenset[str] | set[str]) -> bool:
     if "type" not in schema:
         return True
     named = {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])

@@ -1,8 +1,8 @@
-"""Sums that are exact, however long.
+"""Exact sums of any length.
 
-Integers stay integers; with a decimal among them the sum is a decimal; with a string
-that holds a number it is a string. Each of the three says no less than the one before,
-so the kind of a sum, like its value, does not depend on where the parentheses were.
+The sum of integers is an integer; with a decimal it is a decimal; with a string that holds a
+number it is a string. The type of a sum is the widest type of its terms, so neither type nor
+value depends on the grouping of the additions.
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import Final, TypeAlias
 
 from penstock.reduce.document import NUMBERS, Document
 
-__all__ = ["MOST_DIGITS", "TooLong", "add", "is_multiple", "total_of"]
+__all__ = ["MOST_DIGITS", "TooLong", "add", "is_multiple", "normalize"]
 
 MOST_DIGITS: Final = 100_000
-"""How long a number may be, written out: `1e999999999` is a billion digits."""
+"""Limit of the digits in positional notation: `1e999999999` has a billion."""
 
 _EXACTLY: Final = Context(
     prec=4 * MOST_DIGITS, Emax=10**9, Emin=-(10**9), traps=[Inexact, InvalidOperation]
@@ -25,11 +25,11 @@ _Term: TypeAlias = int | Decimal
 
 
 class TooLong(Exception):
-    """A number has more digits than we work with."""
+    """A number has more than `MOST_DIGITS` digits."""
 
 
 def add(left: Document, right: Document) -> Document | None:
-    """Their sum, or None if one of them is no number."""
+    """Return the sum, or None if a value is not a number."""
     if type(left) is int and type(right) is int:
         return left + right
     one, other = _term(left), _term(right)
@@ -42,14 +42,14 @@ def add(left: Document, right: Document) -> Document | None:
     return _text(total) if type(left) is str or type(right) is str else total
 
 
-def total_of(value: Document) -> Document | None:
-    """The sum of this value alone, or None if it is no number."""
+def normalize(value: Document) -> Document | None:
+    """Return the value in the form of a sum, or None if it is not a number."""
     term = _term(value)
     return _text(term) if type(value) is str and term is not None else term
 
 
 def is_multiple(value: Document, unit: Decimal) -> bool:
-    """Whether the number `value` is a whole multiple of `unit`."""
+    """Return whether the number `value` is an integer multiple of `unit`."""
     term = _term(value)
     assert term is not None
     try:

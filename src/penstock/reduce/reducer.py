@@ -1,9 +1,8 @@
-"""Documents of one key, folded in source order.
+"""Combination and reduction of the documents of one key, in source order.
 
-*Combining* is partial: what the documents before them were is not known, so tombstones
-stay, and two that cannot become one without knowing stay two. *Reducing* is full: it
-begins with the document that is stored, or with nothing. Where the documents were cut
-into batches does not show:
+*Combining* is partial: the preceding documents are not known, so tombstones remain, and two
+documents that cannot be combined without them stay separate. *Reducing* is full: it starts
+from the stored document, or from none. The result does not depend on batch boundaries:
 
     reduce(left, a, b, c) = reduce(left, combine(a, b, c)) = reduce(reduce(left, a), b, c)
 """
@@ -14,11 +13,11 @@ from typing import Any, Final
 
 from penstock.errors import DefiniteError
 from penstock.reduce.annotation import Schema
-from penstock.reduce.applied import Applied
-from penstock.reduce.apply import Apart, Mismatch, applied_to
+from penstock.reduce.apply import Mismatch, NotAssociative, reduce_values
 from penstock.reduce.document import ABSENT, Absent, Document, kind_of, show_pointer
 from penstock.reduce.faithful import is_faithful
 from penstock.reduce.number import MOST_DIGITS, TooLong
+from penstock.reduce.strategy_tree import StrategyTree
 
 __all__ = ["Reduced", "Reducer"]
 
@@ -27,96 +26,108 @@ _FEW: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What has come of a key."""
+    """The reduced document of a key."""
 
     document: Document | Absent
     deleted: bool = False
-    """The document is the tombstone; whether it is stored, where it was found, is not ours."""
+    """The document is a tombstone. The caller decides whether to store it."""
 
 
 class Reducer:
-    """Folds the documents of a collection, as its schema says.
+    """Reducer of the documents of a collection, by its schema.
 
     Args:
-        schema: a JSON schema with `reduce` annotations, as JSON or YAML has it.
-        collection: whose documents they are, for errors.
+        schema: A JSON schema with `reduce` annotations, as parsed from JSON or YAML.
+        collection: Name of the collection, for error messages.
 
     Raises:
-        UsageError: the schema has what we cannot follow; says where.
+        UsageError: The schema is invalid or uses an unsupported keyword.
     """
 
     def __init__(self, schema: Any, collection: str) -> None:
-        self._given = schema, collection
+        self._args = schema, collection
         self.what = f'document of collection "{collection}"'
-        """What is folded, for errors."""
+        """The kind of document, for error messages."""
         self._schema = Schema(schema)
-        self._minds = self._schema.deletes or self._schema.varies
+        self._tracks_left = self._schema.deletes or self._schema.varies
 
     @property
     def schema(self) -> Any:
-        """As it was given."""
-        return self._given[0]
+        """The schema as passed to the constructor."""
+        return self._args[0]
 
     def __reduce__(self) -> tuple[Callable[..., "Reducer"], tuple[Any, str]]:
-        # Functions do not travel, so whoever gets it compiles it again.
-        return Reducer, self._given
+        # Compiled functions cannot be pickled: the receiver compiles the schema again.
+        return Reducer, self._args
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reducer) and self._given == other._given
+        return isinstance(other, Reducer) and self._args == other._args
 
     def __hash__(self) -> int:
         return hash(self.what)
 
     def check(self, document: Document) -> None:
-        """Raises DefiniteError if `document` does not match the schema."""
-        self._applied(document)
+        """Raise DefiniteError if `document` does not match the schema."""
+        self._strategies_of(document)
 
     def combine(self, documents: Iterable[Document]) -> list[Document]:
-        """The changes that `documents` are, in as few documents as say the same.
+        """Return the fewest documents that have the same effect as `documents`.
 
         Raises:
-            DefiniteError: one does not match the schema, or goes with no other.
+            DefiniteError: A document does not match the schema, or cannot be combined.
         """
         documents = list(documents)
-        # A few at a time: one by one into what grows, every step would copy all of it.
+        # In groups: combining one by one into a growing document copies all of it at every step.
         while len(documents) > 2 * _FEW:
-            parts = (documents[at : at + _FEW] for at in range(0, len(documents), _FEW))
-            fewer = [document for part in parts for document in self._combined(part)]
+            parts = (documents[start : start + _FEW] for start in range(0, len(documents), _FEW))
+            fewer = [document for part in parts for document in self._combine_few(part)]
             stuck = 2 * len(fewer) > len(documents)
             documents = fewer
             if stuck:
                 break
-        return self._combined(documents)
+        return self._combine_few(documents)
 
-    def _combined(self, documents: Sequence[Document]) -> list[Document]:
-        kept: list[tuple[Document, Applied, bool]] = []
+    def _combine_few(self, documents: Sequence[Document]) -> list[Document]:
+        combined: list[tuple[Document, StrategyTree, bool]] = []
         for right in documents:
-            applied = self._applied(right)
-            both = self._both(*kept[-1][:2], right, applied) if kept else None
+            strategies = self._strategies_of(right)
+            both = self._combine_pair(*combined[-1][:2], right, strategies) if combined else None
             if both is None:
-                kept.append((right, applied, False))
+                combined.append((right, strategies, False))
             else:
-                kept[-1] = both
-        for document, _, made in kept:
-            if made and not self._minds:
-                self._applied(document)
-        return [document for document, _, _ in kept]
+                combined[-1] = both
+        for document, _, is_new in combined:
+            if is_new and not self._tracks_left:
+                self._strategies_of(document)
+        return [document for document, _, _ in combined]
 
-    def _both(
-        self, left: Document, marks: Applied, right: Document, applied: Applied
-    ) -> tuple[Document, Applied, bool] | None:
-        """The two as one, its strategies, and whether it is a new one; None if they stay apart."""
+    def _combine_pair(
+        self,
+        left: Document,
+        left_strategies: StrategyTree,
+        right: Document,
+        strategies: StrategyTree,
+    ) -> tuple[Document, StrategyTree, bool] | None:
+        """Return the combination, its strategies and whether it is new; None if not combinable."""
         try:
             both = self._apply(
-                applied, left, right, full=False, marks=marks if self._minds else None
+                strategies,
+                left,
+                right,
+                full=False,
+                left_strategies=left_strategies if self._tracks_left else None,
             )
-        except Apart:
+        except NotAssociative:
             return None
-        made = both is not left and both is not right
-        if not self._minds:
-            return both, applied, made
-        now = self._applied(both)
-        return (both, now, made) if is_faithful(now, applied, marks, left, right, both) else None
+        is_new = both is not left and both is not right
+        if not self._tracks_left:
+            return both, strategies, is_new
+        both_strategies = self._strategies_of(both)
+        return (
+            (both, both_strategies, is_new)
+            if is_faithful(both_strategies, strategies, left_strategies, left, right, both)
+            else None
+        )
 
     def reduce(
         self,
@@ -125,64 +136,66 @@ class Reducer:
         left: Document | Absent = ABSENT,
         keep_deleted: bool = False,
     ) -> Reduced:
-        """What `documents` make of the stored one, if there is one.
+        """Reduce `documents` into the stored document, if there is one.
 
         Args:
-            documents: in source order.
-            left: what is stored.
-            keep_deleted: a deletion is only a mark, so what comes after it is reduced into
-                the document that was marked; otherwise it begins anew.
+            documents: Documents in source order.
+            left: The stored document.
+            keep_deleted: If true, a deletion is only a mark, and later documents are reduced into
+                the deleted document. Otherwise they start from nothing.
 
         Raises:
-            DefiniteError: one does not match the schema, or cannot be reduced.
+            DefiniteError: A document does not match the schema, or cannot be reduced.
         """
         documents = list(documents)
         if len(documents) > 2 * _FEW:
             documents = self.combine(documents)
-        done = Reduced(left)
-        made = False
+        reduced = Reduced(left)
+        is_new = False
         for right in documents:
-            applied = self._applied(right)
-            before = ABSENT if done.deleted and not keep_deleted else done.document
-            after = self._apply(applied, before, right, full=True, marks=None)
-            done = Reduced(after, applied.deletes)
-            made = after is not right
-        if made and not done.deleted:
-            self._applied(done.document)
-        return done
+            strategies = self._strategies_of(right)
+            before = ABSENT if reduced.deleted and not keep_deleted else reduced.document
+            after = self._apply(strategies, before, right, full=True, left_strategies=None)
+            reduced = Reduced(after, strategies.deletes)
+            is_new = after is not right
+        if is_new and not reduced.deleted:
+            self._strategies_of(reduced.document)
+        return reduced
 
-    def _applied(self, document: Document) -> Applied:
+    def _strategies_of(self, document: Document) -> StrategyTree:
         try:
-            applied = self._schema.visit(document)
-            if applied is not None:
-                return applied
+            strategies = self._schema.visit(document)
+            if strategies is not None:
+                return strategies
             failure = self._schema.explain(document)
         except RecursionError:
             raise self._too_deep() from None
         except TooLong:
             raise DefiniteError(
                 f"{self.what} has a number that is too long for multipleOf",
-                detail=f"Written out, it has more than {MOST_DIGITS} digits.",
-                hint="Correct it at its source, or drop multipleOf from the schema.",
+                detail=f"In positional notation, the number has more than {MOST_DIGITS} digits.",
+                hint="Correct the number in the source, or remove multipleOf from the schema.",
             ) from None
         raise DefiniteError(
             f"{self.what} does not match its schema at "
             f'"{failure.location}", which is {failure.found}',
-            detail=f'The keyword "{failure.keyword}" refuses it.',
-            hint="Correct the document at its source, or the schema of the collection.",
+            detail=f'The keyword "{failure.keyword}" rejects the value.',
+            hint="Correct the document in the source, or the schema of the collection.",
         )
 
     def _apply(
         self,
-        applied: Applied,
+        strategies: StrategyTree,
         left: Document | Absent,
         right: Document,
         *,
         full: bool,
-        marks: Applied | None,
+        left_strategies: StrategyTree | None,
     ) -> Document:
         try:
-            return applied_to(applied, left, right, full=full, marks=marks)
+            return reduce_values(
+                strategies, left, right, full=full, left_strategies=left_strategies
+            )
         except RecursionError:
             raise self._too_deep() from None
         except Mismatch as mismatch:
@@ -190,13 +203,13 @@ class Reducer:
             raise DefiniteError(
                 f'{mismatch.strategy.name} at "{where}" of a {self.what} '
                 f"cannot reduce {kind_of(mismatch.right)} into {kind_of(mismatch.left)}",
-                detail=f"It needs {mismatch.needs}.",
-                hint="Correct the documents at their source, or choose another strategy there; "
-                "a schema that gives the type refuses such a document before it is reduced.",
+                detail=f"The strategy requires {mismatch.needs}.",
+                hint="Correct the documents in the source, or change the strategy of the location. "
+                "Add a type to the schema to reject such documents before they are reduced.",
             ) from None
 
     def _too_deep(self) -> DefiniteError:
         return DefiniteError(
             f"{self.what} is nested too deeply",
-            hint="Flatten it at its source; about two hundred levels can be reduced.",
+            hint="Flatten the document in the source; about 200 levels are supported.",
         )

@@ -1,8 +1,7 @@
-"""What `$ref` refers to, within one schema.
+"""Resolution of `$ref` within one schema.
 
-Nothing is fetched: a schema that refers to another carries it under `$defs`, with its
-`$id`. Every schema object gets a place, its JSON pointer from the root, so that an error
-can name it.
+Nothing is fetched: a schema that refers to another schema contains it under `$defs`, with
+its `$id`. Every schema object has a place for error messages: its JSON pointer from the root.
 """
 
 from typing import Any
@@ -12,24 +11,28 @@ from penstock.errors import UsageError
 from penstock.reduce.document import ABSENT, find, parse_pointer, show_pointer
 from penstock.reduce.keywords import DEFINITIONS, subschemas
 
-__all__ = ["References", "carries"]
+__all__ = ["References", "has_reduce_annotation"]
 
 
-def carries(schema: Any, references: "References", seen: frozenset[int] = frozenset()) -> bool:
-    """Whether `schema`, or what it refers to, has a `reduce` annotation anywhere."""
+def has_reduce_annotation(
+    schema: Any, references: "References", seen: frozenset[int] = frozenset()
+) -> bool:
+    """Return whether `schema`, or a schema that it refers to, has a `reduce` annotation."""
     if not isinstance(schema, dict) or id(schema) in seen:
         return False
     if "reduce" in schema:
         return True
     seen |= {id(schema)}
-    inner = [each for way, each in subschemas(schema) if way[0] not in DEFINITIONS]
+    inner = [
+        inner_schema for path, inner_schema in subschemas(schema) if path[0] not in DEFINITIONS
+    ]
     if "$ref" in schema:
         inner.append(references.target(schema))
-    return any(carries(each, references, seen) for each in inner)
+    return any(has_reduce_annotation(inner_schema, references, seen) for inner_schema in inner)
 
 
 class References:
-    """Where everything is in one schema."""
+    """Index of the schema objects, resources and anchors of one schema."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -37,36 +40,36 @@ class References:
         self._anchors: dict[tuple[str, str], Any] = {}
         self._bases: dict[int, str] = {}
         self._places: dict[int, str] = {}
-        self._enter(root, base="", at="#")
+        self._index(root, base="", at="#")
 
-    def place_of(self, schema: Any) -> str:
-        """The JSON pointer of a schema object, for people."""
+    def pointer_to(self, schema: Any) -> str:
+        """Return the JSON pointer of a schema object, for messages."""
         return self._places.get(id(schema), "#")
 
     def target(self, schema: dict[str, Any]) -> Any:
-        """The schema that the `$ref` of `schema` refers to."""
+        """Return the schema that the `$ref` of `schema` refers to."""
         reference, base = schema["$ref"], self._bases[id(schema)]
         if not isinstance(reference, str):
-            raise self._unknown(schema, "is no text")
+            raise self._unresolved(schema, "is not a string")
         url, fragment = (
             (base, reference[1:])
             if reference.startswith("#")
             else urldefrag(urljoin(base, reference))
         )
         if url not in self._resources:
-            raise self._unknown(schema, "is not in the schema")
+            raise self._unresolved(schema, "is not in the schema")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
-            found = self._anchors.get((url, fragment), ABSENT)
+            target = self._anchors.get((url, fragment), ABSENT)
         else:
-            found = find(self._resources[url], parse_pointer(fragment, what="reference"))
-        if not isinstance(found, dict | bool):
-            raise self._unknown(schema, "leads to no schema")
-        if isinstance(found, dict) and id(found) not in self._bases:
-            self._enter(found, base=url, at=f"#{fragment}")
-        return found
+            target = find(self._resources[url], parse_pointer(fragment, what="reference"))
+        if not isinstance(target, dict | bool):
+            raise self._unresolved(schema, "does not refer to a schema")
+        if isinstance(target, dict) and id(target) not in self._bases:
+            self._index(target, base=url, at=f"#{fragment}")
+        return target
 
-    def _enter(self, schema: Any, *, base: str, at: str) -> None:
+    def _index(self, schema: Any, *, base: str, at: str) -> None:
         if not isinstance(schema, dict) or id(schema) in self._bases:
             return
         if isinstance(schema.get("$id"), str):
@@ -76,11 +79,11 @@ class References:
             self._anchors[base, schema["$anchor"]] = schema
         self._bases[id(schema)] = base
         self._places[id(schema)] = at
-        for way, inner in subschemas(schema):
-            self._enter(inner, base=base, at=at + show_pointer(way))
+        for path, inner in subschemas(schema):
+            self._index(inner, base=base, at=at + show_pointer(path))
 
-    def _unknown(self, schema: dict[str, Any], why: str) -> UsageError:
+    def _unresolved(self, schema: dict[str, Any], why: str) -> UsageError:
         return UsageError(
-            f'reference "{self.place_of(schema)}/$ref" {why}',
-            hint="Put what it refers to under $defs of the same schema; nothing is fetched.",
+            f'reference "{self.pointer_to(schema)}/$ref" {why}',
+            hint="Add the referenced schema under $defs of the same schema; nothing is fetched.",
         )

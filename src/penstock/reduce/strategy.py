@@ -1,9 +1,9 @@
-"""The strategies by which two values at one location become one, as a schema names them.
+"""Reduction strategies, as a schema names them.
 
     reduce: {strategy: merge, key: [/id]}
 
-An annotation is read once, when the schema is; anything it says that we do not know is
-an error there, because a strategy that is not followed changes the data.
+An annotation is parsed once, with its schema. An unsupported option is an error, because an
+ignored strategy would change the data.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,39 +31,39 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LastWriteWins:
-    """The right one."""
+    """Keep the right value."""
 
     name: ClassVar = "lastWriteWins"
     delete: bool = field(default=False, compare=False)
-    """The location is gone after a full reduction."""
+    """A full reduction removes the location."""
     associative: bool = True
-    """If not, unequal values wait side by side for a full reduction."""
+    """If False, unequal values stay separate until a full reduction."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstWriteWins:
-    """The left one."""
+    """Keep the left value."""
 
     name: ClassVar = "firstWriteWins"
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The items of the left array, then those of the right one."""
+    """Concatenate the left and the right array."""
 
     name: ClassVar = "append"
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Exactly the sum of two numbers, or of two strings that hold numbers."""
+    """Sum two numbers, or two strings that hold numbers, exactly."""
 
     name: ClassVar = "sum"
 
 
 @dataclass(frozen=True, slots=True)
 class Minimize:
-    """The lesser one; by `key`, two that are equal are merged."""
+    """Keep the lesser value; with a `key`, values with equal keys are merged."""
 
     name: ClassVar = "minimize"
     key: tuple[Pointer, ...] = ()
@@ -71,7 +71,7 @@ class Minimize:
 
 @dataclass(frozen=True, slots=True)
 class Maximize:
-    """The greater one; by `key`, two that are equal are merged."""
+    """Keep the greater value; with a `key`, values with equal keys are merged."""
 
     name: ClassVar = "maximize"
     key: tuple[Pointer, ...] = ()
@@ -79,17 +79,17 @@ class Maximize:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Objects by name; arrays by index, or by `key` if both are in its order."""
+    """Merge objects by name, and arrays by index, or by `key` if both are sorted by it."""
 
     name: ClassVar = "merge"
     key: tuple[Pointer, ...] = ()
     delete: bool = field(default=False, compare=False)
-    """The location is gone after a full reduction."""
+    """A full reduction removes the location."""
 
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """A change to a set: what to add, and what to remove or to keep before."""
+    """Change a set: members to add, and members to remove or to retain before that."""
 
     name: ClassVar = "set"
     key: tuple[Pointer, ...] = ()
@@ -97,7 +97,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchemaMerge:
-    """A JSON schema that admits what either of two did."""
+    """Union of two JSON schemas."""
 
     name: ClassVar = "jsonSchemaMerge"
 
@@ -127,9 +127,11 @@ def _key(value: Any, at: str) -> tuple[Pointer, ...]:
     if not isinstance(value, list) or not value:
         raise UsageError(
             f'option "{at}" is not a list of JSON pointers',
-            hint='Write [""] for the whole value, or leave the key out.',
+            hint='Write [""] for the whole value, or remove the key.',
         )
-    return tuple(parse_pointer(each, what=f'option "{at}/{i}"') for i, each in enumerate(value))
+    return tuple(
+        parse_pointer(pointer, what=f'option "{at}/{i}"') for i, pointer in enumerate(value)
+    )
 
 
 _Options: TypeAlias = Mapping[str, Callable[[Any, str], Any]]
@@ -148,20 +150,20 @@ _KNOWN: Final[Mapping[str, tuple[Callable[..., Strategy], _Options]]] = {
 
 
 def parse_strategy(annotation: Any, *, at: str) -> Strategy:
-    """The strategy of a `reduce` annotation that stands at `at` in its schema."""
+    """Parse the `reduce` annotation at the place `at` of its schema."""
     what = f'annotation "{at}"'
     name = annotation.get("strategy") if isinstance(annotation, dict) else None
     if not isinstance(name, str) or name not in _KNOWN:
         raise UsageError(
-            f"{what} names no strategy that is known",
+            f"{what} does not name a supported strategy",
             hint=f"Write {{strategy: name}} with one of {', '.join(_KNOWN)}.",
         )
     make, options = _KNOWN[name]
     unknown = annotation.keys() - options.keys() - {"strategy"}
     if unknown:
-        allowed = f"Its options are {', '.join(options)}." if options else "It has no options."
+        allowed = f"Write one of: {', '.join(options)}." if options else "Remove the option."
         raise UsageError(
-            f'{what} gives {name} the unknown option "{min(map(str, unknown))}"', hint=allowed
+            f'option "{min(map(str, unknown))}" of {what} does not exist for {name}', hint=allowed
         )
     given: dict[str, Any] = {
         option: read(annotation[option], f"{at}/{option}")
