@@ -31,11 +31,13 @@ LANGUAGE_PATHS := \
 	scripts \
 	src/penstock/__init__.py \
 	src/penstock/deadlines.py \
+	src/penstock/reduce \
 	src/penstock/telemetry.py \
 	src/pyspark_penstock \
 	tests/README.md \
 	tests/conftest.py \
 	tests/contracts \
+	tests/reduce \
 
 .PHONY: help
 help: ## list the targets
