@@ -30,8 +30,12 @@ LANGUAGE_PATHS := \
 	examples \
 	scripts \
 	src/penstock/__init__.py \
+	src/penstock/clock.py \
 	src/penstock/deadlines.py \
+	src/penstock/errors.py \
+	src/penstock/failpoints.py \
 	src/penstock/reduce \
+	src/penstock/retry.py \
 	src/penstock/telemetry.py \
 	src/pyspark_penstock \
 	tests/README.md \

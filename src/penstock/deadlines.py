@@ -3,7 +3,7 @@
 A peer that hangs keeps its connections open and sends nothing. Every wait on one therefore has a
 bound, and ends early when the process receives a stop signal:
 
-    answer      silence after which a peer is checked, and given up if it does not answer
+    answer      silence after which a peer is checked, and declared lost if it does not answer
     stop        time from the stop signal to the exit of the process, finished or not
     stop grace  time left to a wait that has begun before the stop signal
 

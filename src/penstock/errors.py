@@ -1,22 +1,22 @@
-"""The one tree of errors.
+"""The error tree.
 
-Catch by what you will do next:
+The class of an error says what the caller does next:
 
     PenstockError
     ├── UsageError              broken contract         → fix the call
     ├── StoreError
-    │   ├── DeterminateError    nothing was written     → may give up, may ask again
-    │   │   └── StoreRefused    and asking will not help → a person must act
-    │   ├── IndeterminateError  may have been written   → must find out
-    │   │   └── DurabilityLost  a sync failed           → stop; never sync again
-    │   └── Corruption          an object is damaged    → restore it; nothing is guessed
+    │   ├── DeterminateError    not written             → may retry or give up
+    │   │   └── StoreRefused    retry does not help     → intervention
+    │   ├── IndeterminateError  may have been written   → find out
+    │   │   └── DurabilityLost  an fsync failed         → stop; never fsync again
+    │   └── Corruption          object damaged          → restore
     ├── SourceError
     │   ├── DefiniteError       about the data          → record it at its source time
-    │   └── TransientError      about the moment        → restart from the resume frontier
-    ├── Fenced                  a newer owner exists    → stop, never retry
-    └── InternalError           an invariant broke      → stop, report
+    │   └── TransientError      about this attempt      → restart from the resume frontier
+    ├── Fenced                  a newer owner exists    → exit; never retry
+    └── InternalError           invariant violated      → stop, report
 
-A new class earns its place when someone would handle it differently.
+Add a class only if a caller would handle it differently.
 """
 
 import difflib
@@ -45,23 +45,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One of several things that are wrong, with its own remedy."""
+    """One of several findings that an error reports, with its own hint."""
 
     message: str
     detail: str = ""
     hint: str = ""
-    """The remedy: the statement to run or the line to write."""
+    """The next action: the statement to run or the line to write."""
 
 
 class PenstockError(Exception):
-    """Base of every error in the house.
+    """Base class of all errors of Penstock.
 
-    `str(error)` is one line: lower case, no full stop, names the object.
-    `detail` and `hint` are sentences. Both also ride along as notes, because
-    Spark brings an executor's error to the driver as traceback text.
+    `str(error)` is one line in lower case that names the object and has no final period.
+    `detail` and `hint` are complete sentences. Both are also exception notes, because Spark
+    returns the error of an executor to the driver as traceback text.
 
-    An error about several `problems` has them as its detail: a numbered list, with
-    one remedy under each.
+    With two or more `problems`, `detail` is a numbered list of them, each with its hint.
     """
 
     sqlstate: ClassVar[str] = "XX000"
@@ -78,50 +77,50 @@ class PenstockError(Exception):
                 self.add_note(f"{label}: {text}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Subclasses take keywords, which the default would call positionally.
+        # The default would pass the keyword arguments of a subclass by position.
         return _restore, (type(self), self.args, self.__dict__)
 
 
 class UsageError(PenstockError):
-    """The call broke a contract. Nothing was changed."""
+    """The call broke a contract. Nothing has changed."""
 
     sqlstate = "22023"
 
 
 class StoreError(PenstockError):
-    """Something below us, where bytes are kept, did not do as asked."""
+    """An operation of a blob or log store failed."""
 
     sqlstate = "58000"
 
 
 class DeterminateError(StoreError):
-    """It did not happen: nothing was written, and it may be asked again."""
+    """Nothing was written. The operation may be retried."""
 
 
 class StoreRefused(DeterminateError):
-    """It did not happen, and asking again will not help until a person acts."""
+    """Nothing was written, and a retry fails the same way until a person intervenes."""
 
     sqlstate = "58030"
 
 
 class IndeterminateError(StoreError):
-    """It is in doubt: the write may or may not have happened."""
+    """The outcome is indeterminate: the write may or may not have happened."""
 
     sqlstate = "08007"
 
 
 class DurabilityLost(IndeterminateError):
-    """A sync failed.
+    """An fsync failed.
 
-    The kernel may already have dropped the bytes, so a second sync could
-    succeed without them; nobody may try again, only stop and reopen.
+    The kernel may have dropped the dirty pages, and a second fsync could then succeed without
+    them. The writer never repeats the fsync: it stops and reopens.
     """
 
     sqlstate = "58030"
 
 
 class Corruption(StoreError):
-    """A stored object is missing or is not what was written."""
+    """A stored object is missing or differs from the bytes that were written."""
 
     sqlstate = "XX001"
 
@@ -135,38 +134,38 @@ class Corruption(StoreError):
 
 
 class SourceError(PenstockError):
-    """Something upstream is not as it must be."""
+    """A source cannot be read."""
 
     sqlstate = "58000"
 
 
 class DefiniteError(SourceError):
-    """A fact about the data: it is as true at the next attempt, and belongs at its time."""
+    """A fact about the data, recorded at its source time. Every later attempt finds it again."""
 
 
 class TransientError(SourceError):
-    """About the moment: go back to what is durable, and try again from there."""
+    """The attempt failed. The caller restarts from the durable resume frontier."""
 
     sqlstate = "08006"
 
 
 class Fenced(PenstockError):
-    """A newer owner exists. Whoever gets this stops, and never takes back by itself."""
+    """A newer owner exists. The process exits and never retakes ownership by itself."""
 
     sqlstate = "57P01"
 
 
 class InternalError(PenstockError):
-    """An invariant of ours does not hold. A bug; stop and report it."""
+    """An invariant is violated. This is a bug: stop and report it."""
 
 
-def similar(wanted: str, names: Iterable[str]) -> list[str]:
-    """Return the names closest to `wanted`, which may be a misspelling, best first."""
+def similar(name: str, candidates: Iterable[str]) -> list[str]:
+    """Return the candidates that `name` may be a misspelling of, closest first."""
     by_lower: dict[str, list[str]] = {}
-    for name in sorted(names):
-        by_lower.setdefault(name.lower(), []).append(name)
-    close = difflib.get_close_matches(wanted.lower(), by_lower, n=3, cutoff=0.6)
-    return [name for lower in close for name in by_lower[lower]]
+    for candidate in sorted(candidates):
+        by_lower.setdefault(candidate.lower(), []).append(candidate)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    return [candidate for lower in close for candidate in by_lower[lower]]
 
 
 def _numbered(problems: Sequence[Problem]) -> str:

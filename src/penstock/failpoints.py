@@ -1,14 +1,13 @@
-"""Named places where a test may trip us.
+"""Failpoints: named steps where a test can kill, suspend or fail the process.
 
-Each durable step passes one of these by name. Nothing happens there unless a
-test armed it, in its own process with `arm`, or in a child's environment:
+Each durable step hits its failpoint. A hit has no effect unless a test has armed the failpoint,
+in its own process with `arm`, or in the environment of a child process:
 
     PENSTOCK_FAILPOINTS="log.create.done=kill@3,blob.put.begin=error"
 
-`kill` ends the process as `kill -9` would, `stop` suspends it as SIGSTOP
-would, `error` raises an in-doubt store error; `@3` means at the third pass.
-A `begin` lies before the step has happened, a `done` after it happened and
-before anyone was told, so the two together give every case of a lost answer.
+`kill` ends the process with SIGKILL, `stop` suspends it with SIGSTOP, `error` raises an
+`IndeterminateError`. `@3` selects the third hit. A `begin` failpoint lies before the step, a
+`done` failpoint between the step and its answer, so the two cover every case of a lost answer.
 """
 
 import os
@@ -21,11 +20,11 @@ from typing import Final
 
 from penstock.errors import IndeterminateError, UsageError
 
-__all__ = ["Action", "Failpoint", "arm", "disarm", "pass_by", "tripped"]
+__all__ = ["Action", "Failpoint", "arm", "armed", "disarm", "hit"]
 
 
 class Failpoint(StrEnum):
-    """Every place that can be tripped. A test trips each."""
+    """All failpoints. At least one test fires each of them."""
 
     LOG_CREATE_BEGIN = "log.create.begin"
     LOG_CREATE_DONE = "log.create.done"
@@ -68,7 +67,7 @@ class Failpoint(StrEnum):
 
 
 class Action(StrEnum):
-    """What happens to whoever passes."""
+    """Effect of a failpoint on the process that hits it."""
 
     KILL = "kill"
     STOP = "stop"
@@ -77,53 +76,53 @@ class Action(StrEnum):
 
 _lock = threading.Lock()
 _armed: dict[Failpoint, tuple[Action, int, bool]] = {}
-_passes: dict[Failpoint, int] = {}
-_live = False
+_hits: dict[Failpoint, int] = {}
+_any_armed = False
 
 
-def pass_by(point: Failpoint) -> None:
-    """Go past `point`; nothing happens unless it is armed and its turn has come."""
-    if _live:
-        _pass_armed(point)
+def hit(point: Failpoint) -> None:
+    """Fire `point` if it is armed for this hit; otherwise do nothing."""
+    if _any_armed:
+        _hit_armed(point)
 
 
-def arm(point: Failpoint, action: Action, *, at_pass: int = 1, repeat: bool = False) -> None:
-    """Do `action` at the `at_pass`-th hit of `point`; with `repeat`, at each later hit too."""
-    global _live
+def arm(point: Failpoint, action: Action, *, at_hit: int = 1, repeat: bool = False) -> None:
+    """Run `action` at hit number `at_hit` of `point`; with `repeat`, at each later hit too."""
+    global _any_armed
     with _lock:
-        _armed[point] = (action, at_pass, repeat)
-        _passes[point] = 0
-        _live = True
+        _armed[point] = (action, at_hit, repeat)
+        _hits[point] = 0
+        _any_armed = True
 
 
 def disarm() -> None:
-    """Forget everything that was armed."""
-    global _live
+    """Disarm all failpoints."""
+    global _any_armed
     with _lock:
         _armed.clear()
-        _passes.clear()
-        _live = False
+        _hits.clear()
+        _any_armed = False
 
 
 @contextmanager
-def tripped(
-    point: Failpoint, action: Action, *, at_pass: int = 1, repeat: bool = False
+def armed(
+    point: Failpoint, action: Action, *, at_hit: int = 1, repeat: bool = False
 ) -> Iterator[None]:
-    """Arm `point` for the length of a block."""
-    arm(point, action, at_pass=at_pass, repeat=repeat)
+    """Arm `point` inside a `with` block, and disarm all failpoints at its end."""
+    arm(point, action, at_hit=at_hit, repeat=repeat)
     try:
         yield
     finally:
         disarm()
 
 
-def _pass_armed(point: Failpoint) -> None:
+def _hit_armed(point: Failpoint) -> None:
     with _lock:
         if point not in _armed:
             return
-        action, at_pass, repeat = _armed[point]
-        _passes[point] += 1
-        if _passes[point] < at_pass or (_passes[point] > at_pass and not repeat):
+        action, at_hit, repeat = _armed[point]
+        _hits[point] += 1
+        if _hits[point] < at_hit or (_hits[point] > at_hit and not repeat):
             return
     match action:
         case Action.KILL:
@@ -131,20 +130,20 @@ def _pass_armed(point: Failpoint) -> None:
         case Action.STOP:
             os.kill(os.getpid(), signal.SIGSTOP)
         case Action.ERROR:
-            raise IndeterminateError(f'failpoint "{point}" was tripped')
+            raise IndeterminateError(f'failpoint "{point}" fired')
 
 
 def _arm_from_environment(text: str) -> None:
-    for word in filter(None, text.split(",")):
-        name, _, deed = word.partition("=")
-        action, _, turn = deed.partition("@")
+    for assignment in filter(None, text.split(",")):
+        name, _, effect = assignment.partition("=")
+        action, _, hit_number = effect.partition("@")
         try:
-            arm(Failpoint(name), Action(action), at_pass=int(turn or 1))
+            arm(Failpoint(name), Action(action), at_hit=int(hit_number or 1))
         except ValueError as error:
             raise UsageError(
-                f'failpoint "{word}" of PENSTOCK_FAILPOINTS cannot be armed',
-                hint=f"Write NAME=ACTION or NAME=ACTION@N, with a name of {[*map(str, Failpoint)]} "
-                f"and an action of {[*map(str, Action)]}.",
+                f'failpoint "{assignment}" in environment variable {ENVIRONMENT} is invalid',
+                hint="Write NAME=ACTION or NAME=ACTION@N, where NAME is one of "
+                f"{', '.join(Failpoint)}, and ACTION is one of {', '.join(Action)}.",
             ) from error
 
 

@@ -1,7 +1,6 @@
-"""What may be asked again, and after how long.
+"""Retry policy: the errors that are retried, and the backoff between attempts.
 
-One function maps an error to what to do about it; one generator gives the
-pauses between attempts. No other place invents a policy.
+`policy_of` is the only function that maps an error to a policy.
 """
 
 import random
@@ -19,17 +18,17 @@ __all__ = ["Policy", "pauses_ms", "policy_of"]
 
 
 class Policy(Enum):
-    """What to do about an error."""
+    """Reaction to an error of a store operation."""
 
     RETRY = auto()
-    """It is about the moment: ask again, with the same bytes."""
+    """The error is transient: repeat the operation with the same bytes."""
 
     SURFACE = auto()
-    """It will not get better by asking: tell the caller, once."""
+    """A retry cannot succeed: raise the error to the caller, once."""
 
 
 def policy_of(error: BaseException) -> Policy:
-    """The one table from a kind of failure to what is done about it."""
+    """Return the policy for an error."""
     match error:
         case StoreRefused() | DurabilityLost():
             return Policy.SURFACE
@@ -39,12 +38,12 @@ def policy_of(error: BaseException) -> Policy:
             return Policy.SURFACE
 
 
-def pauses_ms(chance: random.Random, *, first_ms: int = 20, cap_ms: int = 5_000) -> Iterator[int]:
-    """Pauses that double up to `cap_ms`, each shortened by up to half at random.
+def pauses_ms(rng: random.Random, *, first_ms: int = 20, cap_ms: int = 5_000) -> Iterator[int]:
+    """Yield pauses that double up to `cap_ms`, each shortened at random by up to half.
 
-    The chance keeps many clients of one store from coming back in step.
+    The random part prevents many clients of one store from retrying at the same time.
     """
     pause = first_ms
     while True:
-        yield pause - chance.randrange(pause // 2 + 1)
+        yield pause - rng.randrange(pause // 2 + 1)
         pause = min(pause * 2, cap_ms)

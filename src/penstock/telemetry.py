@@ -1,8 +1,8 @@
-"""Log fields and counters: what a machine collects and a tired person reads.
+"""Loggers and log fields.
 
-A log line is a short phrase that never changes and fields that do:
+A log record has a constant event and variable fields:
 
-    log.warning("store operation fails", extra=fields(operation="get", key="log/7"))
+    log.warning("store operation failed; retrying", extra=fields(operation="get", key="log/7"))
 """
 
 import logging
@@ -11,11 +11,11 @@ from typing import Any
 __all__ = ["fields", "logger"]
 
 
-def logger(room: str) -> logging.Logger:
-    """The logger of one room, below `penstock`."""
-    return logging.getLogger(f"penstock.{room}")
+def logger(package: str) -> logging.Logger:
+    """Return the logger of a package, `penstock.<package>`."""
+    return logging.getLogger(f"penstock.{package}")
 
 
 def fields(**values: object) -> dict[str, Any]:
-    """The changing half of a log line, for `extra=`."""
+    """Return the fields of a log record, for `extra=`."""
     return {"fields": values}

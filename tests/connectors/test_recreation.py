@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import IndeterminateError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.protocol.specs import ConstraintType
 from penstock.sdk import Refused
@@ -132,7 +132,7 @@ def test_crash_between_drop_and_create_leaves_the_old_table(
     sql.driven.apply("v2", new, recreates=[0])
     with (
         sql.driven.open("v2", new) as (writer, [binding]),
-        tripped(Failpoint.RESOURCE_DROPPED, Action.ERROR),
+        armed(Failpoint.RESOURCE_DROPPED, Action.ERROR),
         pytest.raises(IndeterminateError),
     ):
         replace_rows(writer, binding, after)

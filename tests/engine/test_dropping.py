@@ -13,7 +13,7 @@ from penstock.catalog.objects import Wanted, catalogued, forget_object, known_ob
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.dropping import drop_object, leave_tables
 from penstock.errors import IndeterminateError, UsageError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.ingest.running import tasks_of
 from penstock.materialize import TasksHere
 from penstock.persist.holds import list_holds
@@ -128,7 +128,7 @@ PASSED = {
 def test_all_of_it_goes_however_often_it_is_cut_short(shop: Shop, cut_short: bool) -> None:
     for name, points in PASSED.items():
         for point in points if cut_short else ():
-            with tripped(point, Action.ERROR), pytest.raises(IndeterminateError):
+            with armed(point, Action.ERROR), pytest.raises(IndeterminateError):
                 shop.drop(name)
         shop.drop(name)
     assert shop.tables() == set()

@@ -11,7 +11,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import up
 from penstock.engine.checking import planned
 from penstock.errors import IndeterminateError, UsageError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.persist.append.user_collections import OWN
 from penstock.pipeline import Pipeline
 from penstock.pipeline.running import Task
@@ -44,7 +44,7 @@ def lake(tmp_path: Path) -> str:
 
 def test_progress_name_is_kept_after_a_crash_between_taking_and_creating(lake):
     _, [build] = following(lake, "shop")
-    with tripped(Failpoint.NAMES_TAKEN, Action.ERROR), pytest.raises(IndeterminateError):
+    with armed(Failpoint.NAMES_TAKEN, Action.ERROR), pytest.raises(IndeterminateError):
         build()
     assert names(lake) == ["shop", "shop_progress", "shop_remap"]
     catalog, [build] = following(lake, "shop")

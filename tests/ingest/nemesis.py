@@ -117,7 +117,7 @@ class Round:
 
     def trip(self) -> None:
         """A step fails, having happened or not, and the pipeline starts again."""
-        arm(self.chance.choice(STEPS), Action.ERROR, at_pass=self.chance.randrange(1, 9))
+        arm(self.chance.choice(STEPS), Action.ERROR, at_hit=self.chance.randrange(1, 9))
         wait(600)
         disarm()
 

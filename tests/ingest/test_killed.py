@@ -12,7 +12,7 @@ import pytest
 
 from penstock import persist
 from penstock.errors import IndeterminateError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.testing.postgres import Database
 from tests.ingest.checker import check
 from tests.ingest.pump import Pump, until
@@ -50,7 +50,7 @@ def test_killed_at_one_step_after_the_other(shop: Database, tmp_path: Path) -> N
 def test_told_of_an_error(shop: Database, tmp_path: Path, point: Failpoint, turn: int) -> None:
     pump = Pump(shop, tmp_path)
     with Carrier(shop.url()) as carrier:
-        with tripped(point, Action.ERROR, at_pass=turn):
+        with armed(point, Action.ERROR, at_hit=turn):
             pump.start()
             assert isinstance(pump.await_error(), IndeterminateError)
         goes_on(pump, shop, carrier)
@@ -64,7 +64,7 @@ def test_an_entry_happens_or_not_and_is_told_or_not(
     pump = Pump(shop, tmp_path)
     with Carrier(shop.url()) as carrier:
         # Repeated: the hit may be in background maintenance, which only retries.
-        with tripped(point, Action.ERROR, at_pass=turn, repeat=True):
+        with armed(point, Action.ERROR, at_hit=turn, repeat=True):
             pump.start()
             pump.await_error()
         goes_on(pump, shop, carrier)
@@ -77,7 +77,7 @@ def test_killed_while_it_starts_over(shop: Database, tmp_path: Path) -> None:
             pump.settle()
         drop_slots(shop)
         for point in (Failpoint.SLOT_INTENDED, Failpoint.SLOT_CREATED, Failpoint.TICK_BEGIN):
-            with tripped(point, Action.ERROR):
+            with armed(point, Action.ERROR):
                 pump.start()
                 assert isinstance(pump.await_error(), IndeterminateError)
         goes_on(pump, shop, carrier)

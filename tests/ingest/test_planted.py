@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.ingest.loading import Copy
 from penstock.ingest.tick import Tick
 from penstock.sources.postgres import connect as connecting
@@ -308,7 +308,7 @@ def test_nothing_is_confirmed_before_it_is_durable(
     pump = Pump(shop, tmp_path)
     with caught(plant is not None):
         for _ in range(3):
-            with Carrier(shop.url()), tripped(Failpoint.TICK_BEGIN, Action.ERROR, at_pass=8):
+            with Carrier(shop.url()), armed(Failpoint.TICK_BEGIN, Action.ERROR, at_hit=8):
                 pump.start()
                 pump.await_error()
             until(lambda: not shop.sql(READERS), "the server to have heard it all")

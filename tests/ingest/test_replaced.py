@@ -13,7 +13,7 @@ import pytest
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import IndeterminateError
-from penstock.failpoints import Action, Failpoint, arm, disarm, pass_by
+from penstock.failpoints import Action, Failpoint, arm, disarm, hit
 from penstock.ingest.pipeline import Ingest
 from penstock.persist import CollectionErrored
 from penstock.persist.requests import ask
@@ -165,13 +165,13 @@ def test_crash_during_replacement_is_finished_or_repeated_after_restart(
     database.sql(CHANGES["type"])
     pump.settle()
 
-    def hit(passed: Failpoint) -> None:
+    def hit_and_arm(passed: Failpoint) -> None:
         if passed == Failpoint.REPLACEMENT_READ and point != passed:
             arm(point, Action.ERROR)
-        pass_by(passed)
+        hit(passed)
 
     if point in (Failpoint.TICK_BEGIN, Failpoint.TICK_DONE):
-        monkeypatch.setattr("penstock.ingest.tick.pass_by", hit)
+        monkeypatch.setattr("penstock.ingest.tick.hit", hit_and_arm)
     else:
         arm(point, Action.ERROR)
     answers: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ import pytest
 from penstock import persist
 from penstock.cli.options import SETTINGS
 from penstock.errors import IndeterminateError, PenstockError, UsageError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize import shard
 from penstock.persist.holds import list_holds
 from penstock.persist.store import open_store
@@ -33,7 +33,7 @@ def test_a_later_collection_is_bound_while_a_transaction_is_planned(
     with materializing(lake, endpoint, tmp_path, bindings=TU[:1]) as materialization:
         once(materialization)
         table.change()
-        with tripped(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
             once(materialization)
     planned = table.collection.upper
     table.change()
@@ -52,7 +52,7 @@ def test_a_collection_behind_is_bound_while_a_transaction_is_planned(
     with materializing(lake, endpoint, tmp_path, bindings=TU[:1]) as materialization:
         once(materialization)
         table.change()
-        with tripped(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
             once(materialization)
     other = table.client.create_or_load("shop.u", **KEYED)
     other.compare_and_append([(row(1), 3, 1)], 0, 10)
@@ -68,7 +68,7 @@ def test_staged_work_is_applied_though_nothing_is_ready(
     t, u = FILES
     with (
         materializing(lake, endpoint, tmp_path, bindings=[t]) as materialization,
-        tripped(Failpoint.RECOVERY_DONE, Action.ERROR),
+        armed(Failpoint.RECOVERY_DONE, Action.ERROR),
         pytest.raises(IndeterminateError),
     ):
         once(materialization)
@@ -89,7 +89,7 @@ def test_keys_are_shared_out_with_staged_work_to_be_acknowledged(
     t, u = {**FILES[0], "delta_updates": delta}, FILES[1]
     with (
         materializing(lake, endpoint, tmp_path, bindings=[t]) as materialization,
-        tripped(Failpoint.RECOVERY_DONE, Action.ERROR),
+        armed(Failpoint.RECOVERY_DONE, Action.ERROR),
         pytest.raises(IndeterminateError),
     ):
         once(materialization)
@@ -177,7 +177,7 @@ def test_a_binding_removed_in_the_middle_and_added_again(
         once(materialization)
         table.change()
         other.compare_and_append([(row(2), 25, 1)], 20, 40)
-        with tripped(Failpoint.STORE_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(Failpoint.STORE_DONE, Action.ERROR), pytest.raises(IndeterminateError):
             once(materialization)
     bring(lake, endpoint, tmp_path, bindings=[t])
     table.change()
@@ -234,7 +234,7 @@ def test_bindings_join_whatever_step_was_the_last(lake: str, table: Table, tmp_p
         said = {
             f"shop.d{k}": {"key": ["/id"], "schema": SUMMED, "order": ["seq"]} for k in range(n + 1)
         }
-        with tripped(step, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(step, Action.ERROR), pytest.raises(IndeterminateError):
             bring(lake, endpoint, tmp_path, bindings=bound, collections=said)
         bring(lake, endpoint, tmp_path, bindings=bound, collections=said)
         assert endpoint.rows() == table.contents()
@@ -264,7 +264,7 @@ def test_a_backfill_is_done_once_whatever_step_was_the_last(
         add()
         b = [{"collection": "shop.s", "resource": {"table": "t"}, "backfill": backfill}]
         if step:
-            with tripped(step, Action.ERROR), pytest.raises(IndeterminateError):
+            with armed(step, Action.ERROR), pytest.raises(IndeterminateError):
                 bring(lake, endpoint, tmp_path, bindings=b, collections=said)
             add()
         bring(lake, endpoint, tmp_path, bindings=b, collections=said)

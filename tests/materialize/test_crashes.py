@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import IndeterminateError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from tests.materialize.lake import Endpoint, Table, materializing, once
 
 STEPS = (
@@ -32,7 +32,7 @@ def test_an_endpoint_equals_its_collection_whatever_step_was_the_last(
         table.change()
         with (
             materializing(lake, endpoint, tmp_path, shards=shards) as materialization,
-            tripped(step, Action.ERROR),
+            armed(step, Action.ERROR),
             pytest.raises(IndeterminateError),
         ):
             once(materialization)

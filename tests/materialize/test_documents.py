@@ -14,7 +14,7 @@ from penstock import persist
 from penstock.connectors.files.__main__ import documents
 from penstock.data import DIFF, TIME
 from penstock.errors import DefiniteError, IndeterminateError, UsageError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from tests.materialize.lake import SCHEMA, Endpoint, materializing, once, row
 
 SUMMED = {
@@ -133,7 +133,7 @@ def test_a_sum_is_exact_whatever_step_was_the_last(
         if step is not None:
             with (
                 materializing(lake, endpoint, tmp_path, collections=by_columns()) as crashed,
-                tripped(step, Action.ERROR),
+                armed(step, Action.ERROR),
                 pytest.raises(IndeterminateError),
             ):
                 once(crashed)

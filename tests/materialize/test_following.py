@@ -77,7 +77,7 @@ class Mortal:
         self.last: Hosted
         self.started = 0
 
-    def pass_by(self, where: str) -> None:
+    def hit(self, where: str) -> None:
         if where in self.doomed:
             self.doomed.remove(where)
             self.kill()
@@ -103,7 +103,7 @@ class Mortal:
     def _kill_early(self) -> None:
         while not self.last.running():
             SYSTEM_CLOCK.wait(threading.Event(), 1)
-        self.pass_by("starting")
+        self.hit("starting")
 
 
 def test_a_connector_that_is_killed_is_started_again_and_everything_arrives_once(
@@ -124,7 +124,7 @@ def test_a_connector_that_is_killed_is_started_again_and_everything_arrives_once
         lake,
         endpoint,
         tmp_path,
-        jobs=Watched(at_offer=lambda: mortal.pass_by("committing")),
+        jobs=Watched(at_offer=lambda: mortal.hit("committing")),
         collections=by_columns(),
         section={"connector": "sqlite"},
     ) as materialization:

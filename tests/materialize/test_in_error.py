@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import DefiniteError, IndeterminateError, PenstockError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize import driver, running
 from penstock.materialize.driver import Materializing, StoppedByError
 from penstock.materialize.here import TasksHere, _Here
@@ -236,7 +236,7 @@ def test_crash_at_any_step_of_freezing_and_resuming_delivers_each_change_once(
     def crash_and_finish(step: Failpoint) -> None:
         with (
             materializing(lake, endpoint, tmp_path, bindings=bindings) as crashed,
-            tripped(step, Action.ERROR),
+            armed(step, Action.ERROR),
             pytest.raises(IndeterminateError),
         ):
             once(crashed)
@@ -281,7 +281,7 @@ def test_planned_transaction_is_finished_without_a_binding_that_was_frozen(
     other.add(60)
     with (
         materializing(lake, endpoint, tmp_path, bindings=bindings) as crashed,
-        tripped(Failpoint.PLAN_DONE, Action.ERROR),
+        armed(Failpoint.PLAN_DONE, Action.ERROR),
         pytest.raises(IndeterminateError),
     ):
         once(crashed)
@@ -469,7 +469,7 @@ def test_one_left_behind_recovers_while_a_transaction_is_planned(
             [AppendTo(table.collection, [], up, up + 10)], [Fail(table.collection, up + 2, LOST)]
         )
         other.compare_and_append([(row(2), 30, 1)], 20, 60)
-        with tripped(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
             once(materialization)
     up = table.collection.upper
     table.client.append_all(
@@ -533,7 +533,7 @@ def test_frozen_binding_whose_layout_changes_resumes_with_the_new_layout(
     if step is not None:
         with (
             materializing(lake, endpoint, tmp_path, bindings=bindings) as crashed,
-            tripped(step, Action.ERROR),
+            armed(step, Action.ERROR),
             pytest.raises(IndeterminateError),
         ):
             once(crashed)

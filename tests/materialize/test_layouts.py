@@ -15,7 +15,7 @@ from penstock import materialize, persist
 from penstock.data import DIFF, TIME
 from penstock.engine.checking import planned
 from penstock.errors import IndeterminateError, UsageError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize.backfill import ForeignRows
 from penstock.materialize.building import IncompatibleResource
 from penstock.persist import Collection
@@ -137,7 +137,7 @@ def test_added_column_with_default_survives_a_crash_at_each_step(
         table.update([(2, "b", 7, -1), (2, "b", 8, 1), (3, "c", 7, -1)])
         with (
             materializing(lake, endpoint, tmp_path) as materialization,
-            tripped(step, Action.ERROR),
+            armed(step, Action.ERROR),
             pytest.raises(IndeterminateError),
         ):
             once(materialization)
@@ -298,7 +298,7 @@ def test_backfill_with_a_planned_transaction_keeps_foreign_rows(lake: str, tmp_p
             database.execute("INSERT INTO t VALUES (9, 'foreign', '{}')")
             database.commit()
         table.add((3, "c"), (4, "d"))
-        with tripped(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
             bring(lake, endpoint, tmp_path)
         with pytest.raises(ForeignRows, match="would remove 1 rows"):
             bring(lake, endpoint, tmp_path, backfill=1)
@@ -313,7 +313,7 @@ def test_backfill_with_a_lost_commit_takes_no_row_for_a_foreign_one(
         table.add((1, "a"))
         bring(lake, endpoint, tmp_path)
         table.add((2, "b"), (3, "c"))
-        with tripped(Failpoint.STORE_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(Failpoint.STORE_DONE, Action.ERROR), pytest.raises(IndeterminateError):
             bring(lake, endpoint, tmp_path)
         bring(lake, endpoint, tmp_path, backfill=1)
         assert endpoint.rows() == table.contents()
@@ -353,7 +353,7 @@ def test_backfill_survives_a_crash_at_each_step(
         table.update([(3, "c", -1)])
         with (
             materializing(lake, endpoint, tmp_path, backfill=1) as materialization,
-            tripped(step, Action.ERROR),
+            armed(step, Action.ERROR),
             pytest.raises(IndeterminateError),
         ):
             once(materialization)

@@ -11,7 +11,7 @@ from penstock.connectors.sqlite.connector import SqliteConnector
 from penstock.connectors.sqlite.transactor import SqliteTransactor
 from penstock.data import DIFF, TIME
 from penstock.errors import IndeterminateError, PenstockError, UsageError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize.shard import forget_sessions
 from penstock.persist import CollectionMissing
 from tests.materialize.lake import (
@@ -37,7 +37,7 @@ def test_keys_are_shared_out_anew_at_one_frontier(
         if step is not None:
             with (
                 materializing(lake, endpoint, tmp_path, shards=shards) as crashed,
-                tripped(step, Action.ERROR),
+                armed(step, Action.ERROR),
                 pytest.raises(IndeterminateError),
             ):
                 once(crashed)

@@ -15,7 +15,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.connectors.sqlite.connector import SqliteConnector
 from penstock.engine.checking import planned
 from penstock.errors import IndeterminateError, PenstockError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize.backfill import LostResource
 from penstock.materialize.errors import ConnectorRefused
 from tests.chaos.defects import planted
@@ -123,7 +123,7 @@ def test_crash_before_the_first_transaction_is_not_taken_for_a_dropped_table(
     lake: str, table: Table, tmp_path: Path, step: Failpoint
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
-    with tripped(step, Action.ERROR), pytest.raises(IndeterminateError):
+    with armed(step, Action.ERROR), pytest.raises(IndeterminateError):
         bring(lake, endpoint, tmp_path)
     bring(lake, endpoint, tmp_path)
     assert endpoint.rows() == table.contents()
@@ -135,7 +135,7 @@ def test_table_dropped_after_a_crash_in_the_first_transaction_is_written_complet
 ) -> None:
     # After STORE_DONE the endpoint has committed, and the recovery log does not know.
     endpoint = Endpoint("sqlite", tmp_path)
-    with tripped(step, Action.ERROR), pytest.raises(IndeterminateError):
+    with armed(step, Action.ERROR), pytest.raises(IndeterminateError):
         bring(lake, endpoint, tmp_path)
     execute(tmp_path, "DROP TABLE t")
     bring(lake, endpoint, tmp_path)
@@ -159,7 +159,7 @@ def test_backfill_of_a_dropped_table_survives_a_crash_at_each_step(
     bring(lake, endpoint, tmp_path)
     execute(tmp_path, "DROP TABLE t")
     table.change()
-    with tripped(step, Action.ERROR), pytest.raises(IndeterminateError):
+    with armed(step, Action.ERROR), pytest.raises(IndeterminateError):
         bring(lake, endpoint, tmp_path, backfill=1)
     table.change()
     bring(lake, endpoint, tmp_path, backfill=1)
@@ -173,7 +173,7 @@ def test_backfill_set_back_after_apply_created_the_table_loses_nothing(
     bring(lake, endpoint, tmp_path)
     execute(tmp_path, "DROP TABLE t")
     table.change()
-    with tripped(Failpoint.APPLY_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+    with armed(Failpoint.APPLY_DONE, Action.ERROR), pytest.raises(IndeterminateError):
         bring(lake, endpoint, tmp_path, backfill=1)
     assert execute(tmp_path, "SELECT count(*) FROM t") == [(0,)]
     bring(lake, endpoint, tmp_path)

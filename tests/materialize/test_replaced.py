@@ -14,7 +14,7 @@ import pytest
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import IndeterminateError, UsageError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize.backfill import ForeignRows
 from penstock.materialize.building import IncompatibleCollection, IncompatibleResource
 from penstock.materialize.driver import Materializing, StoppedByError
@@ -134,7 +134,7 @@ def test_crash_while_a_frozen_binding_moves_to_the_new_collection_is_finished(
     other.compare_and_append([(row(3), 61, 1)], 40, 70)
     with (
         materializing(lake, endpoint, tmp_path, bindings=bindings) as crashed,
-        tripped(step, Action.ERROR),
+        armed(step, Action.ERROR),
         pytest.raises(IndeterminateError),
     ):
         once(crashed)
@@ -152,7 +152,7 @@ def test_transaction_planned_before_a_replacement_is_finished_with_the_old_colle
     with materializing(lake, endpoint, tmp_path) as materialization:
         once(materialization)
         table.change()
-        with tripped(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
             once(materialization)
     planned = table.contents()
     upper = table.collection.upper
@@ -240,7 +240,7 @@ def test_incompatible_replacement_needs_allow_drop_and_survives_a_crash(
     assert endpoint.rows() == before
     with (
         materializing(lake, endpoint, tmp_path, allow_drop=True) as materialization,
-        tripped(step, Action.ERROR),
+        armed(step, Action.ERROR),
         # A failure within the connector is retried.
         contextlib.nullcontext()
         if step is Failpoint.RESOURCE_DROPPED
@@ -311,7 +311,7 @@ def test_crash_while_an_incompatible_replacement_is_frozen_stops_no_other_bindin
     before = endpoint.rows()
     change_schema(table, types, amount, key)
     other.compare_and_append([(row(2), upper, 1)], upper, upper + 15)
-    with tripped(step, Action.ERROR), pytest.raises(IndeterminateError):
+    with armed(step, Action.ERROR), pytest.raises(IndeterminateError):
         bring(lake, endpoint, tmp_path, bindings=TU)
     assert notes(lake)["materialization"]["planned"] == upper + 15
     other.compare_and_append([(row(3), upper + 15, 1)], upper + 15, upper + 20)
@@ -441,7 +441,7 @@ def test_lost_commit_of_a_replacement_takes_no_row_for_a_foreign_one(
     endpoint = Endpoint("sqlite", tmp_path)
     bring(lake, endpoint, tmp_path)
     move_name(table, 60, range(1, 40))
-    with tripped(Failpoint.STORE_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+    with armed(Failpoint.STORE_DONE, Action.ERROR), pytest.raises(IndeterminateError):
         bring(lake, endpoint, tmp_path)
     assert ids_of(endpoint) == [*range(1, 40)]
     bring(lake, endpoint, tmp_path)
@@ -546,7 +546,7 @@ def test_keys_are_not_shared_out_before_commits_are_acknowledged(
     upper = table.collection.upper
     other.compare_and_append([(row(1), 0, 1)], 0, upper)
     endpoint = Endpoint("sqlite", tmp_path)
-    with tripped(Failpoint.RECOVERY_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+    with armed(Failpoint.RECOVERY_DONE, Action.ERROR), pytest.raises(IndeterminateError):
         bring(lake, endpoint, tmp_path, bindings=TU, shards=2)
     settled: list[bool] = []
     share_out, look = Log.share_out, Materializing._look

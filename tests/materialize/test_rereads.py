@@ -6,7 +6,7 @@ import pytest
 
 from penstock import persist
 from penstock.errors import IndeterminateError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize.checkpoint import Checkpoint, Reached
 from penstock.materialize.intervals import Bound, Rewrite, interval_of
 from penstock.materialize.lakeside import owner_of
@@ -30,7 +30,7 @@ def test_hold_stays_below_a_commit_that_was_not_acknowledged(
     for step in (Failpoint.RECOVERY_DONE, Failpoint.PLAN_DONE):
         with (
             materializing(lake, endpoint, tmp_path) as crashed,
-            tripped(step, Action.ERROR),
+            armed(step, Action.ERROR),
             pytest.raises(IndeterminateError),
         ):
             once(crashed)

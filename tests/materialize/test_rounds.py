@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import IndeterminateError, PenstockError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize import driver
 from penstock.materialize.checkpoint import NOTHING
 from penstock.materialize.here import _Here
@@ -69,7 +69,7 @@ def test_what_was_planned_and_supposed_otherwise_is_done_once(
     with materializing(lake, endpoint, tmp_path, jobs=Supposing()) as materialization:
         once(materialization)
         table.change()
-        with tripped(Failpoint.STORE_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(Failpoint.STORE_DONE, Action.ERROR), pytest.raises(IndeterminateError):
             once(materialization)
     with materializing(lake, endpoint, tmp_path, jobs=Supposing()) as materialization:
         once(materialization)

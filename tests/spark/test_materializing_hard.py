@@ -8,7 +8,7 @@ from tests.materialize.lake import KEYED, SCHEMA, TU, Endpoint, Table, materiali
 
 from penstock.engine.reach.spark import reach
 from penstock.errors import IndeterminateError, TransientError
-from penstock.failpoints import Action, Failpoint, tripped
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize.spark import SparkShards
 
 
@@ -54,7 +54,7 @@ def test_column_joins_after_the_upper(spark, lake, table, tmp_path):
         once(m)
         table.change()
         u.compare_and_append([(row(2), 20, 1)], 20, 40)
-        with tripped(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
+        with armed(Failpoint.PLAN_DONE, Action.ERROR), pytest.raises(IndeterminateError):
             once(m)
     table.collection.alter(pa.schema([*SCHEMA, ("more", pa.string())]))
     c = table.client.collection("shop.t")

@@ -22,7 +22,7 @@ from typing import Final
 
 from penstock.durable.blob import Blob
 from penstock.errors import Corruption, UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 
 __all__ = ["Log", "Marks", "entry_key", "entry_number"]
 
@@ -66,9 +66,9 @@ class Log:
 
     def create(self, number: int, data: bytes) -> bool:
         """Make `data` entry `number` if there is none; whether it was done."""
-        pass_by(Failpoint.LOG_CREATE_BEGIN)
+        hit(Failpoint.LOG_CREATE_BEGIN)
         created = self._blob.create(entry_key(number), data)
-        pass_by(Failpoint.LOG_CREATE_DONE)
+        hit(Failpoint.LOG_CREATE_DONE)
         return created
 
     def read(self, number: int) -> bytes | None:
@@ -156,12 +156,12 @@ class Log:
                 detail=f"Its entries are {marks.floor} up to {head}, the latter not included.",
                 hint=f"Truncate to a number from {marks.floor} to {head}.",
             )
-        pass_by(Failpoint.FLOOR_BEGIN)
+        hit(Failpoint.FLOOR_BEGIN)
         self._mark("floor", floor)
-        pass_by(Failpoint.FLOOR_DONE)
+        hit(Failpoint.FLOOR_DONE)
         for first in range(marks.floor // SEGMENT * SEGMENT, floor, SEGMENT):
             self._delete_below(floor, _folder(first))
-        pass_by(Failpoint.TRUNCATE_DONE)
+        hit(Failpoint.TRUNCATE_DONE)
 
     def sweep(self) -> None:
         """Delete what lies below the floor, such as a void entry that landed late."""

@@ -41,7 +41,7 @@ from penstock.engine.dropping import drop_object, leave_tables
 from penstock.engine.jars import kafka_jars
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import PenstockError, Problem, UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.ingest import running as ingest
 from penstock.materialize import running as materialize
 from penstock.persist.lake import is_storage_location
@@ -319,7 +319,7 @@ class _Following:
 
         def build(client: persist.Client) -> Loop:
             self._take(task)
-            pass_by(Failpoint.NAMES_TAKEN)
+            hit(Failpoint.NAMES_TAKEN)
             loop = task.build(client)
             if task.kind == "source":
                 self._built.add(task.name)

@@ -10,7 +10,7 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join
 from penstock.errors import UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.ingest.loading import SPARK_BYTES, ManyTasks
 from penstock.ingest.pipeline import Ingest
 from penstock.ingest.relations import bindings_in
@@ -124,11 +124,11 @@ def drop(client: persist.Client, name: str, source: Source) -> None:
     In that order: while notes are there, a drop that was cut short can be done again.
     """
     source.drop(Memory(client, name))
-    pass_by(Failpoint.SLOT_DROPPED)
+    hit(Failpoint.SLOT_DROPPED)
     client.destroy(*client.collections(hidden=True))
     # Nobody may ever write here again, and only a writer deletes what is not needed.
     client.compact()
-    pass_by(Failpoint.DROP_DONE)
+    hit(Failpoint.DROP_DONE)
 
 
 def _names_in(location: str) -> set[str]:

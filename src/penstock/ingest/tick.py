@@ -21,7 +21,7 @@ from penstock import persist
 from penstock.data import DIFF, TIME, consolidate
 from penstock.data.schema import default_row
 from penstock.errors import DefiniteError, InternalError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.ingest.loading import Copy, Loader
 from penstock.persist import AppendTo, Collection, StoredError
 from penstock.persist.append.task import all_of
@@ -183,11 +183,11 @@ class Tick:
         new = self._client.create_or_load(
             hidden, schema=schema, key_columns=key, owner=self._source
         )
-        pass_by(Failpoint.REPLACEMENT_CREATED)
+        hit(Failpoint.REPLACEMENT_CREATED)
         copy = self._loader.read_again(hidden, pieces, size=size, growing=())
         self._staging.callback(copy.let_go)
         copy.result()
-        pass_by(Failpoint.REPLACEMENT_READ)
+        hit(Failpoint.REPLACEMENT_READ)
 
         def move() -> int:
             self._replacements[collection] = new
@@ -299,9 +299,9 @@ class Tick:
             noted = max(self.time, memory.upper)
             updates = memory.updates(self._notes, noted)
             appends.append(AppendTo(memory.collection, updates, memory.upper, noted + 1))
-            pass_by(Failpoint.TICK_BEGIN)
+            hit(Failpoint.TICK_BEGIN)
             outcome = self._client.append_all(appends, also=also)
-            pass_by(Failpoint.TICK_DONE)
+            hit(Failpoint.TICK_DONE)
             if not isinstance(outcome, persist.Appended):
                 raise InternalError(
                     f'collection "{outcome.collection}" was written by another process',

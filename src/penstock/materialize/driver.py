@@ -19,7 +19,7 @@ from penstock.clock import Clock
 from penstock.data.collection_name import source_of
 from penstock.deadlines import answer_timeout_s, stop_timeout_s
 from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.materialize.applied import applied_paths, note_of_applied
 from penstock.materialize.backfill import (
     ForeignRows,
@@ -361,7 +361,7 @@ class Materializing:
             self._memory.write_down({**note_of_applied(self._built), **layouts.note()})
             with self._setup("apply"):
                 self._built.apply(connection)
-            pass_by(Failpoint.APPLY_DONE)
+            hit(Failpoint.APPLY_DONE)
         self._write(self._log.bind(self._built.version, self._paths()))
 
     def _predecessors(self, upper: int | None) -> Predecessors:
@@ -544,7 +544,7 @@ class Materializing:
             if not self._truncated_by_shards(upper) <= left_out:
                 return False
             self._write(self._log.plan(upper, self._frozen_paths() | left_out))
-            pass_by(Failpoint.PLAN_DONE)
+            hit(Failpoint.PLAN_DONE)
         elif not left_out <= self._log.frozen:
             self._write(self._log.plan(upper, self._log.frozen | left_out))
         self._begun_ms = self._clock.boot_ms() if goes_on else END
@@ -647,7 +647,7 @@ class Materializing:
         ]
         self._write(self._log.commit(shards, planned=following, frozen=frozen, written=written))
         if goes_on:
-            pass_by(Failpoint.PLAN_DONE)
+            hit(Failpoint.PLAN_DONE)
         self._begun_ms = self._clock.boot_ms()
 
     def settled(self, acknowledged_ms: int) -> None:

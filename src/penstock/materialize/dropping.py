@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from penstock import persist
 from penstock.clock import Clock
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.materialize.applied import recall_applied
 from penstock.materialize.client import connect
 from penstock.materialize.hosting import reached_connector
@@ -42,12 +42,12 @@ def drop(
             address, security = reached_connector(stack, section.connector, clock)
             with connect(address, security) as connection:
                 connection.delete(Apply(spec, version, False))
-        pass_by(Failpoint.TARGET_DELETED)
+        hit(Failpoint.TARGET_DELETED)
     for url in storage_locations(location):
         with persist.open(url, hold=False) as reader:
             reader.drop_hold(owner_of(name))
-    pass_by(Failpoint.HOLD_DROPPED)
+    hit(Failpoint.HOLD_DROPPED)
     client.destroy(*client.collections(hidden=True))
     # Nobody may ever write here again, and only a writer deletes what is not needed.
     client.compact()
-    pass_by(Failpoint.DROP_DONE)
+    hit(Failpoint.DROP_DONE)

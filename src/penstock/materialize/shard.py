@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import TransientError, UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.materialize.binding import BindingPlan
 from penstock.materialize.checkpoint import Checkpoint
 from penstock.materialize.client import Connection, connect
@@ -270,7 +270,7 @@ class _Run:
             self._ahead = self._pool.submit(_read_ahead, offered, session.checkpoint)
         if stored:
             state = session.started_commit()
-        pass_by(Failpoint.STORE_DONE)
+        hit(Failpoint.STORE_DONE)
         marks.append(SYSTEM_CLOCK.boot_ms())
         log = replace(
             plan.log,
@@ -282,7 +282,7 @@ class _Run:
         goes_on = self._driver.commit(
             Told(log, counts, opened, opened_ms, read_ms=read, stored_ms=store, committed_ms=commit)
         )
-        pass_by(Failpoint.RECOVERY_DONE)
+        hit(Failpoint.RECOVERY_DONE)
         if stored:
             session.acknowledge()
         if self._acknowledge_ms is None:
@@ -301,7 +301,7 @@ class _Run:
 
     def _tell_settled(self) -> None:
         if self._acknowledge_ms is not None:
-            pass_by(Failpoint.ACKNOWLEDGE_DONE)
+            hit(Failpoint.ACKNOWLEDGE_DONE)
             self._driver.settled(SYSTEM_CLOCK.boot_ms() - self._acknowledge_ms)
             self._acknowledge_ms = None
 

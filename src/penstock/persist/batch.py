@@ -22,7 +22,7 @@ from penstock.data import TIME, Codec, conform, from_ipc, to_ipc
 from penstock.durable import Blob
 from penstock.durable.cache import CachedBlob
 from penstock.errors import Corruption, UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.persist.encoding import checksum
 from penstock.persist.paths import batch_key
 from penstock.persist.settings import Settings
@@ -129,9 +129,9 @@ class Batches:
             )
             data = sink.getvalue().to_pybytes()
             key = batch_key(staging, f"{self._settings.chance.getrandbits(64):016x}")
-            pass_by(Failpoint.BLOB_PUT_BEGIN)
+            hit(Failpoint.BLOB_PUT_BEGIN)
             self._blob.create(key, data)
-            pass_by(Failpoint.BLOB_PUT_DONE)
+            hit(Failpoint.BLOB_PUT_DONE)
             parts.append(_stored(key, data))
         size = sum(part.size for part in parts if isinstance(part, Stored))
         return _batch(updates, schema, tuple(parts), size)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from penstock.durable import Blob
 from penstock.errors import Corruption
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.persist.holds import LocalClaims, list_holds
 from penstock.persist.machine import Machine
 from penstock.persist.paths import BATCHES, ROLLUPS, hold_prefix, number_of, staging_of
@@ -77,11 +77,11 @@ class Collector:
                 lambda state: self._intentions(state, sinces, position)
             )
             if before is not after:
-                pass_by(Failpoint.SINCE_INTENDED)
+                hit(Failpoint.SINCE_INTENDED)
                 # SUBTLE: the holds are listed after the announcement is durable, never before.
                 sinces, position = self._needs()
                 _, after = self._machine.commit(lambda state: _settlement(state, sinces, position))
-                pass_by(Failpoint.SINCE_SETTLED)
+                hit(Failpoint.SINCE_SETTLED)
             self._behind = {
                 id
                 for id in self._behind
@@ -204,10 +204,10 @@ class Collector:
         expired = sorted(state.expired)
         if not keys and not expired:
             return
-        pass_by(Failpoint.COLLECT_BEGIN)
+        hit(Failpoint.COLLECT_BEGIN)
         for key in keys:
             self.blob.delete(key)
-        pass_by(Failpoint.COLLECT_DONE)
+        hit(Failpoint.COLLECT_DONE)
         self._machine.commit(
             lambda _: [*([Forget(tuple(keys))] if keys else []), *map(ForgetHold, expired)]
         )

@@ -30,7 +30,7 @@ from msgspec import Struct, structs
 
 from penstock.durable import Blob
 from penstock.errors import Fenced, PenstockError, StoreError, UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.persist.encoding import Kind, decode_frame, encode_frame
 from penstock.persist.errors import CollectionMissing, HoldLost, SinceError
 from penstock.persist.machine import Machine
@@ -246,11 +246,11 @@ class _Registered(ABC):
             with self._lock:
                 self._claims[number] = claim
             self._published_more()
-            pass_by(Failpoint.HOLD_PLACED)
+            hit(Failpoint.HOLD_PLACED)
             state = self._settled(id, since, claim.position)
             _check_since(state, id, name, since)
             if state.collected <= claim.position:
-                pass_by(Failpoint.HOLD_COUNTED)
+                hit(Failpoint.HOLD_COUNTED)
                 return claim
 
     def _settled(self, id: int, since: int, position: int) -> State:
@@ -487,7 +487,7 @@ class DurableHold:
         self._object.write(
             structs.replace(before, sinces=wanted, written_ms=self._settings.clock.now_ms())
         )
-        pass_by(Failpoint.HOLD_PLACED)
+        hit(Failpoint.HOLD_PLACED)
         clock, never = self._settings.clock, threading.Event()
         deadline = clock.boot_ms() + SETTLE_PATIENCE_MS
         while not _counts(state := self._machine.refresh(), wanted, END):
@@ -506,7 +506,7 @@ class DurableHold:
                     since=collection.intended or collection.since,
                     begins=collection.begins,
                 )
-        pass_by(Failpoint.HOLD_COUNTED)
+        hit(Failpoint.HOLD_COUNTED)
 
     def drop(self) -> None:
         """Let go for good.

@@ -28,7 +28,7 @@ from penstock.errors import (
     InternalError,
     PenstockError,
 )
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.persist.encoding import decode_entry, decode_rollup, encode_entry, encode_rollup
 from penstock.persist.paths import ROLLUPS, number_of, rollup_key
 from penstock.persist.settings import Settings
@@ -123,7 +123,7 @@ class Machine:
             if own:
                 # Not the state's: it may have landed, and others have come after it.
                 self._epoch = before.epoch + 1
-            pass_by(Failpoint.EPOCH_TAKEN)
+            hit(Failpoint.EPOCH_TAKEN)
             return self._state
 
     def adopt(self, epoch: int) -> None:
@@ -140,9 +140,9 @@ class Machine:
     def write_rollup(self, state: State) -> None:
         """Write `state` down whole, so that opening need not fold the log from the start."""
         data = encode_rollup(state)
-        pass_by(Failpoint.ROLLUP_BEGIN)
+        hit(Failpoint.ROLLUP_BEGIN)
         self.blob.create(rollup_key(state.seqno), data)
-        pass_by(Failpoint.ROLLUP_DONE)
+        hit(Failpoint.ROLLUP_DONE)
         self.bytes_since_rollup = 0
 
     def _create(self, before: State, epoch: int, operations: tuple[Operation, ...]) -> bool:

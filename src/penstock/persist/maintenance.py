@@ -8,7 +8,7 @@ or be cut off by `kill -9`; the next round finds it again.
 import threading
 
 from penstock.errors import Fenced, PenstockError, StoreError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.persist.gc import Collector
 from penstock.persist.machine import Machine
 from penstock.persist.merge.merger import Merger, merge_since, mergeable, settled
@@ -197,7 +197,7 @@ class Upkeep:
         since = merge_since(collection)
         with self._machine.fence_before_damage():
             output = self.merger.merge(collection, inputs, since=since)
-        pass_by(Failpoint.MERGE_BUILT)
+        hit(Failpoint.MERGE_BUILT)
 
         def plan(state: State) -> list[Operation]:
             current = state.collections.get(collection.id)
@@ -209,7 +209,7 @@ class Upkeep:
         finally:
             if output is not None:
                 self._staging.release(output)
-        pass_by(Failpoint.MERGE_DONE)
+        hit(Failpoint.MERGE_DONE)
         return after.collections.get(collection.id)
 
     def _roll_up_if_due(self) -> None:

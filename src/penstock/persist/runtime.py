@@ -17,7 +17,7 @@ from penstock.durable.cache import CachedBlob
 from penstock.durable.probe import probe
 from penstock.durable.steady import SteadyBlob
 from penstock.errors import DeterminateError, PenstockError, UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.persist.batch import Batches
 from penstock.persist.gc import Collector
 from penstock.persist.holds import Claims, LeasedClaims, LocalClaims, NoClaims
@@ -186,7 +186,7 @@ class Workings:
                 log.warning("no rollup was written", extra=fields(error=str(error)))
         _, after = self.machine.commit(lambda _: [*upkeep.rollup_record(), Release()])
         self.machine.log.witness(after.seqno)
-        pass_by(Failpoint.RELEASE_DONE)
+        hit(Failpoint.RELEASE_DONE)
 
 
 def _bell(address: str) -> Bell | None:

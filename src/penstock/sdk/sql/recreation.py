@@ -7,7 +7,7 @@ specification. So at any time there is either the old table or the new one.
 
 from dataclasses import dataclass
 
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.sdk.batches import Documents
 from penstock.sdk.sql import applied_spec
@@ -42,7 +42,7 @@ class Recreation:
     def run(self, session: Session) -> None:
         """Replace the table within the transaction of the session."""
         session.run(self.drop)
-        pass_by(Failpoint.RESOURCE_DROPPED)
+        hit(Failpoint.RESOURCE_DROPPED)
         session.run(self.create)
         last = applied_spec.last_applied(session, self.dialect, self.applied, self.materialization)
         if last is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import DefiniteError, UsageError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.sources.postgres import notes
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.errors import TableUntrackable
@@ -152,7 +152,7 @@ class FirstCopies:
                 reading.broken[following.table.oid] = error
             else:
                 following.phase, following.rows = Phase.LOADED, copy.load.rows()
-                pass_by(Failpoint.COPY_DONE)
+                hit(Failpoint.COPY_DONE)
             self._forget(copy)
 
     def abandon(self, following: Following) -> None:

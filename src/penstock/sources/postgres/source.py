@@ -22,7 +22,7 @@ from typing import Any, Final
 from penstock.clock import Clock
 from penstock.deadlines import answer_timeout_s
 from penstock.errors import DefiniteError, InternalError, TransientError
-from penstock.failpoints import Failpoint, pass_by
+from penstock.failpoints import Failpoint, hit
 from penstock.sources.postgres import notes
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.describing import outline_tables
@@ -219,7 +219,7 @@ class PostgresSource:
         # same (hazard B5). Idle, it is told everything, and keeps no WAL for us.
         last = tail.last.commit_lsn if moved and tail.last is not None else self._durable
         feedback.durable(Lsn(min(last, self._durable)))
-        pass_by(Failpoint.CONFIRM_DONE)
+        hit(Failpoint.CONFIRM_DONE)
 
     def status(self) -> Mapping[str, Any]:
         """For people."""
@@ -350,10 +350,10 @@ class PostgresSource:
         self._upstream.check()
         self._drop_intended(known)
         self._memory.write_down(notes.intention(self._upstream.new_slot()))
-        pass_by(Failpoint.SLOT_INTENDED)
+        hit(Failpoint.SLOT_INTENDED)
         first = self._followed.take_fingerprint()
         export = self._upstream.create_slot()
-        pass_by(Failpoint.SLOT_CREATED)
+        hit(Failpoint.SLOT_CREATED)
         self._followed.begin(export)
         self._durable = self._drawn = export.consistent_point
         self._lost = None
@@ -419,11 +419,11 @@ class PostgresSource:
         self._drop_intended(known)
         slot = self._upstream.new_slot()
         self._memory.write_down({**notes.intention(slot, replaces=lost.slot), **notes.lost(lost)})
-        pass_by(Failpoint.SLOT_INTENDED)
+        hit(Failpoint.SLOT_INTENDED)
         self._upstream.retire_slot(lost.slot, shared=lost.shared)
         export = self._upstream.create_slot()
         export.close()
-        pass_by(Failpoint.SLOT_CREATED)
+        hit(Failpoint.SLOT_CREATED)
         for following in unfinished:
             following.phase = Phase.LOADING
         self._durable = export.consistent_point
