@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock.spark as ps
 from penstock import persist
-from penstock.datasource.follow import Follower, find_followed
+from penstock.datasource.follower import Follower, find_followed
 from penstock.datasource.options import StreamOptions
-from penstock.datasource.reading import updates_of
+from penstock.datasource.read_task import updates_of
 from penstock.persist import AppendTo, Begin, Client, CollectionErrored, Fail, Recover, SinceError
 
 SETTINGS = persist.Settings(background=False, notify="")

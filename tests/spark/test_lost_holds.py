@@ -16,9 +16,9 @@ from tests.persist.shop import by_hand
 
 import penstock.spark as ps
 from penstock import persist
-from penstock.datasource.contents import find_contents, plan_contents
+from penstock.datasource.batch_plan import find_contents, plan_contents
 from penstock.datasource.options import BatchOptions
-from penstock.datasource.reading import rows_of
+from penstock.datasource.read_task import rows_of
 from penstock.durable import open_blob
 from penstock.engine.plans import spark as plans
 from penstock.errors import Corruption, UsageError

@@ -1,15 +1,15 @@
-"""`format("penstock")`: collections for Spark's own readers, batch and stream.
+"""`format("penstock")`: collections as a Spark data source, batch and stream.
 
-Spark runs a Python data source in processes of its own: one makes it, one
-plans, one follows a stream, many read. So everything here is a value that
-travels between them, or belongs to one process and is named after what that
-process does:
+Spark runs a Python data source in several processes: one creates it, one plans, one follows
+a stream, many read. Every object is therefore a value that can be pickled, or belongs to one
+process:
 
-    options.py    what the user asked for
-    contents.py   planning a batch reading                 (a process, for a moment)
-    stream.py     offsets, and how much to admit           (pure)
-    follow.py     following a collection                   (a process, as long as the query)
-    reading.py    what one task reads, added up in Arrow   (many processes)
-    filters.py    conditions on rows that Spark hands down (the same)
-    spark.py      the door: Spark's classes around these
+    options         user options, parsed
+    batch_plan      read tasks and hold of a batch read     (one process, per plan)
+    stream_offsets  offsets and admission of a stream       (pure)
+    follower        position of a stream in a collection    (one process, per query)
+    read_task       rows of one Spark task, with Arrow      (many processes)
+    filters         filters that Spark pushes down          (many processes)
+    spark           Spark's classes around these modules
+    append          `df.write.format("penstock")`
 """

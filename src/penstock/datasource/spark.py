@@ -22,18 +22,18 @@ from pyspark.sql.types import StructType
 
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.data.shown import show, shown
+from penstock.datasource.append.spark import CollectionWriter
+from penstock.datasource.batch_plan import Contents, find_contents, plan_contents
 from penstock.datasource.bindings import (
     RelationContents,
     find_relation_contents,
     read_relation_contents,
 )
-from penstock.datasource.contents import Contents, find_contents, plan_contents
 from penstock.datasource.filters import Asks, Condition, filtered, takes
-from penstock.datasource.follow import Followed, Follower, find_followed, find_followed_relation
+from penstock.datasource.follower import Followed, Follower, find_followed, find_followed_relation
 from penstock.datasource.options import BatchOptions, StreamOptions, parse, parse_writing
-from penstock.datasource.reading import Rows, Task, rows_of, updates_of
-from penstock.datasource.stream import Offset
-from penstock.datasource.writing.spark import CollectionWriter
+from penstock.datasource.read_task import Rows, Task, rows_of, updates_of
+from penstock.datasource.stream_offsets import Offset
 from penstock.errors import UsageError
 from penstock.persist import Settings, open
 from penstock.persist.errors import CollectionMissing, NotYetComplete

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import persist
-from penstock.datasource.follow import Follower, find_followed
+from penstock.datasource.follower import Follower, find_followed
 from penstock.datasource.options import StreamOptions
-from penstock.datasource.reading import updates_of
-from penstock.datasource.stream import Offset
+from penstock.datasource.read_task import updates_of
+from penstock.datasource.stream_offsets import Offset
 from penstock.errors import Fenced, UsageError
 from penstock.persist import Client, Collection, NotYetComplete, SinceError
 from penstock.persist.holds import list_holds
 from penstock.testing.clocks import ManualClock
-from tests.datasource.test_reading import new_url, values
+from tests.datasource.test_read_task import new_url, values
 from tests.persist.model import ModelCollection, Version
 from tests.persist.shop import SCHEMA, by_hand
 from tests.persist.test_scan import GROWN, act, seal, write

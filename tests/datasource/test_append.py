@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import penstock.spark as ps
 from penstock import persist
-from penstock.datasource.writing.spark import CollectionWriter
+from penstock.datasource.append.spark import CollectionWriter
 from penstock.errors import UsageError
 from penstock.persist.append.user_collections import open_for_job
 from tests.faults.inspect import litter

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.datasource.options import BatchOptions
-from penstock.datasource.reading import Task, contents_tasks
+from penstock.datasource.read_task import Task, contents_tasks
 from penstock.persist import Client, Settings, open
 from penstock.persist.errors import SinceError
 from penstock.persist.holds import LeasedClaims

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.datasource.stream import Offset, admitted, begun_at
+from penstock.datasource.stream_offsets import Offset, admitted, begun_at
 from penstock.errors import UsageError
 
 times = st.dictionaries(st.integers(0, 50), st.integers(1, 9)).map(lambda d: sorted(d.items()))

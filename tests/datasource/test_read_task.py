@@ -13,10 +13,10 @@ from hypothesis import given, settings
 
 from penstock import persist
 from penstock.data import DIFF, TIME
-from penstock.datasource import reading
-from penstock.datasource.contents import find_contents, plan_contents
+from penstock.datasource import read_task
+from penstock.datasource.batch_plan import find_contents, plan_contents
 from penstock.datasource.options import BatchOptions
-from penstock.datasource.reading import Kind, Task, contents_tasks, rows_of, updates_of
+from penstock.datasource.read_task import Kind, Task, contents_tasks, rows_of, updates_of
 from penstock.durable import location
 from penstock.errors import Corruption, InternalError, UsageError
 from penstock.persist import Client, Collection
@@ -64,7 +64,7 @@ def values(table: pa.Table) -> list[tuple[Any, ...]]:
 def test_the_tasks_give_the_contents_as_of_every_time(pack_bytes, history):
     url = new_url()
     with (
-        mock.patch.object(reading, "PACK_BYTES", pack_bytes),
+        mock.patch.object(read_task, "PACK_BYTES", pack_bytes),
         lived(history, url) as (table, model),
     ):
         for as_of in range(model.since, model.upper):
@@ -103,7 +103,7 @@ def merged(url: str, **changed: Any) -> tuple[Client, Collection]:
 def test_rows_are_told_apart_bit_by_bit():
     url = new_url()
     client, table = merged(url)
-    with client, mock.patch.object(reading, "PACK_BYTES", 1):
+    with client, mock.patch.object(read_task, "PACK_BYTES", 1):
         scan = scan_snapshot(table.state, 2)
         tasks = contents_tasks(url, scan, scan.schema, max_task_bytes=1 << 30)
         assert {task.kind for task in tasks} == {Kind.KEPT, Kind.BROUGHT}
@@ -121,7 +121,7 @@ def test_a_row_is_there_as_often_as_it_was_written():
         table.seal(2).result()
         (task,) = plan_contents(*found(url))
         pieces = list(rows_of(task))
-        assert max(piece.num_rows for piece in pieces) <= reading.ROWS_AT_ONCE
+        assert max(piece.num_rows for piece in pieces) <= read_task.ROWS_AT_ONCE
         keys = Counter(k for piece in pieces for k in piece.column("k").to_pylist())
         assert keys == {"a": 200_000, "b": 3}
 

@@ -27,8 +27,8 @@ from penstock.datasource.bindings import (
     relation_in,
 )
 from penstock.datasource.options import StreamOptions
-from penstock.datasource.reading import Rows, Task, changes_tasks, contents_tasks
-from penstock.datasource.stream import Offset, admitted, begun_at, schema_ends
+from penstock.datasource.read_task import Rows, Task, changes_tasks, contents_tasks
+from penstock.datasource.stream_offsets import Offset, admitted, begun_at, schema_ends
 from penstock.errors import UsageError
 from penstock.ingest.relations import find_bindings
 from penstock.persist import Client, Settings, open
