@@ -489,7 +489,7 @@ def test_the_page_on_spark_tells_the_type_that_spark_shows():
 def test_the_page_on_spark_tells_what_is_set_on_each_read():
     from penstock.persist.scan.spark import BROADCAST_ROWS, PER_READ
 
-    page = section("spark.md", "What is set on each read")
+    page = section("spark.md", "Options of each read")
     assert dict(re.findall(r"^\| `(\S+)` \| `(\w+)` \|", page, re.MULTILINE)) == PER_READ
     assert f"{BROADCAST_ROWS:_}" in (REFERENCE / "spark.md").read_text()
 
