@@ -51,7 +51,13 @@ class ScanTask:
 
     def run(self, rows: Iterable[pa.RecordBatch]) -> Scanned:
         """Prepare and finish rows in one go."""
-        return self.finish(self.scan.prepare(rows))
+        remaining = iter(rows)
+        scanned = self.finish(self.scan.prepare(remaining))
+        if scanned.error is not None:
+            # SUBTLE: an error in `prepare` ends its generator, so `finish` cannot read on.
+            for _ in remaining:
+                pass
+        return scanned
 
     def cut(self, rows: Iterable[pa.RecordBatch], count: int) -> Iterator[tuple[int, Cut]]:
         """Prepared rows, by the place where they are finished; at the end perhaps, why not all."""
