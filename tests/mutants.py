@@ -132,6 +132,7 @@ MODULES: Final = {
         (
             *("tests/ingest/test_loop.py", "tests/ingest/test_tick.py"),
             *("tests/ingest/test_loading.py", "tests/ingest/test_relations.py"),
+            *("tests/ingest/test_scan_task.py", "tests/ingest/test_tasks.py"),
         ),
     ),
     "drift-actions": Module(

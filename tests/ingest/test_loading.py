@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Generator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -38,5 +39,36 @@ def test_a_copy_that_is_given_up_leaves_upstream(tmp_path):
         with pytest.raises(TransientError, match="given up") as kept:
             load.result()
         assert piece.left, kept.value
+        load.abandon()
+        loader.close()
+
+
+class Waiting:
+    """A split that waits for its server until the stop event is set."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+
+    def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
+        self.started.set()
+        assert stop is not None
+        assert stop.wait(60)
+        raise TransientError("wait for the server was cancelled")
+        yield
+
+
+def test_snapshot_cancelled_while_a_split_is_read_ends_the_wait_of_the_split(
+    tmp_path: Path,
+) -> None:
+    stop, split = threading.Event(), Waiting()
+    with persist.open(f"file:{tmp_path}/x", writer="w") as client:
+        loader = Loader(client, "src", many=None, stop=stop)
+        loader.make("src.t", pa.schema([("a", pa.int64())]), ["a"])
+        load = loader.load("src.t", [split], size=1)
+        assert split.started.wait(60)
+        assert not load.done()
+        stop.set()
+        with pytest.raises(TransientError, match="wait for the server was cancelled"):
+            load.result()
         load.abandon()
         loader.close()

@@ -16,6 +16,7 @@ from penstock.ingest.relations import bindings_in, find_bindings
 from penstock.persist.requests import Request, answer, ask
 from penstock.persist.store import open_store
 from penstock.reclock import SHAPES
+from penstock.sources.source import ComparisonFailed
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
 from tests.ingest.pump import until
@@ -209,6 +210,45 @@ def test_a_beat_that_failed_is_told_and_goes_on(turn, beats, caplog):
     run.ticks(1)
     assert "beat failed" in caplog.text
     assert "planted" in caplog.text
+
+
+def test_heartbeat_is_due_after_fifteen_seconds_between_ticks_and_after_two_in_a_tick(turn):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    probe, counted = source.probe, []
+    moves_ms = [(14_999, 1), (1_999, 1)]
+    """Before the first tick, for which upstream is asked for its time, and in it."""
+
+    def probing():
+        for move_ms in moves_ms.pop(0):
+            run.clock.move_ms(move_ms)
+            run.ingest._prove()
+            counted.append(source.proofs)
+        return probe()
+
+    source.probe = probing
+    run.ticks(1)
+    assert counted == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("step", ["open", "draw"])
+def test_heartbeat_while_the_source_is_not_open_reports_nothing(turn, step):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    beat, closes, proofs = run.ingest._prove, source.close, []
+
+    def close() -> None:
+        run.clock.wait(threading.Event(), 60_000)
+        beat()
+        proofs.append(source.proofs)
+        closes()
+
+    source.close = close
+    source.fail(step)
+    run.ticks(1)
+    assert proofs == [0, 0], "after the failure, and at the end"
 
 
 @pytest.fixture
@@ -422,6 +462,100 @@ def test_a_request_is_carried_out_and_answered(turn, tmp_path):
         run = turn(source, ManualClock(run.clock.now_ms() + 2_000))
     assert answers == [{"done": True, "left": {}, "mended": 0}]
     assert source.asked == [("words",)]
+
+
+class TableSource(ScriptedSource):
+    """A source whose status has tables, and whose next tick marks one of them errored."""
+
+    def __init__(self, **tables: str) -> None:
+        super().__init__("kafka")
+        self.tables = {
+            name: {"name": name, "collection": "words", "phase": phase, "error": None}
+            for name, phase in tables.items()
+        }
+        self.failure: DefiniteError | None = None
+
+    def draw(self, tick, upto):
+        reached = super().draw(tick, upto)
+        if self.failure is not None:
+            tick.fail("words", self.failure)
+            self.mark_errored(str(self.failure))
+            self.failure = None
+        return reached
+
+    def mark_errored(self, error: str) -> None:
+        self.tables["words"] |= {"phase": "errored", "error": error}
+
+    def status(self):
+        return {**super().status(), "tables": [*self.tables.values()]}
+
+
+@pytest.fixture
+def resync(turn, tmp_path):
+    """Requests a resync of `words`, runs one tick, and returns the answer, if there is one."""
+
+    def request(source, *, ticks=1, tables=("words",)):
+        source.append(0, "one")
+        run = turn(source)
+        blob = open_store(f"file:{tmp_path}/lake/src", persist.Settings())
+        id = f"{run.clock.now_ms():013d}-0000002a"
+        blob.put(f"asks/{id}", json.dumps({"verb": "resync", "tables": [*tables]}).encode())
+        run.ticks(ticks)
+        found = blob.get(f"answers/{id}")
+        pending = [each.key for each in blob.list("asks/")]
+        assert pending == ([f"asks/{id}"] if found is None else [])
+        blob.close()
+        return None if found is None else json.loads(found)
+
+    return request
+
+
+def test_resync_of_a_table_that_stays_errored_is_answered_with_its_error(resync):
+    source = TableSource(words="live", numbers="live")
+    source.mark_errored("column was dropped")
+    answered = {"done": True, "left": {"words": "column was dropped"}, "mended": 0}
+    assert resync(source) == answered
+    assert source.asked == [("words",)]
+
+
+@pytest.mark.parametrize("tables", [("words",), ()])
+def test_resync_of_a_table_that_becomes_errored_in_its_tick_is_done_in_the_next(resync, tables):
+    source = TableSource(words="live", numbers="live")
+    source.failure = DefiniteError("column was dropped")
+    assert resync(source, tables=tables) is None
+    assert source.asked == [tables]
+
+
+def test_resync_postponed_by_an_errored_table_is_answered_by_the_next_tick(resync):
+    source = TableSource(words="live")
+    source.failure = DefiniteError("column was dropped")
+    answered = {"done": True, "left": {"words": "column was dropped"}, "mended": 0}
+    assert resync(source, ticks=2) == answered
+    assert source.asked == [("words",), ("words",)]
+
+
+def test_resync_whose_comparison_failed_is_answered_at_once(resync):
+    source = TableSource(words="live")
+    source.failure = ComparisonFailed("table was altered during each attempt")
+    answered = {
+        "done": True,
+        "left": {"words": "table was altered during each attempt"},
+        "mended": 0,
+    }
+    assert resync(source) == answered
+
+
+def test_resync_of_a_table_whose_snapshot_is_not_complete_is_answered_with_the_reason(resync):
+    told = resync(TableSource(words="loading", numbers="loading"))
+    assert [*told["left"]] == ["words"]
+    assert "its first copy is under way" in told["left"]["words"]
+
+
+def test_resync_of_all_tables_is_answered_with_each_that_is_left(resync):
+    source = TableSource(words="live", numbers="loading", letters="live")
+    source.mark_errored("column was dropped")
+    told = resync(source, tables=())
+    assert [*told["left"]] == ["words", "numbers"]
 
 
 def test_a_request_that_nobody_answers_is_withdrawn(tmp_path):

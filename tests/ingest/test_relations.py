@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from penstock import persist
+from penstock.data import DIFF, TIME
 from penstock.ingest.pipeline import Ingest
-from penstock.ingest.relations import bindings_in, notes_in
+from penstock.ingest.relations import Followed, bindings_in, notes_in
 from penstock.persist import Collection
 from penstock.persist.state_store import Memory
 from penstock.testing.clocks import ManualClock
@@ -97,3 +98,21 @@ def test_earliest_of_progress_is_the_first_binding_and_of_an_unbound_source_is_s
             chance=random.Random(1),
         )
         assert [each.time_of("earliest") for each in bindings_in(client)] == [0, 0]
+
+
+@pytest.mark.parametrize("as_of", ["-1", "earliest"])
+def test_followed_progress_renders_a_snapshot_and_then_each_binding(lake: str, as_of: str) -> None:
+    with persist.open(f"{lake}/src", hold=False) as client:
+        progress = bindings_in(client)[0]
+        first = progress.time_of("earliest")
+        start = first if as_of == "earliest" else -1
+        followed = Followed(progress, start)
+        listening = progress.remap.listen(max(start, progress.remap.since), snapshot=start >= 0)
+        rendered = []
+        with listening as listener:
+            while listener.frontier < progress.remap.upper:
+                changes = listener.next_changes(timeout_ms=0)
+                assert changes is not None
+                rendered += [tuple(row.values()) for row in followed.shown(changes).to_pylist()]
+    assert followed.shown(changes).column_names == [TIME, "partition", "offset", DIFF]
+    assert rendered == [(first, 0, 2, 1), (first + 1, 0, 3, 1)]

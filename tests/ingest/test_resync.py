@@ -304,6 +304,33 @@ def test_once_ends_though_the_publication_is_gone(pump: Pump, database: Database
     assert database.sql(confirmed) == [(True,)]
 
 
+def test_tables_of_a_dropped_publication_are_errored_until_they_are_resynced(
+    pump: Pump, database: Database
+) -> None:
+    pump.stop()
+    database.sql("DROP PUBLICATION penstock; INSERT INTO keyed VALUES (501)")
+    pump.start()
+
+    def errors() -> list[str]:
+        return [each["error"] or "" for each in pump.notes()["status"]["tables"]]
+
+    until(lambda: all(errors()), "errored tables")
+    assert len(errors()) == 2
+    assert all('publication "penstock"' in error for error in errors())
+    assert pump.notes()["fingerprint"]["publication"] is None
+    pump.stop()
+    database.sql("CREATE PUBLICATION penstock FOR TABLE keyed, whole")
+    pump.start()
+    pump.settle()
+    assert all(errors()), "changes without a publication are not in the stream"
+    assert resync(pump) == 1
+    time = pump.settle()
+    with pump.reader() as client:
+        keyed = client.collection(f"{SOURCE}.public.keyed").snapshot(time).arrow()
+    assert sorted(keyed["id"].to_pylist()) == [*range(1, 502)]
+    until(lambda: not any(errors()), "no errored table")
+
+
 def test_a_stop_does_not_wait_for_a_slot(
     pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

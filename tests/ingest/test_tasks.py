@@ -1,0 +1,104 @@
+"""Sources of a pipeline file as tasks: their names, and how they are dropped."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import persist
+from penstock.errors import UsageError
+from penstock.ingest import tick
+from penstock.ingest.relations import bindings_in
+from penstock.ingest.running import drop, tasks_of
+from penstock.pipeline import load
+from penstock.testing.sources import ScriptedSource
+from tests.ingest.test_loop import turn
+
+__all__ = ["turn"]
+
+FILE = """
+location: file:{folder}/lake
+writer: test
+sources:
+  clicks:
+    kafka: {{brokers: localhost:1, topic: clicks, format: json}}
+  shop:
+    postgres: {{url: postgresql://localhost:1/shop}}
+"""
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Any:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(FILE.format(folder=tmp_path))
+    return load(file)
+
+
+def progress_names(pipeline: Any, **options: Any) -> list[str]:
+    """Build each task in its storage location, and return the names of their progress."""
+    names = []
+    for task in tasks_of(pipeline, many=None, **options):
+        with persist.open(task.url, writer="test") as client:
+            task.build(client)
+            names.append(bindings_in(client)[0].name)
+    return names
+
+
+def test_progress_avoids_the_names_of_all_collections_and_progress_relations(
+    pipeline: Any, tmp_path: Path
+) -> None:
+    with persist.open(f"file:{tmp_path}/lake/other", writer="test") as client:
+        client.create_or_load("clicks_progress", schema=pa.schema([("n", pa.int64())]))
+    assert progress_names(pipeline) == ["clicks_progress1", "shop_progress"]
+    (file := tmp_path / "more.yaml").write_text(
+        FILE.format(folder=tmp_path).replace("shop:", "more:\n    progress: shop_progress")
+    )
+    with pytest.raises(UsageError, match='"shop_progress": the name is taken'):
+        progress_names(load(file))
+
+
+def test_progress_with_names_from_the_caller_is_not_compared_with_others(
+    pipeline: Any, tmp_path: Path
+) -> None:
+    with persist.open(f"file:{tmp_path}/lake/other", writer="test") as client:
+        client.create_or_load("clicks_progress", schema=pa.schema([("n", pa.int64())]))
+    names = progress_names(pipeline, progress_of=lambda source: f"{source}_progress")
+    assert names == ["clicks_progress", "shop_progress"]
+
+
+def test_tasks_have_a_storage_location_for_each_source(pipeline: Any, tmp_path: Path) -> None:
+    tasks = tasks_of(pipeline, many=None)
+    assert [(task.name, task.kind, task.writer) for task in tasks] == [
+        ("clicks", "source", "test"),
+        ("shop", "source", "test"),
+    ]
+    assert [task.url for task in tasks] == [
+        f"file:{tmp_path}/lake/clicks",
+        f"file:{tmp_path}/lake/shop",
+    ]
+
+
+def test_dropped_source_leaves_no_collection_and_no_rows(
+    turn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tick, "SPOOL_BYTES", 0)
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    run.ticks(1)
+    client = run.client
+    assert {"words", "src_remap", "src/state"} <= {*client.collections(hidden=True)}
+    assert [*(tmp_path / "lake" / "src" / "batch").rglob("*.parquet")]
+    known: list[list[str]] = []
+
+    def dropping(memory: Any) -> None:
+        known.append(memory.names())
+        known.append(client.collections(hidden=True))
+
+    source.drop = dropping  # type: ignore[method-assign]
+    drop(client, "src", source)
+    assert "words" in known[0], "its state is there while upstream is cleaned up"
+    assert "words" in known[1]
+    assert client.collections(hidden=True) == []
+    assert [*(tmp_path / "lake" / "src" / "batch").rglob("*.parquet")] == []
