@@ -36,10 +36,10 @@ def listed(heading: str) -> list[str]:
 def test_the_page_on_the_format_lists_the_notes(lake: str, table: Table, tmp_path: Path) -> None:
     bring(lake, Endpoint("sqlite", tmp_path), tmp_path, shards=2)
     known = notes(lake)
-    assert {*known["materialization"]} == {*listed("Note of the whole")}
+    assert {*known["materialization"]} == {*listed("Materialization state")}
     for key_range in ("00000000-7fffffff", "80000000-ffffffff"):
         shard = known[f"shard {key_range}"]
-        assert {*shard} == {*listed("Note of a shard")}
+        assert {*shard} == {*listed("Shard state")}
         assert f"{shard['begin']:08x}-{shard['end']:08x}" == key_range
         assert shard["checkpoint"] == shard["settled"]
         checkpoint = json.loads(shard["checkpoint"])
