@@ -25,7 +25,9 @@ LANGUAGE_PATHS := \
 	changes \
 	docs/README.md \
 	docs/adr \
+	docs/explanation \
 	docs/how-to \
+	$(filter-out %/metrics.md %/protocol.md,$(wildcard docs/reference/*.md)) \
 	docs/tutorial \
 	examples \
 	scripts \
