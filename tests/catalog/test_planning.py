@@ -232,3 +232,30 @@ def shop(file):
 )
 def test_what_is_changed_is_told(change, told):
     assert changed(change) == told
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        (lambda file: shop(file)["tables"].pop(), "Remove the binding from the file too"),
+        (
+            lambda file: shop(file).update(tables=[{"name": "public.b", "text": ["x"]}]),
+            "Leave it out first (penstock up FILE --allow-drop)",
+        ),
+        (lambda file: file["sources"].update(shop={"kafka": {}}), "Drop it first"),
+        (lambda file: file["sources"].clear(), 'keep source "shop" in it'),
+        (lambda file: desk(file)["bindings"][1].update(backfill=0), "It only goes up"),
+        (lambda file: desk(file).update(connector="postgres"), "Give the new one another name"),
+        (
+            lambda file: file["sources"].update(desk=file["sources"]["shop"]),
+            "penstock drop LOCATION desk",
+        ),
+    ],
+)
+def test_refused_change_has_a_hint(change, hint):
+    file = copy.deepcopy(FILE)
+    change(file)
+    refused = [each for each in plan(known(FILE), file, types=BOTH) if each.action == "refuse"]
+    assert refused
+    assert all(each.hint for each in refused), refused
+    assert any(hint in each.hint for each in refused), refused

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.catalog.objects import Wanted, catalogued, known_objects
+from penstock.testing.postgres import Database
 from tests.cli.test_verbs import penstock
 
 
@@ -43,3 +44,41 @@ def test_up_drops_the_last_if_allowed_and_says_that_nothing_is_left(lake: str, f
     assert ended.returncode == 0, ended.stderr
     assert "that is dropped, and the file has nothing to run" in ended.stderr
     assert known_objects(lake) == []
+
+
+UNREACHABLE_AND_WRONG = """\
+location: file:{folder}/lake
+sources:
+  shop:
+    postgres: {{url: "{url}", tables: [public.a]}}
+  clicks:
+    kafka: {{brokers: "127.0.0.1:1", topic: clicks, format: json, envelope: none}}
+materializations:
+  remote:
+    connector: postgres
+    endpoint: {{host: localhost, port: "abc", user: u, database: d}}
+    bindings: [{{collection: shop.public.a, resource: {{table: a}}}}]
+"""
+
+
+def test_plan_with_unreachable_broker_and_wrong_port_exits_1_and_creates_nothing(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "2")
+    database.sql("CREATE TABLE a (id int PRIMARY KEY)")
+    file = tmp_path / "shop.yaml"
+    file.write_text(UNREACHABLE_AND_WRONG.format(folder=tmp_path, url=database.url()))
+    planned = penstock("plan", str(file))
+    assert planned.returncode == 1, planned.stderr
+    lines = planned.stdout.splitlines()
+    (broker,) = [number for number, line in enumerate(lines) if line.startswith("unreachable")]
+    assert 'source "clicks": topic "clicks" at 127.0.0.1:1 cannot be reached' in lines[broker]
+    assert lines[broker + 2].startswith("  hint: Check brokers")
+    (port,) = [number for number, line in enumerate(lines) if line.startswith("refuse")]
+    assert 'value of key "port" of endpoint is not valid' in lines[port]
+    assert lines[port + 2].startswith("  hint: Give a value of type integer")
+    assert "error: plan has 2 problems" in planned.stderr
+    slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+    assert database.sql(slots) == []
+    assert database.sql("SELECT pubname FROM pg_publication") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["shop.yaml"]

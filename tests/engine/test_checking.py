@@ -50,6 +50,7 @@ def problems(shop: Shop, rest: str) -> list[Change]:
     found = [each for each in planned(shop.write(rest)) if each.is_problem]
     assert shop.slots() == 0
     assert shop.database.sql("SELECT 1 FROM pg_publication") == []
+    assert all(each.hint for each in found), found
     return found
 
 
@@ -123,6 +124,8 @@ def test_plan_and_up_report_every_problem_and_up_creates_nothing(
     assert set(found) == {("unreachable", "clicks"), ("refuse", "local")}
     whats = [each.what for each in problems(shop, rest)]
     assert any('value of key "port" of endpoint' in what for what in whats)
+    hints = [each.hint for each in problems(shop, rest)]
+    assert any(hint.endswith("penstock connector spec postgres") for hint in hints), hints
     assert any('has a key "databse", which does not exist' in what for what in whats)
     with pytest.raises(UsageError, match="cannot be run: 3 problems") as refused:
         up.run(shop.file, once=True)

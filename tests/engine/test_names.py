@@ -110,7 +110,9 @@ def test_plan_reports_names_that_are_taken_and_changes_nothing(lake, tmp_path):
         f"  shop: {{postgres: {{url: '{URL}'}}, progress: mine}}\n"
         f"  till: {{postgres: {{url: '{URL}'}}, progress: mz_objects}}\n"
     )
-    refused = [str(each) for each in planned(file) if each.action == "refuse"]
+    found = [each for each in planned(file) if each.is_problem]
+    assert all(each.hint for each in found), found
+    refused = [str(each) for each in found if each.action == "refuse"]
     assert refused == [
         (
             'refuse source "shop": progress relation "mine" of source "shop" cannot be created: '

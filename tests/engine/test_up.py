@@ -12,6 +12,7 @@ import pytest
 from penstock import persist
 from penstock.catalog.listing import Listed, collections_of
 from penstock.catalog.objects import Wanted, as_wanted, catalogued, known_objects
+from penstock.catalog.planning import Change
 from penstock.engine import up
 from penstock.engine.checking import planned
 from penstock.errors import DefiniteError, UsageError
@@ -206,8 +207,16 @@ def told(lake: Lake, rest: str) -> list[Any]:
 def test_a_collection_of_a_table_whose_name_needs_quotes_may_be_bound(lake: Lake) -> None:
     for name in ("shop.public.Odd Name", 'shop."sh""op".a'):
         assert {action for action, _ in told(lake, bound(name))} == {"create", "note"}
-    [(_, wrong)] = [each for each in told(lake, bound("shop.public.odd")) if each[0] == "refuse"]
-    assert "did you mean shop.public.Odd Name?" in wrong
+    [wrong] = [each for each in planned(lake.write(bound("shop.public.odd"))) if refused(each)]
+    assert 'source "shop" makes no collection "shop.public.odd"' in wrong.what
+    assert "Did you mean shop.public.Odd Name?" in wrong.hint
+    [wrong] = [each for each in planned(lake.write(bound("shp.public.a"))) if refused(each)]
+    assert 'no source "shp" to make it' in wrong.what
+    assert "Did you mean shop.public.a?" in wrong.hint
+
+
+def refused(change: Change) -> bool:
+    return (change.action, change.type) == ("refuse", "materialization")
 
 
 def test_a_connector_that_does_not_exist_is_the_only_problem_of_its_materialization(
@@ -216,13 +225,14 @@ def test_a_connector_that_does_not_exist_is_the_only_problem_of_its_materializat
     said = {"connector": "sqlite", "bindings": []}
     catalogued(lake.url, lambda _: [Wanted("desk", "materialization", said)])
     rest = bound("shop.public.Odd Name", "sqllite")
-    [(action, what)] = told(lake, rest)
-    assert action == "refuse"
-    assert what.startswith('there is no connector "sqllite". There are ')
+    [wrong] = [each for each in planned(lake.write(rest)) if each.type == "materialization"]
+    assert refused(wrong)
+    assert wrong.what == 'there is no connector "sqllite"'
+    assert wrong.hint.startswith("There are ")
     starts: list[None] = []
-    with pytest.raises(UsageError, match="cannot be run: 2 problems") as refused:
+    with pytest.raises(UsageError, match="cannot be run: 2 problems") as raised:
         up.run(lake.file, spark_starts=lambda: starts.append(None), stop=threading.Event())
-    first, second = refused.value.problems
+    first, second = raised.value.problems
     assert 'is refused: there is no connector "sqllite"' in first.message
     assert 'source "shop" is unreachable' in second.message
     assert starts == []

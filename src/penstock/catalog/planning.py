@@ -11,7 +11,7 @@ reach them.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from penstock.catalog.objects import Object, Type
 from penstock.catalog.secrets import objects_without_secrets, without_secrets
@@ -115,7 +115,12 @@ def _unless_bound(change: Change, bound: Mapping[str, str]) -> Change:
     if not taken:
         return change
     what = f'{change.what}; but materialization "{bound[taken[0]]}" is bound to {taken[0]}'
-    return replace(change, action="refuse", what=what)
+    hint = f"Remove the binding from the file too, or keep {_described(change)} in it."
+    return replace(change, action="refuse", what=what, hint=hint)
+
+
+def _described(change: Change) -> str:
+    return f"table {change.table}" if change.table else f'{change.type} "{change.name}"'
 
 
 def _belongs(collection: str, change: Change) -> bool:
@@ -134,8 +139,9 @@ def _collections(known: Sequence[Object], written: Mapping[str, Any]) -> Iterato
         if each.type == "collection":
             was = without_secrets(each.definition or {}, inherited=False)
             now = said.get(each.name) or {}
-            for action, what, *_ in _options(was, now, ignored=set()):
-                yield Change(action, "collection", each.name, f"its documents: {what}")
+            for option in _options(was, now, ignored=set()):
+                what = f"its documents: {option.what}"
+                yield Change(option.action, "collection", each.name, what)
 
 
 def _changes(
@@ -145,11 +151,9 @@ def _changes(
     others = {each.name: each.type for each in known if each.type in STORED and each.type != of}
     for name, said in written.items():
         if name in others:
-            what = (
-                f"its name, and with it the storage location, is that of a {others[name]}; drop "
-                "that first (penstock drop), or give this one another name"
-            )
-            yield Change("refuse", of, name, what)
+            what = f"its name, and with it the storage location, is that of a {others[name]}"
+            hint = f"Drop that first: penstock drop LOCATION {name}. Or choose another name."
+            yield Change("refuse", of, name, what, hint=hint)
         elif name not in there:
             what = _new_source(said) if of == "source" else _new_materialization(said)
             yield Change("create", of, name, what)
@@ -160,8 +164,8 @@ def _changes(
                 found = _source_differences(was, said, made, environment)
             else:
                 found = _materialization_differences(was, said, environment)
-            for action, what, *table in found:
-                yield Change(action, of, name, what, *table)
+            for each in found:
+                yield Change(each.action, of, name, each.what, each.table, hint=each.hint)
     for name in [each for each in there if each not in written]:
         dropped = SOURCE_DROPPED if of == "source" else MATERIALIZATION_DROPPED
         yield Change("drop", of, name, dropped)
@@ -177,7 +181,13 @@ def _made_by(source: Object, known: Sequence[Object]) -> list[str]:
     ]
 
 
-Difference = tuple[Action, str] | tuple[Action, str, str]
+class Difference(NamedTuple):
+    """A change of one object, as `Change` has it."""
+
+    action: Action
+    what: str
+    table: str = ""
+    hint: str = ""
 
 
 def _source_differences(
@@ -188,26 +198,26 @@ def _source_differences(
 ) -> Iterator[Difference]:
     kinds = [next(iter(set(each) - {"progress"}), "") for each in (was, now)]
     if kinds[0] != kinds[1]:
-        yield (
+        yield Difference(
             "refuse",
-            (
-                f"it reads from {kinds[0]}, and cannot become one that reads from {kinds[1]}; "
-                "drop it first, or give the new one another name"
-            ),
+            f"it reads from {kinds[0]}, and cannot become one that reads from {kinds[1]}",
+            hint="Drop it first (penstock drop), or give the new one another name.",
         )
         return
     if was.get("progress") != now.get("progress"):
-        yield "alter", f"its progress is called {now.get('progress') or 'as by default'}"
+        called = now.get("progress") or "as by default"
+        yield Difference("alter", f"its progress is called {called}")
     before, after = was[kinds[0]] or {}, now[kinds[0]] or {}
     tables = [_by_name(each.get("tables"), environment) for each in (before, after)]
     match tables:
         case [None, dict(named)]:
-            yield "alter", "only the tables that are named now are followed"
+            yield Difference("alter", "only the tables that are named now are followed")
             yield from _table_differences({each: _Table(each, {}) for each in made}, named)
         case [dict(were), dict(named)]:
             yield from _table_differences(were, named)
         case [dict(), None]:
-            yield "alter", "all published tables are followed; those that join are copied"
+            what = "all published tables are followed; those that join are copied"
+            yield Difference("alter", what)
         case _:
             pass
     yield from _options(before, after, ignored={"tables"})
@@ -217,17 +227,16 @@ def _table_differences(
     was: Mapping[str, "_Table"], now: Mapping[str, "_Table"]
 ) -> Iterator[Difference]:
     for each in [each for each in now if each not in was]:
-        yield "create", f"table {now[each].name} joins, and is copied"
+        yield Difference("create", f"table {now[each].name} joins, and is copied")
     for each in [each for each in was if each not in now]:
-        yield "drop", f"table {was[each].name} is left out; its collection is destroyed", each
+        what = f"table {was[each].name} is left out; its collection is destroyed"
+        yield Difference("drop", what, each)
     for each in [each for each in now if each in was]:
         if was[each].said != now[each].said:
-            yield (
+            yield Difference(
                 "refuse",
-                (
-                    f"table {now[each].name} was followed with other columns; leave it out first "
-                    "(--allow-drop), and then name it again"
-                ),
+                f"table {now[each].name} was followed with other columns",
+                hint="Leave it out first (penstock up FILE --allow-drop), and then name it again.",
             )
 
 
@@ -235,12 +244,10 @@ def _materialization_differences(
     was: Mapping[str, Any], now: Mapping[str, Any], environment: Environment
 ) -> Iterator[Difference]:
     if was.get("connector") != now.get("connector"):
-        yield (
+        yield Difference(
             "refuse",
-            (
-                "it has another connector, which knows nothing of what the first one wrote; "
-                "give the new one another name, and drop this one"
-            ),
+            "it has another connector, which knows nothing of what the first one wrote",
+            hint="Give the new one another name, and drop this one.",
         )
         return
     before, after = (
@@ -248,13 +255,15 @@ def _materialization_differences(
     )
     for path in [each for each in after if each not in before]:
         collection = after[path].get("collection")
-        yield "create", f"resource {path} is bound, and gets the whole of {collection}"
+        what = f"resource {path} is bound, and gets the whole of {collection}"
+        yield Difference("create", what)
     for path in [each for each in before if each not in after]:
-        yield "alter", f"resource {path} is not written any more; what is there stays"
+        what = f"resource {path} is not written any more; what is there stays"
+        yield Difference("alter", what)
     for path in [each for each in after if each in before]:
         yield from _binding_differences(path, before[path], after[path], environment)
     if was.get("endpoint") != now.get("endpoint"):
-        yield "alter", ENDPOINT_CHANGED
+        yield Difference("alter", ENDPOINT_CHANGED)
     yield from _options(was, now, ignored={"bindings", "endpoint"})
 
 
@@ -266,15 +275,20 @@ def _binding_differences(
     if before is None or after is None:
         # What a variable held then, nobody knows any more.
         if was.get("backfill", 0) != said:
-            yield "alter", f"resource {path} is written anew if backfill went up"
+            yield Difference("alter", f"resource {path} is written anew if backfill went up")
     elif after > before:
-        yield "backfill", f"resource {path} is written anew"
+        yield Difference("backfill", f"resource {path} is written anew")
     elif after < before:
-        yield "refuse", f"backfill of resource {path} went down to {said}; it only goes up"
+        yield Difference(
+            "refuse",
+            f"backfill of resource {path} went down to {said}",
+            hint=f"It only goes up. Write {before}, or {before + 1} to replace the contents.",
+        )
     if was.get("collection") != now.get("collection"):
-        yield "backfill", f"resource {path} gets the whole of {now.get('collection')} instead"
-    for action, what, *_ in _options(was, now, ignored={"backfill", "collection"}):
-        yield action, f"resource {path}: {what}"
+        what = f"resource {path} gets the whole of {now.get('collection')} instead"
+        yield Difference("backfill", what)
+    for option in _options(was, now, ignored={"backfill", "collection"}):
+        yield option._replace(what=f"resource {path}: {option.what}")
 
 
 def _options(
@@ -283,7 +297,7 @@ def _options(
     for key in sorted({*was, *now} - ignored):
         if was.get(key) != now.get(key):
             how = "is given" if key not in was else "is left out" if key not in now else "changes"
-            yield "alter", f"{key} {how}"
+            yield Difference("alter", f"{key} {how}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def changes_of(
 ) -> list[Change]:
     """What a file changes, as far as it is known without asking anybody else."""
     unknown = [
-        Change("refuse", "materialization", name, wrong)
+        Change("refuse", "materialization", name, wrong.message, hint=wrong.hint)
         for name, section in pipeline.materializations.items()
         if "materialization" in types and (wrong := _no_connector(section))
     ]
@@ -88,7 +88,8 @@ def _name_conflicts(pipeline: Pipeline, known: Sequence[Object]) -> Iterator[Cha
     for each, holder in name_conflicts(pipeline, taken):
         kind: Type = "materialization" if each.type == "materialization" else "source"
         what = f"{described(each)} cannot be created: the name belongs to {holder}"
-        yield Change("refuse", kind, each.owner or each.name, what)
+        hint = "Choose another name in the file, or drop the object that has it."
+        yield Change("refuse", kind, each.owner or each.name, what, hint=hint)
 
 
 def checked(
@@ -217,15 +218,15 @@ def _problems(action: Action, of: Type, name: str, error: PenstockError) -> Iter
         yield Change(action, of, name, what, detail=problem.detail, hint=problem.hint)
 
 
-def _no_connector(section: MaterializationSection) -> str:
-    """Why its connector cannot be one of ours; empty if it can, or is somebody else's."""
+def _no_connector(section: MaterializationSection) -> Problem | None:
+    """Return why its connector cannot be a built-in one; None if it can, or is at an address."""
     if not isinstance(section.connector, str) or section.connector in BUILT_IN:
-        return ""
+        return None
     try:
         built_in(section.connector)
     except UsageError as error:
-        return _told(error)
-    return ""
+        return Problem(str(error), error.detail, error.hint)
+    return None
 
 
 def _applied(
@@ -244,7 +245,7 @@ def _applied(
         if each in shapes.invalid:
             yield from _problems("refuse", "materialization", name, shapes.invalid[each])
         elif wrong := _never(each, pipeline):
-            yield Change("refuse", "materialization", name, wrong)
+            yield Change("refuse", "materialization", name, wrong.message, hint=wrong.hint)
     if missing:
         check_config(name, section, connection)
         what = f"its fields are chosen once there is {', '.join(missing)}"
@@ -301,28 +302,36 @@ def _reduced(name: str, built: Built) -> Iterator[Change]:
             yield Change("note", "materialization", name, what)
 
 
-def _never(collection: str, pipeline: Pipeline) -> str:
-    """Why a collection that is not there will not be there later either; empty if it may be."""
+def _never(collection: str, pipeline: Pipeline) -> Problem | None:
+    """Return why a collection that does not exist will not exist later; None if it may."""
     source = collection_name.source_of(collection, pipeline.sources)
     if source is None:
         source = collection.partition(".")[0]
         there = [*pipeline.sources]
         close = difflib.get_close_matches(source, there, n=1)
-        meant = f"; did you mean {close[0]}{collection.removeprefix(source)}?" if close else ""
-        return f'there is no collection "{collection}", and no source "{source}" to make it{meant}'
+        meant = f"Did you mean {close[0]}{collection.removeprefix(source)}? " if close else ""
+        return Problem(
+            f'there is no collection "{collection}", and no source "{source}" to make it',
+            hint=f"{meant}The sources are {', '.join(there)}."
+            if there
+            else f'Add source "{source}" to the file.',
+        )
     section = pipeline.sources[source]
     if section.kafka is not None:
         topics = section.kafka.topics
         made = [*([f"{source}.{each}" for each in topics] or [source]), f"{source}_errors"]
     elif section.postgres is None or section.postgres.tables is None:
-        return ""
+        return None
     else:
         tables = section.postgres.tables
         made = [compose_name(source, each.name.schema, each.name.name) for each in tables]
     if collection in made:
-        return ""
+        return None
     close = difflib.get_close_matches(collection, made, n=1, cutoff=0.0)
-    return f'source "{source}" makes no collection "{collection}"; did you mean {close[0]}?'
+    return Problem(
+        f'source "{source}" makes no collection "{collection}"',
+        hint=f"Did you mean {close[0]}? Its collections are {', '.join(made)}.",
+    )
 
 
 def _shapes(pipeline: Pipeline, outlines: Sequence[CollectionOutline]) -> _Shapes:
@@ -354,8 +363,3 @@ def _shapes(pipeline: Pipeline, outlines: Sequence[CollectionOutline]) -> _Shape
         except UsageError as error:
             invalid[name] = error
     return _Shapes(known, invalid, predecessors)
-
-
-def _told(error: PenstockError) -> str:
-    parts = (str(error), error.detail, error.hint)
-    return " ".join(f"{each.rstrip('.')}." for each in parts if each).removesuffix(".")

@@ -428,7 +428,9 @@ def check_config(
     problems = [
         problem
         for what, schema, value in configured
-        for problem in _config_problems(what, json.loads(schema or "true"), value)
+        for problem in _config_problems(
+            what, json.loads(schema or "true"), value, see=_schema_command(section)
+        )
     ]
     if problems:
         raise UsageError(
@@ -441,10 +443,18 @@ def check_config(
     return resources
 
 
-def _config_problems(what: str, schema: Any, value: Mapping[str, Any]) -> list[Problem]:
+def _schema_command(section: MaterializationSection) -> str:
+    connector = section.connector
+    named = connector if isinstance(connector, str) else connector.grpc.address
+    return f"See the schema: penstock connector spec {named}"
+
+
+def _config_problems(
+    what: str, schema: Any, value: Mapping[str, Any], *, see: str
+) -> list[Problem]:
     """Return what the JSON schema of a connector rejects in its configuration.
 
-    No value is shown: it may be a secret.
+    No value is shown: it may be a secret. `see` is the command that prints the schema.
     """
     try:
         known = Schema(schema)
@@ -471,14 +481,14 @@ def _config_problems(what: str, schema: Any, value: Mapping[str, Any]) -> list[P
     for key, held in value.items():
         if key not in unknown and by_key.visit({key: held}) is None:
             failure = by_key.explain({key: held})
-            problems.append(_wrong_value(what, key, outline, failure.location))
+            problems.append(_wrong_value(what, key, outline, failure.location, see))
     if not problems:
         failure = known.explain(value)
         problems.append(
             Problem(
                 f"{what} is not valid",
                 detail=f'"{failure.keyword}" in the schema of the connector rejects it.',
-                hint="See the schema: penstock connector spec",
+                hint=see,
             )
         )
     return problems
@@ -498,10 +508,14 @@ def _unknown_key(what: str, key: str, valid: Sequence[str]) -> Problem:
     )
 
 
-def _wrong_value(what: str, key: str, schema: Mapping[str, Any], location: str) -> Problem:
+def _wrong_value(
+    what: str, key: str, schema: Mapping[str, Any], location: str, see: str
+) -> Problem:
     described = schema.get("properties", {}).get(key, {})
     kinds = [
-        f"of type {each['type']}" if "enum" not in each else f"one of {', '.join(each['enum'])}"
+        f"of type {each['type']}"
+        if "enum" not in each
+        else f"one of {', '.join(map(str, each['enum']))}"
         for each in (described, *described.get("anyOf", ()))
         if isinstance(each.get("type"), str) and each["type"] != "null"
     ]
@@ -512,7 +526,7 @@ def _wrong_value(what: str, key: str, schema: Mapping[str, Any], location: str) 
         detail=f"The connector describes the key as: {about}."
         if (about := described.get("description"))
         else "",
-        hint=f"{expected}See the schema: penstock connector spec",
+        hint=f"{expected}{see}",
     )
 
 

@@ -327,6 +327,8 @@ class Upstream:
         return TransientError(
             f"{self._config.where} cannot be reached",
             detail=f"{reason[:1].upper()}{reason[1:]}.{said}",
+            hint="Check brokers, tls and sasl of the source, and the network; what runs keeps "
+            "trying.",
         )
 
     def _hear(self, error: KafkaError) -> None:

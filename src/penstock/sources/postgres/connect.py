@@ -171,7 +171,9 @@ def _opened(
                 if stop is not None and stop.is_set():
                     raise connection.stopped()
                 raise TransientError(
-                    f"cannot connect to {connection.where}", detail="It took too long."
+                    f"cannot connect to {connection.where}",
+                    detail="It took too long.",
+                    hint="Check host and port, the server and the network; what runs keeps trying.",
                 )
             if pgconn.status != pq.ConnStatus.OK:
                 error = connection.lost("cannot connect to")
