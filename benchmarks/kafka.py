@@ -101,7 +101,7 @@ class Bench:
 def _ours(bench: Bench, lake: Path) -> None:
     """Ingest the backlog into a collection."""
     file = _file(bench, lake, BACKLOG, tick="1s")
-    penstock.ingest.run(file, once=True, stop=threading.Event(), many=bench.session)
+    penstock.ingest.run(file, once=True, stop=threading.Event(), jobs=bench.session)
 
 
 def _plain(bench: Bench, target: Path) -> None:

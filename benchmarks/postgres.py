@@ -214,11 +214,11 @@ def snapshot_vs_copy(bench: Bench) -> Result:
     Two Spark tasks read the table; the session runs before. `raw` also has the rate of one
     thread without Spark.
     """
-    with _spark() as many:
+    with _spark() as jobs:
         return _snapshot_ratio(
             bench,
             {
-                "two_tasks": lambda: _snapshot_rate(bench, 2, many),
+                "two_tasks": lambda: _snapshot_rate(bench, 2, jobs),
                 "psql": lambda: bench.table_rows / copy_seconds(bench.large, "large"),
                 "one_thread": lambda: _snapshot_rate(bench, 1, None),
             },
@@ -227,12 +227,12 @@ def snapshot_vs_copy(bench: Bench) -> Result:
 
 def snapshot_scaling(bench: Bench) -> Result:
     """Compare an initial snapshot by two Spark tasks with one Spark task."""
-    with _spark() as many:
+    with _spark() as jobs:
         return _snapshot_ratio(
             bench,
             {
-                "two_tasks": lambda: _snapshot_rate(bench, 2, many),
-                "one_task": lambda: _snapshot_rate(bench, 1, many),
+                "two_tasks": lambda: _snapshot_rate(bench, 2, jobs),
+                "one_task": lambda: _snapshot_rate(bench, 1, jobs),
             },
         )
 
@@ -249,8 +249,8 @@ def snapshot_vs_debezium(bench: Bench) -> Result:
 
     if missing := Debezium(bench.large, "", bench.folder).missing():
         return Result(None, missing)
-    with _spark() as many:
-        sides = {"two_tasks": lambda: _snapshot_rate(bench, 2, many), "debezium": theirs}
+    with _spark() as jobs:
+        sides = {"two_tasks": lambda: _snapshot_rate(bench, 2, jobs), "debezium": theirs}
         return _snapshot_ratio(bench, sides)
 
 
@@ -266,13 +266,13 @@ def _snapshot_ratio(bench: Bench, sides: Mapping[str, Callable[[], float]]) -> R
     return Result(ours / other, summary, {"rows": bench.table_rows, **rates})
 
 
-def _snapshot_rate(bench: Bench, tasks: int, many: Any) -> float:
+def _snapshot_rate(bench: Bench, tasks: int, jobs: Any) -> float:
     """Return rows per second of an initial snapshot, and check the contents the first time."""
     number = next(bench.numbers)
     ours = Ours(bench.folder / f"copy-{number}", bench.large)
-    took = ours.copy(tasks=tasks, many=many)
-    if (tasks, many is None) not in bench.seen:
-        bench.seen.add((tasks, many is None))
+    took = ours.copy(tasks=tasks, jobs=jobs)
+    if (tasks, jobs is None) not in bench.seen:
+        bench.seen.add((tasks, jobs is None))
         bench.check(ours, "large")
     ours.remove()
     return bench.table_rows / took

@@ -26,8 +26,8 @@ from postgres_cases import Case
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.java import find_java
-from penstock.ingest.loading import ManyTasks
-from penstock.ingest.pipeline import Ingest
+from penstock.ingest.loop import IngestLoop
+from penstock.ingest.snapshot_loader import IngestJobs
 from penstock.persist.lake import find_collection
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.source import PostgresSource
@@ -112,9 +112,9 @@ class Ours:
             ingest.run(threading.Event(), once=True)
         return source.durable_s - source.opened_s
 
-    def copy(self, *, tasks: int, many: ManyTasks | None = None) -> float:
+    def copy(self, *, tasks: int, jobs: IngestJobs | None = None) -> float:
         """Take the initial snapshot, and return the seconds from the open call to durable."""
-        with self.ingest(tasks=tasks, many=many) as (source, ingest):
+        with self.ingest(tasks=tasks, jobs=jobs) as (source, ingest):
             ingest.run(threading.Event(), once=True)
         return source.durable_s - source.open_called_s
 
@@ -128,8 +128,8 @@ class Ours:
 
     @contextmanager
     def ingest(
-        self, *, tasks: int = 2, many: ManyTasks | None = None
-    ) -> Iterator[tuple[TimedSource, Ingest]]:
+        self, *, tasks: int = 2, jobs: IngestJobs | None = None
+    ) -> Iterator[tuple[TimedSource, IngestLoop]]:
         """Yield the source and the ingest loop, as `penstock.ingest.run` builds them."""
         section: dict[str, Any] = {"url": self.database.url(host=self.way), "snapshot_tasks": tasks}
         if self.tables is not None:
@@ -146,15 +146,15 @@ class Ours:
                     tasks=tasks,
                 )
             )
-            ingest = Ingest(
+            ingest = IngestLoop(
                 SOURCE,
                 source,
                 client,
                 tick_ms=self.tick_ms,
                 retain_ms=RETAIN_MS,
                 clock=SYSTEM_CLOCK,
-                chance=random.Random(),
-                many=many,
+                rng=random.Random(),
+                jobs=jobs,
                 # Use Spark for every size, also with --quick.
                 spark_bytes=0,
             )

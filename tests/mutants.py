@@ -126,8 +126,8 @@ MODULES: Final = {
     ),
     "ingest": Module(
         (
-            *("ingest/pipeline.py", "ingest/tick.py", "ingest/loading.py"),
-            *("ingest/relations.py", "ingest/running.py", "ingest/scanning.py"),
+            *("ingest/loop.py", "ingest/tick_transaction.py", "ingest/snapshot_loader.py"),
+            *("ingest/progress_views.py", "ingest/tasks.py", "ingest/scan_task.py"),
         ),
         (
             *("tests/ingest/test_loop.py", "tests/ingest/test_tick.py"),

@@ -27,7 +27,7 @@ from penstock.engine.plans.spark import explain_failures, when_unused
 from penstock.engine.reach.spark import reach
 from penstock.engine.spark import connect, session
 from penstock.errors import Corruption, InternalError, UsageError
-from penstock.ingest.relations import find_bindings
+from penstock.ingest.progress_views import find_progress_view
 from penstock.persist import Appended, Client, Settings
 from penstock.persist.append.spark import arrow_schema, stage
 from penstock.persist.append.user_collections import (
@@ -273,7 +273,7 @@ def _find_all(
 
 
 def _find(location: str, name: str, *, earliest: bool = False) -> _Found:
-    bindings = find_bindings(location, name, hold=False, settings=SETTINGS)
+    bindings = find_progress_view(location, name, hold=False, settings=SETTINGS)
     if bindings is not None:
         with closing(bindings[0]):
             state = bindings[1].remap.state
@@ -296,7 +296,7 @@ def _bindings(
     interval: tuple[int, int] | None = None,
 ) -> DataFrame:
     """A source's progress or remap, which is small: read here, and handed over."""
-    found = find_bindings(location, name, hold=hold, settings=SETTINGS)
+    found = find_progress_view(location, name, hold=hold, settings=SETTINGS)
     if found is None:
         raise UsageError(f'"{name}" is gone from location "{location}"', hint="Read again.")
     client, bindings = found

@@ -32,7 +32,7 @@ from penstock.demo.comparing import Compared, Places, compare
 from penstock.demo.postgres import LocalPostgres, bundled
 from penstock.demo.shop import TABLES, Made
 from penstock.errors import UsageError
-from penstock.ingest.running import tasks_of as sources
+from penstock.ingest.tasks import tasks_of as sources
 from penstock.materialize.here import TasksHere
 from penstock.materialize.running import tasks_of as materializations
 from penstock.persist.lake import find_collection
@@ -53,7 +53,7 @@ def up(
 ) -> None:
     """As the engine does it, without Spark."""
     pipeline = load(file)
-    tasks = [*sources(pipeline, many=None), *materializations(pipeline, jobs=TasksHere())]
+    tasks = [*sources(pipeline, jobs=None), *materializations(pipeline, jobs=TasksHere())]
     running = Running(tasks, stop)
     told(running)
     running.run(once=False)

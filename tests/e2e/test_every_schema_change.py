@@ -23,7 +23,7 @@ from psycopg.rows import dict_row
 from penstock import persist
 from penstock.catalog.rows import encode_line, rows_of
 from penstock.cli.main import app
-from penstock.ingest import running as ingest
+from penstock.ingest import tasks as ingest
 from penstock.materialize import running as materialize
 from penstock.materialize.here import TasksHere
 from penstock.persist.state import END
@@ -422,7 +422,7 @@ class Pipeline:
         """Run all tasks during the block, as `penstock up` does."""
         pipeline, stop = load(self.file), threading.Event()
         tasks = [
-            *ingest.tasks_of(pipeline, many=None),
+            *ingest.tasks_of(pipeline, jobs=None),
             *materialize.tasks_of(pipeline, jobs=TasksHere(), allow_drop=allow_drop, stop=stop),
         ]
         running = Running(tasks, stop, restarts=True)

@@ -14,7 +14,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.dropping import drop_object, leave_tables
 from penstock.errors import IndeterminateError, UsageError
 from penstock.failpoints import Action, Failpoint, armed
-from penstock.ingest.running import tasks_of
+from penstock.ingest.tasks import tasks_of
 from penstock.materialize import TasksHere
 from penstock.persist.holds import list_holds
 from penstock.persist.store import open_store
@@ -180,7 +180,7 @@ def test_a_publication_goes_with_the_last_source_that_may_need_it(shop: Shop) ->
     shop.drop("shop")
     assert shop.publications() == ["penstock"]
     assert len(shop.slots()) == 1
-    [task] = tasks_of(load(file), many=None)
+    [task] = tasks_of(load(file), jobs=None)
     with persist.open(task.url, writer=WRITER) as client:
         task.drop(client, False)
     assert shop.slots() == []

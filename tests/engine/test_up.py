@@ -156,9 +156,9 @@ def test_a_source_that_is_followed_needs_no_more_of_the_server(
     asked: list[bool] = []
     check = PostgresSource.check
 
-    def seen(self: PostgresSource, *, followed: bool) -> Sequence[CollectionOutline]:
-        asked.append(followed)
-        return check(self, followed=followed)
+    def seen(self: PostgresSource, *, started: bool) -> Sequence[CollectionOutline]:
+        asked.append(started)
+        return check(self, started=started)
 
     monkeypatch.setattr(PostgresSource, "check", seen)
     shop.run(shop.source("shop"))

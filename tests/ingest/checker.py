@@ -129,18 +129,18 @@ def upstream(database: Database, table: str, columns: Iterable[str]) -> Counter[
 
 def _history(collection: Collection, table: str, upper: int) -> History:
     since = collection.since
-    pieces = [collection.snapshot(since).arrow()]
+    tables = [collection.snapshot(since).arrow()]
     with collection.listen(since) as listener:
         while listener.frontier < upper:
             found = listener.next_changes(timeout_ms=0)
             assert found is not None
-            pieces.append(found.arrow())
+            tables.append(found.arrow())
     changes: dict[int, Counter[Row]] = {}
     names: tuple[str, ...] = ()
-    for piece in pieces:
-        names = tuple(name for name in piece.column_names if name not in (TIME, DIFF))
-        columns = [_texts(piece.schema.field(name), piece.column(name)) for name in names]
-        times, diffs = piece.column(TIME).to_pylist(), piece.column(DIFF).to_pylist()
+    for table in tables:
+        names = tuple(name for name in table.column_names if name not in (TIME, DIFF))
+        columns = [_texts(table.schema.field(name), table.column(name)) for name in names]
+        times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
         for time, diff, *row in zip(times, diffs, *columns, strict=True):
             if time < upper:
                 changes.setdefault(time, Counter())[tuple(row)] += diff

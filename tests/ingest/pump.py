@@ -25,7 +25,7 @@ from penstock.testing.postgres import Database
 
 SOURCE = "shop"
 TICK_MS = 50
-PATIENCE_MS = 30_000
+PATIENCE_MS = 120_000
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
@@ -95,7 +95,7 @@ class Pump:
 
     def _run(self) -> None:
         try:
-            penstock.ingest.run(self.file, stop=self._stop, told=self._told)
+            penstock.ingest.run(self.file, stop=self._stop, on_start=self._told)
         except BaseException as error:  # noqa: BLE001 - told by whoever waits
             self.error = error
 

@@ -30,12 +30,12 @@ import yaml
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import TransientError, UsageError
-from penstock.ingest.pipeline import Ingest
+from penstock.ingest.loop import IngestLoop
 from penstock.persist import CollectionErrored
 from penstock.persist.requests import ask
 from penstock.persist.state import END
 from penstock.persist.store import open_store
-from penstock.sources.postgres.snapshot import SnapshotPiece
+from penstock.sources.postgres.snapshot import SnapshotSplit
 from penstock.testing.postgres import Database
 from tests.datadriven import Directive
 from tests.fix_postgres import major
@@ -52,7 +52,7 @@ class Story:
         self._gate = threading.Lock()
         self._ticks = 0
         self._gated(patch)
-        patch.setattr("penstock.ingest.pipeline.HEAR_EVERY_MS", 0)
+        patch.setattr("penstock.ingest.loop.REQUESTS_EVERY_MS", 0)
         self._free = threading.Event()
         self._free.set()
         self._ending = False
@@ -241,26 +241,26 @@ class Story:
 
     def _gated(self, patch: pytest.MonkeyPatch) -> None:
         """Let ticks come only when nobody is in the gate, and count them."""
-        tick = Ingest._tick
+        tick = IngestLoop._tick
 
-        def gated(ingest: Ingest, time: int) -> None:
+        def gated(ingest: IngestLoop, time: int) -> None:
             with self._gate:
                 tick(ingest, time)
                 self._ticks += 1
 
-        patch.setattr(Ingest, "_tick", gated)
+        patch.setattr(IngestLoop, "_tick", gated)
 
     def _holding(self, patch: pytest.MonkeyPatch) -> None:
         """Let copies be read only while they are free to be."""
-        read = SnapshotPiece.read
+        read = SnapshotSplit.read
 
-        def held(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
+        def held(split: SnapshotSplit, stop: Any = None) -> Iterator[pa.RecordBatch]:
             self._free.wait()
             if self._ending:
                 raise TransientError("the pipeline ends")
-            yield from read(piece, stop)
+            yield from read(split, stop)
 
-        patch.setattr(SnapshotPiece, "read", held)
+        patch.setattr(SnapshotSplit, "read", held)
 
     def _shown(self, what: str, message: str, detail: str, hint: str) -> str:
         told = "\n".join([f"{what}: {message}", *(f"  {each}" for each in (detail, hint) if each)])

@@ -92,9 +92,9 @@ def test_what_was_followed_already_may_be_let_in_again(database: Database, tmp_p
         tasks=1,
     )
     with pytest.raises(TransientError):
-        source.check(followed=True)
+        source.check(started=True)
     with pytest.raises(NotReady):
-        source.check(followed=False)
+        source.check(started=False)
 
 
 def test_a_password_that_is_taken_for_a_server_is_not_shown(file) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.ingest.tick import Tick
+from penstock.ingest.tick_transaction import TickTransaction
 from penstock.testing.postgres import Database
 from tests.ingest.checker import check
 from tests.ingest.pump import Pump
@@ -16,13 +16,13 @@ from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many keys were looked up at a time."""
     asked: list[int] = []
-    lookup = Tick.lookup
+    lookup = TickTransaction.lookup
 
-    def watched(tick: Tick, collection: str, keys: pa.Table) -> pa.Table:
+    def watched(tick: TickTransaction, collection: str, keys: pa.Table) -> pa.Table:
         asked.append(keys.num_rows)
         return lookup(tick, collection, keys)
 
-    monkeypatch.setattr(Tick, "lookup", watched)
+    monkeypatch.setattr(TickTransaction, "lookup", watched)
     return asked
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import persist
 from penstock.errors import TransientError
-from penstock.ingest.loading import Loader
+from penstock.ingest.snapshot_loader import SnapshotLoader
 
 
 class Watched:
@@ -31,14 +31,14 @@ class Watched:
 def test_a_copy_that_is_given_up_leaves_upstream(tmp_path):
     """Its connection holds a lock on the table, and must not live as long as the error does."""
     stop = threading.Event()
-    piece = Watched(stop)
+    split = Watched(stop)
     with persist.open(f"file:{tmp_path}/x", writer="w") as client:
-        loader = Loader(client, "src", many=None, stop=stop)
-        loader.make("src.t", pa.schema([("a", pa.int64())]), ["a"])
-        load = loader.load("src.t", [piece], size=1)
+        loader = SnapshotLoader(client, "src", jobs=None, stop=stop)
+        loader.create("src.t", pa.schema([("a", pa.int64())]), ["a"])
+        load = loader.load("src.t", [split], size=1)
         with pytest.raises(TransientError, match="given up") as kept:
             load.result()
-        assert piece.left, kept.value
+        assert split.left, kept.value
         load.abandon()
         loader.close()
 
@@ -62,8 +62,8 @@ def test_snapshot_cancelled_while_a_split_is_read_ends_the_wait_of_the_split(
 ) -> None:
     stop, split = threading.Event(), Waiting()
     with persist.open(f"file:{tmp_path}/x", writer="w") as client:
-        loader = Loader(client, "src", many=None, stop=stop)
-        loader.make("src.t", pa.schema([("a", pa.int64())]), ["a"])
+        loader = SnapshotLoader(client, "src", jobs=None, stop=stop)
+        loader.create("src.t", pa.schema([("a", pa.int64())]), ["a"])
         load = loader.load("src.t", [split], size=1)
         assert split.started.wait(60)
         assert not load.done()

@@ -11,8 +11,8 @@ import pytest
 from penstock import persist
 from penstock.errors import DefiniteError, Fenced, InternalError, TransientError, UsageError
 from penstock.failpoints import Action, Failpoint, armed
-from penstock.ingest.pipeline import Ingest
-from penstock.ingest.relations import bindings_in, find_bindings
+from penstock.ingest.loop import IngestLoop
+from penstock.ingest.progress_views import find_progress_view, progress_views_in
 from penstock.persist.requests import Request, answer, ask
 from penstock.persist.store import open_store
 from penstock.reclock import SHAPES
@@ -41,14 +41,14 @@ class Run:
         self.clock = clock
         self.client = persist.open(url, writer="test", settings=persist.Settings(background=False))
         self.source = source
-        self.ingest = Ingest(
+        self.ingest = IngestLoop(
             "src",
             source,
             self.client,
             tick_ms=1_000,
             retain_ms=3_600_000,
             clock=clock,
-            chance=random.Random(1),
+            rng=random.Random(1),
             **more,
         )
 
@@ -73,7 +73,7 @@ class Run:
 @pytest.fixture
 def beats(monkeypatch):
     """Lets beats come fast, by a clock that runs while a tick waits."""
-    monkeypatch.setattr("penstock.ingest.pipeline.BEAT_MS", 20)
+    monkeypatch.setattr("penstock.ingest.loop.VERIFY_MS", 20)
 
     def run_on(clock: ManualClock) -> None:
         boot_ms, later = clock.boot_ms, itertools.count(0, 1_000)
@@ -86,15 +86,15 @@ def test_a_long_tick_proves_that_we_are_the_writer(turn, beats):
     source = ScriptedSource("kafka")
     source.waiting = "godot"
     run = turn(source)
-    draw, told = source.draw, []
+    read_into, told = source.read_into, []
 
-    def slow(tick, upto):
+    def slow(tick, up_to):
         source.proofs = 0
         until(lambda: source.proofs > 1, "proofs")
         told.append(run.ingest.status()["waits_for"])
-        return draw(tick, upto)
+        return read_into(tick, up_to)
 
-    source.draw = slow
+    source.read_into = slow
     beats(run.clock)
     run.ticks(2)
     assert told == ["godot", "godot"]
@@ -122,7 +122,7 @@ def test_a_long_start_is_told_and_proves_that_we_are_the_writer(turn, beats):
     assert 0 < run.ingest.status()["counted_since_ms"] <= run.clock.now_ms()
 
 
-@pytest.mark.parametrize("step", ["open", "draw"])
+@pytest.mark.parametrize("step", ["open", "read_into"])
 def test_what_is_waited_for_is_given_up_when_it_should_stop(turn, beats, caplog, step):
     source = ScriptedSource("kafka")
     source.append(0, "one")
@@ -161,12 +161,12 @@ def test_a_writer_that_was_fenced_does_not_wait_on(turn, beats, tmp_path):
 
 
 def test_a_beat_does_not_take_back_what_a_tick_has_told(turn, beats, monkeypatch):
-    monkeypatch.setattr("penstock.ingest.pipeline.STATUS_EVERY_MS", 0)
+    monkeypatch.setattr("penstock.ingest.loop.STATUS_EVERY_MS", 0)
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
     beats(run.clock)
-    draw, commit = source.draw, source.committed
+    read_into, commit = source.read_into, source.committed
     beating, durable, told = threading.Event(), threading.Event(), []
 
     def waits_for():
@@ -176,7 +176,7 @@ def test_a_beat_does_not_take_back_what_a_tick_has_told(turn, beats, monkeypatch
 
     def slow(*given):
         assert beating.wait(10)
-        return draw(*given)
+        return read_into(*given)
 
     def committed(frontier):
         durable.set()
@@ -184,7 +184,7 @@ def test_a_beat_does_not_take_back_what_a_tick_has_told(turn, beats, monkeypatch
         told.append(run.ingest.status()["rows"])
         commit(frontier)
 
-    source.waits_for, source.draw, source.committed = waits_for, slow, committed
+    source.waits_for, source.read_into, source.committed = waits_for, slow, committed
     run.ticks(1)
     assert told == [1]
 
@@ -288,7 +288,7 @@ def test_words_of_every_kind_of_source_arrive_once_and_are_bound(turn, kind):
     run = turn(source, ManualClock(run.clock.now_ms() + 1_000))
     run.ticks(2)
     assert words(run) == sorted(["one", "two", *(f"three of {p}" for p in PARTITIONS[kind])])
-    progress, remap = bindings_in(run.client)
+    progress, remap = progress_views_in(run.client)
     assert (progress.name, remap.name) == ("src_progress", "src_remap")
     upper = run.client.collection("words").upper
     shown = progress.as_of(upper - 1).to_pylist()
@@ -317,12 +317,12 @@ def test_an_empty_tick_moves_the_upper_and_writes_no_rows(turn):
     run = turn(source)
     run.ticks(3)
     assert run.client.collection("words").upper == FIRST + 2_001
-    progress, remap = bindings_in(run.client)
+    progress, remap = progress_views_in(run.client)
     assert progress.changes(progress.remap.since + 1, FIRST + 2_001).num_rows == 1
     assert remap.remap.upper == FIRST + 2_001
 
 
-@pytest.mark.parametrize("step", ["open", "probe", "draw", "committed"])
+@pytest.mark.parametrize("step", ["open", "probe", "read_into", "committed"])
 def test_what_is_about_the_moment_is_tried_again_and_nothing_is_doubled(turn, step):
     source = ScriptedSource("kafka")
     source.append(0, "one", "two")
@@ -352,7 +352,7 @@ def test_what_is_about_the_data_ends_the_loop_with_its_error(turn):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
-    source.fail("draw", DefiniteError("topic was deleted", hint="Drop it."))
+    source.fail("read_into", DefiniteError("topic was deleted", hint="Drop it."))
     with pytest.raises(DefiniteError, match="topic was deleted"):
         run.ticks(1)
     told = run.ingest.status()
@@ -369,7 +369,7 @@ def test_a_source_that_goes_back_is_told_and_binds_nothing(turn):
     run = turn(source)
     run.ticks(1)
     source.forget(0, 1)
-    with pytest.raises(InternalError, match="went back from 2 to 1"):
+    with pytest.raises(InternalError, match="moved back from 2 to 1"):
         run.ticks(1)
 
 
@@ -419,15 +419,15 @@ def test_a_clock_far_ahead_waits_for_upstreams_to_agree(turn, caplog):
 def test_times_go_on_from_an_error_that_came_before_anything_was_bound(turn):
     source = ScriptedSource("kafka")
     source.append(0, "one")
-    draw = source.draw
-    source.draw = lambda tick, upto: tick.fail("words", DefiniteError("it is odd"))
+    read_into = source.read_into
+    source.read_into = lambda tick, up_to: tick.fail("words", DefiniteError("it is odd"))
     turn(source).ticks(1)
 
-    def recovering(tick, upto):
+    def recovering(tick, up_to):
         tick.recover("words")
-        return draw(tick, upto)
+        return read_into(tick, up_to)
 
-    source.draw = recovering
+    source.read_into = recovering
     run = turn(source, ManualClock(START - 30_000))
     run.ticks(1)
     assert words(run) == ["one"]
@@ -475,8 +475,8 @@ class TableSource(ScriptedSource):
         }
         self.failure: DefiniteError | None = None
 
-    def draw(self, tick, upto):
-        reached = super().draw(tick, upto)
+    def draw(self, tick, up_to):
+        reached = super().draw(tick, up_to)
         if self.failure is not None:
             tick.fail("words", self.failure)
             self.mark_errored(str(self.failure))
@@ -607,10 +607,10 @@ def test_progress_has_the_name_that_was_given_or_the_first_free_one(turn, tmp_pa
     source.append(0, "one")
     run = turn(source, taken={"src_progress"})
     run.ticks(1)
-    assert [each.name for each in bindings_in(run.client)] == ["src_progress1", "src_remap"]
+    assert [each.name for each in progress_views_in(run.client)] == ["src_progress1", "src_remap"]
     run = turn(source, ManualClock(START + 60_000), progress="how_far", taken=set())
     run.ticks(1)
-    found = find_bindings(
+    found = find_progress_view(
         f"file:{tmp_path}/lake", "how_far", hold=False, settings=persist.Settings()
     )
     assert found is not None

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.errors import UsageError
-from penstock.sources.postgres.snapshot import SnapshotPiece
+from penstock.sources.postgres.snapshot import SnapshotSplit
 from penstock.testing.postgres import Database, PostgresServer
 from tests.fix_postgres import QUICK
 from tests.ingest.checker import check, differing
@@ -75,16 +75,16 @@ def test_another_table_is_rewritten(database: Database, tmp_path: Path) -> None:
 
 def slowly(monkeypatch: pytest.MonkeyPatch, table: str) -> tuple[threading.Event, threading.Event]:
     """Copies of a table wait; what is set when one has begun, and what lets it go on."""
-    read, begun, go = SnapshotPiece.read, threading.Event(), threading.Event()
+    read, begun, go = SnapshotSplit.read, threading.Event(), threading.Event()
 
-    def slow(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
-        held = list(read(piece, stop))
-        if piece.table == table:
+    def slow(split: SnapshotSplit, stop: Any = None) -> Iterator[pa.RecordBatch]:
+        held = list(read(split, stop))
+        if split.table == table:
             begun.set()
             go.wait()
         yield from held
 
-    monkeypatch.setattr(SnapshotPiece, "read", slow)
+    monkeypatch.setattr(SnapshotSplit, "read", slow)
     return begun, go
 
 
@@ -139,16 +139,16 @@ def test_resync_of_a_table_altered_during_each_attempt_fails_after_four(
     database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a, x")
     with Pump(database, tmp_path) as pump:
         pump.settle()
-        read = SnapshotPiece.read
-        attempts: list[SnapshotPiece] = []
+        read = SnapshotSplit.read
+        attempts: list[SnapshotSplit] = []
 
-        def altered(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
-            attempts.append(piece)
+        def altered(split: SnapshotSplit, stop: Any = None) -> Iterator[pa.RecordBatch]:
+            attempts.append(split)
             database.sql("TRUNCATE a; INSERT INTO a VALUES (1, 1)")
-            return read(piece, stop)
+            return read(split, stop)
 
         with monkeypatch.context() as patch:
-            patch.setattr(SnapshotPiece, "read", altered)
+            patch.setattr(SnapshotSplit, "read", altered)
             run = CliRunner().invoke(app, ["resync", pump.location, "shop", "public.a"])
         assert run.exit_code != 0
         assert isinstance(run.exception, UsageError)

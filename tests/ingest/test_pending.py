@@ -11,7 +11,7 @@ import pytest
 
 from penstock import persist
 from penstock.errors import InternalError, UsageError
-from penstock.sources.postgres.snapshot import SnapshotPiece
+from penstock.sources.postgres.snapshot import SnapshotSplit
 from penstock.testing.postgres import Database
 from tests.ingest.checker import check
 from tests.ingest.pump import Pump, until
@@ -22,13 +22,13 @@ from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
 def free(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Copies are not read until this is set."""
     free = threading.Event()
-    read = SnapshotPiece.read
+    read = SnapshotSplit.read
 
-    def held(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
+    def held(split: SnapshotSplit, stop: Any = None) -> Iterator[pa.RecordBatch]:
         free.wait()
-        yield from read(piece, stop)
+        yield from read(split, stop)
 
-    monkeypatch.setattr(SnapshotPiece, "read", held)
+    monkeypatch.setattr(SnapshotSplit, "read", held)
     yield free
     free.set()
 
@@ -36,7 +36,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The collections for which files were written, when every few rows are."""
-    monkeypatch.setattr("penstock.ingest.tick.SPOOL_BYTES", 500)
+    monkeypatch.setattr("penstock.ingest.tick_transaction.SPOOL_BYTES", 500)
     stage, written = persist.Client.stage, []
 
     def watched(client: persist.Client, collection: persist.Collection, *given, **named):

@@ -16,8 +16,8 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.failpoints import Action, Failpoint, armed
-from penstock.ingest.loading import Copy
-from penstock.ingest.tick import Tick
+from penstock.ingest.snapshot_loader import SnapshotLoad
+from penstock.ingest.tick_transaction import TickTransaction
 from penstock.sources.postgres import connect as connecting
 from penstock.sources.postgres import reading, resolve
 from penstock.sources.postgres.connect import connect
@@ -97,16 +97,16 @@ def splits_a_transaction(patch: pytest.MonkeyPatch) -> None:
 
 
 def looks_up_only_what_is_committed(patch: pytest.MonkeyPatch) -> None:
-    lookup = Tick.lookup
+    lookup = TickTransaction.lookup
 
-    def committed(self: Tick, collection: str, keys: Any) -> Any:
+    def committed(self: TickTransaction, collection: str, keys: Any) -> Any:
         loose, self._of(collection).loose = self._of(collection).loose, []
         try:
             return lookup(self, collection, keys)
         finally:
             self._of(collection).loose = loose
 
-    patch.setattr(Tick, "lookup", committed)
+    patch.setattr(TickTransaction, "lookup", committed)
 
 
 def finds_old_rows_by_new_keys(patch: pytest.MonkeyPatch) -> None:
@@ -135,14 +135,14 @@ def test_every_tick_is_a_state_that_was(
     shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant | None
 ) -> None:
     # Copies end at different ticks, and a tick resolves messages in many turns.
-    done, asked = Copy.done, dict[int, list[int]]()
+    done, asked = SnapshotLoad.done, dict[int, list[int]]()
 
-    def later(self: Copy) -> bool:
+    def later(self: SnapshotLoad) -> bool:
         turns = asked.setdefault(id(self), [0, 3 * (len(asked) % 3)])
         turns[0] += 1
         return done(self) and turns[0] > turns[1]
 
-    monkeypatch.setattr(Copy, "done", later)
+    monkeypatch.setattr(SnapshotLoad, "done", later)
     monkeypatch.setattr(reading, "GATHER_BYTES", 1)
     if plant is not None:
         plant(monkeypatch)
@@ -290,10 +290,10 @@ def gaps(here: Last, then: Rows) -> int:
 
 
 def confirms_before_the_commit(patch: pytest.MonkeyPatch) -> None:
-    upto = Tail.upto
+    up_to = Tail.up_to
 
     def hasty(self: Tail, bound: int, *rest: Any, **named: Any) -> None:
-        upto(self, bound, *rest, **named)
+        up_to(self, bound, *rest, **named)
         self._stream.confirm(Lsn(bound))
 
     patch.setattr(Tail, "upto", hasty)

@@ -9,8 +9,8 @@ import pytest
 
 from penstock import persist
 from penstock.data import DIFF, TIME
-from penstock.ingest.pipeline import Ingest
-from penstock.ingest.relations import Followed, bindings_in, notes_in
+from penstock.ingest.loop import IngestLoop
+from penstock.ingest.progress_views import ProgressFollower, progress_views_in, source_states
 from penstock.persist import Collection
 from penstock.persist.state_store import Memory
 from penstock.testing.clocks import ManualClock
@@ -38,7 +38,7 @@ def test_notes_that_go_on_between_two_looks_are_looked_at_again(
 
         with persist.open(url, hold=False) as elsewhere:
             monkeypatch.setattr(Collection, "snapshot", overtaken)
-            assert notes_in(elsewhere) == {"shop": {"status": 2}}
+            assert source_states(elsewhere) == {"shop": {"status": 2}}
 
 
 @pytest.fixture
@@ -46,14 +46,14 @@ def lake(tmp_path: Path) -> str:
     """A lake with a source that has been bound twice: at START and a second later."""
     source, clock = ScriptedSource("kafka"), ManualClock(START)
     with persist.open(f"file:{tmp_path}/src", writer="w") as client:
-        ingest = Ingest(
+        ingest = IngestLoop(
             "src",
             source,
             client,
             tick_ms=1_000,
             retain_ms=3_600_000,
             clock=clock,
-            chance=random.Random(1),
+            rng=random.Random(1),
         )
         committed, stop = source.committed, threading.Event()
 
@@ -83,36 +83,38 @@ def test_earliest_of_progress_is_the_first_binding_and_of_an_unbound_source_is_s
     lake: str, tmp_path: Path
 ) -> None:
     with persist.open(f"{lake}/src", hold=False) as client:
-        for each in bindings_in(client):
+        for each in progress_views_in(client):
             earliest = each.time_of("earliest")
             assert START <= earliest < each.time_of("latest")
             assert each.as_of(earliest).num_rows == 1
     with persist.open(f"file:{tmp_path}/new", writer="w") as client:
-        Ingest(
+        IngestLoop(
             "new",
             ScriptedSource("kafka"),
             client,
             tick_ms=1_000,
             retain_ms=3_600_000,
             clock=ManualClock(START),
-            chance=random.Random(1),
+            rng=random.Random(1),
         )
-        assert [each.time_of("earliest") for each in bindings_in(client)] == [0, 0]
+        assert [each.time_of("earliest") for each in progress_views_in(client)] == [0, 0]
 
 
 @pytest.mark.parametrize("as_of", ["-1", "earliest"])
 def test_followed_progress_renders_a_snapshot_and_then_each_binding(lake: str, as_of: str) -> None:
     with persist.open(f"{lake}/src", hold=False) as client:
-        progress = bindings_in(client)[0]
+        progress = progress_views_in(client)[0]
         first = progress.time_of("earliest")
         start = first if as_of == "earliest" else -1
-        followed = Followed(progress, start)
+        followed = ProgressFollower(progress, start)
         listening = progress.remap.listen(max(start, progress.remap.since), snapshot=start >= 0)
         rendered = []
         with listening as listener:
             while listener.frontier < progress.remap.upper:
                 changes = listener.next_changes(timeout_ms=0)
                 assert changes is not None
-                rendered += [tuple(row.values()) for row in followed.shown(changes).to_pylist()]
-    assert followed.shown(changes).column_names == [TIME, "partition", "offset", DIFF]
+                rendered += [
+                    tuple(row.values()) for row in followed.to_progress(changes).to_pylist()
+                ]
+    assert followed.to_progress(changes).column_names == [TIME, "partition", "offset", DIFF]
     assert rendered == [(first, 0, 2, 1), (first + 1, 0, 3, 1)]

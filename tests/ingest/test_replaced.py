@@ -14,7 +14,7 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, arm, disarm, hit
-from penstock.ingest.pipeline import Ingest
+from penstock.ingest.loop import IngestLoop
 from penstock.persist import CollectionErrored
 from penstock.persist.requests import ask
 from penstock.persist.store import open_store
@@ -43,7 +43,7 @@ NAME = f"{SOURCE}.public.changed"
 
 @pytest.fixture(autouse=True)
 def handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.ingest.pipeline.HEAR_EVERY_MS", 0)
+    monkeypatch.setattr("penstock.ingest.loop.REQUESTS_EVERY_MS", 0)
     # So requests are read also between a crash and the end of the process.
     monkeypatch.setattr("penstock.pipeline.running.HEAR_EVERY_MS", 1)
 
@@ -129,13 +129,13 @@ def test_resync_requested_in_the_tick_of_the_change_is_carried_out(
     pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch, tables: tuple[str, ...]
 ) -> None:
     between_ticks = threading.Lock()
-    tick = Ingest._tick
+    tick = IngestLoop._tick
 
-    def gated(self: Ingest, time: int) -> None:
+    def gated(self: IngestLoop, time: int) -> None:
         with between_ticks:
             tick(self, time)
 
-    monkeypatch.setattr(Ingest, "_tick", gated)
+    monkeypatch.setattr(IngestLoop, "_tick", gated)
     pump.settle()
     blob = open_store(pump.storage, persist.Settings())
     with ThreadPoolExecutor(1) as pool, closing(blob):
@@ -171,7 +171,7 @@ def test_crash_during_replacement_is_finished_or_repeated_after_restart(
         hit(passed)
 
     if point in (Failpoint.TICK_BEGIN, Failpoint.TICK_DONE):
-        monkeypatch.setattr("penstock.ingest.tick.hit", hit_and_arm)
+        monkeypatch.setattr("penstock.ingest.tick_transaction.hit", hit_and_arm)
     else:
         arm(point, Action.ERROR)
     answers: list[dict[str, Any]] = []
@@ -200,7 +200,7 @@ def test_crash_during_replacement_is_finished_or_repeated_after_restart(
 def test_replaced_collection_is_destroyed_when_retain_has_passed(
     pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.ingest.pipeline.COMPACT_EVERY_MS", 0)
+    monkeypatch.setattr("penstock.ingest.loop.COMPACT_EVERY_MS", 0)
     database.sql(CHANGES["type"])
     pump.settle()
     assert resync(pump, "public.changed")["left"] == {}

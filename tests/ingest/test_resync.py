@@ -21,7 +21,7 @@ from penstock.errors import UsageError
 from penstock.persist import CollectionErrored
 from penstock.persist.requests import ask
 from penstock.persist.store import open_store
-from penstock.sources.postgres.snapshot import SnapshotPiece
+from penstock.sources.postgres.snapshot import SnapshotSplit
 from penstock.testing.postgres import Database
 from tests.ingest.checker import broken, check, differing, histories
 from tests.ingest.pump import SOURCE, Pump, until
@@ -41,7 +41,7 @@ CREATE PUBLICATION penstock FOR TABLE keyed, whole;
 
 @pytest.fixture(autouse=True)
 def heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.ingest.pipeline.HEAR_EVERY_MS", 0)
+    monkeypatch.setattr("penstock.ingest.loop.REQUESTS_EVERY_MS", 0)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def resync(pump: Pump, *tables: str) -> int:
     """How many rows had to go or come."""
     blob = open_store(pump.storage, persist.Settings())
     said = ask(
-        blob, "resync", tables, clock=SYSTEM_CLOCK, chance=random.Random(), patience_ms=30_000
+        blob, "resync", tables, clock=SYSTEM_CLOCK, chance=random.Random(), patience_ms=120_000
     )
     blob.close()
     assert said["done"], said
@@ -66,13 +66,13 @@ def resync(pump: Pump, *tables: str) -> int:
 def updates_after(pump: Pump, table: str, time: int) -> pa.Table:
     with pump.reader() as client:
         collection = client.collection(f"{SOURCE}.{table}")
-        upper, pieces = collection.upper, []
+        upper, splits = collection.upper, []
         with collection.listen(time) as listener:
             while listener.frontier < upper:
                 found = listener.next_changes(timeout_ms=0)
                 assert found is not None
-                pieces.append(found.arrow())
-    return pa.concat_tables(pieces)
+                splits.append(found.arrow())
+    return pa.concat_tables(splits)
 
 
 def test_only_rows_that_differ_are_written(pump: Pump, database: Database) -> None:
@@ -203,14 +203,14 @@ def test_a_table_that_is_rewritten_before_it_is_read(
         "TRUNCATE": "TRUNCATE keyed; INSERT INTO keyed VALUES (1, 'v', 'only')",
         "ALTER TYPE": "ALTER TABLE keyed ALTER v TYPE text USING v || '!'",
     }[rewrite]
-    read, left = SnapshotPiece.read, [statement]
+    read, left = SnapshotSplit.read, [statement]
 
-    def late(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
+    def late(split: SnapshotSplit, stop: Any = None) -> Iterator[pa.RecordBatch]:
         if left:
             database.sql(f"BEGIN; {left.pop()}; COMMIT")
-        return read(piece, stop)
+        return read(split, stop)
 
-    monkeypatch.setattr(SnapshotPiece, "read", late)
+    monkeypatch.setattr(SnapshotSplit, "read", late)
     resync(pump, "public.keyed")
     pump.settle()
     assert not left
@@ -245,22 +245,22 @@ def test_tables_that_stay_in_error_are_told(pump: Pump, database: Database) -> N
 def test_a_table_that_is_being_copied_is_told(
     pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, begun, go = SnapshotPiece.read, threading.Event(), threading.Event()
+    read, begun, go = SnapshotSplit.read, threading.Event(), threading.Event()
 
-    def slow(piece: SnapshotPiece, stop: Any = None) -> Iterator[pa.RecordBatch]:
-        if piece.table == "public.other":
+    def slow(split: SnapshotSplit, stop: Any = None) -> Iterator[pa.RecordBatch]:
+        if split.table == "public.other":
             begun.set()
             assert go.wait(30)
-        yield from read(piece, stop)
+        yield from read(split, stop)
 
-    monkeypatch.setattr(SnapshotPiece, "read", slow)
+    monkeypatch.setattr(SnapshotSplit, "read", slow)
     database.sql("CREATE TABLE other (id int PRIMARY KEY)")
     database.sql("ALTER PUBLICATION penstock ADD TABLE other")
     try:
         assert begun.wait(30)
         told = CliRunner().invoke(app, ["resync", pump.location, "shop", "public.other"])
         assert str(told.exception) == 'source "shop" has tables that were not mended: public.other'
-        assert "its first copy is under way" in told.exception.detail
+        assert "its initial snapshot is in progress" in told.exception.detail
     finally:
         go.set()
     until(lambda: "shop.public.other" in pump.collections(), "the copy")
@@ -335,7 +335,7 @@ def test_a_stop_does_not_wait_for_a_slot(
     pump: Pump, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what was asked for is done after the next start."""
-    monkeypatch.setattr("penstock.ingest.pipeline.BEAT_MS", 200)
+    monkeypatch.setattr("penstock.ingest.loop.VERIFY_MS", 200)
     database.sql("CREATE TABLE elsewhere (i int)")
     with psycopg.connect(database.url()) as holding:
         holding.execute("INSERT INTO elsewhere VALUES (1)")

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.data import DIFF
 from penstock.errors import DefiniteError, DeterminateError, PenstockError, UsageError
-from penstock.ingest.loading import Watch
-from penstock.ingest.scanning import Cut, Scanned, ScanTask
-from penstock.sources.source import Aside, Out
+from penstock.ingest.scan_task import Cut, Scanned, ScanTask
+from penstock.ingest.snapshot_loader import LoadWatch
+from penstock.sources.source import ScanOutput, SideRows
 from penstock.testing.sources import SCHEMA, ScriptedSource
 from tests.ingest.test_loop import turn
 
@@ -29,7 +29,7 @@ class WordScan:
     """Rows of the collection `words`; those of large offsets go to a side state."""
 
     into = {"words": "words"}  # noqa: RUF012 a property of the protocol
-    aside = {"side": Aside("side", SCHEMA)}  # noqa: RUF012 a property of the protocol
+    side_rows = {"side": SideRows("side", SCHEMA)}  # noqa: RUF012 a property of the protocol
 
     def __init__(self, error: PenstockError | None = None) -> None:
         self.error = error
@@ -44,7 +44,7 @@ class WordScan:
     def places(self, rows: pa.Table, count: int) -> pa.Array:
         return pa.array([offset % count for offset in rows.column("offset").to_pylist()])
 
-    def finish(self, rows: Iterable[pa.Table], out: Out) -> int:
+    def finish(self, rows: Iterable[pa.Table], out: ScanOutput) -> int:
         count = 0
         for table in rows:
             stored = out.stored("words", table.select(["partition", "offset"]))
@@ -70,8 +70,8 @@ class LocalTasks:
     def merges(self, url: str) -> None:
         return None
 
-    def scan(self, task: ScanTask, watch: Watch) -> list[Scanned]:
-        assert watch.wanted()
+    def scan(self, task: ScanTask, watch: LoadWatch) -> list[Scanned]:
+        assert watch.is_active()
         if self.part_bytes is not None:
             shares = {
                 output: replace(share, part_bytes=self.part_bytes)
@@ -97,14 +97,14 @@ class ScanningSource(ScriptedSource):
         self.returned: list[Any] = []
         self.rows = self.bytes = 0
 
-    def draw(self, tick: Any, upto: Any) -> Any:
-        drawn = super().draw(tick, upto)
+    def read_into(self, tick: Any, up_to: Any) -> Any:
+        reached = super().read_into(tick, up_to)
         if self.scan is not None:
             scan, self.scan = self.scan, None
             before = tick.rows, tick.bytes
             self.returned = tick.scan(scan)
             self.rows, self.bytes = tick.rows - before[0], tick.bytes - before[1]
-        return drawn
+        return reached
 
 
 class Scans:
@@ -112,7 +112,7 @@ class Scans:
 
     def __init__(self, turn: Callable[..., Any], tasks: LocalTasks | None) -> None:
         self.source = ScanningSource()
-        self.run = turn(self.source, many=tasks)
+        self.run = turn(self.source, jobs=tasks)
         self.source.append(0, "stored")
         self.run.ticks(1)
 

@@ -8,9 +8,9 @@ import pytest
 
 from penstock import persist
 from penstock.errors import UsageError
-from penstock.ingest import tick
-from penstock.ingest.relations import bindings_in
-from penstock.ingest.running import drop, tasks_of
+from penstock.ingest import tick_transaction
+from penstock.ingest.progress_views import progress_views_in
+from penstock.ingest.tasks import drop, tasks_of
 from penstock.pipeline import load
 from penstock.testing.sources import ScriptedSource
 from tests.ingest.test_loop import turn
@@ -38,10 +38,10 @@ def pipeline(tmp_path: Path) -> Any:
 def progress_names(pipeline: Any, **options: Any) -> list[str]:
     """Build each task in its storage location, and return the names of their progress."""
     names = []
-    for task in tasks_of(pipeline, many=None, **options):
+    for task in tasks_of(pipeline, jobs=None, **options):
         with persist.open(task.url, writer="test") as client:
             task.build(client)
-            names.append(bindings_in(client)[0].name)
+            names.append(progress_views_in(client)[0].name)
     return names
 
 
@@ -68,7 +68,7 @@ def test_progress_with_names_from_the_caller_is_not_compared_with_others(
 
 
 def test_tasks_have_a_storage_location_for_each_source(pipeline: Any, tmp_path: Path) -> None:
-    tasks = tasks_of(pipeline, many=None)
+    tasks = tasks_of(pipeline, jobs=None)
     assert [(task.name, task.kind, task.writer) for task in tasks] == [
         ("clicks", "source", "test"),
         ("shop", "source", "test"),
@@ -82,7 +82,7 @@ def test_tasks_have_a_storage_location_for_each_source(pipeline: Any, tmp_path: 
 def test_dropped_source_leaves_no_collection_and_no_rows(
     turn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tick, "SPOOL_BYTES", 0)
+    monkeypatch.setattr(tick_transaction, "SPOOL_BYTES", 0)
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.data import DIFF
 from penstock.errors import DefiniteError
-from penstock.ingest import tick as tick_module
-from penstock.ingest.tick import Tick, _counted, _matching
+from penstock.ingest import tick_transaction as tick_module
+from penstock.ingest.tick_transaction import TickTransaction, _counted, _matching
 from penstock.persist import CollectionErrored
 from penstock.testing.sources import ScriptedSource
 from tests.ingest.test_loop import turn
@@ -24,8 +24,8 @@ class Fickle(ScriptedSource):
         super().__init__("kafka")
         self.deeds: list[str] = []
 
-    def draw(self, tick: Any, upto: Any) -> Any:
-        drawn = super().draw(tick, upto)
+    def read_into(self, tick: Any, up_to: Any) -> Any:
+        drawn = super().read_into(tick, up_to)
         for deed in self.deeds:
             if deed == "recover":
                 tick.recover(self.collection)
@@ -61,10 +61,10 @@ class Acting(ScriptedSource):
 
     def __init__(self) -> None:
         super().__init__("kafka")
-        self.act: Callable[[Tick], None] | None = None
+        self.act: Callable[[TickTransaction], None] | None = None
 
-    def draw(self, tick: Any, upto: Any) -> Any:
-        drawn = super().draw(tick, upto)
+    def read_into(self, tick: Any, up_to: Any) -> Any:
+        drawn = super().read_into(tick, up_to)
         act, self.act = self.act, None
         if act:
             act(tick)
@@ -79,7 +79,7 @@ class Ticks:
         self.run = turn(self.source)
         self.count = 0
 
-    def tick(self, act: Callable[[Tick], None]) -> None:
+    def tick(self, act: Callable[[TickTransaction], None]) -> None:
         self.source.append(0, f"word {self.count}")
         self.count += 1
         self.source.act = act
@@ -100,8 +100,8 @@ def rows_of(*values: int) -> pa.Table:
     return pa.table({"n": pa.array(values, pa.int64())})
 
 
-def numbers(tick: Tick, name: str) -> list[int]:
-    return [n for table in tick.set_aside(name) for n in table.column("n").to_pylist()]
+def numbers(tick: TickTransaction, name: str) -> list[int]:
+    return [n for table in tick.side_rows(name) for n in table.column("n").to_pylist()]
 
 
 @pytest.mark.parametrize("spool_bytes", [0, 1 << 20], ids=["in files", "in memory"])
@@ -110,27 +110,27 @@ def test_side_state_is_read_by_later_ticks_until_it_is_dropped(
 ) -> None:
     monkeypatch.setattr(tick_module, "SPOOL_BYTES", spool_bytes)
     ticks = Ticks(turn)
-    ticks.tick(lambda tick: tick.put_aside("a", rows_of(1, 2)))
+    ticks.tick(lambda tick: tick.append_side_rows("a", rows_of(1, 2)))
 
-    def more(tick: Tick) -> None:
-        tick.put_aside("a", rows_of(3))
-        tick.put_aside("b", rows_of(7))
+    def more(tick: TickTransaction) -> None:
+        tick.append_side_rows("a", rows_of(3))
+        tick.append_side_rows("b", rows_of(7))
         assert sorted(numbers(tick, "a")) == [1, 2, 3]
 
     ticks.tick(more)
     assert sorted(ticks.side_state("a")) == [1, 2, 3]
     assert ticks.side_state("b") == [7]
 
-    def none(tick: Tick) -> None:
-        tick.put_aside("a", rows_of(4))
-        tick.take_back("a")
+    def none(tick: TickTransaction) -> None:
+        tick.append_side_rows("a", rows_of(4))
+        tick.discard_side_rows("a")
 
     ticks.tick(none)
     assert sorted(ticks.side_state("a")) == [1, 2, 3]
-    ticks.tick(lambda tick: tick.keep_aside({"b"}))
+    ticks.tick(lambda tick: tick.retain_side_rows({"b"}))
     assert ticks.side_state("a") == []
     assert ticks.side_state("b") == [7]
-    ticks.tick(lambda tick: tick.throw_away("b"))
+    ticks.tick(lambda tick: tick.drop_side_rows("b"))
     assert ticks.side_state("b") == []
     assert ticks.words() == sorted(f"word {at}" for at in range(ticks.count))
 
@@ -143,7 +143,7 @@ def test_lookup_finds_rows_of_earlier_ticks_and_of_this_one(
     ticks = Ticks(turn)
     found: list[str] = []
 
-    def look(tick: Tick) -> None:
+    def look(tick: TickTransaction) -> None:
         keys = pa.table({"partition": ["0", "0", "1"], "offset": pa.array([0, 2, 1], pa.int64())})
         rows = tick.lookup("words", keys)
         assert DIFF not in rows.column_names
@@ -161,9 +161,9 @@ def test_emptied_collection_holds_nothing_and_counts_what_was_deleted(
     ticks.tick(lambda _: None)
     counted: list[tuple[int, int]] = []
 
-    def empty(tick: Tick) -> None:
+    def empty(tick: TickTransaction) -> None:
         before = tick.rows
-        tick.empty("words")
+        tick.truncate("words")
         counted.append((before, tick.rows))
 
     ticks.tick(empty)

@@ -91,9 +91,9 @@ def test_g02_a_bound_holds_what_committed_below_it() -> None:
     given, expected = vector("G02")["given"], vector("G02")["expect"]
     stream = OneTransaction(given["commit_lsn"], given["end_lsn"], given["rows"])
     heard, tail = Heard(), Tail(stream, durable=0, last=None)
-    tail.upto(expected["row_time"], heard, waiting=lambda: None)
+    tail.up_to(expected["row_time"], heard, waiting=lambda: None)
     assert heard.count == 0
-    tail.upto(expected["upper"], heard, waiting=lambda: None)
+    tail.up_to(expected["upper"], heard, waiting=lambda: None)
     assert heard.count == given["rows"]
 
 

@@ -19,7 +19,7 @@ from tests.persist.shop import SCHEMA, by_hand
 from penstock import persist
 from penstock.durable import open_blob
 from penstock.errors import UsageError
-from penstock.ingest.loading import Loader
+from penstock.ingest.snapshot_loader import SnapshotLoader
 from penstock.persist.append.shared_storage_check import leave_proof, proof_left
 from penstock.persist.append.task import Share, Written, gathered
 from penstock.persist.checksum_walk import verify
@@ -180,8 +180,8 @@ def test_a_first_copy_by_tasks_elsewhere_is_refused_and_one_here_is_linked(hosts
             with hosts.elsewhere():
                 return super().read(share, pieces, watch)
 
-    for many, sound in ((Elsewhere(), False), (Here(), True)):
-        loader = Loader(client, "src", many=many, spark_bytes=0)
+    for jobs, sound in ((Elsewhere(), False), (Here(), True)):
+        loader = SnapshotLoader(client, "src", jobs=jobs, spark_bytes=0)
         loader.make("src.t", SCHEMA, ["k"])
         copy = loader.load("src.t", [Rows(), Rows()], size=1)
         if sound:

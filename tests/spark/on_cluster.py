@@ -290,7 +290,7 @@ def round_trip(spark: Any, url: str) -> dict[str, Any]:
 def ingested(spark: Any, file: str) -> None:
     """Follow the sources of a file once, first copies read by tasks however small they are."""
     with mock.patch.object(copying, "PAGES_WORTH_A_TASK", 4):
-        run(file, once=True, many=tasks_of(spark), spark_bytes=0)
+        run(file, once=True, jobs=tasks_of(spark), spark_bytes=0)
 
 
 def main(questions: BinaryIO, answers: BinaryIO) -> None:

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 import penstock.spark as ps
 from penstock import persist
 from penstock.errors import UsageError
-from penstock.ingest.pipeline import Ingest
+from penstock.ingest.loop import IngestLoop
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
 
@@ -22,14 +22,14 @@ def lake(tmp_path):
     source, clock = ScriptedSource("kafka"), ManualClock(START)
     source.append(0, "one", "two")
     with persist.open(f"file:{tmp_path}/src", writer="w") as client:
-        ingest = Ingest(
+        ingest = IngestLoop(
             "src",
             source,
             client,
             tick_ms=1_000,
             retain_ms=3_600_000,
             clock=clock,
-            chance=random.Random(1),
+            rng=random.Random(1),
         )
         for words in (["three"], []):
             stop = threading.Event()

@@ -33,6 +33,6 @@ def test_a_lake_is_written_and_read_over_connect(tmp_path):
     assert found["appended"] == found["changes"] == 100
     assert found["rows"] == ["Row(k='a', x=-0.0)", "Row(k='b', x=-0.0)", "Row(k='b', x=0.0)"]
     assert (found["kept"], found["kept later"]) == (1, 0)
-    assert "session of Spark Connect" in found["tasks"]
+    assert "Spark Connect session" in found["tasks"]
     assert found["lost"].startswith("Corruption(")
     assert "batch/" in found["lost"]

@@ -25,7 +25,7 @@ from penstock.errors import (
     StoreRefused,
     TransientError,
 )
-from penstock.ingest.loading import Loader, ManyTasks
+from penstock.ingest.snapshot_loader import IngestJobs, SnapshotLoader
 from penstock.ingest.spark import tasks_of
 from penstock.persist.lake import find_collection
 from penstock.persist.merge.spark import SparkMerges
@@ -56,7 +56,7 @@ def stored(folder) -> list[tuple[object, ...]]:
 
 def test_pieces_are_read_by_tasks(database, pipeline, tmp_path, spark, monkeypatch):
     monkeypatch.setattr(copying, "PAGES_WORTH_A_TASK", 4)
-    penstock.ingest.run(pipeline, once=True, many=tasks_of(spark), spark_bytes=0)
+    penstock.ingest.run(pipeline, once=True, jobs=tasks_of(spark), spark_bytes=0)
     assert stored(tmp_path) == sorted(database.sql("SELECT * FROM item"))
 
 
@@ -78,7 +78,7 @@ def test_tables_are_compared_and_emptied_by_tasks(database, pipeline, tmp_path, 
     monkeypatch.setattr(SparkMerges, "difference", watched)
 
     def follow() -> None:
-        penstock.ingest.run(pipeline, once=True, many=tasks_of(spark), spark_bytes=0)
+        penstock.ingest.run(pipeline, once=True, jobs=tasks_of(spark), spark_bytes=0)
 
     follow()
     # A rewrite without a message: the table is compared.
@@ -106,10 +106,10 @@ def small_merges(monkeypatch) -> None:
     monkeypatch.setattr(persist, "open", open_with_small_merges)
 
 
-def errors_of(pipeline, many: ManyTasks | None) -> dict[str, Any]:
+def errors_of(pipeline, jobs: IngestJobs | None) -> dict[str, Any]:
     """Follow for a while; by table, what was written down of its error."""
     with suppress(DefiniteError):  # It says so if a table is in error.
-        penstock.ingest.run(pipeline, once=True, many=many, spark_bytes=0)
+        penstock.ingest.run(pipeline, once=True, jobs=jobs, spark_bytes=0)
     with persist.open(f"file:{pipeline.parent}/lake/shop", hold=False) as client:
         state = client.collection("shop/state")
         notes = {each.data[0]: each.data[1] for each in state.snapshot(state.upper - 1)}
@@ -147,10 +147,10 @@ def test_a_value_that_does_not_fit_puts_its_table_in_error(database, two, spark)
 
 def test_a_value_that_does_not_fit_is_found_by_a_comparison(database, two, spark):
     pipelines = {two: tasks_of(spark), beside(two): None}
-    for each, many in pipelines.items():
-        assert not any(told["error"] for told in errors_of(each, many).values())
+    for each, jobs in pipelines.items():
+        assert not any(told["error"] for told in errors_of(each, jobs).values())
     database.sql(NOT_A_NUMBER)
-    by_tasks, in_process = (errors_of(each, many) for each, many in pipelines.items())
+    by_tasks, in_process = (errors_of(each, jobs) for each, jobs in pipelines.items())
     assert is_only_in_item(by_tasks)
     assert by_tasks == in_process
 
@@ -175,26 +175,26 @@ class Dies:
 class TroubledOnce:
     """Reads by Spark's tasks; the first time, pieces that something happened to."""
 
-    def __init__(self, by: ManyTasks, happens: Callable[[Any], Any]) -> None:
+    def __init__(self, by: IngestJobs, happens: Callable[[Any], Any]) -> None:
         self.by = by
         self.happens: Callable[[Any], Any] | None = happens
 
-    def read(self, share, pieces, watch):
+    def read(self, share, splits, watch):
         happens, self.happens = self.happens, None
         if happens is not None:
-            pieces = [happens(each) for each in pieces]
-        return self.by.read(share, pieces, watch)
+            splits = [happens(each) for each in splits]
+        return self.by.read(share, splits, watch)
 
     def merges(self, url):
         return self.by.merges(url)
 
 
-def without_server(piece):
-    return replace(piece, parameters={**piece.parameters, "port": "1"})
+def without_server(split):
+    return replace(split, parameters={**split.parameters, "port": "1"})
 
 
-def without_snapshot(piece):
-    return replace(piece, snapshot="0000FFFF-0000FFFF-1")
+def without_snapshot(split):
+    return replace(split, snapshot="0000FFFF-0000FFFF-1")
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def without_snapshot(piece):
 def test_what_is_lost_while_it_is_copied_is_copied_again(
     database, pipeline, tmp_path, spark, happens
 ):
-    many = TroubledOnce(tasks_of(spark), happens)
-    assert errors_of(pipeline, many)["item"]["error"] == ""
-    assert many.happens is None
+    jobs = TroubledOnce(tasks_of(spark), happens)
+    assert errors_of(pipeline, jobs)["item"]["error"] == ""
+    assert jobs.happens is None
     assert stored(tmp_path) == sorted(database.sql("SELECT * FROM item"))
 
 
@@ -251,10 +251,10 @@ def with_code(error: PenstockError) -> PenstockError:
     return error
 
 
-def outcome(many: ManyTasks | None, folder, error: PenstockError) -> PenstockError:
+def outcome(jobs: IngestJobs | None, folder, error: PenstockError) -> PenstockError:
     """What a copy ends with; nothing is linked."""
     with persist.open(f"file:{folder}/x", writer="w") as client:
-        loader = Loader(client, "src", many=many, spark_bytes=0)
+        loader = SnapshotLoader(client, "src", jobs=jobs, spark_bytes=0)
         loader.make("src.t", pa.schema([("a", pa.int64())]), ["a"])
         load = loader.load("src.t", [Broken(error)], size=1)
         with pytest.raises(PenstockError) as raised:
@@ -277,8 +277,8 @@ def outcome(many: ManyTasks | None, folder, error: PenstockError) -> PenstockErr
     ids=lambda error: type(error).__name__,
 )
 def test_what_ends_a_task_is_what_would_end_it_here(spark, tmp_path, error):
-    for many in (None, tasks_of(spark)):
-        told = outcome(many, tmp_path, error)
+    for jobs in (None, tasks_of(spark)):
+        told = outcome(jobs, tmp_path, error)
         assert type(told) is type(error)
         assert str(told) == str(error)
         assert (told.sqlstate, told.__dict__) == (error.sqlstate, error.__dict__)
@@ -307,7 +307,7 @@ class Endless:
 def test_a_stop_ends_what_spark_reads(spark, tmp_path):
     stop, begun = threading.Event(), tmp_path / "begun"
     with persist.open(f"file:{tmp_path}/x", writer="w") as client:
-        loader = Loader(client, "src", many=tasks_of(spark), spark_bytes=0, stop=stop)
+        loader = SnapshotLoader(client, "src", jobs=tasks_of(spark), spark_bytes=0, stop=stop)
         loader.make("src.t", pa.schema([("k", pa.int64())]), ["k"])
         copy = loader.load("src.t", [Endless(begun)], size=1)
         while not begun.exists():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from penstock import persist
 from penstock.durable import join
-from penstock.ingest.relations import bindings_in
+from penstock.ingest.progress_views import progress_views_in
 from penstock.persist.lake import storage_locations_below
 from penstock.pipeline.file import CATALOG
 
@@ -32,7 +32,7 @@ def collections_of(location: str) -> frozenset[Listed]:
             found.update(Listed(name, where) for name in client.collections())
             found.update(
                 Listed(each.name, where, progress=True)
-                for each in bindings_in(client)
+                for each in progress_views_in(client)
                 if each.derived
             )
     return frozenset(found)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from penstock import persist
 from penstock.durable import Blob, children, disk_error, join
-from penstock.ingest.relations import NOTE, notes_in
+from penstock.ingest.progress_views import PROGRESS_KEY, source_states
 from penstock.persist import Client
 from penstock.persist.errors import shown_ms
 from penstock.persist.holds import Hold, list_holds
@@ -153,7 +153,7 @@ def _runners(client: Client, state: State, now_ms: int) -> dict[str, list[dict[s
     """What the sources and materializations of a storage location said of themselves last."""
     notes = {
         name: {"status": {}, **told}
-        for name, told in notes_in(client).items()
+        for name, told in source_states(client).items()
         if "status" in told or FAILURE in told
     }
     return {
@@ -214,7 +214,7 @@ def _materializes(told: dict[str, Any]) -> bool:
     """
     if FAILURE in told:
         return bool(told[FAILURE]["kind"] == "materialization")
-    return RECOVERY in told or (NOTE not in told and "kind" not in told["status"])
+    return RECOVERY in told or (PROGRESS_KEY not in told and "kind" not in told["status"])
 
 
 def _lags(source: str, told: dict[str, Any], state: State, now_ms: int) -> dict[str, int | None]:

@@ -5,7 +5,7 @@ import sys
 from penstock.catalog.rows import encode_line, rows_of
 from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.errors import InternalError
-from penstock.ingest.relations import BindingsOf, find_bindings
+from penstock.ingest.progress_views import ProgressView, find_progress_view
 from penstock.persist import Client
 from penstock.persist.lake import find_collection, find_generation
 
@@ -20,7 +20,7 @@ def read(
     as_json: AsJson = True,
 ) -> None:
     """Print the rows as of a time, one JSON object a line."""
-    bindings = find_bindings(location, collection, hold=hold, settings=SETTINGS)
+    bindings = find_progress_view(location, collection, hold=hold, settings=SETTINGS)
     if bindings is not None:
         _read_bindings(*bindings, as_of)
         return
@@ -39,7 +39,7 @@ def read(
                 sys.stdout.write(encode_line(row) + "\n")
 
 
-def _read_bindings(client: Client, bindings: BindingsOf, as_of: str) -> None:
+def _read_bindings(client: Client, bindings: ProgressView, as_of: str) -> None:
     """Each row once: what is counted there are offsets."""
     with client:
         rows = bindings.as_of(bindings.time_of(as_of))

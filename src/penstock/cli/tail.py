@@ -10,7 +10,7 @@ from penstock.catalog.rows import encode_line, rows_of
 from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
-from penstock.ingest.relations import Followed, find_bindings
+from penstock.ingest.progress_views import ProgressFollower, find_progress_view
 from penstock.persist import Snapshot
 from penstock.persist.lake import find_collection, find_generation, time_of
 from penstock.progress.time import describe_time
@@ -43,7 +43,7 @@ def tail(
     as_json: AsJson = True,
 ) -> None:
     """Print changes, one JSON object a line: mz_timestamp, mz_diff, then the columns."""
-    bindings = find_bindings(location, collection, hold=hold, settings=SETTINGS)
+    bindings = find_progress_view(location, collection, hold=hold, settings=SETTINGS)
     if bindings is None:
         client, found = find_collection(location, collection, hold=hold, settings=SETTINGS)
     else:
@@ -68,7 +68,7 @@ def tail(
         followed = None
         if bindings is not None and bindings[1].derived:
             names = [name for name in bindings[1].schema.names if name != TIME]
-            followed = Followed(bindings[1], start)
+            followed = ProgressFollower(bindings[1], start)
         if progress and start >= 0:
             _print(_line(start, None, dict.fromkeys(names), progressed=True))
         with found.listen(start, snapshot=snapshot) as listener:
@@ -76,7 +76,7 @@ def tail(
                 changes = listener.next_changes(timeout_ms=None)
                 if changes is None:
                     continue
-                rows = changes.arrow() if followed is None else followed.shown(changes)
+                rows = changes.arrow() if followed is None else followed.to_progress(changes)
                 if end is not None:
                     rows = rows.filter(pc.less(rows.column(TIME), end))
                 for moment, diff, row in rows_of(rows, found.state):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.data import DIFF, TIME
 from penstock.datasource.options import BatchOptions
 from penstock.errors import UsageError
-from penstock.ingest.relations import BindingsOf, bindings_in, find_bindings
+from penstock.ingest.progress_views import ProgressView, find_progress_view, progress_views_in
 from penstock.persist import Client, Settings
 
 __all__ = [
@@ -42,7 +42,7 @@ def find_relation_contents(options: BatchOptions, *, settings: Settings) -> Rela
     Raises:
         SinceError, NotYetComplete: the relation cannot be read as of that time.
     """
-    found = find_bindings(options.location, options.collection, hold=False, settings=settings)
+    found = find_progress_view(options.location, options.collection, hold=False, settings=settings)
     if found is None:
         return None
     client, relation = found
@@ -58,7 +58,7 @@ def read_relation_contents(client: Client, contents: RelationContents) -> pa.Tab
 
 
 def read_relation_changes(
-    relation: BindingsOf, lower: int, upper: int, *, snapshot: bool
+    relation: ProgressView, lower: int, upper: int, *, snapshot: bool
 ) -> pa.Table:
     """Return the changes at times in `[lower, upper)`; with `snapshot`, the contents at `lower`."""
     columns = changes_columns(relation)
@@ -76,19 +76,19 @@ def read_relation_changes(
     return pa.concat_tables([each.select(columns.names).cast(columns) for each in parts])
 
 
-def changes_columns(relation: BindingsOf) -> pa.Schema:
+def changes_columns(relation: ProgressView) -> pa.Schema:
     """Return the columns of the changes of a relation: its own, then time and diff."""
     named = [field for field in relation.schema if field.name not in (TIME, DIFF)]
     return pa.schema([*named, *(pa.field(name, pa.int64(), False) for name in (TIME, DIFF))])
 
 
-def relation_in(client: Client, name: str) -> BindingsOf:
+def relation_in(client: Client, name: str) -> ProgressView:
     """Return the relation of that name in a storage location.
 
     Raises:
         UsageError: it does not exist any more.
     """
-    for each in bindings_in(client):
+    for each in progress_views_in(client):
         if each.name == name:
             return each
     raise UsageError(

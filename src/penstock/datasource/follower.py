@@ -30,7 +30,7 @@ from penstock.datasource.options import StreamOptions
 from penstock.datasource.read_task import Rows, Task, changes_tasks, contents_tasks
 from penstock.datasource.stream_offsets import Offset, admitted, begun_at, schema_ends
 from penstock.errors import UsageError
-from penstock.ingest.relations import find_bindings
+from penstock.ingest.progress_views import find_progress_view
 from penstock.persist import Client, Settings, open
 from penstock.persist.batch import slices_of
 from penstock.persist.errors import HoldLost, SinceError
@@ -85,7 +85,7 @@ def find_followed(options: StreamOptions) -> Followed:
 
 def find_followed_relation(options: StreamOptions) -> Followed | None:
     """Return the progress relation or remap to follow; None if the options name none."""
-    found = find_bindings(options.location, options.collection, hold=False, settings=SETTINGS)
+    found = find_progress_view(options.location, options.collection, hold=False, settings=SETTINGS)
     if found is None:
         return None
     client, relation = found

@@ -22,7 +22,7 @@ from penstock.data import DIFF
 from penstock.data.schema import label_of
 from penstock.demo.clicks import COLUMNS, TOPIC, Sent, committed
 from penstock.demo.shop import BOOKS, TABLES, Books, Made, what_is_wrong
-from penstock.ingest.relations import find_bindings
+from penstock.ingest.progress_views import find_progress_view
 from penstock.persist.lake import find_collection, time_of
 from penstock.sources.postgres.types import to_text
 
@@ -214,7 +214,7 @@ def time_at(places: Places, lsn: int, ends: Mapping[int, int] | None = None) -> 
 
 def _progress(places: Places, source: str) -> tuple[int, Sequence[Mapping[str, Any]]]:
     """The latest time of a source, and its bindings as of it, if there are any."""
-    found = find_bindings(
+    found = find_progress_view(
         places.lake, f"{source}_progress", hold=False, settings=persist.Settings()
     )
     if found is None:

@@ -26,7 +26,7 @@ from penstock.data import collection_name
 from penstock.data.collection_name import compose_name
 from penstock.durable import join
 from penstock.errors import PenstockError, Problem, StoreError, TransientError, UsageError
-from penstock.ingest.running import source_of
+from penstock.ingest.tasks import source_of
 from penstock.materialize.backfill import (
     check_shards,
     describe_rewrites,
@@ -122,7 +122,7 @@ def checked(
                 sources,
                 pool.map(
                     lambda name: _check_source(
-                        name, pipeline, clock, followed=name not in new, stop=stop
+                        name, pipeline, clock, started=name not in new, stop=stop
                     ),
                     sources,
                 ),
@@ -170,14 +170,14 @@ def _check_source(
     pipeline: Pipeline,
     clock: Clock,
     *,
-    followed: bool,
+    started: bool,
     stop: threading.Event | None,
 ) -> _SourceCheck:
     source = source_of(name, pipeline.sources[name], pipeline.location, clock)
     if stop is not None:
-        source.stopping(stop)
+        source.use_stop(stop)
     try:
-        outlines = source.check(followed=followed)
+        outlines = source.check(started=started)
     except (TransientError, StoreError) as error:
         return _SourceCheck([*_problems("unreachable", "source", name, error)])
     except PenstockError as error:

@@ -42,7 +42,7 @@ from penstock.engine.jars import kafka_jars
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import PenstockError, Problem, UsageError
 from penstock.failpoints import Failpoint, hit
-from penstock.ingest import running as ingest
+from penstock.ingest import tasks as ingest
 from penstock.materialize import running as materialize
 from penstock.persist.lake import is_storage_location
 from penstock.persist.lock import check_lock, lives, owner_of
@@ -239,7 +239,7 @@ def _tasks(
     tasks: list[Task] = []
     if "source" in types and pipeline.sources:
         tasks += ingest.tasks_of(
-            pipeline, many=kept, clock=clock, progress_of=catalog.progress.__getitem__
+            pipeline, jobs=kept, clock=clock, progress_of=catalog.progress.__getitem__
         )
     if "materialization" in types and pipeline.materializations:
         tasks += materialize.tasks_of(

@@ -1,25 +1,25 @@
-"""From a source, over the reclock, into persist.
+"""Source → reclock → persist.
 
     import penstock.ingest
 
     penstock.ingest.run("shop.yaml", once=True)
 
-Each source of the file has a storage location of its own below the file's
-location: its data collections, its remap and its notes commit together.
+Each source has its own storage location in the lake. Its data collections, its remap and
+its state commit together.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.ingest.running import Running, run
+    from penstock.ingest.tasks import Running, run
 
 __all__ = ["Running", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    # Sources bring a compiler along, which whoever only reads should not wait for.
+    # Importing the sources loads a compiler, which readers do not need.
     if name in __all__:
-        from penstock.ingest import running
+        from penstock.ingest import tasks
 
-        return getattr(running, name)
+        return getattr(tasks, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

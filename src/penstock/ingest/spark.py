@@ -1,4 +1,4 @@
-"""First copies and comparisons by Spark's tasks: one piece a task, straight into Parquet."""
+"""Initial snapshots, comparisons and scans by Spark tasks, each directly into Parquet."""
 
 import pickle
 import threading
@@ -10,130 +10,130 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import PenstockError, TransientError, UsageError
-from penstock.ingest.loading import Watch
-from penstock.ingest.scanning import Cut, Scanned, ScanTask
+from penstock.ingest.scan_task import Cut, Scanned, ScanTask
+from penstock.ingest.snapshot_loader import LoadWatch
 from penstock.persist.append.spark import collected
 from penstock.persist.append.task import Share, Written
 from penstock.persist.merge.spark import SparkMerges, failing_as_ours
-from penstock.sources.source import Piece
+from penstock.sources.source import Split
 
 __all__ = ["tasks_of"]
 
-TOLD: Final = "told binary"
+RESULT: Final = "result binary"
 CUT: Final = "place int, rows binary, failed boolean"
-"""Rows, or the error instead of them."""
+"""Columns: rows, or an error in their place."""
 
 PLACE_BYTES: Final = 64 << 20
-"""About how much of what meets is finished by one task."""
+"""Approximate size of shuffled rows that one task finishes."""
 
 FEW_BYTES: Final = 4 << 20
-"""A range of about so much is read by one task: more would take longer to start than to read."""
+"""Ranges up to this size are read by one task: starting more takes longer than reading."""
 
 WATCH_S: Final = 0.5
-"""So often it is asked whether what Spark does is still wanted."""
+"""Interval of checks whether a job should continue."""
 
 
 def tasks_of(spark: SparkSession) -> "SparkTasks":
-    """What reads pieces by tasks of `spark`.
+    """Return jobs that run on `spark`.
 
     Raises:
-        UsageError: the session is one of Spark Connect, which runs no such tasks.
+        UsageError: `spark` is a Spark Connect session, which cannot run them.
     """
     if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
         raise UsageError(
-            "first copies cannot be read by a session of Spark Connect",
-            detail="Their pieces are handed out by a SparkContext, which it does not have.",
+            "initial snapshots cannot run in a Spark Connect session",
+            detail="They need a SparkContext, which such a session does not have.",
             hint="Use a classic session, with a master such as local[4] or spark://host:7077. "
-            "A smaller copy needs no Spark at all.",
+            "Smaller tables need no Spark.",
         )
     return SparkTasks(spark)
 
 
 class SparkTasks:
-    """Does as jobs of Spark what is too much for one process."""
+    """Spark jobs for work that is too large for one process."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def read(self, share: Share, pieces: Sequence[Piece], watch: Watch) -> list[Written]:
-        """Read all pieces and write what they hold; a task that is lost is tried again.
+    def read(self, share: Share, splits: Sequence[Split], watch: LoadWatch) -> list[Written]:
+        """Read all splits and write their rows; Spark retries lost tasks.
 
         Raises:
-            TransientError: Spark failed, or it is not wanted any more.
+            TransientError: Spark failed, or `watch` is not active any more.
         """
         doing = f'read collection "{share.collection}" of location "{share.url}"'
-        with failing_as_ours(doing), self._as_long_as(watch.wanted, f"read {share.staging}"):
-            told = self._read(share, pieces, watch)
-        # SUBTLE: PySpark takes a connection that breaks off for the end of what is collected.
-        if len(told) != len(pieces):
+        with failing_as_ours(doing), self._cancelling(watch.is_active, f"read {share.staging}"):
+            written = self._read(share, splits, watch)
+        # SUBTLE: PySpark takes a broken connection for the end of the collected rows.
+        if len(written) != len(splits):
             raise TransientError(
                 f"Spark could not {doing}",
-                detail=f"Of {len(pieces)} tasks, {len(told)} have told what they wrote.",
+                detail=f"{len(written)} of {len(splits)} tasks have reported a result.",
             )
-        return told
+        return written
 
     @contextmanager
-    def _as_long_as(self, wanted: Callable[[], bool], tag: str) -> Iterator[None]:
-        """Jobs that are run within end when they are not wanted any more."""
-        context, over = self._spark.sparkContext, threading.Event()
+    def _cancelling(self, is_active: Callable[[], bool], tag: str) -> Iterator[None]:
+        """Cancel the jobs of the block when `is_active` returns false."""
+        context, ended = self._spark.sparkContext, threading.Event()
 
         def watch() -> None:
-            while not over.wait(WATCH_S):
-                if not wanted():
+            while not ended.wait(WATCH_S):
+                if not is_active():
                     context.cancelJobsWithTag(tag)
 
-        watching = threading.Thread(target=watch, name=f"watch of {tag}", daemon=True)
-        watching.start()
+        watcher = threading.Thread(target=watch, name=f"watch of {tag}", daemon=True)
+        watcher.start()
         context.addJobTag(tag)
         try:
             yield
         finally:
             context.removeJobTag(tag)
-            over.set()
-            watching.join()
+            ended.set()
+            watcher.join()
 
-    def _read(self, share: Share, pieces: Sequence[Piece], watch: Watch) -> list[Written]:
+    def _read(self, share: Share, splits: Sequence[Split], watch: LoadWatch) -> list[Written]:
         context = self._spark.sparkContext
         rows = context.accumulator(0)
-        watch.counts(lambda: rows.value)
+        watch.set_row_count(lambda: rows.value)
 
-        def read(some: Iterable[Piece]) -> Iterator[Written]:
-            for piece in some:
-                with closing(piece.read()) as found:
-                    written = share.write(found, to_the_end=False)
+        def read(some: Iterable[Split]) -> Iterator[Written]:
+            for split in some:
+                with closing(split.read()) as batches:
+                    written = share.write(batches, to_the_end=False)
                 rows.add(written.rows)
                 yield written
 
-        parallel = context.parallelize(pieces, len(pieces))
+        parallel = context.parallelize(splits, len(splits))
         return list(parallel.mapPartitions(read).collect())
 
-    def scan(self, task: ScanTask, watch: Watch) -> list[Scanned]:
-        """Read a range by a format of Spark's; a task that is lost is tried again.
+    def scan(self, task: ScanTask, watch: LoadWatch) -> list[Scanned]:
+        """Read a range with a Spark format; Spark retries lost tasks.
 
         Raises:
-            TransientError: Spark failed, or it is not wanted any more.
+            TransientError: Spark failed, or `watch` is not active any more.
         """
         scan, some = task.scan, next(iter(task.shares.values()))
         doing = f'read a range of {scan.format} for collection "{some.collection}"'
         with (
             failing_as_ours(doing, secrets=scan.secrets),
-            self._as_long_as(watch.wanted, f"scan {some.staging}"),
+            self._cancelling(watch.is_active, f"scan {some.staging}"),
         ):
             frame = self._spark.read.format(scan.format).options(**scan.options).load()
-            return [pickle.loads(row["told"]) for row in collected(self._scanned(frame, task))]
+            return [pickle.loads(row["result"]) for row in collected(self._scanned(frame, task))]
 
     def _scanned(self, frame: DataFrame, task: ScanTask) -> DataFrame:
         count = -(-task.scan.size // PLACE_BYTES)
-        if not task.scan.meets and task.scan.size > FEW_BYTES:
-            return frame.mapInArrow(_finishing(lambda rows: task.run(rows)), TOLD)
-        if not task.scan.meets or count == 1:
-            # One task for all is sooner done than what brings rows together.
-            return frame.coalesce(1).mapInArrow(_finishing(lambda rows: task.run(rows)), TOLD)
+        if not task.scan.by_key and task.scan.size > FEW_BYTES:
+            return frame.mapInArrow(_finishing(lambda rows: task.run(rows)), RESULT)
+        if not task.scan.by_key or count == 1:
+            # One task is faster than a shuffle.
+            return frame.coalesce(1).mapInArrow(_finishing(lambda rows: task.run(rows)), RESULT)
 
         def cut(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for place, each in task.cut(rows, count):
-                failed = isinstance(each, PenstockError)
-                packed = pickle.dumps(each) if failed else _packed(each)
+            for place, part in task.cut(rows, count):
+                failed = isinstance(part, PenstockError)
+                packed = pickle.dumps(part) if failed else _packed(part)
                 columns = [
                     pa.array([place], pa.int32()),
                     pa.array([packed], pa.binary()),
@@ -141,11 +141,11 @@ class SparkTasks:
                 ]
                 yield pa.record_batch(columns, names=["place", "rows", "failed"])
 
-        met = frame.mapInArrow(cut, CUT).repartitionById(count, "place")
-        return met.mapInArrow(_finishing(lambda rows: task.finish(_unpacked(rows))), TOLD)
+        shuffled = frame.mapInArrow(cut, CUT).repartitionById(count, "place")
+        return shuffled.mapInArrow(_finishing(lambda rows: task.finish(_unpacked(rows))), RESULT)
 
     def merges(self, url: str) -> SparkMerges:
-        """What merges and compares collections of a storage location."""
+        """Return the jobs that merge and compare collections of a storage location."""
         return SparkMerges(self._spark, url)
 
 
@@ -153,16 +153,17 @@ Finish = Callable[[Iterator[pa.RecordBatch]], Scanned]
 
 
 def _finishing(finish: Finish) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task does with its rows, and tells in one."""
+    """Return a function for `mapInArrow` that yields the pickled result of `finish`."""
 
-    def told(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield pa.record_batch([pa.array([pickle.dumps(finish(rows))], pa.binary())], names=["told"])
+    def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        result = pa.array([pickle.dumps(finish(rows))], pa.binary())
+        yield pa.record_batch([result], names=["result"])
 
-    return told
+    return run
 
 
 def _packed(table: pa.Table) -> bytes:
-    """Rows with their schema, as bytes."""
+    """Return rows and schema in Arrow's IPC stream format."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

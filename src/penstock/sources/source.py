@@ -1,15 +1,15 @@
-"""What a source is to the rest of the house.
+"""The contract between a source and the ingest loop.
 
-A source speaks its own time. It says how far upstream has come (`probe`), and
-brings the changes up to a frontier into a `Tick` (`draw`). Whatever it puts
-there becomes durable in one step, or not at all: rows, what it remembers for its
-next start, tables that begin, grow, fail or recover. It learns with
-`committed` that this has happened; only then may it let upstream forget.
+A source uses its own time. It reports the current upstream frontier (`probe`) and reads
+all changes below a frontier into a `TickTransaction` (`read_into`). The loop commits that
+transaction atomically: rows, the source's state for its next start, tables that begin,
+grow, fail or recover. Then it calls `committed`, and only then may the source confirm
+its position upstream.
 
-    open ─► probe ─► draw ─► (the tick is made durable) ─► committed ─► probe …
+    open ─► probe ─► read_into ─► (the loop commits the tick) ─► committed ─► probe …
 
-A source knows nothing of the timeline, of storage or of Spark. What it needs
-of them it is handed: a `Tick`, a `Memory` and a `Loader`.
+A source knows nothing of the timeline, of storage or of Spark. The loop passes it a
+`TickTransaction`, a `Memory` and a `SnapshotLoader`.
 """
 
 import threading
@@ -23,242 +23,240 @@ import pyarrow as pa
 from penstock.errors import DefiniteError
 
 __all__ = [
-    "Aside",
     "CollectionOutline",
     "ComparisonFailed",
     "Frontier",
-    "Load",
-    "Loader",
     "Memory",
-    "Out",
-    "Piece",
     "Probe",
     "Scan",
+    "ScanOutput",
+    "SideRows",
+    "SnapshotLoad",
+    "SnapshotLoader",
     "Source",
-    "Tick",
+    "Split",
+    "TickTransaction",
 ]
 
 Frontier: TypeAlias = Mapping[Any, int]
-"""By partition, the offset below which everything is meant. A source that is one log has
-one partition, `()`."""
+"""Exclusive upper offset per partition. A source that is one log has one partition, `()`."""
 
 
 class ComparisonFailed(DefiniteError):
-    """A comparison was carried out and failed. A request for it is answered, and not repeated."""
+    """A comparison that was carried out and failed; the request for it is not repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How far upstream has come, and what time it is there."""
+    """Upstream frontier and upstream clock."""
 
     frontier: Frontier
-    """What to draw next: all there is, or a bite of it."""
+    """Frontier to read up to next: the upstream frontier, or a chunk of the backlog."""
 
     now_ms: int
     reached: Frontier | None = None
-    """All there is, if that is more than a bite."""
+    """Upstream frontier, if `frontier` is only a chunk."""
 
     @property
     def more(self) -> bool:
-        """Whether the source is catching up, in bites."""
+        """Return whether the source is catching up in chunks."""
         return self.reached is not None
 
     @property
-    def everything(self) -> Frontier:
-        """How far upstream has come."""
+    def end(self) -> Frontier:
+        """Return the upstream frontier."""
         return self.frontier if self.reached is None else self.reached
 
 
 class Memory(Protocol):
-    """What a source wrote down for its next start: plain JSON values by name."""
+    """State of a source for its next start: JSON values by key."""
 
     def recall(self, name: str) -> Any:
-        """What is remembered under `name`, or None."""
+        """Return the value of a key, or None."""
         ...
 
     def names(self) -> Sequence[str]:
-        """All names, in order."""
+        """Return all keys in order."""
         ...
 
     def write_down(self, values: Mapping[str, Any]) -> None:
-        """Make `values` durable now, in one step; None forgets a name."""
+        """Make `values` durable now and atomically; None deletes a key."""
         ...
 
 
-class Piece(Protocol):
-    """A part of a first copy that one task reads. It can be pickled."""
+class Split(Protocol):
+    """One part of an initial snapshot, read by one task. Picklable."""
 
     def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
-        """Yield the rows; a caller that does not read them to the end closes it.
+        """Yield the rows. A caller that does not exhaust the generator closes it.
 
-        Waits for the server end with an error soon after `stop` is set.
+        A wait for the server raises an error soon after `stop` is set.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
-    """Rows that are put aside: under which name, and with which columns."""
+class SideRows:
+    """Name and schema of hidden rows that a source stores for later ticks."""
 
     name: str
     schema: pa.Schema
 
 
-class Out(Protocol):
-    """Where a task puts what a scan gave; it becomes durable with the tick, or not at all."""
+class ScanOutput(Protocol):
+    """Output of one Spark task of a scan. It is committed with the tick, or not at all."""
 
     def put(self, output: str, rows: pa.Table) -> None:
-        """Rows for an output: they come, once each, or as often as `mz_diff` says."""
+        """Add rows to an output, once each, or with the multiplicity in `mz_diff`."""
         ...
 
     def stored(self, output: str, keys: pa.Table) -> pa.Table:
-        """The rows with these keys that were there before this tick."""
+        """Return the rows with these keys as of the previous tick."""
         ...
 
 
 class Scan(Protocol):
-    """A closed range that Spark reads by a format of its own, and what tasks make of it.
+    """A closed range that Spark reads with one of its formats, and its processing. Picklable.
 
-    It can be pickled. Each task prepares the rows that it reads; then it finishes them, or,
-    if rows must meet, whichever task they meet in does.
+    Each Spark task prepares the rows that it reads. It also finishes them, unless rows of one
+    key must be finished together: then they are shuffled first.
     """
 
     @property
     def format(self) -> str:
-        """Which format of Spark's reads it."""
+        """Return the Spark format that reads the range."""
         ...
 
     @property
     def options(self) -> Mapping[str, str]:
-        """How it is read; secrets among them."""
+        """Return the options of the format. They may contain secrets."""
         ...
 
     @property
     def secrets(self) -> Collection[str]:
-        """What of the options nobody may see."""
+        """Return the option values to redact from errors."""
         ...
 
     @property
     def size(self) -> int:
-        """About how many bytes there are."""
+        """Return the approximate size in bytes."""
         ...
 
     @property
     def into(self) -> Mapping[str, str]:
-        """By output, the collection that its rows go to; there is at least one."""
+        """Return the collection of each output; there is at least one."""
         ...
 
     @property
-    def aside(self) -> Mapping[str, "Aside"]:
-        """By output, where rows go that are not to be seen: as by `Tick.put_aside`."""
+    def side_rows(self) -> Mapping[str, "SideRows"]:
+        """Return the side rows of each output that is hidden."""
         ...
 
     @property
-    def meets(self) -> bool:
-        """Whether rows with one key must be finished by one task."""
+    def by_key(self) -> bool:
+        """Return whether all rows of one key must be finished by one task."""
         ...
 
     def prepare(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
-        """What was read, as rows that can be told apart."""
+        """Decode records into rows that `places` can distribute."""
         ...
 
     def places(self, rows: pa.Table, count: int) -> pa.Array:
-        """For each prepared row, in which of `count` tasks it is finished."""
+        """Return, for each prepared row, the number of the task that finishes it."""
         ...
 
-    def finish(self, rows: Iterable[pa.Table], out: Out) -> Any:
-        """Put what prepared rows come to; returns what the source is to be told, pickled."""
+    def finish(self, rows: Iterable[pa.Table], out: ScanOutput) -> Any:
+        """Write the result of prepared rows; return a picklable report for the source."""
         ...
 
 
-class Load(Protocol):
-    """A first copy on its way into files."""
+class SnapshotLoad(Protocol):
+    """An initial snapshot of one table, being written to files."""
 
     def done(self) -> bool:
-        """Whether all is read, or has failed."""
+        """Return whether all splits are read, or one has failed."""
         ...
 
     def rows(self) -> int:
-        """How many rows there were in the pieces that are read to the end."""
+        """Return the number of rows in the splits that are complete."""
         ...
 
     def abandon(self) -> None:
-        """It is not wanted any more."""
+        """Cancel the load and delete its files."""
         ...
 
     def result(self) -> Any:
-        """What to hand to `Tick.keep_copy`; raises what went wrong."""
+        """Return the argument for `TickTransaction.link_snapshot`; raise the error of the load."""
         ...
 
 
-class Loader(Protocol):
-    """Reads pieces in parallel, each straight into files of a collection."""
+class SnapshotLoader(Protocol):
+    """Reads splits in parallel, each directly into files of a collection."""
 
     def check(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
-        """Check that `make` can create the collection.
+        """Check that `create` can create the collection.
 
         Raises:
-            UsageError: its name or its schema cannot be stored.
+            UsageError: the name or the schema cannot be stored.
         """
         ...
 
-    def make(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
-        """Let there be a collection; it is not seen before it begins."""
+    def create(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Create a collection. It is not visible before a tick begins it."""
         ...
 
-    def unmake(self, collection: str) -> None:
-        """Let there not be a collection that has not been seen yet."""
+    def drop_collection(self, collection: str) -> None:
+        """Drop a collection that has never been visible."""
         ...
 
-    def load(self, collection: str, pieces: Sequence[Piece], *, size: int) -> Load:
-        """Begin to read all pieces; about `size` bytes in total."""
+    def load(self, collection: str, splits: Sequence[Split], *, size: int) -> SnapshotLoad:
+        """Start reading all splits, about `size` bytes in total."""
         ...
 
 
-class Tick(Protocol):
-    """What one tick changes. All of it becomes durable in one step, or none."""
+class TickTransaction(Protocol):
+    """All changes of one tick. They are committed in one entry, or not at all."""
 
     time: int
 
-    def change(self, collection: str, *, gone: pa.Table, come: pa.Table) -> None:
-        """Rows that go and rows that come."""
+    def change(self, collection: str, *, deletes: pa.Table, inserts: pa.Table) -> None:
+        """Apply deletes and inserts at this tick."""
         ...
 
     def begin(self, collection: str) -> None:
-        """From this time on the collection is seen, with all that was put into it."""
+        """Make the collection visible from this tick on, with all rows put into it."""
         ...
 
-    def keep_copy(self, collection: str, copy: Any) -> None:
-        """Keep the files of a finished first copy, not seen before `begin`."""
+    def link_snapshot(self, collection: str, copy: Any) -> None:
+        """Link the files of a complete initial snapshot. `begin` makes them visible."""
         ...
 
     def grow(self, collection: str, schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
-        """From this time on rows have more columns; older ones hold `defaults` in them."""
+        """Add columns from this tick on. Older rows read `defaults` in them."""
         ...
 
     def fail(self, collection: str, error: DefiniteError) -> None:
-        """From this time on every reading fails with `error`."""
+        """Make every read at or above this time fail with `error`."""
         ...
 
     def recover(self, collection: str) -> None:
-        """From this time on it can be read again."""
+        """End the error of a collection at this time."""
         ...
 
     def lookup(self, collection: str, keys: pa.Table) -> pa.Table:
-        """The rows with these keys, as of this moment of the tick."""
+        """Return the rows with these keys, changes of this tick included."""
         ...
 
-    def empty(self, collection: str) -> None:
-        """All rows go."""
+    def truncate(self, collection: str) -> None:
+        """Delete all rows."""
         ...
 
     def compare(
-        self, collection: str, pieces: Sequence[Piece], *, size: int
+        self, collection: str, splits: Sequence[Split], *, size: int
     ) -> AbstractContextManager[Callable[[], int]]:
-        """Read all pieces, about `size` bytes in total, to the end.
+        """Read all splits, about `size` bytes in total.
 
-        In the block, what is handed out makes the contents equal to them; it returns
-        how many rows have to go or come.
+        Yield a function that writes the differences and returns the number of rows changed.
         """
         ...
 
@@ -267,47 +265,47 @@ class Tick(Protocol):
         collection: str,
         schema: pa.Schema,
         key: Sequence[str],
-        pieces: Sequence[Piece],
+        splits: Sequence[Split],
         *,
         size: int,
     ) -> AbstractContextManager[Callable[[], int]]:
-        """Read all pieces, about `size` bytes in total, into a new collection.
+        """Read all splits, about `size` bytes in total, into a new collection.
 
-        Yields a function that lets the name refer to the new collection from this time
-        on, and returns its number of rows. What this tick brought of the old one is dropped.
+        Yield a function that moves the name to the new collection at this time and returns
+        its number of rows. Changes of this tick to the old collection are dropped.
         """
         ...
 
     def scan(self, scan: Scan) -> Sequence[Any]:
-        """Read a range by Spark's tasks, each straight into files; what each of them told.
+        """Read a range with Spark tasks, each directly into files; return their reports.
 
         Raises:
-            TransientError: Spark failed, and nothing of it is in the tick.
+            TransientError: Spark failed. The tick contains nothing of the scan.
         """
         ...
 
-    def put_aside(self, name: str, rows: pa.Table) -> None:
-        """Keep rows that are not to be seen, under a name of the source's own."""
+    def append_side_rows(self, name: str, rows: pa.Table) -> None:
+        """Store hidden rows under a name of the source."""
         ...
 
-    def set_aside(self, name: str) -> Iterable[pa.Table]:
-        """What was put aside under that name, this tick's too, in the order of that."""
+    def side_rows(self, name: str) -> Iterable[pa.Table]:
+        """Yield the side rows of a name, this tick included, in append order."""
         ...
 
-    def take_back(self, name: str) -> None:
-        """Put nothing aside under that name in this tick after all; what was there stays."""
+    def discard_side_rows(self, name: str) -> None:
+        """Discard the side rows that this tick has appended under a name."""
         ...
 
-    def throw_away(self, name: str) -> None:
-        """Forget what was put aside under that name."""
+    def drop_side_rows(self, name: str) -> None:
+        """Drop all side rows of a name."""
         ...
 
-    def keep_aside(self, names: Set[str]) -> None:
-        """Forget all that was put aside before this tick under other names."""
+    def retain_side_rows(self, names: Set[str]) -> None:
+        """Drop side rows of earlier ticks under all other names."""
         ...
 
-    def remember(self, name: str, value: Any) -> None:
-        """Write down a plain JSON value for the next start; None forgets it."""
+    def put_state(self, name: str, value: Any) -> None:
+        """Store a JSON value for the next start; None deletes the key."""
         ...
 
 
@@ -323,91 +321,94 @@ class CollectionOutline:
 
 
 class Source(Protocol):
-    """Something upstream that changes, and says how far it has come."""
+    """An upstream system that changes and reports its frontier."""
 
     kind: str
-    """Which shape its remap has."""
+    """Selects the form of the remap."""
 
-    def stopping(self, stop: threading.Event, /) -> None:
-        """Give up what is waited for, with a TransientError, when `stop` is set; said once."""
+    def use_stop(self, stop: threading.Event, /) -> None:
+        """Make every wait raise a TransientError when `stop` is set. Called once."""
         ...
 
-    def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
-        """Connect, and be ready to go on from `bound`; None at the very first start.
+    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
+        """Connect and prepare to resume from `bound`; None at the first start.
 
         Raises:
-            TransientError: it may work later.
-            DefiniteError: somebody must act.
+            TransientError: a later attempt may succeed.
+            DefiniteError: a person must act.
         """
         ...
 
     def probe(self) -> Probe:
-        """How far upstream has come, by now at least."""
+        """Return an upstream frontier at or above the one at the time of the call."""
         ...
 
-    def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
-        """Bring all changes below `upto`, or somewhat further, into `tick`.
+    def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
+        """Read all changes below `up_to`, or somewhat more, into `tick`.
 
-        Returns how far it came, or None if nothing of it may be seen yet,
-        because a first copy is under way.
+        Return the frontier that was read up to, or None while an initial snapshot is in
+        progress and nothing may become visible.
         """
         ...
 
     def collections(self) -> Sequence[str]:
-        """The collections that can be seen, all of which move with every tick."""
+        """Return the visible collections. Every tick advances all of them."""
         ...
 
     def committed(self, frontier: Frontier | None) -> None:
-        """What was drawn is durable."""
+        """Handle the commit of the tick that was read last."""
         ...
 
     def resync(self, parts: Sequence[str], /) -> None:
-        """At the next tick compare these parts with upstream, and mend them; all, if none is named.
+        """Compare these parts with upstream at the next tick, and repair them; none means all.
 
         Raises:
-            UsageError: there is no such part.
+            UsageError: a part does not exist.
         """
         ...
 
     def status(self) -> Mapping[str, Any]:
-        """For people: phase, rows, lag, what is waited for."""
+        """Return phase, row counts, lag and the current wait."""
         ...
 
-    def proved(self) -> None:
-        """It takes long, and we are still the writer; called by another thread."""
-        ...
+    def ownership_verified(self) -> None:
+        """Handle the proof, during a long operation, that this process is still the writer.
 
-    def waits_for(self) -> str:
-        """What `open` or `draw` waits for, if anything; asked by another thread."""
-        ...
-
-    def settled(self) -> bool:
-        """Whether all that was begun, such as first copies, is complete and can be seen."""
-        ...
-
-    def check(self, *, followed: bool) -> Sequence[CollectionOutline]:
-        """Return the collections that the source would create, as far as they are known.
-
-        Called on a source that is not open; changes nothing upstream. If the source is
-        `followed` already, only the connection is checked and nothing is returned.
-
-        Raises:
-            DefiniteError: it could not; it tells what to do about each problem.
-            TransientError: it cannot be reached.
+        Called by another thread.
         """
         ...
 
-    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
-        """Forget the parts that the file does not name any more, once their collections are gone.
+    def waits_for(self) -> str:
+        """Return what `open` or `read_into` waits for, or "". Called by another thread."""
+        ...
 
-        Asked of a source that is not open; more than once, if need be.
+    def is_loaded(self) -> bool:
+        """Return whether all initial snapshots are complete and visible."""
+        ...
+
+    def check(self, *, started: bool) -> Sequence[CollectionOutline]:
+        """Return the collections that the source would create, as far as they are known.
+
+        Called on a source that is not open. Changes nothing upstream. If the source has
+        been `started`, only the connection is checked and nothing is returned.
+
+        Raises:
+            DefiniteError: the source cannot start; lists each problem with its remedy.
+            TransientError: upstream cannot be reached.
+        """
+        ...
+
+    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+        """Drop the parts that the file no longer names, after `destroy` of their collections.
+
+        Called on a source that is not open. Idempotent.
         """
         ...
 
     def drop(self, memory: Memory) -> None:
-        """Take back all that was made upstream; asked of a source that is not open.
+        """Drop everything that was created upstream.
 
-        What is gone already is no error, so that it can be done again.
+        Called on a source that is not open. Idempotent: a missing object is no error.
 
         Raises:
             TransientError: upstream cannot be reached.
@@ -415,5 +416,5 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of upstream; nothing durable changes."""
+        """Close all connections. Nothing durable changes."""
         ...

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import PenstockError, TransientError
-from penstock.sources.source import Frontier, Loader, Memory, Probe, Tick
+from penstock.sources.source import Frontier, Memory, Probe, SnapshotLoader, TickTransaction
 
 __all__ = ["ScriptedSource"]
 
@@ -60,20 +60,20 @@ class ScriptedSource:
             del self._words[partition][-count:]
 
     def fail(self, step: str, error: PenstockError | None = None) -> None:
-        """The next `open`, `probe`, `draw` or `committed` fails."""
+        """The next `open`, `probe`, `read_into` or `committed` fails."""
         self._failures.setdefault(step, []).append(error or TransientError(f"{step} was scripted"))
 
-    def stopping(self, stop: threading.Event) -> None:
+    def use_stop(self, stop: threading.Event) -> None:
         """Keep it."""
         self.stop = stop
 
-    def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
+    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
         """Go on from `bound`."""
         self._trip("open")
         self.opened.append(bound)
         self._drawn = dict(bound or {})
         self._begun = bound is not None
-        loader.make(self.collection, SCHEMA, ["partition", "offset"])
+        loader.create(self.collection, SCHEMA, ["partition", "offset"])
 
     def probe(self) -> Probe:
         """How many words there are."""
@@ -82,21 +82,21 @@ class ScriptedSource:
             frontier = {partition: len(words) for partition, words in self._words.items()}
         return Probe(frontier, self.now_ms if self.now_ms is not None else 2**62)
 
-    def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
+    def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
         """The words below `upto` that were not drawn before."""
         with self._lock:
             rows = [
                 {"partition": str(partition), "offset": offset, "word": words[offset]}
                 for partition, words in self._words.items()
-                for offset in range(self._drawn.get(partition, 0), upto.get(partition, 0))
+                for offset in range(self._drawn.get(partition, 0), up_to.get(partition, 0))
             ]
         if not self._begun:
             tick.begin(self.collection)
-        come = pa.Table.from_pylist(rows, schema=SCHEMA)
-        tick.change(self.collection, gone=SCHEMA.empty_table(), come=come)
-        tick.remember("words", sum(upto.values()))
-        self._trip("draw")
-        self._reached = dict(upto)
+        inserts = pa.Table.from_pylist(rows, schema=SCHEMA)
+        tick.change(self.collection, deletes=SCHEMA.empty_table(), inserts=inserts)
+        tick.put_state("words", sum(up_to.values()))
+        self._trip("read_into")
+        self._reached = dict(up_to)
         return self._reached
 
     def collections(self) -> Sequence[str]:
@@ -118,11 +118,11 @@ class ScriptedSource:
         """How far it has come."""
         return {"kind": self.kind, "phase": "following"}
 
-    def proved(self) -> None:
+    def ownership_verified(self) -> None:
         """Count it."""
         self.proofs += 1
 
-    def settled(self) -> bool:
+    def is_loaded(self) -> bool:
         """There is nothing but the stream."""
         return True
 
@@ -133,7 +133,7 @@ class ScriptedSource:
     def check(self) -> None:
         """As `Source` has it."""
 
-    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
         """As `Source` has it."""
 
     def drop(self, memory: Memory) -> None:

@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from penstock import persist
-from penstock.ingest.loading import Loader
-from penstock.ingest.scanning import Scanned, ScanTask
-from penstock.ingest.tick import Tick
+from penstock.ingest.scan_task import Scanned, ScanTask
+from penstock.ingest.snapshot_loader import SnapshotLoader
+from penstock.ingest.tick_transaction import TickTransaction
 from penstock.persist import AppendTo
 from penstock.persist.state_store import Memory
 from penstock.reclock import KAFKA_TOPICS, Minted, accumulated, mint
@@ -157,7 +157,7 @@ class Lake:
         self.config = KafkaConfig("nowhere:9092", "", value, **given)
         self.url = f"memory:transactions-{next(_numbers)}/shop"
         self.clock = ManualClock(1_700_000_000_000)
-        self.many: Any = InProcess(cluster, places=places)
+        self.jobs: Any = InProcess(cluster, places=places)
         self.client: persist.Client
         self.open()
 
@@ -167,7 +167,7 @@ class Lake:
         self.client = persist.open(self.url, writer="test", settings=settings)
         self._remap = self.client.create_or_load("cdc_remap", schema=KAFKA_TOPICS.remap, owner="c")
         self._memory = Memory(self.client, "cdc")
-        self._loader = Loader(self.client, "cdc", many=self.many)
+        self._loader = SnapshotLoader(self.client, "cdc", jobs=self.jobs)
         self._pool = ThreadPoolExecutor(1)
         upper = self._remap.upper
         rows = self._remap.snapshot(upper - 1).arrow() if upper else None
@@ -186,21 +186,21 @@ class Lake:
         self._loader.close()
         self.client.close()
 
-    def tick(self, upto: Mapping[str, int] | None = None) -> None:
+    def tick(self, up_to: Mapping[str, int] | None = None) -> None:
         """Draw what is there, or a part of it."""
         self.clock.move_ms(1_000)
         probed = self.source.probe().frontier
         time = self.clock.now_ms()
-        tick = Tick(self.client, "cdc", self._memory, time, self._loader, self._pool)
+        tick = TickTransaction(self.client, "cdc", self._memory, time, self._loader, self._pool)
         try:
-            reached = self.source.draw(tick, probed if upto is None else upto)
+            reached = self.source.read_into(tick, probed if up_to is None else up_to)
             assert reached is not None
             minted = mint(KAFKA_TOPICS, self.bound or {}, reached, at=time)
             updates = [minted.updates] if isinstance(minted, Minted) else []
             bind = AppendTo(self._remap, updates, self._remap.upper, time + 1)
             tick.commit(self.source.collections(), bind)
         finally:
-            tick.let_go()
+            tick.close()
         self.bound = reached
         self.source.committed(reached)
 
@@ -269,15 +269,15 @@ class Connector:
         self.resend(len(self.sent) - 1)
         return sent
 
-    def resend(self, number: int, *, upto: int | None = None) -> None:
+    def resend(self, number: int, *, up_to: int | None = None) -> None:
         """Write a transaction, or its first messages, once more or for the first time."""
         sent = self.sent[number]
-        for message in [*self._messages(number)][:upto]:
+        for message in [*self._messages(number)][:up_to]:
             where, offset = message()
             sent.needs.setdefault(where, 0)
             if not getattr(sent, "done", False):
                 sent.needs[where] = offset
-        if upto is None:
+        if up_to is None:
             sent.done = True  # type: ignore[attr-defined]
 
     def _messages(self, number: int) -> Iterator[Any]:

@@ -30,7 +30,7 @@ class Topic:
     def once(self, **options: Any) -> None:
         """Bring all that is there now."""
         file = self.write_file(**options)
-        penstock.ingest.run(file, once=True, stop=threading.Event(), many=self.kept)
+        penstock.ingest.run(file, once=True, stop=threading.Event(), jobs=self.kept)
 
     def write_file(self, **options: Any) -> Path:
         """What says to follow it."""

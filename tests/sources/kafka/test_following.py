@@ -17,7 +17,7 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import DefiniteError, PenstockError
-from penstock.ingest.relations import notes_in
+from penstock.ingest.progress_views import source_states
 from penstock.ingest.spark import FEW_BYTES
 from penstock.testing.kafka import KafkaBroker
 from penstock.testing.postgres import Database
@@ -87,7 +87,7 @@ def test_what_a_record_has_besides_its_value_and_how_far_the_source_has_come(
         (1, 2),
     ]
     with persist.open(followed.storage, hold=False) as client:
-        assert notes_in(client)["clicks"]["status"]["lag_records"] == 0
+        assert source_states(client)["clicks"]["status"]["lag_records"] == 0
 
 
 def test_a_topic_is_joined_with_a_postgres_as_of_one_time(

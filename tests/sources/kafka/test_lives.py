@@ -16,7 +16,7 @@ from penstock import persist
 from penstock.demo.process import await_claim
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import DefiniteError, UsageError
-from penstock.ingest.relations import notes_in
+from penstock.ingest.progress_views import source_states
 from penstock.sources.kafka.source import KafkaSource
 from penstock.testing.kafka import KafkaBroker, Tls
 from tests.certificates import authority, certificate
@@ -43,7 +43,7 @@ def following(topic: Topic, **options: Any) -> Iterator[Callable[[], None]]:
     """Follow it, in this process; gives what fails if it has ended."""
     stop, file = threading.Event(), topic.write_file(**options)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(penstock.ingest.run, file, stop=stop, many=topic.kept)
+        running = pool.submit(penstock.ingest.run, file, stop=stop, jobs=topic.kept)
 
         def goes_on() -> None:
             assert not running.done(), running.exception()
@@ -70,7 +70,7 @@ def await_all(topic: Topic, goes_on: Callable[[], None]) -> None:
 
 def status(topic: Topic) -> dict[str, Any]:
     with persist.open(topic.storage, hold=False) as client:
-        return notes_in(client)["clicks"]["status"]
+        return source_states(client)["clicks"]["status"]
 
 
 def test_a_partition_is_added(followed: Topic) -> None:
@@ -168,8 +168,8 @@ def test_a_topic_that_is_gone_is_not_made_again_by_asking_for_it(
     scan_of = KafkaSource.scan_of
     with make_broker(settings={"auto.create.topics.enable": "true"}) as broker:
 
-        def delete_then_scan(self: KafkaSource, upto: Any) -> Any:
-            found = scan_of(self, upto)
+        def delete_then_scan(self: KafkaSource, up_to: Any) -> Any:
+            found = scan_of(self, up_to)
             if found is not None and "gone" in broker.topics():
                 broker.delete_topic("gone")
                 self._upstream._look_around()

@@ -75,7 +75,7 @@ class Kept(Followed):
         self.ticks += 1
         tick = Reading(self.broker, self.topic, self.ticks)
         before = self.bound or {}
-        bound = self.source.draw(tick, patiently(self.source.probe).frontier)  # type: ignore[arg-type]
+        bound = self.source.read_into(tick, patiently(self.source.probe).frontier)  # type: ignore[arg-type]
         assert bound is not None
         self.bound = bound
         self.source.committed(bound)
@@ -162,16 +162,16 @@ def test_the_bug_of_probing_the_high_watermark_is_found(
 def test_the_bug_of_binding_what_was_read_is_found(
     kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw = KafkaSource.draw
+    read_into = KafkaSource.read_into
 
-    def draw_and_bind_what_was_read(self: KafkaSource, tick: Any, upto: Any) -> Any:
+    def draw_and_bind_what_was_read(self: KafkaSource, tick: Any, up_to: Any) -> Any:
         known = self.bound or {}
-        draw(self, tick, upto)
+        read_into(self, tick, up_to)
         if not tick.changes:
             tick.read = {}  # It would ask for the same for ever.
         return {**known, **{each.partition: each.offset + 1 for each in tick.changes}}
 
-    monkeypatch.setattr(KafkaSource, "draw", draw_and_bind_what_was_read)
+    monkeypatch.setattr(KafkaSource, "read_into", draw_and_bind_what_was_read)
     wrong = wrong_after(kafka, topic, 2_026)
     assert any("the topic had come to" in each for each in wrong), wrong
 

@@ -39,7 +39,7 @@ class Run:
 
     def _run(self) -> None:
         penstock.ingest.run(
-            self.topic.write_file(), stop=self.stop, many=self.topic.kept, told=self._told
+            self.topic.write_file(), stop=self.stop, jobs=self.topic.kept, on_start=self._told
         )
 
     def _told(self, running: Running) -> None:
@@ -106,8 +106,8 @@ def test_paused_broker_is_reported_and_no_obstacle_to_a_stop(
         produce(producer, "clicks", ["e"])
         scan_of = KafkaSource.scan_of
 
-        def scan_and_pause(source: KafkaSource, upto: Any) -> Any:
-            scan = scan_of(source, upto)
+        def scan_and_pause(source: KafkaSource, up_to: Any) -> Any:
+            scan = scan_of(source, up_to)
             if scan is not None and not paused.is_set():
                 in_read.enter_context(broker.hung())
                 paused.set()

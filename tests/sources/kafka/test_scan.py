@@ -110,8 +110,8 @@ class Store:
                 table.filter(pa.compute.equal(scan.places(table, tasks), task))
                 for table in prepared
             ]
-            told.append(scan.finish(mine if scan.meets and tasks > 1 else prepared, self))
-            if not (scan.meets and tasks > 1):
+            told.append(scan.finish(mine if scan.by_key and tasks > 1 else prepared, self))
+            if not (scan.by_key and tasks > 1):
                 break
         self.marks = marks_in(note_of(raised(self.marks, (each.marks for each in told))))
         self.again += sum(each.again for each in told)

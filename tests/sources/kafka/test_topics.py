@@ -19,8 +19,8 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.demo.process import await_claim
 from penstock.errors import DefiniteError, PenstockError, TransientError, UsageError
-from penstock.ingest.loading import Loader
-from penstock.ingest.relations import notes_in
+from penstock.ingest.progress_views import source_states
+from penstock.ingest.snapshot_loader import SnapshotLoader
 from penstock.retry import pauses_ms
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
@@ -70,7 +70,7 @@ class Ranges:
     def begin(self, collection: str) -> None:
         self.begun.append(collection)
 
-    def remember(self, *_: Any) -> None: ...
+    def put_state(self, *_: Any) -> None: ...
 
     def scan(self, scan: Any) -> list[Any]:
         self.meanwhile()
@@ -112,17 +112,17 @@ class Followed:
         """What one tick reads, while something happens."""
         tick = Ranges()
         tick.meanwhile = meanwhile
-        upto = patiently(self.source.probe).frontier
-        self.bound = self.source.draw(tick, upto)  # type: ignore[arg-type]
+        up_to = patiently(self.source.probe).frontier
+        self.bound = self.source.read_into(tick, up_to)  # type: ignore[arg-type]
         self.source.committed(self.bound)
         return tick.read
 
     def send(self, count: int, partition: int = 0) -> None:
         produce(Producer(self.broker.client()), self.topic, ["x"] * count, partition=partition)
 
-    def remove(self, upto: int, partition: int = 0) -> None:
+    def remove(self, up_to: int, partition: int = 0) -> None:
         """As retention does it."""
-        place = TopicPartition(self.topic, partition, upto)
+        place = TopicPartition(self.topic, partition, up_to)
         for answer in self.broker.admin.delete_records([place]).values():
             answer.result(PATIENCE_S)
 
@@ -340,7 +340,7 @@ def test_other_columns_are_told_with_what_to_do(
     kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     with persist.open(f"file:{tmp_path}/lake", writer="test") as client:
-        loader: Any = Loader(client, "clicks", many=None)
+        loader: Any = SnapshotLoader(client, "clicks", jobs=None)
         notes: Any = Notes()
 
         def opened(bound: Any, **options: Any) -> KafkaSource:
@@ -366,7 +366,7 @@ def test_what_cannot_be_as_the_file_says_is_in_the_status(
     with pytest.raises(UsageError, match="to start in partition 7"):
         lake.once()
     with persist.open(lake.storage, hold=False) as client:
-        status = notes_in(client)["clicks"]["status"]
+        status = source_states(client)["clicks"]["status"]
     assert status["phase"] == "stopped"
     assert "to start in partition 7" in status["error"]["message"]
 
@@ -441,8 +441,8 @@ def test_a_group_is_told_what_is_durable_and_never_asked(kafka: KafkaBroker, top
     followed = Followed(kafka, topic, group=f"{topic}-watched")
     followed.send(3)
     tick = Ranges()
-    upto = patiently(followed.source.probe).frontier
-    followed.bound = followed.source.draw(tick, upto)  # type: ignore[arg-type]
+    up_to = patiently(followed.source.probe).frontier
+    followed.bound = followed.source.read_into(tick, up_to)  # type: ignore[arg-type]
     followed.source.close()
     assert group_offsets(kafka, f"{topic}-watched") == {}
     followed.begin()

@@ -107,7 +107,7 @@ def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits is dropped by a restart."""
-    monkeypatch.setattr(Waiting, "recall", lambda _self, tick: tick.keep_aside(set()))
+    monkeypatch.setattr(Waiting, "recall", lambda _self, tick: tick.retain_side_rows(set()))
 
 
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def lake(made: Connector) -> Any:
 def test_an_end_that_never_comes_stalls_the_source_and_is_told(made: Connector, lake: Lake) -> None:
     made.commit([(A, 1, 1)])
     made.sent.append(type(made.sent[0])([(A, 1, 2), (B, 1, 2)]))
-    made.resend(1, upto=3)
+    made.resend(1, up_to=3)
     made.commit([(B, 7, 7)])
     lake.tick()
     began = lake.clock.now_ms()
@@ -325,7 +325,7 @@ def test_a_topic_that_comes_back_shorter_is_told(made: Connector) -> None:
     both = lake.config
     lake.config = replace(both, topics={A: None})
     lake.open()
-    lake.source.leave(lake._memory, lambda names: lake.client.destroy(*names))
+    lake.source.drop_removed(lake._memory, lambda names: lake.client.destroy(*names))
     lake.tick()
     lake.close()
     lake.config = both
@@ -368,7 +368,7 @@ def test_a_topic_that_is_named_again_is_read_from_its_beginning(made: Connector)
         lake.close()
         lake.config = replace(both, topics=topics)
         lake.open()
-        lake.source.leave(lake._memory, lambda names: lake.client.destroy(*names))
+        lake.source.drop_removed(lake._memory, lambda names: lake.client.destroy(*names))
         lake.tick()
     assert lake.contents()[B] == {1: 1, 3: 3, 5: 5}
     lake.close()
@@ -447,7 +447,7 @@ def test_other_topics_are_refused_once_transactions_were_applied(
 def test_transactions_that_the_file_leaves_out_are_not_lost(made: Connector, lake: Lake) -> None:
     made.commit([(A, 1, 1)])
     made.sent.append(type(made.sent[0])([(A, 1, 2), (B, 5, 50)]))
-    made.resend(1, upto=3)  # All but its END.
+    made.resend(1, up_to=3)  # All but its END.
     lake.tick()
     lake.close()
     whole = lake.config
@@ -456,7 +456,7 @@ def test_transactions_that_the_file_leaves_out_are_not_lost(made: Connector, lak
         lake.open()
     assert "Say transactions: shop.transaction." in error.value.hint
     destroyed: list[str] = []
-    lake.source.leave(lake._memory, destroyed.extend)
+    lake.source.drop_removed(lake._memory, destroyed.extend)
     assert destroyed == []
     lake.close()
     lake.config = whole
@@ -482,14 +482,14 @@ def test_one_of_several_that_is_made_again_while_it_is_read_is_found(
 ) -> None:
     lake.tick()
     made.commit([(A, 1, 1), (B, 1, 1)])
-    scan = lake.many.scan
+    scan = lake.jobs.scan
 
     def scan_and_make_again(task: Any, watch: Any) -> Any:
         found = scan(task, watch)
         made.cluster.make(B, 2)
         return found
 
-    monkeypatch.setattr(lake.many, "scan", scan_and_make_again)
+    monkeypatch.setattr(lake.jobs, "scan", scan_and_make_again)
     with pytest.raises(DefiniteError, match="topic was recreated"):
         lake.tick()
     assert lake.contents() == {A: {}, B: {}}

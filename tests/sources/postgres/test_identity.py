@@ -213,6 +213,6 @@ def test_a_promoted_standby_is_known_by_where_it_left() -> None:
             assert judge(ours, probed.identity, shared) == ForkedBefore(2, None, shared)
 
 
-def _await_replay(sql: Connection, upto: Lsn) -> None:
-    while probe(sql).insert_lsn < upto:
+def _await_replay(sql: Connection, up_to: Lsn) -> None:
+    while probe(sql).insert_lsn < up_to:
         sql.execute("SELECT pg_catalog.pg_sleep(0.02)")

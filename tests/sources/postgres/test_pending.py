@@ -100,8 +100,8 @@ def test_pending_update_keeps_each_of_several_unchanged_toast_columns(whole: boo
     )
     (read,) = unkept(keep(changes, np.array([10, 20]), order=0), from_lsn=0)
     assert read is not None
-    come = resolve(read, ["id"], lambda _: stored, table="public.t").come
-    assert sorted(zip(*(column.to_pylist() for column in come.columns), strict=True)) == [
+    inserts = resolve(read, ["id"], lambda _: stored, table="public.t").inserts
+    assert sorted(zip(*(column.to_pylist() for column in inserts.columns), strict=True)) == [
         (1, "t1", "u1", "V1"),
         (2, "T2", "u2", "v2"),
     ]

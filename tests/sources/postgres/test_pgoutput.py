@@ -27,7 +27,7 @@ Row = tuple[str, int, int, str, list[Value] | None, list[Value] | None]
 """Kind, commit position, relation, kind of the old tuple, old tuple, new tuple."""
 
 
-def decoded(pieces: list[bytes], capacity: int, *, fill: int = 0) -> list[Chunk]:
+def decoded(data_parts: list[bytes], capacity: int, *, fill: int = 0) -> list[Chunk]:
     """Chunks, taken whenever the decoder says that it is full, and after the last byte."""
     decoder = Decoder(capacity)
     decoder._buffer[:] = fill
@@ -37,8 +37,8 @@ def decoded(pieces: list[bytes], capacity: int, *, fill: int = 0) -> list[Chunk]
         if (chunk := decoder.take()) is not None:
             chunks.append(chunk)
 
-    for piece in pieces:
-        rest = piece
+    for data_part in data_parts:
+        rest = data_part
         while rest:
             space = decoder.space()
             count = min(len(space), len(rest))
@@ -203,9 +203,9 @@ def test_keepalives_tell_a_position_and_may_ask_for_a_reply() -> None:
     (chunk,) = decoded([data], 1 << 16)
     assert (chunk.row_count, chunk.wal_end, chunk.reply_requested) == (0, 70, True)
     decoder = Decoder()
-    for piece in (data, wire.keepalive(60)):
-        decoder.space()[: len(piece)] = piece
-        decoder.filled(len(piece))
+    for data_part in (data, wire.keepalive(60)):
+        decoder.space()[: len(data_part)] = data_part
+        decoder.filled(len(data_part))
         decoder.walk()
         taken = decoder.take()
     assert taken is not None

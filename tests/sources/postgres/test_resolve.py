@@ -86,8 +86,8 @@ def lookup_in(stored: dict[tuple[int, str], Row]):
 
 def after(stored: dict[tuple[int, str], Row], resolved: Resolved) -> Counter[Row]:
     contents = Counter(stored.values())
-    contents.subtract(rows_of(resolved.gone))
-    contents.update(rows_of(resolved.come))
+    contents.subtract(rows_of(resolved.deletes))
+    contents.update(rows_of(resolved.inserts))
     return +contents if all(n >= 0 for n in contents.values()) else contents
 
 
@@ -188,8 +188,8 @@ def test_an_insert_and_a_partial_update_of_one_key_in_one_call():
     table.update((1, "x"), (2, "x", 5, None), keeps_big=True)
     table.update((2, "x"), (2, "x", 6, None), keeps_big=True)
     resolved = resolve(changes_of(table.messages), KEY, lookup_in({}), table="public.t")
-    assert rows_of(resolved.come) == Counter([(2, "x", 6, "large")])
-    assert resolved.gone.num_rows == 0
+    assert rows_of(resolved.inserts) == Counter([(2, "x", 6, "large")])
+    assert resolved.deletes.num_rows == 0
 
 
 def test_a_large_key_that_is_left_out_is_taken_from_the_old_tuple():
@@ -204,8 +204,8 @@ def test_a_large_key_that_is_left_out_is_taken_from_the_old_tuple():
         {"b": np.array([True])},
     )
     resolved = resolve(changes, KEY, lookup_in({(1, "x"): (1, "x", 3, "w")}), table="public.t")
-    assert rows_of(resolved.come) == Counter([(1, "x", 7, "z")])
-    assert rows_of(resolved.gone) == Counter([(1, "x", 3, "w")])
+    assert rows_of(resolved.inserts) == Counter([(1, "x", 7, "z")])
+    assert rows_of(resolved.deletes) == Counter([(1, "x", 3, "w")])
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ from psycopg import conninfo
 
 from penstock.demo.process import await_claim
 from penstock.errors import DefiniteError, TransientError
-from penstock.sources.postgres.snapshot import SnapshotPiece
+from penstock.sources.postgres.snapshot import SnapshotSplit
 from penstock.testing.postgres import Database
 
 SCHEMA = pa.schema([("i", pa.int32())])
 
 
-def piece(database: Database, snapshot: str, rows: str = "missing") -> SnapshotPiece:
+def split(database: Database, snapshot: str, rows: str = "missing") -> SnapshotSplit:
     told = conninfo.conninfo_to_dict(database.url())
     parameters = {name: str(value) for name, value in told.items()}
     copy = f"COPY {rows} TO STDOUT (FORMAT binary)"
-    return SnapshotPiece(parameters, snapshot, "public.missing", 1, copy, SCHEMA, ())
+    return SnapshotSplit(parameters, snapshot, "public.missing", 1, copy, SCHEMA, ())
 
 
 @pytest.mark.parametrize("which", ["database", "database18"])
@@ -30,14 +30,14 @@ def test_a_snapshot_that_is_gone_says_nothing_of_the_table(
     database: Database = request.getfixturevalue(which)
     [(gone,)] = database.sql("SELECT pg_export_snapshot()")
     with pytest.raises(TransientError, match=r'copy of table "public\.missing" is gone'):
-        list(piece(database, gone).read())
+        list(split(database, gone).read())
 
 
 def test_what_is_wrong_with_the_table_itself_stays_definite(database: Database) -> None:
     with psycopg.connect(database.url()) as exporter:
         [(snapshot,)] = exporter.execute("SELECT pg_export_snapshot()").fetchall()
         with pytest.raises(DefiniteError, match="does not exist"):
-            list(piece(database, snapshot).read())
+            list(split(database, snapshot).read())
 
 
 def test_copy_that_waits_for_the_server_ends_when_the_process_stops(database: Database) -> None:
@@ -53,7 +53,7 @@ def test_copy_that_waits_for_the_server_ends_when_the_process_stops(database: Da
 
     with psycopg.connect(database.url()) as exporter, ThreadPoolExecutor(1) as pool:
         [(snapshot,)] = exporter.execute("SELECT pg_export_snapshot()").fetchall()
-        sleeping = piece(database, snapshot, "(SELECT pg_sleep(600))")
+        sleeping = split(database, snapshot, "(SELECT pg_sleep(600))")
         copy = pool.submit(lambda: list(sleeping.read(stop)))
         await_claim(is_sleeping, "the server to copy")
         stop.set()

@@ -462,10 +462,10 @@ def test_a_copy_is_what_the_server_wrote(tap: Tap) -> None:
     with connect(tap.where) as connection:
         for capacity in (1 << 16, 1 << 22):
             with CopyStream(connection, command, capacity=capacity) as stream:
-                pieces = list(stream)
+                data_parts = list(stream)
                 assert stream.read() is None
-            assert b"".join(piece.tobytes() for piece in pieces) == expected
-            assert (len(pieces) > 10) == (capacity == 1 << 16)
+            assert b"".join(data_part.tobytes() for data_part in data_parts) == expected
+            assert (len(data_parts) > 10) == (capacity == 1 << 16)
             assert connection.query("SELECT 1") == [("1",)]
         connection.execute("BEGIN")
         assert [*CopyStream(connection, "COPY (SELECT 1 WHERE false) TO STDOUT")] == []

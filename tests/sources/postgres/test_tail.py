@@ -145,10 +145,10 @@ class RecordedTick:
         self.pending: list[str] = []
         self.errors: dict[str, DefiniteError] = {}
 
-    def change(self, collection: str, *, gone: pa.Table, come: pa.Table) -> None:
+    def change(self, collection: str, *, deletes: pa.Table, inserts: pa.Table) -> None:
         self.changed.append(collection)
 
-    def put_aside(self, name: str, rows: pa.Table) -> None:
+    def append_side_rows(self, name: str, rows: pa.Table) -> None:
         self.pending.append(name)
 
     def fail(self, collection: str, error: DefiniteError) -> None:
@@ -179,7 +179,7 @@ def read_tick(chunk: Chunk, *tables: Following) -> RecordedTick:
         learn=lambda *_: False,
         order=0,
     )
-    Tail(OneChunk(chunk), durable=0, last=None).upto(chunk.wal_end, reading, waiting=lambda: None)
+    Tail(OneChunk(chunk), durable=0, last=None).up_to(chunk.wal_end, reading, waiting=lambda: None)
     reading.finish()
     recorded: RecordedTick = tick
     return recorded
@@ -223,6 +223,6 @@ def test_keepalive_that_requests_a_reply_confirms_nothing(read_ahead: bool, wire
     stream = OneChunk(decoded(*(rows if read_ahead else []), keepalive(200, reply=True)))
     tick: Any = RecordedTick()
     reading = Reading(tick, {}, relations={}, learn=lambda *_: False, order=0)
-    Tail(stream, durable=50, last=None).upto(200, reading, waiting=lambda: None)
+    Tail(stream, durable=50, last=None).up_to(200, reading, waiting=lambda: None)
     assert len(stream.confirmed) == 2, "a request for the position, and the reply"
     assert {*stream.confirmed} == {Lsn(0)}

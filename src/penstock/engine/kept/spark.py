@@ -73,7 +73,7 @@ class KeptSession:
                     raise
             return self._spark
 
-    # First copies and comparisons: see `ManyTasks`.
+    # First copies and comparisons: see `IngestJobs`.
 
     def read(self, share: Any, pieces: Any, watch: Any) -> Any:
         """Read pieces by its tasks."""

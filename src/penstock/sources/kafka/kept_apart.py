@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.sources.kafka.layout import ERRORS_SCHEMA
-from penstock.sources.source import Loader, Memory, Tick
+from penstock.sources.source import Memory, SnapshotLoader, TickTransaction
 
 __all__ = ["KeptApart"]
 
@@ -25,17 +25,17 @@ class KeptApart:
         self.wanted = wanted
         self._begun = False
 
-    def open(self, memory: Memory, loader: Loader) -> None:
+    def open(self, memory: Memory, loader: SnapshotLoader) -> None:
         """Find out whether it is there; if it is wanted, let it be."""
         self._begun = bool(memory.recall(BEGUN))
         if self.wanted:
-            loader.make(self.name, ERRORS_SCHEMA, ("topic", "partition", "offset"))
+            loader.create(self.name, ERRORS_SCHEMA, ("topic", "partition", "offset"))
 
-    def begin(self, tick: Tick) -> None:
+    def begin(self, tick: TickTransaction) -> None:
         """Let it be seen from now on, if it is not yet."""
         if self.wanted and not self._begun:
             tick.begin(self.name)
-            tick.remember(BEGUN, True)
+            tick.put_state(BEGUN, True)
             self._begun = True
 
     def names(self) -> Sequence[str]:

@@ -96,13 +96,13 @@ def _followed(places: Numbers, times: Numbers, age: int) -> tuple[Flags, Numbers
         lower = here[1:] < tops[:-1]
         begins = np.flatnonzero(lower & (then[1:] > lates[:-1]))
         count = len(here) if not len(begins) else int(begins[0]) + 1
-        upto = first + count
-        again[first + 1 : upto] = lower[: count - 1]
-        ages[first:upto] = age
-        latest[first:upto] = lates[:count]
+        up_to = first + count
+        again[first + 1 : up_to] = lower[: count - 1]
+        ages[first:up_to] = age
+        latest[first:up_to] = lates[:count]
         rises = np.where(here[:count] == tops[:count], np.arange(count), 0)
-        highest_at[first:upto] = first + np.maximum.accumulate(rises)
-        first, age = upto, age + 1
+        highest_at[first:up_to] = first + np.maximum.accumulate(rises)
+        first, age = up_to, age + 1
     return again[1:], ages[1:], latest[1:], highest_at[1:]
 
 

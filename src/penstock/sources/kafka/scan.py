@@ -49,7 +49,7 @@ from penstock.sources.kafka.prepared import (
 )
 from penstock.sources.kafka.resent import MARKED, Mark, Marks, highest, raised, resent
 from penstock.sources.kafka.transactions import RUNS, merged, runs_of
-from penstock.sources.source import Aside, Out
+from penstock.sources.source import ScanOutput, SideRows
 
 __all__ = ["Finishing", "KafkaScan", "Told"]
 
@@ -106,11 +106,11 @@ class KafkaScan:
     held: Mapping[int, Held] | None = None
     """By partition, the last event that waits from before; None if transactions do not count."""
 
-    aside: Mapping[str, Aside] = field(default_factory=dict)
+    side_rows: Mapping[str, SideRows] = field(default_factory=dict)
     format: str = "kafka"
 
     @property
-    def meets(self) -> bool:
+    def by_key(self) -> bool:
         """Whether records with one key must be finished by one task."""
         return self.layout.envelope != "none"
 
@@ -215,7 +215,7 @@ class KafkaScan:
         there = _places([names], count)
         return pa.array(np.where(waits, there, places), pa.int32())
 
-    def finish(self, rows: Iterable[pa.Table], out: Out) -> Told:
+    def finish(self, rows: Iterable[pa.Table], out: ScanOutput) -> Told:
         """Put the rows that records come to, and apart from them those that cannot be taken."""
         finishing = Finishing(self, out)
         for table in rows:
@@ -226,7 +226,7 @@ class KafkaScan:
 class Finishing:
     """What prepared records of one topic come to, one table after the other."""
 
-    def __init__(self, scan: KafkaScan, out: Out) -> None:
+    def __init__(self, scan: KafkaScan, out: ScanOutput) -> None:
         self._scan = scan
         self._layout = scan.layout
         self._out = out

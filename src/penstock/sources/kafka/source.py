@@ -31,7 +31,14 @@ from penstock.sources.kafka.layout import DATA, ERRORS, Layout
 from penstock.sources.kafka.resent import Marks, marks_in, note_of, raised
 from penstock.sources.kafka.scan import KafkaScan, Told
 from penstock.sources.kafka.upstream import Topic, Upstream
-from penstock.sources.source import CollectionOutline, Frontier, Loader, Memory, Probe, Tick
+from penstock.sources.source import (
+    CollectionOutline,
+    Frontier,
+    Memory,
+    Probe,
+    SnapshotLoader,
+    TickTransaction,
+)
 from penstock.telemetry import fields, logger
 
 __all__ = ["GROUP", "KafkaSource", "group_of"]
@@ -114,7 +121,7 @@ class KafkaSource:
 
     # What the loop asks.
 
-    def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
+    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
         """Find the topic, and be ready to go on from `bound`."""
         self._upstream.open()
         known = memory.recall(NOTE + self._suffix)
@@ -142,7 +149,7 @@ class KafkaSource:
         self._make(loader)
         self._apart.open(memory, loader)
 
-    def stopping(self, stop: threading.Event) -> None:
+    def use_stop(self, stop: threading.Event) -> None:
         """Give up waiting for brokers when `stop` is set."""
         self._upstream.stop = stop
 
@@ -161,25 +168,25 @@ class KafkaSource:
         bite = self._bite(reached)
         return Probe(bite, self._clock.now_ms(), reached if bite != reached else None)
 
-    def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
+    def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
         """Bring the records below `upto` into `tick`."""
         if self.bound is None:
             tick.begin(self.name)
         self._apart.begin(tick)
-        scan = self.scan_of(upto)
+        scan = self.scan_of(up_to)
         if scan is not None:
             told = tick.scan(scan)
             self.check_same()
             self.learn(tick, told)
-        return {**(self.bound or {}), **upto}
+        return {**(self.bound or {}), **up_to}
 
-    def scan_of(self, upto: Frontier) -> KafkaScan | None:
+    def scan_of(self, up_to: Frontier) -> KafkaScan | None:
         """What reads the records below `upto`, if there are any.
 
         Raises:
             OffsetsGone: some were removed.
         """
-        ranges = self._ranges(upto)
+        ranges = self._ranges(up_to)
         if not ranges:
             return None
         self._check_kept(ranges)
@@ -200,7 +207,7 @@ class KafkaSource:
             raise self._begins_anew("it was made again")
         self._must_be(self._topic.id, found)
 
-    def learn(self, tick: Tick, told: Sequence[Told]) -> None:
+    def learn(self, tick: TickTransaction, told: Sequence[Told]) -> None:
         """What tasks told of the records that they read.
 
         Raises:
@@ -251,10 +258,10 @@ class KafkaSource:
             "tables": [],
         }
 
-    def proved(self) -> None:
+    def ownership_verified(self) -> None:
         """The cluster keeps nothing for us, and need not hear of it."""
 
-    def settled(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the first binding is made."""
         return self.bound is not None
 
@@ -266,13 +273,13 @@ class KafkaSource:
         told = ", ".join(f"{above} of partition {each}" for each, above in sorted(held.items()))
         return f"transactions of the topic that are not over; they hold back records: {told}"
 
-    def check(self, *, followed: bool) -> Sequence[CollectionOutline]:
+    def check(self, *, started: bool) -> Sequence[CollectionOutline]:
         """Check that the topic exists and can be read, and determine its columns."""
         self._upstream.open()
         try:
-            self._topic = self._upstream.topic(known=followed)
+            self._topic = self._upstream.topic(known=started)
             self._upstream.stable_ends(self._topic.partitions)
-            return () if followed else self._outline()
+            return () if started else self._outline()
         finally:
             self._upstream.close()
 
@@ -285,7 +292,7 @@ class KafkaSource:
             self._decide(decided["value"], decided["key"])
         return [CollectionOutline(self.name, self.layout.schema, (*self.layout.key_columns,))]
 
-    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
         """A topic has no parts that the file could leave out."""
 
     def drop(self, memory: Memory) -> None:
@@ -315,10 +322,10 @@ class KafkaSource:
                 hint=error.hint,
             ) from None
 
-    def _make(self, loader: Loader) -> None:
+    def _make(self, loader: SnapshotLoader) -> None:
         schema, key = self.layout.schema, self.layout.key_columns
         try:
-            loader.make(self.name, schema, key)
+            loader.create(self.name, schema, key)
         except UsageError as error:
             if self.bound is not None:
                 raise UsageError(
@@ -328,8 +335,8 @@ class KafkaSource:
                     "change them, drop the source and let it begin again.",
                 ) from None
             # Of a start before, with another file or another sample, of which nothing was seen.
-            loader.unmake(self.name)
-            loader.make(self.name, schema, key)
+            loader.drop_collection(self.name)
+            loader.create(self.name, schema, key)
 
     def _first_offsets(self) -> dict[int, int]:
         """Where each partition begins that is there now."""
@@ -433,11 +440,11 @@ class KafkaSource:
             for each in reached
         }
 
-    def _ranges(self, upto: Frontier) -> dict[int, tuple[int, int]]:
+    def _ranges(self, up_to: Frontier) -> dict[int, tuple[int, int]]:
         bound = self.bound or {}
         found = {
             each: (max(bound.get(each, 0), self._begins.get(each, 0)), end)
-            for each, end in upto.items()
+            for each, end in up_to.items()
         }
         return {each: (first, end) for each, (first, end) in found.items() if first < end}
 
@@ -483,12 +490,12 @@ class KafkaSource:
             marks=self._marks,
         )
 
-    def _raise_marks(self, tick: Tick, told: Sequence[Told]) -> None:
+    def _raise_marks(self, tick: TickTransaction, told: Sequence[Told]) -> None:
         self._again += sum(each.again for each in told)
         marks = raised(self._marks, (each.marks for each in told))
         if marks != self._marks:
             self._marks = marks
-            tick.remember(MARKS + self._suffix, note_of(marks))
+            tick.put_state(MARKS + self._suffix, note_of(marks))
 
     def _judge(self, told: Sequence[Told]) -> None:
         """What to do about records that could not be taken."""

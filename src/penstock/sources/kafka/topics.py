@@ -31,7 +31,14 @@ from penstock.sources.kafka.topics_scan import Markers, ToldOfTopics, TopicsScan
 from penstock.sources.kafka.transactions import MARKERS, Transactions
 from penstock.sources.kafka.upstream import Upstream
 from penstock.sources.kafka.waiting import NUMBERS, Waiting
-from penstock.sources.source import CollectionOutline, Frontier, Loader, Memory, Probe, Tick
+from penstock.sources.source import (
+    CollectionOutline,
+    Frontier,
+    Memory,
+    Probe,
+    SnapshotLoader,
+    TickTransaction,
+)
 
 __all__ = ["TopicsSource", "kafka_source"]
 
@@ -69,7 +76,7 @@ class _MarkersTopic(_Topic):
         super()._decide(value, key)
         self.format = self.config.value.made_markers(value)
 
-    def _make(self, loader: Loader) -> None:
+    def _make(self, loader: SnapshotLoader) -> None:
         """There is none."""
 
     def _outline(self) -> Sequence[CollectionOutline]:
@@ -142,7 +149,7 @@ class TopicsSource:
 
     # What the loop asks.
 
-    def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
+    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
         """Find all topics, and be ready to go on from `bound`."""
         self._bound = bound
         followed = self._seen = self._followed(memory) if bound is not None else []
@@ -187,16 +194,16 @@ class TopicsSource:
             )
         return followed
 
-    def stopping(self, stop: threading.Event) -> None:
+    def use_stop(self, stop: threading.Event) -> None:
         """Give up waiting for brokers when `stop` is set."""
         for each in self._all.values():
-            each.stopping(stop)
+            each.use_stop(stop)
 
     def probe(self) -> Probe:
         """How far all topics have come, by now at least."""
         found = {topic: each.probe() for topic, each in self._all.items()}
         bite = _of_all({topic: each.frontier for topic, each in found.items()})
-        reached = _of_all({topic: each.everything for topic, each in found.items()})
+        reached = _of_all({topic: each.end for topic, each in found.items()})
         self._check_ahead(reached)
         if self._markers is not None:
             for each in self._topics.values():
@@ -214,7 +221,7 @@ class TopicsSource:
                     f"{bound} before it was left out of the file.",
                 )
 
-    def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
+    def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
         """Bring the records below `upto` into `tick`."""
         self._begin(tick)
         self._apart.begin(tick)
@@ -224,7 +231,7 @@ class TopicsSource:
             self._recalled = True
         scans = {
             topic: scan
-            for topic, some in _by_topic(upto).items()
+            for topic, some in _by_topic(up_to).items()
             if (scan := self._all[topic].scan_of(some)) is not None
         }
         told: list[ToldOfTopics] = list(tick.scan(self._scan(scans))) if scans else []
@@ -240,7 +247,7 @@ class TopicsSource:
             markers = pa.concat_tables([MARKERS.empty_table(), *(each.markers for each in told)])
             waiting.take(tick, by_topic, markers.sort_by("offset"))
             self._note_since(tick, waiting.transactions)
-        return {**(self._bound or {}), **upto}
+        return {**(self._bound or {}), **up_to}
 
     def collections(self) -> Sequence[str]:
         """Each topic's, and that of errors."""
@@ -283,10 +290,10 @@ class TopicsSource:
             "tables": [],
         }
 
-    def proved(self) -> None:
+    def ownership_verified(self) -> None:
         """The cluster keeps nothing for us, and need not hear of it."""
 
-    def settled(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the first binding is made."""
         return self._bound is not None
 
@@ -295,13 +302,11 @@ class TopicsSource:
         found = [told for each in self._all.values() if (told := each.waits_for())]
         return "; ".join([*found, *([self._told] if self._told else [])])
 
-    def check(self, *, followed: bool) -> Sequence[CollectionOutline]:
+    def check(self, *, started: bool) -> Sequence[CollectionOutline]:
         """Check that all topics exist and can be read, and determine their columns."""
-        return [
-            outline for topic in self._all.values() for outline in topic.check(followed=followed)
-        ]
+        return [outline for topic in self._all.values() for outline in topic.check(started=started)]
 
-    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
         """Forget topics that the file does not name any more."""
         if self._markers is not None or memory.recall(TOLD_BY) is not None:
             return  # It is refused to go on without one.
@@ -321,14 +326,14 @@ class TopicsSource:
 
     # What is read, and what waits.
 
-    def _begin(self, tick: Tick) -> None:
+    def _begin(self, tick: TickTransaction) -> None:
         new = [topic for topic, each in self._topics.items() if each.bound is None]
         if not new:
             return
         for topic in new:
             tick.begin(self._collection(topic))
-        tick.remember(FOLLOWED, [*dict.fromkeys([*self._seen, *self._all])])
-        tick.remember(TOLD_BY, self._config.transactions)
+        tick.put_state(FOLLOWED, [*dict.fromkeys([*self._seen, *self._all])])
+        tick.put_state(TOLD_BY, self._config.transactions)
 
     def _scan(self, scans: Mapping[str, KafkaScan]) -> TopicsScan:
         some = next(iter(scans.values()))
@@ -352,22 +357,22 @@ class TopicsSource:
             secrets=some.secrets,
             size=sum(scan.size for scan in scans.values()),
             into=into,
-            aside=aside,
+            side_rows=aside,
             topics=members,
             markers=None if markers is None else Markers(markers.config.topic, markers.format),
         )
 
-    def _note_since(self, tick: Tick, transactions: Transactions) -> None:
+    def _note_since(self, tick: TickTransaction, transactions: Transactions) -> None:
         """From when on a transaction is waited for, which a restart does not change."""
         first = transactions.first()
         if first is None:
             if self._since is not None:
-                tick.remember(WAITS, None)
+                tick.put_state(WAITS, None)
             self._since, self._told = None, ""
             return
         if self._since is None or self._since[0] != first:
             self._since = (first, self._clock.now_ms())
-            tick.remember(WAITS, {"for": first, "since": self._since[1]})
+            tick.put_state(WAITS, {"for": first, "since": self._since[1]})
         when = datetime.fromtimestamp(self._since[1] / 1_000, UTC).isoformat(timespec="seconds")
         # Whoever asks may be another thread, and is told what was so at the last tick.
         self._told = f"{transactions.lacks(first)}, since {when}; {transactions.waiting()} wait"

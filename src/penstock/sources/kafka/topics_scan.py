@@ -17,7 +17,7 @@ from penstock.sources.kafka.layout import ERRORS
 from penstock.sources.kafka.prepared import TOPIC
 from penstock.sources.kafka.scan import Finishing, KafkaScan, Told
 from penstock.sources.kafka.transactions import MARKERS
-from penstock.sources.source import Aside, Out
+from penstock.sources.source import ScanOutput, SideRows
 
 __all__ = ["Markers", "ToldOfTopics", "TopicsScan", "output_of"]
 
@@ -82,7 +82,7 @@ class TopicsScan:
     secrets: Collection[str] = field(repr=False)
     size: int
     into: Mapping[str, str]
-    aside: Mapping[str, Aside]
+    side_rows: Mapping[str, SideRows]
     topics: Mapping[str, KafkaScan]
     """By topic, what its records come to."""
 
@@ -90,9 +90,9 @@ class TopicsScan:
     format: str = "kafka"
 
     @property
-    def meets(self) -> bool:
+    def by_key(self) -> bool:
         """Whether records with one key must be finished by one task."""
-        return any(each.meets for each in self.topics.values())
+        return any(each.by_key for each in self.topics.values())
 
     def prepare(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
         """Records, decoded: each table of one topic."""
@@ -116,7 +116,7 @@ class TopicsScan:
             return pa.array(np.zeros(rows.num_rows, np.int32))
         return scan.places(rows, count)
 
-    def finish(self, rows: Iterable[pa.Table], out: Out) -> ToldOfTopics:
+    def finish(self, rows: Iterable[pa.Table], out: ScanOutput) -> ToldOfTopics:
         """Put what records come to."""
         markers = [MARKERS.empty_table()]
         finishing: dict[str, Finishing] = {}
@@ -136,7 +136,7 @@ class TopicsScan:
 class _OutOf:
     """Outputs by the names that a topic alone has for them."""
 
-    out: Out
+    out: ScanOutput
     topic: str
 
     def put(self, output: str, rows: pa.Table) -> None:

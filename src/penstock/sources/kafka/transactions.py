@@ -164,10 +164,10 @@ class _There(NamedTuple):
 class Transactions:
     """What is known of transactions that are not applied yet."""
 
-    def __init__(self, topics: Mapping[str, str | None], upto: int = ids.NOWHERE) -> None:
+    def __init__(self, topics: Mapping[str, str | None], up_to: int = ids.NOWHERE) -> None:
         """`topics` are those with events, each with its data collection if the file says it."""
         self._topics = topics
-        self.upto = upto
+        self.up_to = up_to
         """The place in the log of the last END that was applied."""
 
         self._begun: dict[str, int] = {}
@@ -214,7 +214,7 @@ class Transactions:
             return False
         mine = [each for each in self._begun if id == each or ids.part(each)[0] == name]
         began = {each: self._begun.pop(each) for each in mine}
-        over = ids.NOWHERE < at <= self.upto
+        over = ids.NOWHERE < at <= self.up_to
         self._ends[name] = End(offset, *self._counted(told), id, at, began, over)
         return True
 
@@ -248,7 +248,7 @@ class Transactions:
         self._count(topic)
         return again
 
-    def remember(self, applied: Mapping[str, Applied]) -> None:
+    def put_state(self, applied: Mapping[str, Applied]) -> None:
         """These were applied, and are to be known again; called with what is kept of them."""
         for name, each in applied.items():
             self._applied[name] = max(each, self._applied.get(name, each), key=lambda one: one.at)
@@ -284,8 +284,8 @@ class Transactions:
     def apply(self, names: Sequence[str]) -> dict[str, Applied]:
         """They are applied; what to remember of them."""
         done = {name: self._done(name, self._ends[name]) for name in names}
-        self.remember(done)
-        self.upto = max([self.upto, *(each.at for each in done.values())])
+        self.put_state(done)
+        self.up_to = max([self.up_to, *(each.at for each in done.values())])
         for topic, runs in self._runs.items():
             if runs.num_rows:
                 self._runs[topic] = runs.filter(self._waiting(runs.column("transaction")))
@@ -300,8 +300,8 @@ class Transactions:
     def is_applied(self, id: str) -> bool:
         """Whether the transaction of an event with this id was, not long ago."""
         name, at = ids.part(id)
-        upto = self.applied_upto(name)
-        return upto is not None and at <= upto
+        up_to = self.applied_upto(name)
+        return up_to is not None and at <= up_to
 
     def events(self, topic: str, names: Iterable[str]) -> int:
         """How many events there are of these transactions in a topic."""

@@ -32,7 +32,7 @@ from penstock.sources.kafka.transactions import (
     Transactions,
     runs_of,
 )
-from penstock.sources.source import Aside, Tick
+from penstock.sources.source import SideRows, TickTransaction
 
 __all__ = ["NUMBERS", "Waiting"]
 
@@ -86,27 +86,27 @@ class Waiting:
         self._known: dict[int, dict[str, Applied]] = {}
         """By number, the applied transactions that are known."""
 
-    def asides(self) -> dict[str, Aside]:
+    def asides(self) -> dict[str, SideRows]:
         """By topic, where events are put that come."""
         return {
-            topic: Aside(self._name(_events(topic)), layout.aside)
+            topic: SideRows(self._name(_events(topic)), layout.aside)
             for topic, layout in self._layouts.items()
         }
 
-    def recall(self, tick: Tick) -> None:
+    def recall(self, tick: TickTransaction) -> None:
         """Find out what waits; the first that is asked."""
         last = self._number(_KNOWN)
         for number in (last - 1, last):
-            for part in tick.set_aside(f"{_KNOWN}/{number}"):
+            for part in tick.side_rows(f"{_KNOWN}/{number}"):
                 names, at, counts = (part.column(each).to_pylist() for each in _APPLIED.names)
                 found = map(Applied, at, map(_COUNTS.decode, counts))
                 self._learn_known(number, dict(zip(names, found, strict=True)))
-        markers = [MARKERS.empty_table(), *tick.set_aside(self._name(_MARKERS))]
+        markers = [MARKERS.empty_table(), *tick.side_rows(self._name(_MARKERS))]
         self._note_durable(self._name(_MARKERS), markers[1:])
         self.transactions.hear(pa.concat_tables(markers).sort_by("offset"))
         for topic in self._layouts:
             name = self._name(_events(topic))
-            for part in tick.set_aside(name):
+            for part in tick.side_rows(name):
                 self._note_durable(name, [part])
                 self.transactions.come(
                     topic, runs_of(part.column("transaction"), part.column("order"))
@@ -114,9 +114,11 @@ class Waiting:
                 self._hold(topic, held_in(part))
         self._let_go()
         names = {self._name(each) for each in (_MARKERS, *map(_events, self._layouts))}
-        tick.keep_aside(names | {f"{_KNOWN}/{last - 1}", f"{_KNOWN}/{last}"})
+        tick.retain_side_rows(names | {f"{_KNOWN}/{last - 1}", f"{_KNOWN}/{last}"})
 
-    def take(self, tick: Tick, told: Mapping[str, Iterable[Told]], markers: pa.Table) -> None:
+    def take(
+        self, tick: TickTransaction, told: Mapping[str, Iterable[Told]], markers: pa.Table
+    ) -> None:
         """What came in this tick: let what is whole now be seen, and keep the rest.
 
         Raises:
@@ -134,7 +136,7 @@ class Waiting:
         rows = {topic: sum(each.aside for each in some) for topic, some in told.items()}
         sizes = {topic: found.events(topic, ready) for topic in self._layouts}
         done = found.apply(ready)
-        self._numbers[_UPTO] = found.upto
+        self._numbers[_UPTO] = found.up_to
         for topic in self._layouts:
             name = self._name(_events(topic))
             there = name in self._durable or rows.get(topic, 0)
@@ -146,11 +148,11 @@ class Waiting:
         self._keep_known(tick, done)
         self._let_go()
         if self._numbers != before:
-            tick.remember(NUMBERS, dict(self._numbers))
+            tick.put_state(NUMBERS, dict(self._numbers))
 
     # Applying.
 
-    def _apply(self, tick: Tick, topic: str, ready: list[str], size: int) -> None:
+    def _apply(self, tick: TickTransaction, topic: str, ready: list[str], size: int) -> None:
         """Events of transactions that are ready go to their collection, and leave side state."""
         stem = _events(topic)
         name = self._name(stem)
@@ -161,24 +163,24 @@ class Waiting:
         for number in range(passes):
             # All of them, before any is the last: parts are in no order.
             ready_rows: list[pa.Table] = []
-            for part in tick.set_aside(name):
+            for part in tick.side_rows(name):
                 ranks, waits = self._judge(part, order)
                 if number == 0 and pc.any(waits).as_py():
                     rest = part.filter(waits)
                     left += rest.num_rows
-                    tick.put_aside(after, rest)
+                    tick.append_side_rows(after, rest)
                 come = self._rows(topic, part, ranks).filter(pc.is_valid(ranks))
                 ready_rows.append(self._of_pass(topic, come, number, passes))
             if any(come.num_rows for come in ready_rows):
                 self._change(tick, topic, self._last(topic, pa.concat_tables(ready_rows)))
         if left or name in self._durable:
-            tick.throw_away(name)
+            tick.drop_side_rows(name)
             self._durable.discard(name)
             self._numbers[stem] = self._number(stem) + 1
             if left:
                 self._durable.add(after)
         else:
-            tick.take_back(name)
+            tick.discard_side_rows(name)
 
     def _judge(self, part: pa.Table, ready: pa.Array) -> tuple[pa.Array, pa.Array]:
         """For each event when it is applied, if it is, and whether it waits on."""
@@ -186,8 +188,8 @@ class Waiting:
         coded = names.dictionary_encode()
         names = coded.dictionary
         ranks = pc.index_in(names, value_set=ready).cast(pa.int64()).take(coded.indices)
-        upto = map(self.transactions.applied_upto, names.to_pylist())
-        over = pc.less_equal(at, pa.array(upto, pa.int64()).take(coded.indices))
+        up_to = map(self.transactions.applied_upto, names.to_pylist())
+        over = pc.less_equal(at, pa.array(up_to, pa.int64()).take(coded.indices))
         known = pc.or_(pc.is_valid(ranks), pc.fill_null(over, fill_value=False))
         # Of no transaction, after an event that was sent again: nothing holds it back.
         loose = pc.and_(pc.is_null(part.column("order").combine_chunks()), known)
@@ -215,7 +217,7 @@ class Waiting:
         by = (_RANK, _inner("total_order"), _inner("offset"))
         return last_of(rows, key, by, lacking=Lacking(_inner("gone"), topic))
 
-    def _change(self, tick: Tick, topic: str, last: pa.Table) -> None:
+    def _change(self, tick: TickTransaction, topic: str, last: pa.Table) -> None:
         layout, collection = self._layouts[topic], self._collections[topic]
         names = layout.schema.names
         come = last.filter(pc.invert(last.column(_inner("gone")))).select(names)
@@ -227,36 +229,36 @@ class Waiting:
         rows = changes.drop_columns([DIFF])
         tick.change(
             collection,
-            gone=rows.filter(pc.less(diffs, 0)),
-            come=rows.filter(pc.greater(diffs, 0)),
+            deletes=rows.filter(pc.less(diffs, 0)),
+            inserts=rows.filter(pc.greater(diffs, 0)),
         )
 
     # Keeping.
 
-    def _keep_markers(self, tick: Tick, fresh: pa.Table, *, applied: bool) -> None:
+    def _keep_markers(self, tick: TickTransaction, fresh: pa.Table, *, applied: bool) -> None:
         name = self._name(_MARKERS)
         if not applied:
             if fresh.num_rows:
-                tick.put_aside(name, fresh)
+                tick.append_side_rows(name, fresh)
                 self._durable.add(name)
             return
         if name in self._durable:
-            tick.throw_away(name)
+            tick.drop_side_rows(name)
             self._durable.discard(name)
             self._numbers[_MARKERS] = self._number(_MARKERS) + 1
             name = self._name(_MARKERS)
         left = self.transactions.markers()
         if left.num_rows:
-            tick.put_aside(name, left)
+            tick.append_side_rows(name, left)
             self._durable.add(name)
 
-    def _keep_known(self, tick: Tick, done: Mapping[str, Applied]) -> None:
+    def _keep_known(self, tick: TickTransaction, done: Mapping[str, Applied]) -> None:
         if not done:
             return
         number = self._number(_KNOWN)
         if len(self._known.get(number, {})) >= KNOWN:
             if number - 1 in self._known:
-                tick.throw_away(f"{_KNOWN}/{number - 1}")
+                tick.drop_side_rows(f"{_KNOWN}/{number - 1}")
                 self.transactions.forget(self._known.pop(number - 1))
             number += 1
             self._numbers[_KNOWN] = number
@@ -265,10 +267,10 @@ class Waiting:
         counts = [msgspec.json.encode(each.counts).decode() for each in done.values()]
         columns = [[*done], at, counts]
         arrays = [pa.array(each, kind.type) for each, kind in zip(columns, _APPLIED, strict=True)]
-        tick.put_aside(f"{_KNOWN}/{number}", pa.table(arrays, schema=_APPLIED))
+        tick.append_side_rows(f"{_KNOWN}/{number}", pa.table(arrays, schema=_APPLIED))
 
     def _learn_known(self, number: int, done: Mapping[str, Applied]) -> None:
-        self.transactions.remember(done)
+        self.transactions.put_state(done)
         self._known.setdefault(number, {}).update(done)
 
     def _hold(self, topic: str, held: Mapping[int, Held]) -> None:

@@ -46,10 +46,10 @@ class Feedback:
     def durable(self, position: Lsn) -> None:
         """Everything that committed below `position` is durable; say so now, and from now on."""
         self._durable = position
-        self.proved()
+        self.ownership_verified()
         self._stream.confirm(position)
 
-    def proved(self) -> None:
+    def ownership_verified(self) -> None:
         """We are the writer, as of now."""
         self._proved_ms = self._clock.boot_ms()
 

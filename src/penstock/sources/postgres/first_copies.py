@@ -14,10 +14,10 @@ from penstock.sources.postgres import notes
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.errors import TableUntrackable
 from penstock.sources.postgres.reading import Following, Phase, Reading
-from penstock.sources.postgres.snapshot import pieces
+from penstock.sources.postgres.snapshot import splits
 from penstock.sources.postgres.tables import Table
 from penstock.sources.postgres.upstream import Export, ExportUnderWay, Upstream
-from penstock.sources.source import Load, Loader, Memory, Piece, Tick
+from penstock.sources.source import Memory, SnapshotLoad, SnapshotLoader, Split, TickTransaction
 
 __all__ = ["FirstCopies"]
 
@@ -27,7 +27,7 @@ class _Copy:
     """A first copy that is under way."""
 
     following: Following
-    load: Load
+    load: SnapshotLoad
     export: Export
 
 
@@ -47,11 +47,11 @@ class FirstCopies:
         self._upstream = upstream
         self._tasks = config.snapshot_tasks or tasks
         self._memory: Memory
-        self._loader: Loader
+        self._loader: SnapshotLoader
         self._copies: list[_Copy] = []
         self._awaited: list[_Awaited] = []
 
-    def open(self, memory: Memory, loader: Loader) -> None:
+    def open(self, memory: Memory, loader: SnapshotLoader) -> None:
         """Be ready to begin."""
         self._memory, self._loader = memory, loader
 
@@ -88,9 +88,9 @@ class FirstCopies:
             (each.following.table for each in tuple(self._copies) if not each.load.done()), None
         )
 
-    def pieces_of(self, table: Table, export: Export) -> Sequence[Piece]:
+    def pieces_of(self, table: Table, export: Export) -> Sequence[Split]:
         """A table as of a snapshot, in pieces that can be read at the same time."""
-        return pieces(
+        return splits(
             self._config.parameters,
             table,
             export.snapshot,
@@ -142,12 +142,12 @@ class FirstCopies:
         """The copies that are finished and not kept yet."""
         return [each for each in self._copies if each.load.done()]
 
-    def keep(self, tick: Tick, reading: Reading, done: Sequence[_Copy]) -> None:
+    def keep(self, tick: TickTransaction, reading: Reading, done: Sequence[_Copy]) -> None:
         """Link the files of copies that were finished when we looked for drift, and found none."""
         for copy in [each for each in done if each in self._copies]:
             following = copy.following
             try:
-                tick.keep_copy(following.table.collection, copy.load.result())
+                tick.link_snapshot(following.table.collection, copy.load.result())
             except DefiniteError as error:
                 reading.broken[following.table.oid] = error
             else:
@@ -166,8 +166,8 @@ class FirstCopies:
     def _make_collections(self, tables: Sequence[Following]) -> None:
         for table in (each.table for each in tables):
             # There may be files of an earlier attempt, which nobody has seen.
-            self._loader.unmake(table.collection)
-            self._loader.make(table.collection, table.schema, table.key_columns)
+            self._loader.drop_collection(table.collection)
+            self._loader.create(table.collection, table.schema, table.key_columns)
 
     def _begin(self, tables: Sequence[Following], export: Export) -> None:
         for following in tables:

@@ -36,7 +36,7 @@ from penstock.sources.postgres.pgoutput import Relation
 from penstock.sources.postgres.reading import Following, Phase, Reading
 from penstock.sources.postgres.tables import Misfit, Table, defaults_of, follow, reads, refit
 from penstock.sources.postgres.upstream import Export, Upstream
-from penstock.sources.source import Tick
+from penstock.sources.source import TickTransaction
 from penstock.telemetry import fields, logger
 
 __all__ = ["Followed", "check_collections"]
@@ -189,7 +189,7 @@ class Followed:
         return self._asked is not None
 
     @property
-    def settled(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether every table can be seen, or never will be."""
         return all(each.phase in (Phase.LIVE, Phase.ERRORED) for each in self.tables.values())
 
@@ -240,7 +240,7 @@ class Followed:
 
     # What drifted, and its cure.
 
-    def cure(self, tick: Tick, reading: Reading, bound: int) -> int:
+    def cure(self, tick: TickTransaction, reading: Reading, bound: int) -> int:
         """Cure what changed without a message, and return how far the tick then reaches."""
         self.copies.begin_exported()
         done = self.copies.done()
@@ -248,7 +248,7 @@ class Followed:
         self.copies.keep(tick, reading, done)
         return bound
 
-    def give_up_without_publication(self, tick: Tick, reading: Reading) -> bool:
+    def give_up_without_publication(self, tick: TickTransaction, reading: Reading) -> bool:
         """The publication is gone: give its tables up; False if it is there after all."""
         after = self._look()
         if self.fingerprint is None or after.publication is not None:
@@ -258,7 +258,7 @@ class Followed:
         self.fingerprint, self._asked = after, None
         return True
 
-    def _cure(self, tick: Tick, reading: Reading, bound: int) -> int:
+    def _cure(self, tick: TickTransaction, reading: Reading, bound: int) -> int:
         compared: set[int] = set()
         for _ in range(COMPARE_ATTEMPTS):
             bound, wanted = self._settled(reading, bound, compared)
@@ -358,7 +358,7 @@ class Followed:
                 wanted[oid] = Resync(oid, reason)
         return [wanted[oid] for oid in sorted(wanted)]
 
-    def _obey(self, tick: Tick, reading: Reading, cure: Cure) -> None:
+    def _obey(self, tick: TickTransaction, reading: Reading, cure: Cure) -> None:
         match cure:
             case GiveUp(oid=oid, error=error):
                 self._give_up(reading, self.tables[oid], error)
@@ -385,7 +385,7 @@ class Followed:
         reading.fail(following, error)
 
     def _follow_on(
-        self, tick: Tick, reading: Reading, following: Following, fitted: Table | Misfit
+        self, tick: TickTransaction, reading: Reading, following: Following, fitted: Table | Misfit
     ) -> None:
         """The catalogue has something new to say of a table; what is stored grows with it."""
         before = following.table
@@ -403,7 +403,9 @@ class Followed:
             added = fitted.columns[len(before.columns) :]
             tick.grow(fitted.collection, fitted.schema, defaults_of(added))
 
-    def _reload(self, tick: Tick, reading: Reading, following: Following, table: Table) -> None:
+    def _reload(
+        self, tick: TickTransaction, reading: Reading, following: Following, table: Table
+    ) -> None:
         """A table changed while it was being copied: begin its copy again."""
         log.info(
             "table changed while it was being copied; copying again",
@@ -411,11 +413,13 @@ class Followed:
         )
         self.copies.abandon(following)
         reading.compared(following)
-        tick.throw_away(following.pending)
+        tick.drop_side_rows(following.pending)
         following.table, following.phase = table, Phase.LOADING
         self.copies.begin_anew([following])
 
-    def learn(self, reading: Reading, tick: Tick, following: Following, relation: Relation) -> bool:
+    def learn(
+        self, reading: Reading, tick: TickTransaction, following: Following, relation: Relation
+    ) -> bool:
         """Messages have other columns; whether the catalogue knows them, and they fit."""
         described = self._described(following.table.oid)
         if described is None:
@@ -528,7 +532,7 @@ class Followed:
             self.tables[described.oid] = following
 
     def _resync(
-        self, tick: Tick, reading: Reading, tables: Sequence[Following]
+        self, tick: TickTransaction, reading: Reading, tables: Sequence[Following]
     ) -> tuple[int, set[int]]:
         """Make collections equal to their tables, as of a snapshot to which the tick now reaches.
 
@@ -548,7 +552,9 @@ class Followed:
             export.close()
         return export.consistent_point, {each.table.oid for each in compared}
 
-    def _compare(self, tick: Tick, reading: Reading, following: Following, export: Export) -> bool:
+    def _compare(
+        self, tick: TickTransaction, reading: Reading, following: Following, export: Export
+    ) -> bool:
         """Compare a table as of a snapshot; whether that was possible."""
         oid = following.table.oid
         described = self._described(oid)
@@ -592,7 +598,7 @@ class Followed:
 
     def _replace(
         self,
-        tick: Tick,
+        tick: TickTransaction,
         reading: Reading,
         following: Following,
         described: PgTable,

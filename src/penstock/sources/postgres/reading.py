@@ -23,7 +23,7 @@ from penstock.sources.postgres.pgoutput import Chunk, Relation, Truncate
 from penstock.sources.postgres.resolve import Changes, in_parts, joined, resolve
 from penstock.sources.postgres.tables import Table, reads
 from penstock.sources.postgres.tail import Run, Seen, decode
-from penstock.sources.source import Tick
+from penstock.sources.source import TickTransaction
 
 __all__ = ["Following", "Phase", "Reading"]
 
@@ -86,7 +86,7 @@ class Following:
         return f"{self.table.oid}-{self.attempt}"
 
 
-Learn = Callable[["Reading", Tick, Following, Relation], bool]
+Learn = Callable[["Reading", TickTransaction, Following, Relation], bool]
 """Messages of a table have other columns; whether these could be learned."""
 
 
@@ -95,7 +95,7 @@ class Reading:
 
     def __init__(
         self,
-        tick: Tick,
+        tick: TickTransaction,
         tables: Mapping[int, Following],
         *,
         relations: dict[int, Relation],
@@ -146,7 +146,7 @@ class Reading:
             self._take(following, changes)
         else:
             kept = keep(changes, run.commit_lsns(chunk), order=self.order)
-            self._tick.put_aside(following.pending, kept)
+            self._tick.append_side_rows(following.pending, kept)
             self.order += len(changes)
 
     def truncated(self, truncate: Truncate, transaction: Seen) -> None:
@@ -160,13 +160,13 @@ class Reading:
                 # Changes before it need not be resolved, nor need they be resolvable.
                 self.broken.pop(oid, None)
                 following.gathered, following.size = [], 0
-                self._tick.empty(following.table.collection)
+                self._tick.truncate(following.table.collection)
             else:
                 following.error, following.failure = "", None
                 kept = keep_truncate(
                     following.table.schema, transaction.commit_lsn, order=self.order
                 )
-                self._tick.put_aside(following.pending, kept)
+                self._tick.append_side_rows(following.pending, kept)
                 following.truncate_order = self.order
                 self.order += 1
 
@@ -204,11 +204,11 @@ class Reading:
             following.phase = Phase.ERRORED
         if following.phase == Phase.ERRORED:
             self._tick.fail(table.collection, following.failure or DefiniteError(following.error))
-            self._tick.throw_away(following.pending)
+            self._tick.drop_side_rows(following.pending)
             return
         following.phase = Phase.LIVE
         last = -1
-        for kept in self._tick.set_aside(following.pending):
+        for kept in self._tick.side_rows(following.pending):
             if not kept.num_rows:
                 continue
             first, after = places(kept)
@@ -221,10 +221,10 @@ class Reading:
                 if table.oid in self.broken:
                     break
                 if changes is None:
-                    self._tick.empty(table.collection)
+                    self._tick.truncate(table.collection)
                 else:
                     self._resolve(following, changes)
-        self._tick.throw_away(following.pending)
+        self._tick.drop_side_rows(following.pending)
 
     def fail(self, following: Following, error: DefiniteError) -> None:
         """From this tick on the table's collection fails every reading, once it is seen."""
@@ -293,5 +293,5 @@ class Reading:
         except DefiniteError as error:
             self.broken[table.oid] = error
             return False
-        self._tick.change(table.collection, gone=resolved.gone, come=resolved.come)
+        self._tick.change(table.collection, deletes=resolved.deletes, inserts=resolved.inserts)
         return True

@@ -174,8 +174,8 @@ def _those(changes: Changes, messages: Indices) -> Changes:
 class Resolved:
     """Rows that go and rows that come; what did both is in neither."""
 
-    gone: pa.Table
-    come: pa.Table
+    deletes: pa.Table
+    inserts: pa.Table
 
 
 Lookup = Callable[[pa.Table], pa.Table]
@@ -245,8 +245,8 @@ def _by_key(changes: Changes, key: Sequence[str], lookup: Lookup, *, table: str)
     stays[changes.new_row[brought_by]] = False
     # What a message says itself and no other message brought.
     told = changes.whole & (chain.before == NONE) & (chain.stored == NONE)
-    gone = pa.concat_tables([stored, _taken(changes.old, changes.old_row[told])])
-    return Resolved(gone, new.filter(pa.array(stays)))
+    deletes = pa.concat_tables([stored, _taken(changes.old, changes.old_row[told])])
+    return Resolved(deletes, new.filter(pa.array(stays)))
 
 
 def _with_key_from_old(changes: Changes, key: Sequence[str]) -> Changes:

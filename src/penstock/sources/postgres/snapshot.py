@@ -22,7 +22,7 @@ from penstock.sources.postgres.stream import CopyStream
 from penstock.sources.postgres.tables import Table
 from penstock.sources.postgres.types import ColumnType
 
-__all__ = ["SnapshotPiece", "copies_of", "page_ranges", "pieces", "take_up"]
+__all__ = ["SnapshotSplit", "copies_of", "page_ranges", "splits", "take_up"]
 
 NOT_PERMITTED: Final = "42501"
 
@@ -48,7 +48,7 @@ def page_ranges(pages: int, tasks: int) -> list[tuple[int, int | None]]:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotPiece:
+class SnapshotSplit:
     """A range of a table's pages, as of a snapshot. It can be pickled."""
 
     parameters: Mapping[str, str] = field(repr=False)
@@ -107,14 +107,14 @@ def take_up(connection: Connection, snapshot: str, purpose: str) -> None:
         raise TransientError(f"snapshot {purpose} is gone", detail=str(error)) from error
 
 
-def pieces(
+def splits(
     parameters: Mapping[str, str],
     table: Table,
     snapshot: str,
     *,
     tasks: int,
     server_version: int,
-) -> list[SnapshotPiece]:
+) -> list[SnapshotSplit]:
     """The pieces of a table, or of its partitions."""
     described = table.described
     parts: Sequence[PgTable | PgLeaf] = [described]
@@ -126,7 +126,7 @@ def pieces(
         wanted = min(tasks, part.pages // PAGES_WORTH_A_TASK) if server_version >= 14_00_00 else 1
         for start, end in page_ranges(part.pages, max(1, wanted)):
             found.append(
-                SnapshotPiece(
+                SnapshotSplit(
                     parameters,
                     snapshot,
                     table.name,

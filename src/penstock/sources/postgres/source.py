@@ -36,7 +36,14 @@ from penstock.sources.postgres.slots import SlotState
 from penstock.sources.postgres.stream import ReplicationStream
 from penstock.sources.postgres.tail import AnotherHistory, Seen, Tail, TextWanted
 from penstock.sources.postgres.upstream import SetBack, Upstream
-from penstock.sources.source import CollectionOutline, Frontier, Loader, Memory, Probe, Tick
+from penstock.sources.source import (
+    CollectionOutline,
+    Frontier,
+    Memory,
+    Probe,
+    SnapshotLoader,
+    TickTransaction,
+)
 from penstock.telemetry import fields, logger
 
 __all__ = ["PostgresSource"]
@@ -84,7 +91,7 @@ class PostgresSource:
             location=location,
             tasks=tasks,
             read=self._read,
-            reached=lambda: self.probe().everything[WHOLE],
+            reached=lambda: self.probe().end[WHOLE],
         )
         self._tail: Tail | None = None
         self._binary = False
@@ -121,7 +128,7 @@ class PostgresSource:
 
     # What the loop asks.
 
-    def open(self, memory: Memory, loader: Loader, bound: Frontier | None) -> None:
+    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
         """Connect, and be ready to go on from `bound`."""
         self._memory = memory
         self._followed.copies.open(memory, loader)
@@ -134,7 +141,7 @@ class PostgresSource:
         else:
             self._start_again(known)
 
-    def stopping(self, stop: threading.Event) -> None:
+    def use_stop(self, stop: threading.Event) -> None:
         """Give up waiting for the server when `stop` is set."""
         self._upstream.stop = stop
 
@@ -156,7 +163,7 @@ class PostgresSource:
         """Those of the tables that are seen."""
         return self._followed.seen
 
-    def draw(self, tick: Tick, upto: Frontier) -> Frontier | None:
+    def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
         """Bring all that committed below `upto` into `tick`, and cure what drifted."""
         followed = self._followed
         if self._binary and not self._reads_binary():
@@ -178,10 +185,10 @@ class PostgresSource:
         if not self._swept:
             # By what is there: a process that ended between its tick and its sweeping has
             # noted the new names, and left what it kept under the old ones.
-            tick.keep_aside(followed.pending)
+            tick.retain_side_rows(followed.pending)
             self._swept = True
         try:
-            bound = self._read_and_cure(tick, reading, upto[WHOLE])
+            bound = self._read_and_cure(tick, reading, up_to[WHOLE])
         except DefiniteError as error:
             if error.sqlstate != NO_SUCH_OBJECT:
                 raise
@@ -248,15 +255,15 @@ class PostgresSource:
         """
         self._followed.ask_for_resync(tables)
 
-    def proved(self) -> None:
+    def ownership_verified(self) -> None:
         """A long tick is not over, and we are still the writer."""
         feedback = self._feedback
         if feedback is not None:
-            feedback.proved()
+            feedback.ownership_verified()
 
-    def settled(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether no first copy is under way."""
-        return self._followed.settled
+        return self._followed.is_loaded
 
     def waits_for(self) -> str:
         """What is waited for, if anything is."""
@@ -285,22 +292,22 @@ class PostgresSource:
             self._warned = True
         return warning
 
-    def check(self, *, followed: bool) -> Sequence[CollectionOutline]:
-        """Check the prerequisites on the server; if `followed`, only the connection.
+    def check(self, *, started: bool) -> Sequence[CollectionOutline]:
+        """Check the prerequisites on the server; if `started`, only the connection.
 
         A server that hangs is reported after the answer deadline.
         """
         self._upstream.connect_timeout_s = answer_timeout_s()
-        self._upstream.open(first=not followed)
+        self._upstream.open(first=not started)
         try:
-            if followed:
+            if started:
                 return ()
             self._upstream.check(make=False)
             return outline_tables(self._upstream.control, self._config, self.name)
         finally:
             self._upstream.close()
 
-    def leave(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
         """Forget the tables that the file does not name any more; first their collections go."""
         known = notes.recall(memory)
         gone = [
@@ -481,7 +488,7 @@ class PostgresSource:
 
     # One tick.
 
-    def _read_and_cure(self, tick: Tick, reading: Reading, bound: int) -> int:
+    def _read_and_cure(self, tick: TickTransaction, reading: Reading, bound: int) -> int:
         if self._deaf:
             if not self._followed.asked:
                 return bound  # No table is left that could have changed.
@@ -489,7 +496,9 @@ class PostgresSource:
         self._read(reading, bound)
         return self._followed.cure(tick, reading, bound)
 
-    def _without_publication(self, tick: Tick, reading: Reading, error: DefiniteError) -> int:
+    def _without_publication(
+        self, tick: TickTransaction, reading: Reading, error: DefiniteError
+    ) -> int:
         """The stream has come to a change from when there was no publication, and cannot go on."""
         if not self._followed.give_up_without_publication(tick, reading):
             raise self._loses(error) from error
@@ -500,7 +509,7 @@ class PostgresSource:
         if self._tail is None:
             raise InternalError(f'source "{self.name}" was drawn from while it was closed')
         try:
-            self._tail.upto(bound, reading, waiting=lambda: self._upstream.nudge(bound))
+            self._tail.up_to(bound, reading, waiting=lambda: self._upstream.nudge(bound))
         except AnotherHistory as error:
             raise self._loses(error) from error
         except TextWanted:
@@ -509,7 +518,7 @@ class PostgresSource:
 
     # What is written down.
 
-    def _write_notes(self, tick: Tick, bound: int) -> None:
+    def _write_notes(self, tick: TickTransaction, bound: int) -> None:
         last = None if self._tail is None else self._tail.last
         written: dict[str, Any] = {
             **notes.streamed(bound, last),
@@ -520,9 +529,9 @@ class PostgresSource:
         if self._followed.fingerprint is not None:
             written |= notes.fingerprint(self._followed.fingerprint)
         for oid in self._followed.forgotten:
-            tick.remember(f"table/{oid}", None)
+            tick.put_state(f"table/{oid}", None)
         for name, value in written.items():
-            tick.remember(name, value)
+            tick.put_state(name, value)
 
 
 def _slots(known: notes.Notes) -> list[str]:

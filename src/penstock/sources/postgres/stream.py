@@ -193,8 +193,8 @@ class CopyStream:
         self.close()
 
     def __iter__(self) -> Iterator[Bytes]:
-        while (piece := self.read()) is not None:
-            yield piece
+        while (data_part := self.read()) is not None:
+            yield data_part
 
     def read(self) -> Bytes | None:
         """The next piece, which is the caller's own, or None after the last.
@@ -218,9 +218,9 @@ class CopyStream:
             raise self._failed
         if self._piece == 0:
             return None
-        piece = self._buffer[: self._piece]
+        data_part = self._buffer[: self._piece]
         self._renew(self._at)
-        return piece
+        return data_part
 
     def close(self) -> None:
         """Stop. Before the end this closes the connection: the server would copy on."""

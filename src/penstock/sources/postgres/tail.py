@@ -127,7 +127,7 @@ class Tail:
 
         self.transactions = 0
 
-    def upto(self, bound: int, hear: Hearer, *, waiting: Callable[[], None]) -> None:
+    def up_to(self, bound: int, hear: Hearer, *, waiting: Callable[[], None]) -> None:
         """Hand out everything that committed below `bound`.
 
         `waiting` is called each time nothing came for a while.

@@ -1,10 +1,10 @@
-"""What users see of a source's bindings: its progress, and the remap as it is.
+"""Relations with the remap bindings of a source.
 
-    shop_progress    as of t, one row a partition with its newest binding at or before t;
-                     as changes, one row a partition a binding
-    shop_remap       the collection itself, whose counts are offsets and are shown as such
+    shop_progress    as of t: one row per partition, with its last binding at or before t;
+                     as changes: one row per partition and binding
+    shop_remap       the remap collection itself; its multiplicities are offsets
 
-Progress is a view: the remap holds all of it, so there is nothing to keep in step.
+Progress is a view of the remap, so the two cannot differ.
 """
 
 from dataclasses import dataclass
@@ -36,37 +36,44 @@ from penstock.reclock import (
     shape_of,
 )
 
-__all__ = ["NOTE", "BindingsOf", "Followed", "bindings_in", "find_bindings", "notes_in"]
+__all__ = [
+    "PROGRESS_KEY",
+    "ProgressFollower",
+    "ProgressView",
+    "find_progress_view",
+    "progress_views_in",
+    "source_states",
+]
 
-NOTE = "progress"
-"""Under which name a source writes down how its progress is called."""
+PROGRESS_KEY = "progress"
+"""State key of the name of a source's progress relation."""
 
 
 ATTEMPTS = 10
-"""So often notes are looked at again that were compacted meanwhile."""
+"""Maximum number of reads of a state that is compacted between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class BindingsOf:
-    """The bindings of one source, as users see them under one name."""
+class ProgressView:
+    """The remap bindings of one source under one name."""
 
     name: str
     remap: Collection
     shape: Shape
     derived: bool
-    """Whether this is the progress, and not the remap itself."""
+    """True for the progress relation, false for the remap itself."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its rows."""
+        """Return the schema of the rows."""
         if self.derived:
             return self.shape.progress
         return self.shape.remap.append(pa.field(DIFF, pa.int64(), False))
 
     def time_of(self, text: str) -> int:
-        """Return the time that `text` means here: `earliest` is that of the first binding.
+        """Return the time that `text` denotes; `earliest` is the time of the first binding.
 
-        The remap can be read from 0 on, where no binding is yet.
+        The since of the remap may be 0, where no binding exists yet.
         """
         upper = self.remap.upper
         if text != "earliest" or not upper:
@@ -75,17 +82,21 @@ class BindingsOf:
         return self.remap.since if first is None else int(first)
 
     def as_of(self, time: int) -> pa.Table:
-        """Its rows as of a time; raises as reading any collection does."""
+        """Return the rows as of a time.
+
+        Raises:
+            SinceError, NotYetComplete: as for any collection.
+        """
         contents = self.remap.snapshot(time).arrow()
         if self.derived:
             return progress_as_of(self.shape, self._updates(time + 1), time)
         return contents.drop_columns([TIME])
 
     def changes(self, lower: int, upper: int) -> pa.Table:
-        """What changed at times in `[lower, upper)`: columns, `mz_timestamp` and `mz_diff`.
+        """Return the changes in `[lower, upper)`: columns, `mz_timestamp` and `mz_diff`.
 
         Raises:
-            SinceError, NotYetComplete: as reading changes of any collection does.
+            SinceError, NotYetComplete: as for any collection.
         """
         check_changes(self.remap.state, lower, upper)
         updates = self._updates(upper)
@@ -94,19 +105,19 @@ class BindingsOf:
         return rows.filter(pa.array((times >= lower) & (times < upper)))
 
     def _updates(self, upper: int) -> pa.Table:
-        """The updates of remap below a time, those before since brought up to it."""
-        found: list[pa.Table] = []
+        """Return the updates of the remap below a time; earlier times are advanced to since."""
+        tables: list[pa.Table] = []
         with self._listening() as listener:
-            while listener.frontier < min(upper, self.remap.upper) or not found:
+            while listener.frontier < min(upper, self.remap.upper) or not tables:
                 changes = listener.next_changes(timeout_ms=0)
                 if changes is None:
                     break
-                found.append(changes.arrow())
-        rows = pa.concat_tables(found)
+                tables.append(changes.arrow())
+        rows = pa.concat_tables(tables)
         return rows.filter(pa.array(rows.column(TIME).to_numpy() < upper))
 
     def _listening(self) -> Listener:
-        """From since on, wherever that is by the time it is held."""
+        """Return a listener from since on, which may advance until it is held."""
         while True:
             since = self.remap.since
             try:
@@ -116,11 +127,11 @@ class BindingsOf:
                     raise
 
 
-class Followed:
-    """Progress, as remap is listened to."""
+class ProgressFollower:
+    """Turns the updates of a remap listener into rows of progress."""
 
-    def __init__(self, bindings: BindingsOf, as_of: int) -> None:
-        """From the contents as of a time on; -1 is before all times."""
+    def __init__(self, bindings: ProgressView, as_of: int) -> None:
+        """Start from the contents as of a time; -1 is before all times."""
         self._bindings = bindings
         self._offsets: Offsets = {}
         if as_of >= 0:
@@ -128,8 +139,8 @@ class Followed:
             self._offsets = accumulated(bindings.shape, contents)
         self._as_of = as_of
 
-    def shown(self, changes: Changes | Snapshot) -> pa.Table:
-        """What a listener gave, as rows of progress."""
+    def to_progress(self, changes: Changes | Snapshot) -> pa.Table:
+        """Return the rows of progress for one result of the listener."""
         shape = self._bindings.shape
         if isinstance(changes, Snapshot):
             rows = self._bindings.as_of(self._as_of)
@@ -140,50 +151,50 @@ class Followed:
         return rows
 
 
-def bindings_in(client: Client) -> list[BindingsOf]:
-    """All relations about bindings in a storage location."""
-    found = []
-    for source, told in notes_in(client).items():
-        note = told.get(NOTE)
-        if note is not None:
-            remap, shape = client.collection(f"{source}_remap"), shape_of(note["kind"])
-            found.append(BindingsOf(note["name"], remap, shape, derived=True))
-            found.append(BindingsOf(remap.name, remap, shape, derived=False))
-    return found
+def progress_views_in(client: Client) -> list[ProgressView]:
+    """Return all progress and remap relations of a storage location."""
+    views = []
+    for source, state in source_states(client).items():
+        progress = state.get(PROGRESS_KEY)
+        if progress is not None:
+            remap, shape = client.collection(f"{source}_remap"), shape_of(progress["kind"])
+            views.append(ProgressView(progress["name"], remap, shape, derived=True))
+            views.append(ProgressView(remap.name, remap, shape, derived=False))
+    return views
 
 
-def notes_in(client: Client) -> dict[str, dict[str, Any]]:
-    """By source of a storage location, what it wrote down for itself."""
-    found = {}
+def source_states(client: Client) -> dict[str, dict[str, Any]]:
+    """Return the stored state of each source of a storage location."""
+    states = {}
     for name in client.collections(hidden=True):
         if is_hidden(name) and name.endswith("/state"):
-            found[name.removesuffix("/state")] = _newest(client.collection(name))
-    return {source: told for source, told in found.items() if told is not None}
+            states[name.removesuffix("/state")] = _newest(client.collection(name))
+    return {source: state for source, state in states.items() if state is not None}
 
 
-def _newest(notes: Collection) -> dict[str, Any] | None:
-    """The contents as they are now, of what its writer compacts as it goes."""
+def _newest(collection: Collection) -> dict[str, Any] | None:
+    """Return the current contents of a state collection, which its writer keeps compacting."""
     for attempt in range(ATTEMPTS):
-        if not notes.upper:
+        if not collection.upper:
             return None
         try:
-            contents = notes.snapshot(notes.upper - 1)
+            contents = collection.snapshot(collection.upper - 1)
             return {update.data[0]: update.data[1] for update in contents}
         except SinceError:
-            # It went on between the two looks.
+            # The writer advanced between reading the upper and the snapshot.
             if attempt == ATTEMPTS - 1:
                 raise
     return None
 
 
-def find_bindings(
+def find_progress_view(
     location: str, name: str, *, hold: bool, settings: Settings
-) -> tuple[Client, BindingsOf] | None:
-    """The relation of that name, wherever in the lake it is, and a client to be closed."""
+) -> tuple[Client, ProgressView] | None:
+    """Find a relation by name in a lake; return it with a client that the caller closes."""
     for url in storage_locations(location):
         client = persist.open(url, hold=hold, settings=settings)
-        for each in bindings_in(client):
-            if each.name == name:
-                return client, each
+        for view in progress_views_in(client):
+            if view.name == name:
+                return client, view
         client.close()
     return None

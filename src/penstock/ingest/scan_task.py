@@ -1,7 +1,7 @@
-"""A range that Spark reads, in a task: rows in, objects under the tick's staging id out.
+"""One Spark task of a scan: rows in, objects under the tick's staging id out.
 
-It runs in a Python worker and knows nothing of Spark. As in every write by tasks, an
-attempt that fails or is overtaken leaves files that nobody links.
+This code runs in a Python worker and does not import Spark. A failed or duplicate attempt
+leaves files that no entry links.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,34 +23,34 @@ __all__ = ["Cut", "ScanTask", "Scanned"]
 
 
 Cut: TypeAlias = pa.Table | PenstockError
-"""Prepared rows, or why there are none."""
+"""Prepared rows, or the error in their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What a task has to tell: what it wrote by output, and what the source is told; or why not."""
+    """Result of a task: batches by output and a report for the source, or an error."""
 
     batches: Mapping[str, bytes] = field(default_factory=dict)
-    told: Any = None
+    report: Any = None
     error: PenstockError | None = None
 
     def batch(self, output: str) -> Batch | None:
-        """What it wrote for an output."""
-        found = self.batches.get(output)
-        return None if found is None else msgpack.decode(found, type=Batch)
+        """Return the batch of an output, or None."""
+        encoded = self.batches.get(output)
+        return None if encoded is None else msgpack.decode(encoded, type=Batch)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanTask:
-    """What every task of a scan is told."""
+    """Input of every task of a scan."""
 
     scan: Scan
     shares: Mapping[str, Share]
     known: Mapping[str, CollectionState]
-    """By output, the collection as it was before the tick."""
+    """State of each output's collection before the tick."""
 
     def run(self, rows: Iterable[pa.RecordBatch]) -> Scanned:
-        """Prepare and finish rows in one go."""
+        """Prepare and finish rows in one task."""
         remaining = iter(rows)
         scanned = self.finish(self.scan.prepare(remaining))
         if scanned.error is not None:
@@ -60,7 +60,10 @@ class ScanTask:
         return scanned
 
     def cut(self, rows: Iterable[pa.RecordBatch], count: int) -> Iterator[tuple[int, Cut]]:
-        """Prepared rows, by the place where they are finished; at the end perhaps, why not all."""
+        """Yield prepared rows with the number of the task that finishes them.
+
+        If preparing fails with an error of the data, the last item is that error.
+        """
         remaining = iter(rows)
         try:
             yield from self._cut(remaining, count)
@@ -87,34 +90,33 @@ class ScanTask:
                 start += length
 
     def finish(self, rows: Iterable[Cut]) -> Scanned:
-        """Put what the rows come to, or say why not.
+        """Write the result of prepared rows.
 
-        What would be the same at every attempt is told; the rest is raised, for Spark to try
-        it again elsewhere.
+        An error that every attempt would meet is returned. Others are raised, so Spark retries.
         """
         remaining = iter(rows)
-        out = _Out(self.shares, self.known)
+        out = _ScanOutput(self.shares, self.known)
         try:
-            told = self.scan.finish(_tables(remaining), out)
+            report = self.scan.finish(_tables(remaining), out)
             batches = out.written()
         except PenstockError as error:
             if not is_told(error):
                 raise
-            for _ in remaining:  # Spark loses a worker that leaves some of the rows it sent.
+            for _ in remaining:  # Spark ends a worker that leaves input unread.
                 pass
             return Scanned(error=error)
-        return Scanned(batches, told)
+        return Scanned(batches, report)
 
 
 def _tables(rows: Iterable[Cut]) -> Iterator[pa.Table]:
-    for each in rows:
-        if isinstance(each, PenstockError):
-            raise each
-        yield each
+    for part in rows:
+        if isinstance(part, PenstockError):
+            raise part
+        yield part
 
 
-class _Out:
-    """Gathers rows, and writes them in parts."""
+class _ScanOutput:
+    """Buffers rows and writes them as parts."""
 
     def __init__(self, shares: Mapping[str, Share], known: Mapping[str, CollectionState]) -> None:
         self._shares = shares
@@ -139,9 +141,9 @@ class _Out:
     def written(self) -> dict[str, bytes]:
         for output in [*self._loose]:
             self._write(output)
-        found = {output: all_of(batches) for output, batches in self._batches.items()}
+        merged = {output: all_of(batches) for output, batches in self._batches.items()}
         return {
-            output: msgpack.encode(batch) for output, batch in found.items() if batch is not None
+            output: msgpack.encode(batch) for output, batch in merged.items() if batch is not None
         }
 
     def _write(self, output: str) -> None:

@@ -1,12 +1,13 @@
-"""The loop from a source, over the reclock, into persist.
+"""The ingest loop: source → reclock → persist.
 
-    tick ─► probe ─► draw ─► one entry: rows, remap, notes, uppers ─► committed
+    tick ─► probe ─► read_into ─► one entry: rows, remap, state, uppers ─► committed
 
-The clock is read before the source is probed, and what was probed is bound, so
-whatever was acknowledged upstream before a tick is in it. What is about the
-moment (a line that dropped, a server that restarts) closes the source, waits,
-and goes on from what is durable. What is about the data is the source's to
-record; what it cannot go on after ends the loop with the error.
+The loop reads the clock before it probes the source, and binds the probed frontier. A
+tick therefore contains everything that upstream acknowledged before its time.
+
+A transient error (a dropped connection, a server that restarts) closes the source. After
+a pause the loop resumes from the durable position. The source records errors about the
+data itself. An error after which the source cannot continue ends the loop.
 """
 
 import random
@@ -27,9 +28,9 @@ from penstock.errors import (
     TransientError,
     UsageError,
 )
-from penstock.ingest.loading import SPARK_BYTES, Loader, ManyTasks
-from penstock.ingest.relations import NOTE
-from penstock.ingest.tick import Tick
+from penstock.ingest.progress_views import PROGRESS_KEY
+from penstock.ingest.snapshot_loader import SPARK_BYTES, IngestJobs, SnapshotLoader
+from penstock.ingest.tick_transaction import TickTransaction
 from penstock.persist import AppendTo
 from penstock.persist.requests import Request, answer, requests
 from penstock.persist.state import END
@@ -51,32 +52,31 @@ from penstock.retry import pauses_ms
 from penstock.sources.source import ComparisonFailed, Frontier, Source
 from penstock.telemetry import fields, logger
 
-__all__ = ["Ingest"]
+__all__ = ["IngestLoop"]
 
 log = logger("ingest")
 
-BEAT_MS: Final = 2_000
-"""How often a start or a tick that is not over proves that we are the writer, and tells what it
-does."""
+VERIFY_MS: Final = 2_000
+"""Interval of lock verification and status writes during a long start or tick."""
 
-REST_MS: Final = 15_000
-"""How long nothing need be proved between two ticks."""
+IDLE_VERIFY_MS: Final = 15_000
+"""Interval of lock verification between two ticks."""
 
 COMPACT_EVERY_MS: Final = 10_000
 STATUS_EVERY_MS: Final = 1_000
-HEAR_EVERY_MS: Final = 1_000
+REQUESTS_EVERY_MS: Final = 1_000
 
 LAG: Final = ("lag_bytes", "lag_ms", "lag_records")
-"""Fields of a source's status that hold what its last probe measured."""
+"""Status fields that the last probe measured."""
 
 OPENING: Final = "opening"
 RETRYING: Final = "retrying"
 STOPPED: Final = "stopped"
-"""Phases in which nothing is asked of the source, so that it cannot tell its own."""
+"""Phases that the loop sets, because the source is not open."""
 
 
-class Ingest:
-    """One source, kept in step with one storage location."""
+class IngestLoop:
+    """Replicates one source to its storage location."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Ingest:
         tick_ms: int,
         retain_ms: int,
         clock: Clock,
-        chance: random.Random,
-        many: ManyTasks | None = None,
+        rng: random.Random,
+        jobs: IngestJobs | None = None,
         spark_bytes: int = SPARK_BYTES,
         progress: str | None = None,
         taken: Container[str] = (),
@@ -97,89 +97,89 @@ class Ingest:
         self._source = source
         self._client = client
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._retain_ms = retain_ms
         self._shape = shape_of(source.kind)
         self._remap = client.create_or_load(f"{name}_remap", schema=self._shape.remap, owner=name)
         self._memory = Memory(client, name)
         self._name_progress(progress, taken)
-        self._many = many
-        if many is not None:
-            client.delegate_big_merges(many.merges(client.url))
+        self._jobs = jobs
+        if jobs is not None:
+            client.delegate_big_merges(jobs.merges(client.url))
         self._spark_bytes = spark_bytes
-        self._loader: Loader
+        self._loader: SnapshotLoader
         self._pool: ThreadPoolExecutor
-        self._beside: Blob
+        self._store: Blob
         self._bound = self._durable_bound()
         self._upper = self._durable_upper()
         self._goal: Frontier | None = None
         self._catching_up = False
-        self._ticker = Ticker(clock, interval_ms=tick_ms, upstream_now=self._ask_upstream)
-        self._heard_ms = 0
+        self._ticker = Ticker(clock, interval_ms=tick_ms, upstream_now=self._upstream_now_ms)
+        self._requests_read_ms = 0
         self._postponed = False
-        """Whether a request was left to the next tick."""
+        """Set if a request is postponed to the next tick."""
 
-        self._compacted_ms = 0
-        self._noted_ms = 0
+        self._since_ms = 0
+        self._status_ms = 0
         self._counted_since_ms = clock.now_ms()
         self._rows = 0
         self._bytes = 0
         self._ticked = False
-        self._proved_ms = 0
-        self._proves_every_ms: int | None = None
-        """While the source is opened or followed."""
+        self._verified_ms = 0
+        self._verify_every_ms: int | None = None
+        """Set while the source is open or being opened."""
 
         self._opening = False
         self._opened = False
-        """Whether upstream was ever reached by this process."""
+        """Set once this process has connected to upstream."""
 
         self._fenced: Fenced | None = None
         self._over = threading.Event()
 
     @property
     def bound(self) -> Frontier | None:
-        """How far upstream what is durable here has come; None before the first copy is seen."""
+        """Return the durable upstream frontier; None before the initial snapshot is visible."""
         return self._bound
 
     @property
     def upper(self) -> int:
-        """The upper of the source's collections."""
+        """Return the upper of the source's collections."""
         return self._remap.upper
 
     def run(self, stop: threading.Event, *, once: bool = False) -> None:
-        """Follow the source until `stop` is set, or until what was there at the start is durable.
+        """Run until `stop` is set, or with `once` until the data present at the start is durable.
 
         Raises:
-            DefiniteError: the source cannot be followed until somebody acts.
-            UsageError: nor can it be as the file says.
-            Fenced: another process writes this location now.
+            DefiniteError: the source cannot continue until a person acts.
+            UsageError: the configuration is invalid.
+            Fenced: another process has taken over the storage location.
         """
-        pauses = pauses_ms(self._chance, first_ms=100)
-        self._loader = Loader(
+        pauses = pauses_ms(self._rng, first_ms=100)
+        self._loader = SnapshotLoader(
             self._client,
             self.name,
-            many=self._many,
+            jobs=self._jobs,
             spark_bytes=self._spark_bytes,
             stop=stop,
         )
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="spool")
-        self._beside = open_store(self._client.url, persist.Settings(stop=stop))
-        beat = threading.Thread(
-            target=self._beat, args=(stop,), name=f"beat of {self.name}", daemon=True
+        self._store = open_store(self._client.url, persist.Settings(stop=stop))
+        verifier = threading.Thread(
+            target=self._keep_verifying, args=(stop,), name=f"lock of {self.name}", daemon=True
         )
-        beat.start()
-        self._source.stopping(stop)
+        verifier.start()
+        self._source.use_stop(stop)
         try:
             if self.status().get("phase") in (RETRYING, STOPPED):
-                # What the process before said is not so any more.
-                self._note(phase=OPENING, waits_for="", error=None)
+                # The status of the previous process is outdated.
+                self._put_status(phase=OPENING, waits_for="", error=None)
             while not stop.is_set():
                 try:
                     self._open()
-                    # Whatever came while nobody looked need not wait for a round time.
+                    # The backlog does not wait for the next full tick interval.
                     self._catching_up = self._bound is not None
                     if once and self._goal is None:
-                        self._goal = self._source.probe().everything
+                        self._goal = self._source.probe().end
                     self._follow(stop)
                     self._memory.write_down({"status": self._status(self._upper)})
                     break
@@ -189,36 +189,38 @@ class Ingest:
                             "stopped before the tick was complete",
                             extra=fields(source=self.name, error=str(error), detail=error.detail),
                         )
-                        self._note(waits_for="", **self._disconnected(error))
+                        self._put_status(waits_for="", **self._disconnected(error))
                         break
                     if once and not self._opened:
-                        raise  # Nobody waits for what was perhaps never there.
+                        raise  # Upstream may not exist; `once` does not wait for it.
                     pause = next(pauses)
                     log.warning(
-                        "source is lost; trying again",
+                        "source disconnected; retrying",
                         extra=fields(
                             source=self.name, error=str(error), detail=error.detail, pause_ms=pause
                         ),
                     )
                     waits_for = f"{error}. {error.detail}".strip()
-                    self._note(phase=RETRYING, waits_for=waits_for, **self._disconnected(error))
+                    self._put_status(
+                        phase=RETRYING, waits_for=waits_for, **self._disconnected(error)
+                    )
                     self._source.close()
                     self._clock.wait(stop, pause)
         except (DefiniteError, UsageError) as error:
-            self._note_end(error)
+            self._put_final_error(error)
             raise
         finally:
             self._over.set()
-            beat.join()
+            verifier.join()
             self._source.close()
             self._loader.close()
             self._pool.shutdown()
-            self._beside.close()
+            self._store.close()
         if self._fenced is not None:
             raise self._fenced
 
     def _disconnected(self, error: TransientError) -> dict[str, Any]:
-        """Return the part of the status that says since when and why there is no connection."""
+        """Return the status fields with the time and reason of the disconnection."""
         status = self.status()
         since = None if status.get("connected") else status.get("disconnected_since_ms")
         return {
@@ -229,156 +231,158 @@ class Ingest:
         }
 
     def _unknown_lag(self) -> dict[str, None]:
-        """Return the lag of a source that does not answer: nobody knows it."""
+        """Return the lag fields of a source that does not answer, all None."""
         return {name: None for name in LAG if name in self.status()}
 
-    def _note_end(self, error: PenstockError) -> None:
-        """Let others see why it goes on no more, if the store lets us."""
-        told = {"message": str(error), "detail": error.detail, "hint": error.hint}
+    def _put_final_error(self, error: PenstockError) -> None:
+        """Store the error in the status, unless the store fails too."""
+        reason = {"message": str(error), "detail": error.detail, "hint": error.hint}
         with suppress(PenstockError):
-            self._note(phase=STOPPED, waits_for="", error=told)
+            self._put_status(phase=STOPPED, waits_for="", error=reason)
 
-    def _beat(self, stop: threading.Event) -> None:
-        """While nothing is committed for long: write down why, and so prove that we are the writer.
+    def _keep_verifying(self, stop: threading.Event) -> None:
+        """Verify the lock and store the status while no tick commits.
 
-        Upstream hears from us only as long as that is proved; and a start that waits for a
-        slot, or a tick in which tables are compared, can take very long.
+        The source sends feedback upstream only while the lock is verified. A start that waits
+        for a slot, or a tick that compares tables, can take hours.
         """
-        while not self._over.wait(BEAT_MS / 1_000):
+        while not self._over.wait(VERIFY_MS / 1_000):
             try:
-                self._prove()
+                self._verify_lock()
             except Fenced as error:
-                # What is waited for may take for ever, and would be for nothing.
+                # The operation in progress may take hours, and its result could not be committed.
                 self._fenced = error
                 stop.set()
                 return
             except PenstockError:
-                continue  # Whoever draws the tick hears of it too, and does something about it.
+                continue  # The thread that runs the tick gets the same error and handles it.
             except Exception:
-                log.exception("beat failed; it goes on", extra=fields(source=self.name))
+                log.exception("lock verification failed", extra=fields(source=self.name))
 
-    def _prove(self) -> None:
-        # What is told is added to what was told last, and a tick may be telling just now.
+    def _verify_lock(self) -> None:
+        # A status update extends the stored status, and a tick may be updating it too.
         with self._memory.lock:
-            every, now = self._proves_every_ms, self._clock.boot_ms()
-            if every is None or now - self._proved_ms < every:
+            every, now = self._verify_every_ms, self._clock.boot_ms()
+            if every is None or now - self._verified_ms < every:
                 return
             phase = {"phase": OPENING} if self._opening else {}
             waits_for = self._source.waits_for()
             # The last probe is as old as the wait.
             lag = self._unknown_lag() if self._opening or waits_for else {}
-            self._note(**phase, waits_for=waits_for, **lag)
-            self._proved_ms = now
-        self._source.proved()
+            self._put_status(**phase, waits_for=waits_for, **lag)
+            self._verified_ms = now
+        self._source.ownership_verified()
 
     def _open(self) -> None:
-        """Let the source be ready, which may take long."""
-        self._proved_ms = self._clock.boot_ms()
-        self._opening, self._proves_every_ms = True, BEAT_MS
+        """Open the source. This may take hours."""
+        self._verified_ms = self._clock.boot_ms()
+        self._opening, self._verify_every_ms = True, VERIFY_MS
         try:
             self._source.open(self._memory, self._loader, self._bound)
         finally:
             with self._memory.lock:
-                self._opening, self._proves_every_ms = False, None
+                self._opening, self._verify_every_ms = False, None
         self._opened = True
         if self.status().get("phase") in (OPENING, RETRYING, STOPPED):
             self._memory.write_down({"status": self._status(self._upper)})
 
     def _follow(self, stop: threading.Event) -> None:
-        self._proved_ms = self._clock.boot_ms()
-        self._proves_every_ms = REST_MS
+        self._verified_ms = self._clock.boot_ms()
+        self._verify_every_ms = IDLE_VERIFY_MS
         try:
             self._tick_by_tick(stop)
         finally:
             with self._memory.lock:
-                self._proves_every_ms = None
+                self._verify_every_ms = None
 
     def _tick_by_tick(self, stop: threading.Event) -> None:
-        while not self._arrived():
+        while not self._has_reached_goal():
             match self._ticker.next(stop, upper=self._upper, at_once=self._catching_up):
                 case None:
                     return
                 case WaitForAgreement(time=time, ahead_ms=ahead):
                     log.warning(
-                        "the clock is far ahead and upstream's does not agree; waiting",
+                        "clock far ahead of upstream; waiting",
                         extra=fields(source=self.name, clock_ms=time, ahead_ms=ahead),
                     )
                     continue
                 case SteppedBack(time=time, by_ms=by):
                     log.warning(
-                        "the clock stepped back; times go on by one",
+                        "clock stepped back; times advance by one",
                         extra=fields(source=self.name, by_ms=by, time=time),
                     )
                 case tick:
                     time = tick.time
-            self._proves_every_ms = BEAT_MS
+            self._verify_every_ms = VERIFY_MS
             self._tick(time)
-            self._proves_every_ms = REST_MS
+            self._verify_every_ms = IDLE_VERIFY_MS
 
-    def _arrived(self) -> bool:
-        """Whether what was upstream at the start is durable, if that is all that is asked for."""
+    def _has_reached_goal(self) -> bool:
+        """Return whether a goal is set and durable."""
         goal, bound = self._goal, self._bound
-        # At least one tick: the server may have been replaced by one that stands further back.
+        # At least one tick: the server may have been replaced by one with a lower position.
         return (
             goal is not None
             and bound is not None
             and self._ticked
             and not self._postponed
-            and self._source.settled()
+            and self._source.is_loaded()
             and all(bound.get(partition, 0) >= offset for partition, offset in goal.items())
         )
 
     def _tick(self, time: int) -> None:
-        asked = self._hear()
-        errored_before = self._errored_tables() if asked else set()
+        resyncs = self._take_requests()
+        errored_before = self._errored_tables() if resyncs else set()
         probe = self._source.probe()
         self._catching_up = probe.more
-        tick = Tick(self._client, self.name, self._memory, time, self._loader, self._pool)
+        tick = TickTransaction(
+            self._client, self.name, self._memory, time, self._loader, self._pool
+        )
         try:
-            reached = self._source.draw(tick, probe.frontier)
+            reached = self._source.read_into(tick, probe.frontier)
             remap = None if reached is None else self._bind(reached, time)
             self._rows += tick.rows
             self._bytes += tick.bytes
-            self._note_status(tick, time)
+            self._put_tick_status(tick, time)
             tick.commit(self._source.collections(), remap)
         finally:
-            tick.let_go()
+            tick.close()
         self._upper = time + 1
         self._ticked = True
-        self._proved_ms = self._clock.boot_ms()
+        self._verified_ms = self._clock.boot_ms()
         if reached is not None:
             self._bound = reached
         self._source.committed(reached)
-        for request in asked:
-            left = self._left(request)
+        for request in resyncs:
+            left = self._unrepaired(request)
             if (self._errored_tables(tick) - errored_before).intersection(left):
-                # SUBTLE: the table was live when the request came, and this tick found the change
-                # that the request is to repair. The request stays, and the next tick handles it.
+                # SUBTLE: the table was live when the request arrived, and this tick detected the
+                # change that the request is to repair. The next tick handles the request.
                 self._postponed = True
             else:
-                answer(self._beside, request, left=left, mended=tick.mended)
+                answer(self._store, request, left=left, mended=tick.corrected_rows)
         self._compact(time)
 
-    def _hear(self) -> list[Request]:
-        """What is asked of us; what cannot be done is answered at once."""
+    def _take_requests(self) -> list[Request]:
+        """Return the resync requests for this tick; reject impossible ones immediately."""
         now = self._clock.boot_ms()
-        if now - self._heard_ms < HEAR_EVERY_MS and not self._postponed:
+        if now - self._requests_read_ms < REQUESTS_EVERY_MS and not self._postponed:
             return []
-        self._heard_ms, self._postponed = now, False
+        self._requests_read_ms, self._postponed = now, False
         taken = []
-        for request in requests(self._beside, now_ms=self._clock.now_ms()):
+        for request in requests(self._store, now_ms=self._clock.now_ms()):
             if request.verb != "resync":
-                continue  # Whoever runs this loop is asked.
+                continue  # The supervisor handles other requests.
             try:
                 self._source.resync(request.tables)
             except (UsageError, DefiniteError) as error:
-                answer(self._beside, request, error=error)
+                answer(self._store, request, error=error)
             else:
                 taken.append(request)
         return taken
 
-    def _errored_tables(self, tick: Tick | None = None) -> set[str]:
-        """Return the tables in error, except those that `tick` has compared in vain."""
+    def _errored_tables(self, tick: TickTransaction | None = None) -> set[str]:
+        """Return the errored tables, except tables whose comparison failed in `tick`."""
         failures = {} if tick is None else tick.failures
         return {
             table["name"]
@@ -387,8 +391,8 @@ class Ingest:
             and not isinstance(failures.get(table["collection"]), ComparisonFailed)
         }
 
-    def _left(self, request: Request) -> dict[str, str]:
-        """The tables that were asked for and are still in error, or not there to compare yet."""
+    def _unrepaired(self, request: Request) -> dict[str, str]:
+        """Return the requested tables that are still errored or loading, each with the reason."""
         left = {}
         for table in self._source.status().get("tables", ()):
             name = table["name"]
@@ -397,7 +401,7 @@ class Ingest:
             if table["error"]:
                 left[name] = table["error"]
             elif table["phase"] != "live":
-                left[name] = f"table {name} was not compared, since its first copy is under way"
+                left[name] = f"table {name} was not compared: its initial snapshot is in progress"
         return left
 
     def _bind(self, reached: Frontier, time: int) -> AppendTo:
@@ -408,16 +412,17 @@ class Ingest:
                 return AppendTo(self._remap, [], self._remap.upper, time + 1)
             case Regressed(partition=partition, was=was, now=now):
                 raise InternalError(
-                    f'source "{self.name}" went back from {was} to {now} in partition {partition}',
-                    hint="A source must not draw less than what is bound; please report this.",
+                    f'frontier of source "{self.name}" moved back from {was} to {now} in partition '
+                    f"{partition}",
+                    hint="A source must not read less than the bound frontier; please report this.",
                 )
 
     def _name_progress(self, given: str | None, taken: Container[str]) -> None:
-        """Write down how the progress relation is called, once; or again, if the file says so."""
-        known = self._memory.recall(NOTE)
+        """Store the name of the progress relation at the first start, or if the file changes it."""
+        known = self._memory.recall(PROGRESS_KEY)
         if known is None or (given is not None and known["name"] != given):
-            chosen = progress_name(self.name, taken, given=given)
-            self._memory.write_down({NOTE: {"name": chosen, "kind": self._source.kind}})
+            name = progress_name(self.name, taken, given=given)
+            self._memory.write_down({PROGRESS_KEY: {"name": name, "kind": self._source.kind}})
 
     def _durable_bound(self) -> Frontier | None:
         upper = self._remap.upper
@@ -426,41 +431,41 @@ class Ingest:
         return accumulated(self._shape, self._remap.snapshot(upper - 1).arrow())
 
     def _durable_upper(self) -> int:
-        """Where our times go on. The notes have times of their own, which say nothing here."""
-        # A table may have failed, or recovered, at a tick before anything was bound.
-        told = [
+        """Return the first time that is free. State has its own times, which do not count."""
+        # A table may have failed or recovered at a tick before the first binding.
+        error_bounds = [
             span.lower if span.upper == END else span.upper
             for collection in self._client.state.collections.values()
             for span in collection.errors
         ]
-        return max([self._remap.upper, *told])
+        return max([self._remap.upper, *error_bounds])
 
-    def _ask_upstream(self) -> int | None:
+    def _upstream_now_ms(self) -> int | None:
         return self._source.probe().now_ms
 
     def _compact(self, time: int) -> None:
-        """Let since follow, `retain` behind."""
+        """Advance since to `retain` behind the current time."""
         now = self._clock.boot_ms()
-        if now - self._compacted_ms < COMPACT_EVERY_MS:
+        if now - self._since_ms < COMPACT_EVERY_MS:
             return
-        self._compacted_ms = now
+        self._since_ms = now
         since = time - self._retain_ms
         for name in (*self._source.collections(), self._remap.name):
-            for each in self._client.state.generations(name):
-                if since > each.allowed:
-                    as_of = each.upper - 1 if each.successor else None
+            for collection in self._client.state.generations(name):
+                if since > collection.allowed:
+                    as_of = collection.upper - 1 if collection.successor else None
                     self._client.collection(name, as_of=as_of).allow_compaction(since)
         self._memory.collection.allow_compaction(self._memory.upper - 1)
 
-    def _note_status(self, tick: Tick, time: int) -> None:
+    def _put_tick_status(self, tick: TickTransaction, time: int) -> None:
         now = self._clock.boot_ms()
-        if now - self._noted_ms < STATUS_EVERY_MS:
+        if now - self._status_ms < STATUS_EVERY_MS:
             return
-        self._noted_ms = now
-        tick.remember("status", self._status(time + 1))
+        self._status_ms = now
+        tick.put_state("status", self._status(time + 1))
 
     def status(self) -> Mapping[str, Any]:
-        """For people: phase, rows, lag, what is waited for; as of the last tick."""
+        """Return phase, row counts, lag and the current wait, as of the last status write."""
         return self._memory.recall("status") or {}
 
     def _status(self, upper: int) -> Mapping[str, Any]:
@@ -475,11 +480,11 @@ class Ingest:
             "written_ms": self._clock.now_ms(),
         }
 
-    def _note(self, **told: Any) -> None:
-        """Write down something besides the status that was told last."""
+    def _put_status(self, **changes: Any) -> None:
+        """Store the last status with some fields changed."""
         with self._memory.lock:
-            # SUBTLE: before the first connection there is no status, and without its kind a
-            # source would be taken for a materialization.
-            status = {"kind": self._source.kind, **self.status(), **told}
+            # SUBTLE: there is no status before the first connection, and readers take a status
+            # without `kind` for the status of a materialization.
+            status = {"kind": self._source.kind, **self.status(), **changes}
             status["written_ms"] = self._clock.now_ms()
             self._memory.write_down({"status": status})
