@@ -208,7 +208,7 @@ def test_a_beat_that_failed_is_told_and_goes_on(turn, beats, caplog):
 
     source.waits_for, source.open = waits_for, slow
     run.ticks(1)
-    assert "beat failed" in caplog.text
+    assert "lock verification failed" in caplog.text
     assert "planted" in caplog.text
 
 
@@ -406,7 +406,7 @@ def test_a_clock_far_ahead_waits_for_upstreams_to_agree(turn, caplog):
     clock.wait = wait
     run.ingest.run(stop)
     assert run.client.collection("words").upper == FIRST + 1, "the timeline did not jump"
-    assert "the clock is far ahead" in caplog.text
+    assert "clock far ahead" in caplog.text
     # The clock is mended; nothing that was written down meanwhile had its time.
     source.now_ms = FIRST + 10_000
     source.append(0, "two")
