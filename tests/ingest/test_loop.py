@@ -223,7 +223,7 @@ def test_heartbeat_is_due_after_fifteen_seconds_between_ticks_and_after_two_in_a
     def probing():
         for move_ms in moves_ms.pop(0):
             run.clock.move_ms(move_ms)
-            run.ingest._prove()
+            run.ingest._verify_lock()
             counted.append(source.proofs)
         return probe()
 
@@ -232,12 +232,12 @@ def test_heartbeat_is_due_after_fifteen_seconds_between_ticks_and_after_two_in_a
     assert counted == [0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("step", ["open", "draw"])
+@pytest.mark.parametrize("step", ["open", "read_into"])
 def test_heartbeat_while_the_source_is_not_open_reports_nothing(turn, step):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
-    beat, closes, proofs = run.ingest._prove, source.close, []
+    beat, closes, proofs = run.ingest._verify_lock, source.close, []
 
     def close() -> None:
         run.clock.wait(threading.Event(), 60_000)
@@ -475,8 +475,8 @@ class TableSource(ScriptedSource):
         }
         self.failure: DefiniteError | None = None
 
-    def draw(self, tick, up_to):
-        reached = super().draw(tick, up_to)
+    def read_into(self, tick, up_to):
+        reached = super().read_into(tick, up_to)
         if self.failure is not None:
             tick.fail("words", self.failure)
             self.mark_errored(str(self.failure))
@@ -548,7 +548,7 @@ def test_resync_whose_comparison_failed_is_answered_at_once(resync):
 def test_resync_of_a_table_whose_snapshot_is_not_complete_is_answered_with_the_reason(resync):
     told = resync(TableSource(words="loading", numbers="loading"))
     assert [*told["left"]] == ["words"]
-    assert "its first copy is under way" in told["left"]["words"]
+    assert "its initial snapshot is in progress" in told["left"]["words"]
 
 
 def test_resync_of_all_tables_is_answered_with_each_that_is_left(resync):

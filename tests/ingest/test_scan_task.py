@@ -213,5 +213,5 @@ def test_task_that_could_not_reach_the_store_raises_so_that_spark_retries_it(
 
 def test_scan_without_spark_raises_usage_error(turn: Callable[..., Any]) -> None:
     scans = Scans(turn, None)
-    with pytest.raises(UsageError, match='source "src" is read by Spark, and there is none'):
+    with pytest.raises(UsageError, match='source "src" needs a Spark session'):
         scans.tick(WordScan())
