@@ -36,6 +36,8 @@ LANGUAGE_PATHS := \
 	src/penstock/deadlines.py \
 	src/penstock/errors.py \
 	src/penstock/failpoints.py \
+	src/penstock/progress \
+	src/penstock/reclock \
 	src/penstock/reduce \
 	src/penstock/retry.py \
 	src/penstock/telemetry.py \
@@ -43,6 +45,8 @@ LANGUAGE_PATHS := \
 	tests/README.md \
 	tests/conftest.py \
 	tests/contracts \
+	tests/progress \
+	tests/reclock \
 	tests/reduce \
 
 .PHONY: help

@@ -13,7 +13,7 @@ import yaml
 import penstock.ingest
 from penstock import persist
 from penstock.errors import DefiniteError
-from penstock.reclock import accumulated, shape_of
+from penstock.reclock import accumulate, shape_of
 from penstock.sources.postgres.errors import NotReady
 from penstock.sources.postgres.identity import Fork, ForkedAfter, ForkedBefore, Identity, judge
 from penstock.sources.postgres.lsn import Lsn
@@ -199,7 +199,7 @@ def test_g12_g08_nothing_is_seen_before_every_copy_is_passed(
         (begin,) = {client.collection(name).since for name in pump.collections()}
         first = remap.snapshot(begin).arrow()
         assert not len(remap.snapshot(begin - 1).arrow())
-    assert max(snapshots) <= accumulated(shape_of("postgres"), first)[()]
+    assert max(snapshots) <= accumulate(shape_of("postgres"), first)[()]
     # All outputs of ours move together, so there is one position to resume from, and the
     # server has not been told of more.
     (confirmed,) = database.sql(

@@ -1,4 +1,4 @@
-"""Times as users write them."""
+"""Bounds, parsing and formatting of times."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -7,11 +7,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.progress.time import describe_time, format_time, parse_time
+from penstock.progress.time import (
+    MAX_TIME,
+    MIN_TIME,
+    check_time,
+    describe_time,
+    format_time,
+    parse_time,
+)
 
 NOW = 1_800_000_000_000
 TIMES = st.integers(0, 253_402_300_799_999)
 UNITS = {"ms": 1, "second": 1_000, "minutes": 60_000, "h": 3_600_000, "days": 86_400_000}
+
+
+@given(value=st.integers(MIN_TIME, MAX_TIME))
+def test_check_time_in_range_returns_it(value: int) -> None:
+    assert check_time(value) == value
+
+
+def test_check_time_accepts_both_bounds() -> None:
+    assert (check_time(MIN_TIME), check_time(MAX_TIME)) == (0, 2**63 - 1)
+
+
+@pytest.mark.parametrize("value", [-1, MAX_TIME + 1, True, False, 1.0, "1", None])
+def test_check_time_of_other_value_raises_usage_error(value: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_time(value)
+    assert f"time {value!r} " in str(caught.value)
 
 
 @given(TIMES)

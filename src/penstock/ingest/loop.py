@@ -43,7 +43,7 @@ from penstock.reclock import (
     Ticker,
     Unmoved,
     WaitForAgreement,
-    accumulated,
+    accumulate,
     mint,
     progress_name,
     shape_of,
@@ -405,7 +405,7 @@ class IngestLoop:
         return left
 
     def _bind(self, reached: Frontier, time: int) -> AppendTo:
-        match mint(self._shape, self._bound or {}, reached, at=time):
+        match mint(self._shape, self._bound or {}, reached, time=time):
             case Minted(updates=updates):
                 return AppendTo(self._remap, updates, self._remap.upper, time + 1)
             case Unmoved():
@@ -428,7 +428,7 @@ class IngestLoop:
         upper = self._remap.upper
         if upper == 0:
             return None
-        return accumulated(self._shape, self._remap.snapshot(upper - 1).arrow())
+        return accumulate(self._shape, self._remap.snapshot(upper - 1).arrow())
 
     def _durable_upper(self) -> int:
         """Return the first time that is free. State has its own times, which do not count."""

@@ -30,7 +30,7 @@ from penstock.persist.state import is_hidden
 from penstock.reclock import (
     Offsets,
     Shape,
-    accumulated,
+    accumulate,
     progress_as_of,
     progress_changes,
     shape_of,
@@ -136,7 +136,7 @@ class ProgressFollower:
         self._offsets: Offsets = {}
         if as_of >= 0:
             contents = bindings.remap.snapshot(as_of).arrow()
-            self._offsets = accumulated(bindings.shape, contents)
+            self._offsets = accumulate(bindings.shape, contents)
         self._as_of = as_of
 
     def to_progress(self, changes: Changes | Snapshot) -> pa.Table:
@@ -147,7 +147,7 @@ class ProgressFollower:
             ones = pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
             return rows.append_column(pa.field(DIFF, pa.int64(), False), ones)
         rows = progress_changes(shape, changes.arrow(), before=self._offsets)
-        self._offsets = accumulated(shape, changes.arrow(), before=self._offsets)
+        self._offsets = accumulate(shape, changes.arrow(), before=self._offsets)
         return rows
 
 

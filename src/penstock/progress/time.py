@@ -1,7 +1,8 @@
-"""Times of the timeline as users write them and as they are shown.
+"""Times of the timeline: bounds, parsing and formatting.
 
-A time is milliseconds since the epoch. Users give it as that number, as RFC 3339 with a
-zone, as a relative time (`10 minutes ago`), or in Python as an aware `datetime`.
+A time is an `int`, milliseconds since the epoch, 64 bits at rest. Users write it as that number,
+as RFC 3339 with a zone, as a relative time (`10 minutes ago`), or in Python as an aware
+`datetime`.
 
     parse_time(format_time(t), now) == t
 """
@@ -12,7 +13,19 @@ from typing import Final
 
 from penstock.errors import UsageError
 
-__all__ = ["TIME_FORMS", "describe_time", "format_time", "parse_time"]
+__all__ = [
+    "MAX_TIME",
+    "MIN_TIME",
+    "TIME_FORMS",
+    "check_time",
+    "describe_time",
+    "format_time",
+    "parse_time",
+]
+
+MIN_TIME: Final = 0
+MAX_TIME: Final = 2**63 - 1
+"""The greatest upper. No update has this time, because intervals exclude their upper."""
 
 TIME_FORMS: Final = (
     "milliseconds since the epoch, RFC 3339 with a zone such as 2026-11-15T12:00:00Z, a relative "
@@ -20,7 +33,7 @@ TIME_FORMS: Final = (
 )
 
 _CALENDAR_MS: Final = 100_000_000_000
-"""Smaller times are taken for logical ones of a program, not for moments of 1970 to 1973."""
+"""Smaller times are logical times of a program, not times of 1970 to 1973."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -47,13 +60,33 @@ _UNITS_MS: Final = {
 }
 
 
-def parse_time(value: str | datetime, now_ms: int) -> int:
-    """Return the time that `value` means; a relative one counts back from `now_ms`.
-
-    A part of a millisecond is dropped, so the result is not after `value`.
+def check_time(value: object) -> int:
+    """Return `value` if it is a time.
 
     Raises:
-        UsageError: it is not a time, or has no zone.
+        UsageError: it is not an integer, or does not fit into 64 bits.
+    """
+    # A bool is an int in Python, but True does not mean the first millisecond of 1970.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(
+            f"time {value!r} is a {type(value).__name__}, not an integer",
+            hint="Give times as whole milliseconds since the epoch.",
+        )
+    if not MIN_TIME <= value <= MAX_TIME:
+        raise UsageError(
+            f"time {value} is out of range",
+            detail=f"Times are from {MIN_TIME} to {MAX_TIME} milliseconds since the epoch.",
+        )
+    return value
+
+
+def parse_time(value: str | datetime, now_ms: int) -> int:
+    """Return the time that `value` denotes. A relative time counts back from `now_ms`.
+
+    Fractions of a millisecond are dropped, so the result is at or before `value`.
+
+    Raises:
+        UsageError: `value` is not a time, or has no zone.
     """
     if isinstance(value, datetime):
         moment: datetime | None = value
@@ -72,13 +105,13 @@ def parse_time(value: str | datetime, now_ms: int) -> int:
         except ValueError:
             moment = None
     if moment is None or moment.tzinfo is None:
-        why = "is not a time" if moment is None else "has no time zone"
-        raise UsageError(f'"{value}" {why}', hint=f"Give {TIME_FORMS}.")
+        defect = "is not a time" if moment is None else "has no time zone"
+        raise UsageError(f'"{value}" {defect}', hint=f"Give {TIME_FORMS}.")
     return (moment - _EPOCH) // _MILLISECOND
 
 
 def format_time(time_ms: int) -> str:
-    """Return a time in RFC 3339, with milliseconds; its number, if no calendar has it."""
+    """Return a time in RFC 3339 with milliseconds, or its number beyond the year 9999."""
     try:
         return (
             (_EPOCH + time_ms * _MILLISECOND)
@@ -90,7 +123,7 @@ def format_time(time_ms: int) -> str:
 
 
 def describe_time(time_ms: int) -> str:
-    """Return a time as a number, with RFC 3339 next to it if it is a time of the calendar."""
+    """Return a time as a number, followed by RFC 3339 unless it is a logical time."""
     text = format_time(time_ms)
     if time_ms < _CALENDAR_MS or text == str(time_ms):
         return str(time_ms)

@@ -1,19 +1,25 @@
-"""A source's own time, translated into ours.
+"""Reclocking: positions of a source mapped to times of the timeline.
 
-A source counts in offsets; we count in milliseconds, on one timeline for all
-sources. A *binding* says how far a source had come at one of our times, and all
-bindings of a source are its remap collection. Everything here is a function from
-values to values, but for `Ticker`, which asks a clock it is given.
+A *remap binding* is a pair of a time and a source frontier. All bindings of a source form a
+collection, its remap. Everything here is a function of values, except `Ticker`, which reads the
+clock that it is given.
 
-    remap      what bindings look like at rest, for each type of source
-    mint       the next binding, or why there is none
-    follow     from bindings to the time of each event, and where to resume
-    progress   bindings as users see them
-    ticker     when to bind next, and at which time
+    remap      stored form of bindings, for each source type
+    mint       the next binding, or the reason for none
+    progress   the progress relation: bindings as users read them
+    ticker     times of ticks
+
+Bindings never decrease, so each event has exactly one time. Let R(t) be the source frontier that
+remap has as of t:
+
+    time of event e      =  the least t with e below R(t)
+    contents as of t     =  the events below R(t)
+    resume frontier      =  R(u - 1), for data with the upper u
+
+The since of remap therefore stays at or below u - 1.
 """
 
-from penstock.reclock.follow import Bindings, compaction_bound
-from penstock.reclock.mint import Closing, Minted, Regressed, Unmoved, close, mint
+from penstock.reclock.mint import Minted, Regressed, Unmoved, mint
 from penstock.reclock.progress import progress_as_of, progress_changes, progress_name
 from penstock.reclock.remap import (
     KAFKA,
@@ -23,17 +29,17 @@ from penstock.reclock.remap import (
     PUBNUB,
     S3,
     SHAPES,
-    WHOLE,
+    SINGLE_PARTITION,
     Offsets,
     PartitionKey,
     Shape,
-    accumulated,
+    accumulate,
     shape_of,
 )
 from penstock.reclock.ticker import (
+    ClockReading,
+    ClockReference,
     NotYet,
-    Pace,
-    Reading,
     SteppedBack,
     Tick,
     Ticker,
@@ -49,15 +55,13 @@ __all__ = [
     "PUBNUB",
     "S3",
     "SHAPES",
-    "WHOLE",
-    "Bindings",
-    "Closing",
+    "SINGLE_PARTITION",
+    "ClockReading",
+    "ClockReference",
     "Minted",
     "NotYet",
     "Offsets",
-    "Pace",
     "PartitionKey",
-    "Reading",
     "Regressed",
     "Shape",
     "SteppedBack",
@@ -65,9 +69,7 @@ __all__ = [
     "Ticker",
     "Unmoved",
     "WaitForAgreement",
-    "accumulated",
-    "close",
-    "compaction_bound",
+    "accumulate",
     "mint",
     "next_time",
     "progress_as_of",

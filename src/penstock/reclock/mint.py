@@ -1,18 +1,15 @@
-"""Minting: how far a source has come, bound to a time of ours.
+"""Minting: the binding of a source frontier to a time.
 
-Only one thing is asked of bindings: a later time never has less. From it follows
-that every event of the source belongs to exactly one time, the first whose
-binding covers it. So a frontier that went back, because a topic was made again
-or a server restored, mints nothing; it is reported, and whoever knows the source
-decides what it means.
+Bindings never decrease: a later time never has a lower offset. Each event therefore belongs to
+exactly one time, the first whose binding covers it. A frontier that moved backwards, because a
+topic was recreated or a server was restored, mints nothing and is returned as `Regressed`.
 
-What is bound is what was *probed*, not what has been read, and the clock is read
-before the probe: whatever was acknowledged upstream before the time is then below
-the binding. All of one upstream transaction has one offset (in Postgres, the
-position of its commit), so that a binding never cuts through one.
+A tick reads the clock, then probes the source, and binds the probed frontier, not the position
+read so far. Everything acknowledged upstream before the time is then below the binding. All
+changes of one upstream transaction have one offset (in Postgres, its commit LSN), so a binding
+never splits a transaction.
 
-Time, updates and the new upper, one above the time, are for the caller to commit
-together with the data.
+The caller commits the updates of remap, the data and the new uppers (time + 1) in one entry.
 """
 
 from dataclasses import dataclass
@@ -21,96 +18,74 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.progress import MAX_TIME, check_time
-from penstock.reclock.remap import Move, Offsets, PartitionKey, Shape, encoded
+from penstock.reclock.remap import Move, Offsets, PartitionKey, Shape, encode_moves
 
-__all__ = ["Closing", "Minted", "Regressed", "Unmoved", "close", "mint"]
+__all__ = ["Minted", "Regressed", "Unmoved", "mint"]
 
 
 @dataclass(frozen=True, slots=True)
 class Minted:
-    """The source has come further."""
+    """A new binding: at least one partition advanced."""
 
     updates: pa.Table
-    """Of remap, as they are stored."""
+    """Updates of remap, in its stored schema."""
 
     frontier: Offsets
-    """How far it has come now."""
+    """The frontier after this binding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unmoved:
-    """The source stands where it stood: the upper goes on, and there are no rows."""
+    """No partition advanced. The upper of remap advances without rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regressed:
-    """The source went back. Nothing is minted, for any partition."""
+    """A partition moved backwards. Nothing is minted, for any partition."""
 
     partition: PartitionKey
-    """The first that did."""
+    """The first partition that moved backwards."""
 
     was: int
     now: int | None
-    """None, if the partition is gone."""
+    """The probed offset; None, if the partition is missing from the probe."""
 
     others: int = 0
-    """How many more did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """Nothing more will come, ever: remap and data are sealed to the end of time."""
-
-    updates: pa.Table
-    """Take back every row of remap: from here on no frontier is open."""
+    """Number of further partitions that moved backwards."""
 
 
 def mint(
-    shape: Shape, current: Offsets, probed: Offsets, *, at: int
+    shape: Shape, current: Offsets, probed: Offsets, *, time: int
 ) -> Minted | Unmoved | Regressed:
-    """Bind `probed` to the time `at`, when `current` is what is bound so far, by `accumulated`.
+    """Bind the frontier `probed` to `time`, after the bound frontier `current`.
 
-    A partition that is new begins at 0. One that is gone from `probed` keeps its
-    row if sources of this shape lose partitions in the course of things; in any
-    other it has gone back.
+    A new partition begins at 0. A partition missing from `probed` keeps its row if
+    `shape.partitions_end`; otherwise it has moved backwards.
 
     Raises:
-        UsageError: a partition, an offset or the time is not one.
+        UsageError: a partition, an offset or the time is invalid.
     """
-    _check_binding_time(at)
+    if check_time(time) == MAX_TIME:
+        raise UsageError(
+            f"time {time} cannot have a binding",
+            detail=f"The last time with a binding is {MAX_TIME - 1}.",
+        )
     shape.check(probed)
-    # A source may have a million objects, of which few are probed.
-    asked = probed if shape.partitions_end else {**current, **probed}
-    back = sorted(
+    # A source may have a million objects; a probe of it returns only a few.
+    partitions = probed if shape.partitions_end else {**current, **probed}
+    regressed = sorted(
         (partition, current[partition], probed.get(partition))
-        for partition in asked
+        for partition in partitions
         if current.get(partition, 0) > probed.get(partition, 0)
     )
-    if back:
-        return Regressed(*back[0], others=len(back) - 1)
+    if regressed:
+        return Regressed(*regressed[0], others=len(regressed) - 1)
     moves = [
-        Move(partition, current.get(partition, 0), now)
-        for partition, now in sorted(probed.items())
-        if now > current.get(partition, 0)
+        Move(partition, current.get(partition, 0), offset)
+        for partition, offset in sorted(probed.items())
+        if offset > current.get(partition, 0)
     ]
     if not moves:
         return Unmoved()
     frontier = {**current, **{move.partition: move.now for move in moves}}
-    return Minted(encoded(shape, moves, at=at), frontier)
-
-
-def close(shape: Shape, current: Offsets, *, at: int) -> Closing:
-    """End the source at `at`, when all that it will ever have is bound.
-
-    Raises:
-        UsageError: a partition, an offset or the time is not one.
-    """
-    _check_binding_time(at)
-    shape.check(current)
-    ended = [Move(partition, was, 0) for partition, was in sorted(current.items()) if was]
-    return Closing(encoded(shape, ended, at=at))
-
-
-def _check_binding_time(at: int) -> None:
-    if check_time(at) == MAX_TIME:
-        raise UsageError(f"time {at} is past the last one at which anything can be bound")
+    return Minted(encode_moves(shape, moves, time=time), frontier)

@@ -1,19 +1,17 @@
-"""The progress relation: remap as users see it.
+"""The progress relation: remap as users read it.
 
-Remap holds increments, which is good for adding up and not for reading. Its
-progress relation shows offsets, with the time at which each was bound, in the
-columns that suit the type of the source:
+Remap contains increments. Its progress relation contains offsets and the times of their bindings,
+in columns that depend on the source type:
 
     mz_timestamp    partition  offset            mz_timestamp    lsn
     1649686076392   1          42                1649686076392   24023040
     1649686079487   1          45
 
-It is a view, made by whoever reads, and never stored: `mz_timestamp` is a column of
-data here. As of t it has one row for each partition, with the newest binding at or
-before t. Its changes are one row for each partition that moved, at each binding.
+The relation is a view of remap, computed by its reader and never stored, so `mz_timestamp` is a
+column of data. As of t it has one row for each partition, with the newest binding at or before t.
+Its changes are one row for each partition that a binding advanced.
 
-History below since is compacted, as in every collection, and a binding from below
-it is shown at since.
+Compaction advances bindings below since to since, as in every collection.
 """
 
 from collections.abc import Container
@@ -25,60 +23,54 @@ import pyarrow.compute as pc
 
 from penstock.data import DIFF, TIME
 from penstock.errors import UsageError
-from penstock.reclock.remap import Offsets, Shape, Steps, begins, steps
+from penstock.reclock.remap import Offsets, Shape, Steps, decode_steps, partition_starts
 
 __all__ = ["progress_as_of", "progress_changes", "progress_name"]
 
 
 def progress_as_of(shape: Shape, updates: pa.Table, as_of: int) -> pa.Table:
-    """How far each partition had come, and since when, in the order of partitions.
+    """Return the newest binding of each partition as of a time, ordered by partition.
 
-    `updates` are those of remap, at least up to `as_of`.
+    `updates` are updates of remap, complete up to `as_of`.
     """
-    seen = updates.filter(pc.less_equal(updates.column(TIME), as_of))
-    read = steps(shape, seen)
-    return _shown(shape, read).filter(_newest(read))
+    steps = decode_steps(shape, updates.filter(pc.less_equal(updates.column(TIME), as_of)))
+    is_newest = np.append(partition_starts(steps.partitions)[1:], True)[: len(steps.times)]
+    return _relation(shape, steps).filter(pa.array(is_newest))
 
 
 def progress_changes(shape: Shape, updates: pa.Table, *, before: Offsets | None = None) -> pa.Table:
-    """Each binding in `updates` of remap, in the order of time, with a diff of +1.
+    """Return each binding in `updates` of remap, ordered by time, with a diff of +1.
 
-    `before` is how far each partition had come before them, as `accumulated` tells it
-    to whoever has followed remap so far.
+    `before` is the frontier before `updates`, as `accumulate` returns it.
     """
-    shown = _shown(shape, steps(shape, updates, before=before))
-    shown = shown.filter(pc.is_valid(shown.columns[-1]))
-    order = pc.sort_indices(shown, sort_keys=[(name, "ascending") for name in shown.schema.names])
-    ones = pa.array(np.ones(len(shown), np.int64))
-    return shown.take(order).append_column(pa.field(DIFF, pa.int64(), nullable=False), ones)
+    relation = _relation(shape, decode_steps(shape, updates, before=before))
+    order = pc.sort_indices(
+        relation, sort_keys=[(name, "ascending") for name in relation.schema.names]
+    )
+    ones = pa.array(np.ones(len(relation), np.int64))
+    return relation.take(order).append_column(pa.field(DIFF, pa.int64(), nullable=False), ones)
 
 
 def progress_name(source: str, taken: Container[str], *, given: str | None = None) -> str:
-    """What the progress relation of `source` is called: as given, or the first name free.
+    """Return the name of the progress relation: `given`, or the first free default name.
 
     >>> progress_name("shop", {"shop", "shop_progress"})
     'shop_progress1'
 
     Raises:
-        UsageError: the name given is taken.
+        UsageError: the given name is taken.
     """
     if given is None:
         names = (f"{source}_progress{number or ''}" for number in count())
         return next(name for name in names if name not in taken)
     if given in taken:
         raise UsageError(
-            f'progress of source "{source}" cannot be called "{given}": the name is taken',
-            hint=f"Choose another name, or leave it out for {source}_progress.",
+            f'name "{given}" for the progress relation of source "{source}" is already taken',
+            hint=f"Choose another name, or omit it for {source}_progress.",
         )
     return given
 
 
-def _shown(shape: Shape, read: Steps) -> pa.Table:
-    partitions = [] if shape.partition.type == pa.null() else [read.partitions]
-    return pa.table([read.times, *partitions, read.offsets], schema=shape.progress)
-
-
-def _newest(read: Steps) -> pa.Array:
-    """Which rows are the last of their partition, and not closed."""
-    last = np.append(begins(read.partitions)[1:], True)[: len(read.times)]
-    return pc.and_(pa.array(last), pc.is_valid(read.offsets))
+def _relation(shape: Shape, steps: Steps) -> pa.Table:
+    partitions = [] if shape.partition.type == pa.null() else [steps.partitions]
+    return pa.table([steps.times, *partitions, steps.offsets], schema=shape.progress)

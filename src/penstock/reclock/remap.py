@@ -1,36 +1,32 @@
-"""The remap collection: which of a source's offsets belong to which of our times.
+"""The remap collection: source frontiers bound to times.
 
-A source counts in its own way: a topic in offsets for each partition, Postgres in
-log positions. At a tick we bind how far it had come to a time of ours, and keep
-that in a collection beside the source's data, its *remap*. The contents of remap
-as of t are the source's frontier as of t:
+Each source counts in its own way: Kafka in offsets per partition, Postgres in LSNs. A tick binds
+the frontier of the source to a time and stores the binding in *remap*, a collection in the same
+storage location as the data. The contents of remap as of t are the source frontier as of t:
 
     data             one row for each partition
-    time             when it was bound
-    diff             by how much the partition's offset rose
+    time             the time of the binding
+    diff             the increment of the partition's offset
 
-so the offset of a partition as of t is nothing but the count of its row as of t,
-and consolidation, compaction and reading as of need not know that this collection
-is about offsets.
+The offset of a partition as of t is the multiplicity of its row as of t. Consolidation,
+compaction and reads as of a time therefore need no special case for remap.
 
     (1, 1649686076392, +42)      as of …392    1 ↦ 42    offsets 0 … 41
     (1, 1649686079487,  +3)      as of …487    1 ↦ 45    and    42 … 44
 
-**Offsets are exclusive uppers.** +42 covers the 42 offsets from 0 to 41, and one
-record at offset 0 makes 1. A partition that is known and still at 0 has no row.
+**Offsets are exclusive uppers.** +42 covers the 42 offsets from 0 to 41, and one record at
+offset 0 gives 1. A partition that is known and still at 0 has no row.
 
-Two shapes need a word. A Postgres source has no partitions, so its row has no
-columns; a collection has at least one, so it has `ignored`, of the type with one
-value, null. Kinesis sequence numbers have 56 digits and fit no diff: there the
-frontier itself is stored, as a row (shard, sequence number in decimal) that comes
-with +1 and goes with -1 when the next one comes. Shards go by their names, which
-is what Kinesis calls them; no rule makes the names numbers.
+Two source types differ. A Postgres source has no partitions, and a collection has at least one
+column, so its row has the column `ignored` of the Arrow type null. Kinesis sequence numbers have
+56 digits and do not fit into a diff. There the row contains shard and sequence number in decimal;
+a binding inserts the new row with +1 and deletes the previous row with -1. Shards are identified
+by name, because Kinesis does not define the names to be numbers.
 
-**A source without a gauge** cannot say how far it has come, so there is nothing to
-bind and no shape for it. It has one collection, its data, and no progress relation.
-Its times are arrival ticks: whatever arrived since the last tick is committed at
-the next one, in one entry, and is definite from then on. What arrived and was not
-committed when the process stopped is gone, unless the sender repeats it.
+**A source without a position** has no remap and no progress relation. Its times are arrival
+ticks: records received since the last tick are committed at the next one, in one entry, and are
+definite from then on. Records that were received and not committed are lost when the process
+stops, unless the sender repeats them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -55,94 +51,96 @@ __all__ = [
     "PUBNUB",
     "S3",
     "SHAPES",
-    "WHOLE",
+    "SINGLE_PARTITION",
     "Move",
     "Offsets",
     "PartitionKey",
     "Shape",
     "Steps",
-    "accumulated",
-    "begins",
-    "encoded",
+    "accumulate",
+    "decode_steps",
+    "encode_moves",
     "keys_of",
     "offsets_of",
+    "partition_starts",
     "shape_of",
-    "steps",
 ]
 
 PartitionKey: TypeAlias = int | str | tuple[()]
-"""What a source calls a partition: a number, a name, or `WHOLE`."""
+"""Identifier of a partition: a number, a name, or `SINGLE_PARTITION`."""
 
 Offsets: TypeAlias = Mapping[Any, int]
-"""A source's frontier: an exclusive offset for each partition, 0 for those it does not have."""
+"""A source frontier: an exclusive offset for each partition. Missing partitions are at 0."""
 
-WHOLE: Final[PartitionKey] = ()
-"""The one partition of a source that has none."""
+SINGLE_PARTITION: Final[PartitionKey] = ()
+"""The only partition of a source without partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What remap and progress look like for one type of source."""
+    """Columns of remap and of the progress relation for one source type."""
 
     name: str
-    """The type of source: kafka, kinesis, …"""
+    """The source type: kafka, kinesis, …"""
 
     remap: pa.Schema
-    """The columns of the remap collection, without time and diff."""
+    """Columns of the remap collection, without time and diff."""
 
     progress: pa.Schema
-    """The columns of the progress relation, which are seen by users."""
+    """Columns of the progress relation."""
 
     partitions_end: bool
-    """Whether a partition may be gone from a probe and nothing is wrong: it keeps its row."""
+    """True if a partition may end regularly: it is missing from a probe and keeps its row."""
 
     def __post_init__(self) -> None:
         if len(self.progress) != 1 + (self.partition.type != pa.null()) + 1:
-            raise InternalError(f"progress of {self.name} does not show what remap holds")
+            raise InternalError(
+                f"columns of progress and remap of a {self.name} source do not correspond"
+            )
 
     @property
     def increments(self) -> bool:
-        """Whether diffs are increments of the offset, and not +1 and -1 of a row that holds it."""
+        """Return whether diffs are offset increments; otherwise rows contain the offset as text."""
         return len(self.remap) == 1
 
     @property
     def partition(self) -> pa.Field:
-        """The column that tells partitions apart."""
+        """Return the column that identifies the partition."""
         return self.remap.field(0)
 
     def check(self, offsets: Offsets) -> None:
-        """Check that each partition and offset can be kept.
+        """Check that remap can store each partition and offset.
 
         Raises:
-            UsageError: one cannot.
+            UsageError: a partition has another type, or an offset is out of range.
         """
         for partition, offset in offsets.items():
-            if not self._holds(partition):
+            if not self._is_partition(partition):
                 raise UsageError(
-                    f"partition {partition!r} of a {self.name} source is not of the type "
+                    f"partition {partition!r} of a {self.name} source is not of type "
                     f"{self.partition.type}",
-                    hint=f"Name partitions as the column {self.partition.name} of remap does.",
+                    detail=f"Column {self.partition.name} of remap stores partitions.",
                 )
             if type(offset) is not int or offset < 0 or (self.increments and offset > MAX_DIFF):
                 raise UsageError(
                     f"offset {offset!r} of partition {partition!r} of a {self.name} source is "
                     "out of range",
-                    detail="Offsets are exclusive uppers: whole numbers from 0"
+                    detail="Offsets are exclusive uppers: integers from 0"
                     + (f" to {MAX_DIFF}." if self.increments else "."),
                 )
 
-    def _holds(self, partition: object) -> bool:
+    def _is_partition(self, partition: object) -> bool:
         kind = self.partition.type
         if kind == pa.null():
-            return partition == WHOLE
+            return partition == SINGLE_PARTITION
         if kind == pa.string():
             return isinstance(partition, str)
-        most = 2 ** (kind.bit_width - 1) - 1
-        return type(partition) is int and 0 <= partition <= most
+        max_partition = 2 ** (kind.bit_width - 1) - 1
+        return type(partition) is int and 0 <= partition <= max_partition
 
 
 class Move(NamedTuple):
-    """A partition went on, from one offset to a greater one; to 0 if its source is closed."""
+    """The advance of a partition from one offset to a greater one."""
 
     partition: PartitionKey
     was: int
@@ -150,10 +148,9 @@ class Move(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Remap, read: how far each partition had come at each time at which it moved.
+    """Decoded remap: the offset of each partition at each time when it advanced.
 
-    Three columns of equal length, ordered by partition, then by time. An offset is
-    null from the time on at which the source was closed.
+    Three columns of equal length, ordered by partition, then by time.
     """
 
     partitions: pa.Array
@@ -162,21 +159,21 @@ class Steps(NamedTuple):
 
 
 def shape_of(source_type: str) -> Shape:
-    """The shape for a type of source.
+    """Return the shape of a source type.
 
     Raises:
-        UsageError: there is no such type.
+        UsageError: the source type has no remap.
     """
     if source_type in SHAPES:
         return SHAPES[source_type]
     raise UsageError(
-        f'source type "{source_type}" has no gauge of progress',
-        hint=f"Types with one are {', '.join(SHAPES)}.",
+        f'source type "{source_type}" has no remap',
+        detail=f"Source types with a remap are {', '.join(SHAPES)}.",
     )
 
 
-def encoded(shape: Shape, moves: Iterable[Move], *, at: int) -> pa.Table:
-    """The updates that bind `moves` to a time, as they are stored."""
+def encode_moves(shape: Shape, moves: Iterable[Move], *, time: int) -> pa.Table:
+    """Return the updates of remap that bind `moves` to `time`, in the stored schema."""
     if shape.increments:
         rows = [(move.partition, move.now - move.was) for move in moves]
         partitions = _partition_array(shape, [partition for partition, _ in rows])
@@ -193,103 +190,102 @@ def encoded(shape: Shape, moves: Iterable[Move], *, at: int) -> pa.Table:
             pa.array([offset for _, offset, _ in texts], pa.string()),
         ]
         diffs = [diff for _, _, diff in texts]
-    times = pa.array([at] * len(diffs), pa.int64())
+    times = pa.array([time] * len(diffs), pa.int64())
     return pa.table(
         [*columns, times, pa.array(diffs, pa.int64())], schema=stored_schema(shape.remap)
     )
 
 
-def accumulated(shape: Shape, updates: pa.Table, *, before: Offsets | None = None) -> Offsets:
-    """How far each partition has come after `updates`, having come to `before` without them."""
-    read = steps(shape, updates, before=before)
-    keys, offsets = keys_of(shape, read.partitions), offsets_of(read.offsets)
+def accumulate(shape: Shape, updates: pa.Table, *, before: Offsets | None = None) -> Offsets:
+    """Return the frontier after `updates` of remap, given the frontier `before` them.
+
+    Partitions at 0 are omitted.
+    """
+    steps = decode_steps(shape, updates, before=before)
+    keys, offsets = keys_of(shape, steps.partitions), offsets_of(steps.offsets)
     after = {**(before or {}), **dict(zip(keys, offsets, strict=True))}
     return {partition: offset for partition, offset in after.items() if offset}
 
 
-def steps(shape: Shape, updates: pa.Table, *, before: Offsets | None = None) -> Steps:
-    """What `updates` of remap say, in any order and not necessarily consolidated.
+def decode_steps(shape: Shape, updates: pa.Table, *, before: Offsets | None = None) -> Steps:
+    """Decode updates of remap, which may be in any order and unconsolidated.
 
-    `before` is how far each partition had come without them.
+    `before` is the frontier before `updates`.
 
     Raises:
-        InternalError: an offset would go back, which no minter writes.
+        InternalError: an offset decreases. `mint` never writes such updates.
     """
-    wanted = stored_schema(shape.remap)
-    if updates.schema.names != wanted.names:
+    schema = stored_schema(shape.remap)
+    if updates.schema.names != schema.names:
         raise UsageError(
-            f"updates have the columns {', '.join(updates.schema.names)}, which is not the remap "
-            f"of a {shape.name} source",
-            hint=f"It has {', '.join(wanted.names)}.",
+            f"updates do not have the columns of the remap of a {shape.name} source",
+            detail=f"The updates have {', '.join(updates.schema.names)}. "
+            f"The remap has {', '.join(schema.names)}.",
         )
-    rows = consolidate(updates.cast(wanted))
-    by = [name for name in (shape.partition.name, TIME) if wanted.field(name).type != pa.null()]
-    # A row that goes stands before the one that comes in its place.
-    order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in (*by, DIFF)])
+    rows = consolidate(updates.cast(schema))
+    keys = [name for name in (shape.partition.name, TIME) if schema.field(name).type != pa.null()]
+    # By diff last: a deleted row precedes the row that replaces it.
+    order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in (*keys, DIFF)])
     rows = rows.take(order).combine_chunks()
     if shape.increments:
-        return _summed(shape, rows, before or {})
-    return _replaced(shape, rows, before or {})
+        return _steps_from_increments(shape, rows, before or {})
+    return _steps_from_replacements(shape, rows, before or {})
 
 
-def _summed(shape: Shape, rows: pa.Table, before: Offsets) -> Steps:
-    """Offsets are running sums of the diffs of each partition."""
+def _steps_from_increments(shape: Shape, rows: pa.Table, before: Offsets) -> Steps:
     partitions, times = _array(rows, shape.partition.name), _array(rows, TIME)
     diffs = _array(rows, DIFF).to_numpy()
-    first = begins(partitions)
-    at_begin = np.flatnonzero(first)
-    known = [before.get(key, 0) for key in keys_of(shape, partitions.take(pa.array(at_begin)))]
-    # Sums that wrap around in one partition are wrapped back by the difference.
+    starts = partition_starts(partitions)
+    start_rows = np.flatnonzero(starts)
+    initial = [before.get(key, 0) for key in keys_of(shape, partitions.take(pa.array(start_rows)))]
+    # Sums over all partitions may wrap around. The subtraction reverses that.
     sums = np.cumsum(diffs)
-    base = sums[at_begin] - diffs[at_begin] - np.array(known, np.int64)
-    offsets = sums - base[np.cumsum(first) - 1] if len(rows) else sums
-    closed = (offsets == 0) & np.append(first[1:], True)[: len(rows)]
-    wrong = np.flatnonzero(((diffs < 0) & ~closed) | (offsets < 0))
-    if len(wrong):
-        raise _went_back(shape, partitions[int(wrong[0])], times[int(wrong[0])])
-    return Steps(partitions, times, pa.array(offsets, pa.int64(), mask=closed))
+    base = sums[start_rows] - diffs[start_rows] - np.array(initial, np.int64)
+    offsets = sums - base[np.cumsum(starts) - 1] if len(rows) else sums
+    decreases = np.flatnonzero((diffs < 0) | (offsets < 0))
+    if len(decreases):
+        raise _decrease_error(shape, partitions[int(decreases[0])], times[int(decreases[0])])
+    return Steps(partitions, times, pa.array(offsets, pa.int64()))
 
 
-def _replaced(shape: Shape, rows: pa.Table, before: Offsets) -> Steps:
-    """Offsets are in rows, each of which goes when the next one comes."""
-    at: dict[PartitionKey, int | None] = dict(before)
-    read: list[tuple[PartitionKey, int, int | None]] = []
+def _steps_from_replacements(shape: Shape, rows: pa.Table, before: Offsets) -> Steps:
+    current: dict[PartitionKey, int] = dict(before)
+    steps: list[tuple[PartitionKey, int, int]] = []
     columns = [column.to_pylist() for column in rows.columns]
     for (partition, time), group in groupby(zip(*columns, strict=True), key=itemgetter(0, 2)):
         changes = [(diff, int(text)) for _, text, _, diff in group]
-        was, now = at.get(partition, 0), dict(changes).get(+1, 0)
-        replaced = [(-1, was)] if was else []
-        if was is None or changes != [*replaced, *([(+1, now)] if now > was else [])]:
-            raise _went_back(shape, partition, time)
-        at[partition] = now or None
-        read.append((partition, time, at[partition]))
+        was, now = current.get(partition, 0), dict(changes).get(+1, 0)
+        if now <= was or changes != [*([(-1, was)] if was else []), (+1, now)]:
+            raise _decrease_error(shape, partition, time)
+        current[partition] = now
+        steps.append((partition, time, now))
     return Steps(
-        _partition_array(shape, [partition for partition, _, _ in read]),
-        pa.array([time for _, time, _ in read], pa.int64()),
-        pa.array([None if now is None else str(now) for _, _, now in read], pa.string()),
+        _partition_array(shape, [partition for partition, _, _ in steps]),
+        pa.array([time for _, time, _ in steps], pa.int64()),
+        pa.array([str(offset) for _, _, offset in steps], pa.string()),
     )
 
 
 def keys_of(shape: Shape, partitions: pa.Array) -> list[PartitionKey]:
-    """Partitions as a source names them."""
+    """Return the partition keys in a partition column."""
     if shape.partition.type == pa.null():
-        return [WHOLE] * len(partitions)
+        return [SINGLE_PARTITION] * len(partitions)
     keys: list[PartitionKey] = partitions.to_pylist()
     return keys
 
 
-def offsets_of(offsets: pa.Array) -> list[int | None]:
-    """Offsets as numbers; none from where the source was closed."""
-    return [None if offset is None else int(offset) for offset in offsets.to_pylist()]
+def offsets_of(offsets: pa.Array) -> list[int]:
+    """Return the offsets in an offset column, which contains integers or decimal text."""
+    return [int(offset) for offset in offsets.to_pylist()]
 
 
-def begins(partitions: pa.Array) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Where, in their order, another partition begins."""
-    first = np.zeros(len(partitions), np.bool_)
-    first[:1] = True
+def partition_starts(partitions: pa.Array) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Return a mask of the first row of each partition in a sorted column."""
+    starts = np.zeros(len(partitions), np.bool_)
+    starts[:1] = True
     if partitions.type != pa.null() and len(partitions) > 1:
-        first[1:] = pc.not_equal(partitions[1:], partitions[:-1]).to_numpy(zero_copy_only=False)
-    return first
+        starts[1:] = pc.not_equal(partitions[1:], partitions[:-1]).to_numpy(zero_copy_only=False)
+    return starts
 
 
 def _partition_array(shape: Shape, keys: list[PartitionKey]) -> pa.Array:
@@ -302,10 +298,10 @@ def _array(rows: pa.Table, name: str) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _went_back(shape: Shape, partition: object, time: object) -> InternalError:
+def _decrease_error(shape: Shape, partition: object, time: object) -> InternalError:
     return InternalError(
-        f"remap of a {shape.name} source goes back",
-        detail=f"Partition {partition} has less at {time} than before.",
+        f"remap of a {shape.name} source moves backwards",
+        detail=f"The offset of partition {partition} decreases at time {time}.",
         hint="Check the storage location with: penstock verify LOCATION",
     )
 
@@ -335,7 +331,7 @@ KAFKA: Final = _shape(
 )
 KAFKA_TOPICS: Final = _shape(
     "kafka-topics",
-    # As Kafka writes them: the topic, and after a dash the number.
+    # In Kafka's notation: topic, dash, partition number.
     [("partition", pa.string())],
     [("partition", pa.string()), ("offset", pa.int64())],
     partitions_end=False,
@@ -351,7 +347,7 @@ POSTGRES: Final = _shape(
 )
 PUBNUB: Final = _shape(
     "pubnub",
-    # A region is a number without a sign, which Spark has no type for.
+    # Regions are unsigned integers, and Spark has no unsigned type.
     [("region", pa.int64())],
     [("region", pa.int64()), ("timetoken", pa.int64())],
     partitions_end=True,
@@ -366,4 +362,4 @@ S3: Final = _shape(
 SHAPES: Final[Mapping[str, Shape]] = {
     shape.name: shape for shape in (KAFKA, KAFKA_TOPICS, KINESIS, POSTGRES, PUBNUB, S3)
 }
-"""By type of source."""
+"""All shapes, by source type."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock import persist
 from penstock.data import DIFF, TIME
-from penstock.reclock.remap import KAFKA, keys_of, offsets_of, steps
+from penstock.reclock.remap import KAFKA, decode_steps, keys_of, offsets_of
 from tests.sources.kafka.clients import Record
 
 Place = tuple[int, int]
@@ -78,7 +78,7 @@ def bound_ends(url: str, source: str) -> dict[int, int]:
 
 
 def _bound(client: persist.Client, source: str) -> dict[int, tuple[Place, ...]]:
-    read = steps(KAFKA, _all_of(client.collection(f"{source}_remap")))
+    read = decode_steps(KAFKA, _all_of(client.collection(f"{source}_remap")))
     bound = defaultdict[int, list[Place]](list)
     for partition, time, offset in zip(
         keys_of(KAFKA, read.partitions),
@@ -87,7 +87,7 @@ def _bound(client: persist.Client, source: str) -> dict[int, tuple[Place, ...]]:
         strict=True,
     ):
         assert isinstance(partition, int)
-        bound[partition].append((time, offset or 0))
+        bound[partition].append((time, offset))
     return {partition: tuple(moves) for partition, moves in bound.items()}
 
 

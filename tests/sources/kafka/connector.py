@@ -20,7 +20,7 @@ from penstock.ingest.snapshot_loader import SnapshotLoader
 from penstock.ingest.tick_transaction import TickTransaction
 from penstock.persist import AppendTo
 from penstock.persist.state_store import Memory
-from penstock.reclock import KAFKA_TOPICS, Minted, accumulated, mint
+from penstock.reclock import KAFKA_TOPICS, Minted, accumulate, mint
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.topics import TopicsSource
@@ -171,7 +171,7 @@ class Lake:
         self._pool = ThreadPoolExecutor(1)
         upper = self._remap.upper
         rows = self._remap.snapshot(upper - 1).arrow() if upper else None
-        self.bound = None if rows is None else accumulated(KAFKA_TOPICS, rows)
+        self.bound = None if rows is None else accumulate(KAFKA_TOPICS, rows)
         self.source = TopicsSource(
             "cdc",
             self.config,
@@ -195,7 +195,7 @@ class Lake:
         try:
             reached = self.source.read_into(tick, probed if up_to is None else up_to)
             assert reached is not None
-            minted = mint(KAFKA_TOPICS, self.bound or {}, reached, at=time)
+            minted = mint(KAFKA_TOPICS, self.bound or {}, reached, time=time)
             updates = [minted.updates] if isinstance(minted, Minted) else []
             bind = AppendTo(self._remap, updates, self._remap.upper, time + 1)
             tick.commit(self.source.collections(), bind)
