@@ -1,7 +1,7 @@
 """First copies, and what they leave behind."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pytest
 from penstock import persist
 from penstock.errors import TransientError
 from penstock.ingest.snapshot_loader import SnapshotLoader
+from tests.ingest.pump import until
 
 
 class Watched:
@@ -65,10 +66,42 @@ def test_snapshot_cancelled_while_a_split_is_read_ends_the_wait_of_the_split(
         loader = SnapshotLoader(client, "src", jobs=None, stop=stop)
         loader.create("src.t", pa.schema([("a", pa.int64())]), ["a"])
         load = loader.load("src.t", [split], size=1)
-        assert split.started.wait(60)
+        until(lambda: split.started.is_set() or load.done(), "the split to be read")
         assert not load.done()
         stop.set()
         with pytest.raises(TransientError, match="wait for the server was cancelled"):
             load.result()
+        load.abandon()
+        loader.close()
+
+
+class Counting:
+    """A split that records how many rows the snapshot has reported before it is read."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+        self.count: Callable[[], int] = lambda: -1
+        self.ready = threading.Event()
+        self.before: int | None = None
+
+    def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
+        assert self.ready.wait(60)
+        self.before = self.count()
+        for number in self.numbers:
+            yield pa.record_batch({"a": pa.array([number], pa.int64())})
+
+
+def test_snapshot_reports_the_rows_of_the_splits_that_are_read(tmp_path: Path) -> None:
+    splits = [Counting(1, 2), Counting(), Counting(3), Counting()]
+    with persist.open(f"file:{tmp_path}/x", writer="w") as client:
+        loader = SnapshotLoader(client, "src", jobs=None)
+        loader.create("src.t", pa.schema([("a", pa.int64())]), ["a"])
+        load = loader.load("src.t", splits, size=1)
+        for split in splits:
+            split.count = load.rows
+            split.ready.set()
+        assert load.result() is load
+        assert [split.before for split in splits] == [0, 2, 2, 3]
+        assert load.rows() == 3
         load.abandon()
         loader.close()

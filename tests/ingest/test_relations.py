@@ -5,10 +5,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock import persist
-from penstock.data import DIFF, TIME
+from penstock.data import DIFF
 from penstock.ingest.loop import IngestLoop
 from penstock.ingest.progress_views import ProgressFollower, progress_views_in, source_states
 from penstock.persist import Collection
@@ -16,6 +17,9 @@ from penstock.persist.state_store import Memory
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
 from tests.cli.test_verbs import lines, penstock
+from tests.ingest.test_loop import turn
+
+__all__ = ["turn"]
 
 START = 1_700_000_000_000
 
@@ -113,8 +117,25 @@ def test_followed_progress_renders_a_snapshot_and_then_each_binding(lake: str, a
             while listener.frontier < progress.remap.upper:
                 changes = listener.next_changes(timeout_ms=0)
                 assert changes is not None
-                rendered += [
-                    tuple(row.values()) for row in followed.to_progress(changes).to_pylist()
-                ]
-    assert followed.to_progress(changes).column_names == [TIME, "partition", "offset", DIFF]
+                table = followed.to_progress(changes)
+                assert table.schema == progress.schema.append(pa.field(DIFF, pa.int64(), False))
+                rendered += [tuple(row.values()) for row in table.to_pylist()]
     assert rendered == [(first, 0, 2, 1), (first + 1, 0, 3, 1)]
+
+
+def test_followed_progress_adds_each_binding_to_the_offsets_before_it(turn: Any) -> None:
+    source = ScriptedSource("kafka")
+    source.append(0, "one", "two")
+    run = turn(source)
+    run.ticks(1)
+    progress = progress_views_in(run.client)[0]
+    first = progress.time_of("latest")
+    followed, offsets = ProgressFollower(progress, first), []
+    with progress.remap.listen(first, snapshot=True) as listener:
+        for words in (["three"], ["four", "five"], ["six"]):
+            changes = listener.next_changes(timeout_ms=0)
+            assert changes is not None
+            offsets += followed.to_progress(changes).column("offset").to_pylist()
+            source.append(0, *words)
+            run.ticks(1)
+    assert offsets == [2, 3, 5]

@@ -26,7 +26,7 @@ SIDE = 200
 
 
 class WordScan:
-    """Rows of the collection `words`; those of large offsets go to a side state."""
+    """Rows of the collection `words`; rows with large offsets go to a side state."""
 
     into = {"words": "words"}  # noqa: RUF012 a property of the protocol
     side_rows = {"side": SideRows("side", SCHEMA)}  # noqa: RUF012 a property of the protocol

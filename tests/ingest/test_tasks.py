@@ -8,6 +8,7 @@ import pytest
 
 from penstock import persist
 from penstock.errors import UsageError
+from penstock.failpoints import Action, Failpoint, armed
 from penstock.ingest import tick_transaction
 from penstock.ingest.progress_views import progress_views_in
 from penstock.ingest.tasks import drop, tasks_of
@@ -102,3 +103,21 @@ def test_dropped_source_leaves_no_collection_and_no_rows(
     assert "words" in known[1]
     assert client.collections(hidden=True) == []
     assert [*(tmp_path / "lake" / "src" / "batch").rglob("*.parquet")] == []
+
+
+@pytest.mark.parametrize(
+    ("point", "dropped"), [(Failpoint.SLOT_DROPPED, False), (Failpoint.DROP_DONE, True)]
+)
+def test_drop_that_failed_halfway_is_completed_by_a_second_drop(
+    turn: Any, point: Failpoint, dropped: bool
+) -> None:
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    run.ticks(1)
+    with armed(point, Action.ERROR), pytest.raises(Exception, match=point.value):
+        drop(run.client, "src", source)
+    assert source.dropped
+    assert (run.client.collections(hidden=True) == []) is dropped
+    drop(run.client, "src", source)
+    assert run.client.collections(hidden=True) == []
