@@ -20,7 +20,7 @@ import penstock.errors
 import penstock.persist.errors
 from penstock import persist
 from penstock.cli.main import app
-from penstock.data.shown import _SMALL, native
+from penstock.data.spark_types import _SMALL, is_native
 from penstock.datasource import options
 from penstock.durable import Log, open_blob
 from penstock.durable.log import entry_key
@@ -482,7 +482,7 @@ def test_the_page_on_spark_tells_the_type_that_spark_shows():
     for kind, (_, told, natively) in zip(kinds, rows, strict=True):
         columns = pa.schema([("c", kind)])
         assert _spark_schema(columns).simpleString() == f"struct<c:{told.strip('`')}>"
-        assert natively == ("yes" if native(columns) else "no")
+        assert natively == ("yes" if is_native(columns) else "no")
     assert set(_SMALL) - set(kinds) == set()
 
 

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock import persist
 from penstock.catalog.namespace import take_name_in_lake
-from penstock.data.shown import show
+from penstock.data.spark_types import to_spark
 from penstock.datasource.spark import register
 from penstock.engine.plans.spark import explain_failures, when_unused
 from penstock.engine.reach.spark import reach
@@ -302,7 +302,7 @@ def _bindings(
     client, bindings = found
     with closing(client):
         rows = bindings.as_of(as_of) if interval is None else bindings.changes(*interval)
-    return spark.createDataFrame(show(rows))
+    return spark.createDataFrame(to_spark(rows))
 
 
 def _interval(

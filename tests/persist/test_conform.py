@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import DIFF, TIME
-from penstock.data.shown import show
+from penstock.data.spark_types import to_spark
 from penstock.errors import UsageError
 from penstock.persist.append.conform import check_fits, stored_rows
 
@@ -40,7 +40,7 @@ def test_what_spark_shows_of_a_time_is_stored_as_that_time(name, data):
     kind, values = WITHIN[name]
     columns = pa.schema([(name, kind)])
     rows = pa.table([pa.array(data.draw(st.lists(values, max_size=4)), kind)], schema=columns)
-    shown = show(rows)
+    shown = to_spark(rows)
     check_fits(shown.schema, columns, collection="c")
     stored = stored_rows(shown, columns, time=7, collection="c")
     stored.validate(full=True)
@@ -78,7 +78,7 @@ def test_a_column_of_nulls_takes_nulls_and_nothing_else():
 )
 def test_nulls_of_no_type_within_a_column_are_refused_before_anything_is_written(kind):
     columns = pa.schema([("n", kind)])
-    shown = show(pa.table([pa.nulls(1, kind)], schema=columns))
+    shown = to_spark(pa.table([pa.nulls(1, kind)], schema=columns))
     with pytest.raises(UsageError, match='column "n" of collection "c" cannot be written so'):
         check_fits(shown.schema, columns, collection="c")
     check_fits(columns, columns, collection="c")

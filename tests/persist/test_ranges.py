@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import DIFF, TIME, advance, sort_rows, stored_schema
-from penstock.data.arrow import numbered
+from penstock.data.arrow import with_integer_times
 from penstock.persist.merge.merger import distinct, summed
 from penstock.persist.merge.ranges import bounds, cut, sample, splitters
 
@@ -85,7 +85,7 @@ def table(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 
 def exactly(rows: pa.Table) -> Counter[tuple[str, ...]]:
     """The multiset of the rows, bit by bit."""
-    columns = [column.cast(numbered(column.type)).to_pylist() for column in rows.columns]
+    columns = [column.cast(with_integer_times(column.type)).to_pylist() for column in rows.columns]
     return Counter(tuple(map(bits, row)) for row in zip(*columns, strict=True))
 
 
@@ -109,7 +109,7 @@ def pieces_of(tables: list[pa.Table], starts: pa.Table, key: tuple[str, ...]) ->
 
 def told(bound: pa.Table) -> list[tuple[str, ...]]:
     """Bounds as text that is the same for what sorts as equal: 0.0 and -0.0, all NaN."""
-    columns = [column.cast(numbered(column.type)).to_pylist() for column in bound.columns]
+    columns = [column.cast(with_integer_times(column.type)).to_pylist() for column in bound.columns]
     return [
         tuple("0.0" if isinstance(v, float) and v == 0 else repr(v) for v in row)
         for row in zip(*columns, strict=True)

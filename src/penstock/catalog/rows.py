@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data import DIFF, TIME
-from penstock.data.arrow import numbered, with_leaves
+from penstock.data.arrow import replace_leaves, with_integer_times
 from penstock.data.codec import BUILT_IN
 from penstock.data.schema import label_of
 from penstock.persist.state import CollectionState
@@ -95,10 +95,10 @@ def _texts(table: pa.Table, labels: list[str | None]) -> pa.Table:
             continue
         column = table.column(at)
         try:
-            column = pc.cast(column, with_leaves(field.type, _text))
+            column = pc.cast(column, replace_leaves(field.type, _text))
         except pa.ArrowException:
             # A zone nobody knows, or a time past the calendar.
-            column = pc.cast(column, numbered(field.type))
+            column = pc.cast(column, with_integer_times(field.type))
         table = table.set_column(at, field.name, column)
     return table
 

@@ -15,7 +15,7 @@ from penstock.data.arrow import (
     to_ipc,
 )
 from penstock.data.codec import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
-from penstock.data.exact import exact_array
+from penstock.data.lossless import exact_array
 from penstock.data.schema import check_row_schema, conform, evolve, stored_schema
 
 __all__ = [

@@ -29,11 +29,11 @@ __all__ = [
     "consolidate",
     "from_ipc",
     "negate",
-    "numbered",
+    "replace_leaves",
     "sort_columns",
     "sort_rows",
     "to_ipc",
-    "with_leaves",
+    "with_integer_times",
 ]
 
 TIME: Final = "mz_timestamp"
@@ -124,9 +124,9 @@ def from_ipc(data: bytes, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), schema)])
 
 
-def numbered(kind: pa.DataType) -> pa.DataType:
+def with_integer_times(kind: pa.DataType) -> pa.DataType:
     """`kind` with times as the integers they are stored as: Python's have no nanoseconds."""
-    return with_leaves(
+    return replace_leaves(
         kind,
         lambda leaf: (
             (pa.int32() if leaf.bit_width == 32 else pa.int64())
@@ -136,18 +136,22 @@ def numbered(kind: pa.DataType) -> pa.DataType:
     )
 
 
-def with_leaves(kind: pa.DataType, replaced: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+def replace_leaves(
+    kind: pa.DataType, replaced: Callable[[pa.DataType], pa.DataType]
+) -> pa.DataType:
     """`kind` with every type in it that is not nested replaced."""
     if pa.types.is_struct(kind):
-        return pa.struct([(inner.name, with_leaves(inner.type, replaced)) for inner in kind])
+        return pa.struct([(inner.name, replace_leaves(inner.type, replaced)) for inner in kind])
     if pa.types.is_fixed_size_list(kind):
-        return pa.list_(with_leaves(kind.value_type, replaced), kind.list_size)
+        return pa.list_(replace_leaves(kind.value_type, replaced), kind.list_size)
     if pa.types.is_large_list(kind):
-        return pa.large_list(with_leaves(kind.value_type, replaced))
+        return pa.large_list(replace_leaves(kind.value_type, replaced))
     if pa.types.is_list(kind):
-        return pa.list_(with_leaves(kind.value_type, replaced))
+        return pa.list_(replace_leaves(kind.value_type, replaced))
     if pa.types.is_map(kind):
-        return pa.map_(with_leaves(kind.key_type, replaced), with_leaves(kind.item_type, replaced))
+        return pa.map_(
+            replace_leaves(kind.key_type, replaced), replace_leaves(kind.item_type, replaced)
+        )
     return replaced(kind)
 
 
@@ -159,7 +163,7 @@ def _groupable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column, or if it is nested, text that tells its values apart."""
     if not pa.types.is_nested(column.type):
         return column
-    values = column.cast(numbered(column.type)).to_pylist()
+    values = column.cast(with_integer_times(column.type)).to_pylist()
     told = [None if value is None else _told(value) for value in values]
     return pa.chunked_array([pa.array(told, pa.large_string())])
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
-from penstock.data.exact import exact_array
+from penstock.data.lossless import exact_array
 from penstock.errors import UsageError
 
 __all__ = [

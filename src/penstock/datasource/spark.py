@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
-from penstock.data.shown import show, shown
+from penstock.data.spark_types import to_spark, to_spark_schema
 from penstock.datasource.append.spark import CollectionWriter
 from penstock.datasource.batch_plan import Contents, find_contents, plan_contents
 from penstock.datasource.bindings import (
@@ -96,7 +96,7 @@ class PenstockSource(ds.DataSource):
                 "with penstock.spark.changes.",
             )
         self._check_schema(schema)
-        return ContentsReader(found, options, shown(columns))
+        return ContentsReader(found, options, to_spark_schema(columns))
 
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802
         """For `spark.readStream`."""
@@ -201,7 +201,7 @@ class ContentsReader(ds.DataSourceReader):
         assert isinstance(partition, Part)
         task = partition.task
         for rows in [task.rows] if isinstance(task, Rows) else rows_of(task):
-            given = filtered(show(rows), partition.conditions)
+            given = filtered(to_spark(rows), partition.conditions)
             yield from given.to_batches(ROWS_AT_ONCE)
 
 
@@ -268,7 +268,7 @@ class ChangesReader(ds.DataSourceStreamReader):
                 no = pa.repeat(pa.scalar(False), updates.num_rows)
                 rows = updates.append_column(PROGRESSED, no)
             rows = rows.select(self._columns.names).cast(self._columns)
-            yield from show(rows).to_batches(ROWS_AT_ONCE)
+            yield from to_spark(rows).to_batches(ROWS_AT_ONCE)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark will not ask for what lies before `end` again."""
@@ -372,4 +372,4 @@ def _with_progress(columns: pa.Schema) -> pa.Schema:
 
 
 def _spark_schema(columns: pa.Schema) -> StructType:
-    return from_arrow_schema(shown(columns), prefer_timestamp_ntz=True)
+    return from_arrow_schema(to_spark_schema(columns), prefer_timestamp_ntz=True)

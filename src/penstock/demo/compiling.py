@@ -58,7 +58,7 @@ def main() -> None:
 
     import pyarrow as pa
 
-    from penstock.data.compiled import compile_always
+    from penstock.data.jit import compile_always
     from penstock.data.packed import key_hashes, pack, unpack
     from penstock.protocol import arena
     from penstock.sdk.duplicate_keys import Once

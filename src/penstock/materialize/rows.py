@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.data.arrow import numbered
+from penstock.data.arrow import with_integer_times
 from penstock.data.schema import label_of
 from penstock.errors import UsageError
 from penstock.protocol.specs import (
@@ -198,7 +198,7 @@ def _text(values: pa.Array) -> pa.Array:
         return values.cast(pa.string())
     except pa.ArrowException:
         # A zone nobody knows, or a time past the calendar.
-        return values.cast(numbered(values.type)).cast(pa.string())
+        return values.cast(with_integer_times(values.type)).cast(pa.string())
 
 
 def _json_text(value: Any) -> str | None:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from penstock.data import DIFF, TIME, Codec, exact_array, stored_schema
 from penstock.data.codec import BUILT_IN
-from penstock.data.exact import holds_forbidden_nulls
+from penstock.data.lossless import contains_forbidden_nulls
 from penstock.errors import UsageError
 from penstock.persist.state import END, Batch
 from penstock.persist.write import Loose, Piece
@@ -178,7 +178,7 @@ def table_of(
                 f"not {field.type}",
                 hint="Cast it first.",
             )
-        if holds_forbidden_nulls(column, field):
+        if contains_forbidden_nulls(column, field):
             raise UsageError(
                 f'column "{field.name}" for collection "{collection}" holds nulls',
                 hint="It was declared not null.",

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.data.compiled import Bytes, Int32s, compiled_when_large
+from penstock.data.jit import Bytes, Int32s, compiled_when_large
 from penstock.protocol.errors import MalformedMessage
 
 __all__ = ["Walked", "varint_bytes", "walk", "write"]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.data.compiled import compiled_when_large
+from penstock.data.jit import compiled_when_large
 from penstock.data.packed.cells import packed_cells
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.sdk.bindings import Binding

@@ -6,7 +6,7 @@ them, while whoever sends them waits. Loaded ahead, it costs nobody anything.
 
 import pyarrow as pa
 
-from penstock.data.compiled import compile_always
+from penstock.data.jit import compile_always
 from penstock.data.packed import pack, unpack
 from penstock.protocol.messages import Store
 from penstock.protocol.wire import decode_request, encode_request

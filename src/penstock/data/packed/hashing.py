@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.data.compiled import compiled
+from penstock.data.jit import compiled
 from penstock.data.packed.cells import packed_cells
 
 __all__ = ["key_hashes"]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.data.compiled import compiled
+from penstock.data.jit import compiled
 from penstock.data.packed.cells import Cells, as_binary, present_rows, raw_values
 from penstock.data.packed.elements import (
     BYTES,

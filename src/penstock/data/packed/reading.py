@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.data.compiled import compiled, compiled_when_large
+from penstock.data.jit import compiled, compiled_when_large
 from penstock.data.packed.elements import DOUBLE, FALSE, NEGATIVE, NULL, POSITIVE, TRUE, ZERO
 
 __all__ = ["read_bools", "read_doubles", "read_fixed", "read_integers", "read_strings"]

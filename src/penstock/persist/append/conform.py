@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data import DIFF, TIME, stored_schema
-from penstock.data.exact import holds_forbidden_nulls
+from penstock.data.lossless import contains_forbidden_nulls
 from penstock.data.schema import widens
-from penstock.data.shown import shown_type
+from penstock.data.spark_types import to_spark_type
 from penstock.errors import UsageError
 
 __all__ = ["check_fits", "stored_rows"]
@@ -30,7 +30,7 @@ def check_fits(given: pa.Schema, columns: pa.Schema, *, collection: str) -> None
         at = given.get_field_index(field.name)
         if at < 0:
             continue
-        kind, wanted = shown_type(given.field(at).type), shown_type(field.type)
+        kind, wanted = to_spark_type(given.field(at).type), to_spark_type(field.type)
         if not widens(kind, wanted):
             raise UsageError(
                 f'column "{field.name}" for collection "{collection}" is {kind}, not {wanted}',
@@ -74,7 +74,7 @@ def stored_rows(
                 detail=f"{error}.",
                 hint=f"Its type there is {field.type}.",
             ) from error
-        if holds_forbidden_nulls(column, field):
+        if contains_forbidden_nulls(column, field):
             raise UsageError(
                 f'column "{field.name}" for collection "{collection}" holds nulls',
                 hint="It was declared not null.",

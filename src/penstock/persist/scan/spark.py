@@ -37,7 +37,7 @@ from pyspark.sql import types as T  # noqa: N812 - likewise.
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.data import DIFF, TIME, advance, consolidate
-from penstock.data.shown import native, show, shown
+from penstock.data.spark_types import is_native, to_spark, to_spark_schema
 from penstock.durable import Blob
 from penstock.errors import Corruption, InternalError, UsageError
 from penstock.persist.batch import Batches, Slice, defaults_of
@@ -111,7 +111,7 @@ class Scanner:
 
     def contents(self, scan: SnapshotScan) -> DataFrame:
         """The rows of the collection as of the scan's time, as often as they are there."""
-        summing = Summing(shown(columns_of(scan.schema)))
+        summing = Summing(to_spark_schema(columns_of(scan.schema)))
         # Maps cannot be joined on; where a map is part of the key there is no base.
         if not scan.base or (scan.rest and not summing.joinable(scan.key)):
             updates = self._updates(scan.collection, (*scan.base, *scan.rest), scan.schema)
@@ -139,7 +139,7 @@ class Scanner:
         """What a small rest takes away and what it brings, added up before Spark begins."""
         collection, schema = scan.collection, scan.schema
         rows = [self.batches.slice_rows(collection, each, schema) for each in scan.rest]
-        added = show(consolidate(advance(pa.concat_tables(rows), scan.as_of)))
+        added = to_spark(consolidate(advance(pa.concat_tables(rows), scan.as_of)))
         taken = added.filter(pc.less(added.column(DIFF), 0))
         if taken.num_rows and pc.min(taken.column(DIFF)).as_py() < -1:
             raise InternalError(
@@ -187,14 +187,18 @@ class Scanner:
     ) -> DataFrame:
         """Updates that came inside the log: few enough to hand over as they are."""
         rows = [self.batches.slice_rows(collection, each, schema) for each in slices]
-        return self._handed_over(show(pa.concat_tables(rows)))
+        return self._handed_over(to_spark(pa.concat_tables(rows)))
 
     def _far(
         self, collection: CollectionState, slices: list[Slice], schema: SchemaVersion
     ) -> DataFrame:
         """Updates in objects of one schema version, of which the same times count."""
         written = slices[0].written
-        if self.root is None or not native(columns_of(written)) or not native(columns_of(schema)):
+        if (
+            self.root is None
+            or not is_native(columns_of(written))
+            or not is_native(columns_of(schema))
+        ):
             return self._by_tasks(collection, slices, schema)
         self._check_parquet(collection)
         parts = [each.part for each in slices if isinstance(each.part, Stored)]
@@ -221,7 +225,7 @@ class Scanner:
             for batch in numbers:
                 chosen = [slices[number] for number in batch.column(0).to_pylist()]
                 for table in read_slices(url, light, chosen, schema):
-                    yield from show(table).to_batches(ROWS_AT_ONCE)
+                    yield from to_spark(table).to_batches(ROWS_AT_ONCE)
 
         numbers = self.spark.range(0, len(slices), 1, min(len(slices), 1_000))
         frame = numbers.mapInArrow(read, _spark_schema(stored_columns_of(schema)))
@@ -301,7 +305,7 @@ _conf_lock: Final = Lock()
 
 
 def _spark_schema(stored: pa.Schema) -> T.StructType:
-    return from_arrow_schema(shown(stored), prefer_timestamp_ntz=True)
+    return from_arrow_schema(to_spark_schema(stored), prefer_timestamp_ntz=True)
 
 
 def _conformed(
@@ -335,7 +339,7 @@ def _literal(value: pa.Scalar, kind: T.DataType) -> Column:
 
 def shown_field(schema: SchemaVersion, name: str) -> pa.Field:
     """One column as Spark shows it."""
-    return shown(stored_columns_of(schema)).field(name)
+    return to_spark_schema(stored_columns_of(schema)).field(name)
 
 
 def _net(updates: DataFrame, summing: Summing) -> DataFrame:

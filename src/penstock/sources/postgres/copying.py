@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.data.compiled import Bytes, compiled
+from penstock.data.jit import Bytes, compiled
 from penstock.errors import TransientError
 from penstock.sources.postgres.frames import int16, int32
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from penstock.data.compiled import Bytes, Int32s, Int64s, compiled
+from penstock.data.jit import Bytes, Int32s, Int64s, compiled
 
 __all__ = ["Notes", "begin_chunk", "copy", "measure", "new_state", "strip", "walk"]
 

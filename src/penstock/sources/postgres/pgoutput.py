@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.data.compiled import Bytes, Int32s, Int64s
+from penstock.data.jit import Bytes, Int32s, Int64s
 from penstock.errors import InternalError, TransientError
 from penstock.sources.postgres import frames
 

@@ -17,7 +17,7 @@ from typing import Final, Self
 import numpy as np
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.data.compiled import Bytes
+from penstock.data.jit import Bytes
 from penstock.errors import SourceError, TransientError, UsageError
 from penstock.sources.postgres import frames
 from penstock.sources.postgres.connect import Connection, quote_identifier, quote_literal

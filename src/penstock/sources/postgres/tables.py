@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from penstock.data.arrow import DIFF, PROGRESSED, TIME, numbered
+from penstock.data.arrow import DIFF, PROGRESSED, TIME, with_integer_times
 from penstock.data.collection_name import compose_name
 from penstock.data.schema import LABEL, widens
 from penstock.sources.postgres.catalog import PgColumn, PgTable
@@ -87,7 +87,7 @@ class Column:
     def default_value(self) -> Any:
         """The same as a plain value; times as numbers, since Python has no infinite ones."""
         value = pa.array([self.default_scalar()], self.type.arrow)
-        return value.cast(numbered(self.type.arrow))[0].as_py()
+        return value.cast(with_integer_times(self.type.arrow))[0].as_py()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from penstock.data.arrow import numbered
+from penstock.data.arrow import with_integer_times
 from penstock.sources.postgres.connect import connect
 from penstock.sources.postgres.types import column_type, to_text
 from tests.fix_postgres import major
@@ -32,7 +32,7 @@ def columns(connection):
 
 def bits(array: pa.Array) -> bytes:
     """The array as it is stored, so that NaN equals NaN and -0 does not equal 0."""
-    stored = array.cast(numbered(array.type))
+    stored = array.cast(with_integer_times(array.type))
     stored = pa.concat_arrays([stored])
     batch = pa.record_batch([stored], ["c"])
     return batch.serialize().to_pybytes()

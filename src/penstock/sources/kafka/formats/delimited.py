@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from penstock.data.compiled import compiled
+from penstock.data.jit import compiled
 from penstock.errors import UsageError
 from penstock.sources.kafka.formats.cells import DOUBLED, NOTHING, PLAIN, QUOTED, Cells, Records
 from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.data.compiled import compiled
+from penstock.data.jit import compiled
 from penstock.sources.kafka.formats.cells import (
     DOUBLED,
     ESCAPED,

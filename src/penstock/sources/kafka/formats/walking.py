@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.data.compiled import compiled
+from penstock.data.jit import compiled
 from penstock.sources.kafka.formats.cells import (
     ARRAY,
     ESCAPED,

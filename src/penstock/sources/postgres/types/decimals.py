@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.data.compiled import compiled
+from penstock.data.jit import compiled
 from penstock.sources.postgres.types.cells import (
     READ,
     Cells,

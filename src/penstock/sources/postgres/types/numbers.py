@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.data.compiled import compiled
+from penstock.data.jit import compiled
 from penstock.sources.postgres.types.cells import (
     READ,
     Cells,

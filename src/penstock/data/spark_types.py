@@ -12,34 +12,34 @@ rows that differ here differ there:
     null                   int, always null
 
 Spark's own Parquet reader gives most of these by itself; the others have to
-be read by us (`native` tells which).
+be read by us (see `is_native`).
 """
 
 from collections.abc import Callable
 
 import pyarrow as pa
 
-__all__ = ["native", "show", "shown", "shown_type"]
+__all__ = ["is_native", "to_spark", "to_spark_schema", "to_spark_type"]
 
 
-def shown(schema: pa.Schema) -> pa.Schema:
+def to_spark_schema(schema: pa.Schema) -> pa.Schema:
     """`schema` in types that Spark has."""
-    return pa.schema([pa.field(f.name, shown_type(f.type), f.nullable) for f in schema])
+    return pa.schema([pa.field(f.name, to_spark_type(f.type), f.nullable) for f in schema])
 
 
-def show(rows: pa.Table) -> pa.Table:
+def to_spark(rows: pa.Table) -> pa.Table:
     """`rows` in types that Spark has."""
     # Arrow knows no way from time32 to int64 but by int32.
     halfway = [pa.field(f.name, _leaves(f.type, _halfway), f.nullable) for f in rows.schema]
-    return rows.cast(pa.schema(halfway)).cast(shown(rows.schema))
+    return rows.cast(pa.schema(halfway)).cast(to_spark_schema(rows.schema))
 
 
-def shown_type(kind: pa.DataType) -> pa.DataType:
+def to_spark_type(kind: pa.DataType) -> pa.DataType:
     """The type under which Spark shows values of `kind`."""
     return _leaves(kind, _leaf)
 
 
-def native(schema: pa.Schema) -> bool:
+def is_native(schema: pa.Schema) -> bool:
     """Whether Spark's own Parquet reader shows these columns so."""
     return all(_native(field.type) for field in schema)
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from penstock.data.arrow import numbered
+from penstock.data.arrow import with_integer_times
 from penstock.errors import UsageError
 
-__all__ = ["exact_array", "holds_forbidden_nulls"]
+__all__ = ["contains_forbidden_nulls", "exact_array"]
 
 _UNITS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -30,7 +30,7 @@ def exact_array(values: list[Any], field: pa.Field, *, what: str) -> pa.Array:
     """
     try:
         array = pa.array(values, field.type)
-        stored = array.cast(numbered(field.type)).to_pylist()
+        stored = array.cast(with_integer_times(field.type)).to_pylist()
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UsageError(
             f"{what} does not fit {field.type}", detail=str(error), hint="Convert it first."
@@ -47,12 +47,12 @@ def exact_array(values: list[Any], field: pa.Field, *, what: str) -> pa.Array:
                 detail=f"A value of type {type(value).__name__} would be stored as {kept!r:.80}.",
                 hint="Convert it first.",
             )
-    if holds_forbidden_nulls(array, field):
+    if contains_forbidden_nulls(array, field):
         raise UsageError(f"{what} holds a null", hint="It was declared not null.")
     return array
 
 
-def holds_forbidden_nulls(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> bool:
+def contains_forbidden_nulls(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> bool:
     """Whether there are nulls where `field`, or a field inside it, was declared not null."""
     if not field.nullable and column.null_count:
         return True
@@ -66,7 +66,7 @@ def holds_forbidden_nulls(column: pa.Array | pa.ChunkedArray, field: pa.Field) -
             there = there.cast(pa.list_(inner[0]))
         there = there.flatten()
         parts = there if pa.types.is_struct(field.type) else [there]
-        if any(holds_forbidden_nulls(p, f) for p, f in zip(parts, inner, strict=True)):
+        if any(contains_forbidden_nulls(p, f) for p, f in zip(parts, inner, strict=True)):
             return True
     return False
 

@@ -133,16 +133,16 @@ def test_elements_are_read_alike(keys: list[bytes], bound: int, code: int, width
 LITTLE = """
 import sys
 import numpy as np
-from penstock.data import compiled
+from penstock.data import jit
 
-@compiled.compiled_when_large
+@jit.compiled_when_large
 def total(numbers):
     found = 0
     for each in numbers:
         found += each
     return found
 
-assert total(np.ones(compiled.PLAIN_ELEMENTS, np.int64)) == compiled.PLAIN_ELEMENTS
+assert total(np.ones(jit.PLAIN_ELEMENTS, np.int64)) == jit.PLAIN_ELEMENTS
 assert "numba" not in sys.modules
 assert total(np.ones(1, np.int64)) == 1
 assert "numba" in sys.modules
