@@ -100,10 +100,10 @@ def append_vs_parquet(bench: Bench) -> Measured:
             sealed.result()
             took = time.perf_counter() - begun
             begun = time.perf_counter()
-            client.upkeep()
+            client.run_maintenance()
             maintenance_s.append(time.perf_counter() - begun)
             client.destroy(name)
-            client.upkeep()
+            client.run_maintenance()
             return took
 
         def theirs() -> float:
@@ -196,7 +196,7 @@ def group_commit_gain(bench: Bench) -> Measured:
                 thread.join()
             took = time.perf_counter() - begun
             collection.seal(write_time + 1).result()
-            client.upkeep()
+            client.run_maintenance()
             return took / (callers * writes)
 
         writes = bench.times(200, quick=50)
@@ -421,7 +421,7 @@ def commits(client: persist.Client, *, collections: int, commits: int) -> Callab
 
     for _ in range(commits):
         commit()
-    client.upkeep()
+    client.run_maintenance()
     return commit
 
 

@@ -142,7 +142,7 @@ def run_maintenance(client: persist.Client, collection: persist.Collection) -> N
     before: object = None
     while (now := (collection.since, [b.id for b in collection.state.batches])) != before:
         before = now
-        client.upkeep()
+        client.run_maintenance()
 
 
 def _splitmix64(numbers: Any, salt: int) -> Any:

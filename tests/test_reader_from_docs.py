@@ -149,7 +149,7 @@ def test_the_reader_folds_the_whole_log_without_a_rollup(tmp_path):
     with persist.open(url, writer="w", settings=settings()) as client:
         write_a_life(client)
         for _ in range(20):
-            client.upkeep()  # Merges what is due, and writes no rollup yet.
+            client.run_maintenance()  # Merges what is due, and writes no rollup yet.
         write_more(client)
         plant(url, client, epoch=1, operation=LINK_UNDER_A_CLOSED_ID)
         client.create_or_load("after the void", key=persist.UNIT, value=persist.UNIT)

@@ -32,10 +32,10 @@ from penstock.persist import Appended, Client, Settings
 from penstock.persist.append.spark import arrow_schema, stage
 from penstock.persist.append.user_collections import (
     check_own,
+    dropped_unless_written,
     open_for_job,
     own_collection,
     own_location,
-    undone_unless_written,
 )
 from penstock.persist.errors import NotYetComplete, SinceError
 from penstock.persist.input_validation import check_as_of, check_frontier
@@ -44,7 +44,7 @@ from penstock.persist.merge.merger import BigMerges
 from penstock.persist.merge.spark import SparkMerges
 from penstock.persist.scan.plan import scan_changes, scan_snapshot
 from penstock.persist.scan.spark import Scanner
-from penstock.persist.scan_holds import Reading, Readings
+from penstock.persist.scan_holds import ScanHold, ScanHolds
 from penstock.persist.state import CollectionState
 
 __all__ = ["append", "changes", "compactor", "read", "read_all", "register", "session"]
@@ -52,7 +52,7 @@ __all__ = ["append", "changes", "compactor", "read", "read_all", "register", "se
 SETTINGS: Final = Settings(patience_ms=60_000)
 """Someone is waiting: a store that stays away is an error after a minute."""
 
-READINGS: Final = Readings(SETTINGS)
+READINGS: Final = ScanHolds(SETTINGS)
 
 
 def read(
@@ -200,7 +200,7 @@ def append(
         )
         upper = target.upper
         at = max(SETTINGS.clock.now_ms(), upper)
-        with undone_unless_written(client, target), client.staging() as staging:
+        with dropped_unless_written(client, target), client.staging() as staging:
             rows = stage(frame, target, staging, time=at)
             appended = target.compare_and_append(rows, upper, at + 1)
         if not isinstance(appended, Appended):
@@ -246,7 +246,7 @@ class _reading:  # noqa: N801 - used as a function.
     def __init__(self, found: _Found, since: int, *, hold: bool) -> None:
         self._stack = ExitStack()
         self._url, self._hold = found.url, hold
-        self.reading: Reading = READINGS.begin(
+        self.reading: ScanHold = READINGS.begin(
             found.url, found.collection.id, found.collection.name, since, hold=hold
         )
         self._stack.callback(self.reading.release)
@@ -377,7 +377,7 @@ def _plain(path: str) -> str:
     return path.partition(":")[2].lstrip("/")
 
 
-def _scanner(spark: SparkSession, url: str, reading: Reading) -> Scanner:
+def _scanner(spark: SparkSession, url: str, reading: ScanHold) -> Scanner:
     reader = reading.client.reader
     explain_failures(_explain)
     return Scanner(

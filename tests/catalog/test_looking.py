@@ -13,7 +13,7 @@ import pytest
 from penstock import persist
 from penstock.catalog.looking import look
 from penstock.cli.showing import shown
-from penstock.persist.state_store import FAILURE, Memory
+from penstock.persist.state_store import FAILURE, StateStore
 from penstock.web.state import state_of
 
 SETTINGS = persist.Settings()
@@ -21,7 +21,7 @@ SETTINGS = persist.Settings()
 
 def noted(url: str, name: str, **status: object) -> None:
     with persist.open(url, writer="test") as client:
-        Memory(client, name).write_down({"status": status})
+        StateStore(client, name).put({"status": status})
 
 
 def test_what_waits_for_its_collections_is_a_materialization(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_source_that_never_connected_is_listed_as_a_source(tmp_path: Path) -> No
     url = f"file:{tmp_path}/clicks"
     with persist.open(url, writer="test") as client:
         progress = {"name": "clicks_progress", "kind": "kafka"}
-        Memory(client, "clicks").write_down({"progress": progress, "status": {"phase": "opening"}})
+        StateStore(client, "clicks").put({"progress": progress, "status": {"phase": "opening"}})
         (found,) = look(url, SETTINGS)
     assert [each["source"] for each in found["sources"]] == ["clicks"]
     assert found["materializations"] == []
@@ -90,7 +90,7 @@ def test_task_that_failed_before_its_first_status_is_listed_with_the_error(
     url = f"file:{tmp_path}/shop"
     failure = {"kind": kind, "message": "slot is lost", "detail": "It was dropped.", "hint": "Run."}
     with persist.open(url, writer="test") as client:
-        Memory(client, "shop").write_down({FAILURE: {**failure, "at_ms": 1}})
+        StateStore(client, "shop").put({FAILURE: {**failure, "at_ms": 1}})
         (found,) = look(url, SETTINGS)
     [task] = found[f"{kind}s"]
     assert (task["phase"], task["error"]) == (
@@ -116,7 +116,7 @@ def test_lag_of_a_source_is_null_while_it_is_disconnected_or_stopped(
     with persist.open(url, writer="test") as client:
         remap = client.create_or_load("shop_remap", key=persist.TEXT, value=persist.UNIT)
         remap.seal(5).result()
-        Memory(client, "shop").write_down({"status": known})
+        StateStore(client, "shop").put({"status": known})
         (found,) = look(url, SETTINGS)
     [source] = found["sources"]
     assert source["lag_records"] == lag
@@ -128,7 +128,7 @@ def test_lag_of_a_materialization_is_null_while_it_is_stopped(tmp_path: Path) ->
     url = f"file:{tmp_path}/local"
     with persist.open(url, writer="test") as client:
         status = {"phase": "following", "upper": 5, "lag_ms": 0}
-        Memory(client, "local").write_down({"status": status})
+        StateStore(client, "local").put({"status": status})
         (running,) = look(url, SETTINGS)
     (stopped,) = look(url, SETTINGS)
     lags = [found["materializations"][0]["lag_ms"] for found in (running, stopped)]

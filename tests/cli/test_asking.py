@@ -15,7 +15,7 @@ from penstock import persist
 from penstock.catalog.objects import Wanted, catalogued, known_objects
 from penstock.cli.main import app
 from penstock.clock import SYSTEM_CLOCK
-from penstock.persist.state_store import PAUSED, Memory
+from penstock.persist.state_store import PAUSED, StateStore
 from penstock.pipeline.running import Running, Task
 
 SOURCE = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none", "tables": ["public.a"]}}
@@ -43,7 +43,7 @@ def lake(tmp_path):
     catalogued(url, lambda _: wanted)
     for name in ("shop", "desk"):
         with persist.open(f"{url}/{name}", writer="w") as client:
-            Memory(client, name).write_down({"status": {}})
+            StateStore(client, name).put({"status": {}})
     return url
 
 
@@ -58,7 +58,7 @@ def notes_of(url):
 
 def is_paused(lake, name):
     with persist.open(f"{lake}/{name}", hold=False) as client:
-        return Memory(client, name).recall(PAUSED)
+        return StateStore(client, name).get(PAUSED)
 
 
 @contextmanager

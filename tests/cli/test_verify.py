@@ -37,7 +37,7 @@ def build(folder: Path) -> str:
             )
             rows.compare_and_append(table, time, time + 1, time=time)
             if time % 10 == 9:
-                client.upkeep()
+                client.run_maintenance()
         client.hold("owner").move({"rows": 3})
     return url
 

@@ -146,11 +146,11 @@ def test_the_lock_of_a_dead_job_is_given_up(lake: str, tmp_path: Path) -> None:
     settings = persist.Settings(background=False)
     left = open_for_job(f"{lake}/user", patience_ms=0, settings=settings, pid=dead.pid)
     with left.staging() as staging:
-        baton = left.hand_over(staging)
+        handoff = left.hand_over(staging)
     next_one = open_for_job(f"{lake}/user", patience_ms=0, settings=settings)
     with next_one, pytest.raises(persist.LockHeld):  # Ours is alive, and is waited for.
         open_for_job(f"{lake}/user", patience_ms=0, settings=settings)
-    assert baton.writer.startswith(f"spark-{socket.gethostname()}-{dead.pid}-")
+    assert handoff.writer.startswith(f"spark-{socket.gethostname()}-{dead.pid}-")
     assert str(os.getpid()) != str(dead.pid)
 
 

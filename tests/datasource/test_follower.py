@@ -242,7 +242,7 @@ def test_available_now_ends_at_what_was_complete_at_the_start():
 def compacted(client: Client, table: Collection, since: int) -> None:
     table.allow_compaction(since).result()
     for _ in range(3):
-        client.upkeep()
+        client.run_maintenance()
     client.compact()
 
 

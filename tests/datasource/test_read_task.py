@@ -164,7 +164,7 @@ def test_a_planning_leaves_a_hold_to_its_lease():
         def compacted() -> None:
             table.allow_compaction(2).result()
             for _ in range(4):
-                client.upkeep()
+                client.run_maintenance()
             client.compact()
 
         compacted()

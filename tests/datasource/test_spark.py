@@ -44,7 +44,7 @@ class Shop:
     def compact(self, since: int) -> None:
         self.table.allow_compaction(since).result()
         for _ in range(3):
-            self.client.upkeep()
+            self.client.run_maintenance()
         self.client.compact()
 
     def read(self, spark: SparkSession, name: str = "rows", **options: Any) -> DataFrame:

@@ -12,7 +12,7 @@ from penstock.engine import up
 from penstock.engine.checking import planned
 from penstock.errors import IndeterminateError, UsageError
 from penstock.failpoints import Action, Failpoint, armed
-from penstock.persist.append.user_collections import OWN
+from penstock.persist.append.user_collections import USER_LOCATION
 from penstock.pipeline import Pipeline
 from penstock.pipeline.running import Task
 
@@ -80,7 +80,7 @@ def test_listing_keeps_names_that_are_taken_and_not_created_yet(lake):
     catalog, [build] = following(lake, "shop")
     build()
     remap = Wanted("other_remap", "collection", owner="other")
-    with persist.open(f"{lake}/{OWN}", writer="job") as job:
+    with persist.open(f"{lake}/{USER_LOCATION}", writer="job") as job:
         take_user_collection(lake, "mine")
         other = [Wanted("other", "source"), remap]
         catalogued(lake, lambda known: [*as_wanted(known), *other])
@@ -94,7 +94,7 @@ def test_listing_keeps_names_that_are_taken_and_not_created_yet(lake):
 def test_listing_frees_the_name_of_a_job_that_created_nothing(lake):
     catalog, [build] = following(lake, "shop")
     build()
-    with persist.open(f"{lake}/{OWN}", writer="job"):
+    with persist.open(f"{lake}/{USER_LOCATION}", writer="job"):
         take_user_collection(lake, "mine")
     catalog.look()
     assert "mine" not in names(lake)

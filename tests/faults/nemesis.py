@@ -285,7 +285,7 @@ class Simulation:
                         actor, deeds = self._writer()
                 case 1:
                     with suppress(PenstockError):
-                        actor.client.upkeep()
+                        actor.client.run_maintenance()
                 case 2:
                     self._look()
                 case 3:

@@ -18,7 +18,7 @@ from penstock.durable.memory import MemoryBlob, Shelf
 from penstock.durable.steady import SteadyBlob
 from penstock.errors import IndeterminateError, PenstockError, StoreRefused
 from penstock.persist import TEXT, UNIT, Client, Collection, Settings
-from penstock.persist.maintenance import Upkeep
+from penstock.persist.maintenance import Maintenance
 from penstock.testing.stores import PowerCut
 from tests.faults.history import Event, Recorder, Scribe, merged, note_final
 
@@ -149,8 +149,8 @@ class Actor:
         return self.client.create_or_load(name, key=TEXT, value=UNIT)
 
     @property
-    def upkeep(self) -> Upkeep:
-        upkeep = self.client._workings.upkeep
+    def upkeep(self) -> Maintenance:
+        upkeep = self.client._runtime.maintenance
         assert upkeep is not None
         return upkeep
 
@@ -168,7 +168,7 @@ class Actor:
         self.blob.dead = True
         self.client._finalizer.detach()
         with suppress(PenstockError):
-            self.client._workings.close()
+            self.client._runtime.close()
 
 
 @dataclass

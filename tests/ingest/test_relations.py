@@ -13,7 +13,7 @@ from penstock.data import DIFF
 from penstock.ingest.loop import IngestLoop
 from penstock.ingest.progress_views import ProgressFollower, progress_views_in, source_states
 from penstock.persist import Collection
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
 from tests.cli.test_verbs import lines, penstock
@@ -29,13 +29,13 @@ def test_notes_that_go_on_between_two_looks_are_looked_at_again(
 ) -> None:
     url = f"file:{tmp_path}/shop"
     with persist.open(url, writer="w") as client:
-        memory = Memory(client, "shop")
-        memory.write_down({"status": 1})
+        memory = StateStore(client, "shop")
+        memory.put({"status": 1})
         snapshot, turns = Collection.snapshot, [2, 3]
 
         def overtaken(self: Collection, as_of: int) -> Any:
             if turns:
-                memory.write_down({"status": turns.pop()})
+                memory.put({"status": turns.pop()})
                 memory.collection.allow_compaction(memory.upper - 1)
                 client.compact()
             return snapshot(self, as_of)

@@ -15,7 +15,7 @@ import pytest
 from penstock import materialize, persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.connectors import built_in
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.pipeline.running import Running
 from penstock.sdk import serve
 from penstock.testing.postgres import Database, PostgresServer
@@ -131,7 +131,7 @@ def test_slow_endpoint_is_reported_and_does_not_hold_up_a_stop(
         assert run.status()["error"] is None
         run.end()
     with persist.open(f"file:{tmp_path}/lake/desk", writer="w") as client:
-        stored = Memory(client, "desk").recall("status")
+        stored = StateStore(client, "desk").get("status")
     assert stored["waiting"] is None
     assert stored["phase"] == "stopped"
     materialize.run(run.file, jobs=materialize.TasksHere(), once=True)

@@ -13,7 +13,7 @@ from penstock import persist
 from penstock.errors import UsageError
 from penstock.materialize.applied import recall_applied
 from penstock.materialize.checkpoint import Checkpoint, Reached
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.specs import (
     CollectionSpec,
@@ -68,7 +68,7 @@ def test_what_is_said_of_endpoint_and_resources_is_not_kept(
     assert b"t.db" not in spec
     section = {"connector": "sqlite", "endpoint": endpoint.config, "bindings": given}
     with persist.open(f"{lake}/local") as client:
-        memory = Memory(client, "local")
+        memory = StateStore(client, "local")
         found = recall_applied(memory, MaterializationSection.model_validate(section))
         assert found is not None
         assert json.loads(found[0].bindings[0].resource_spec_json) == said

@@ -86,7 +86,7 @@ class ModelCollection:
 
 @dataclass
 class Ask:
-    """What one call asks of one collection; the model of `persist.write.Piece`."""
+    """What one call asks of one collection; the model of `persist.write.CollectionAppend`."""
 
     name: str
     updates: list[tuple[dict[str, Any], int, int]] = field(default_factory=list)

@@ -15,7 +15,7 @@ import penstock.persist as persist
 from penstock.durable import open_blob
 from penstock.errors import Fenced, StoreRefused, UsageError
 from penstock.persist.machine import Machine
-from penstock.persist.notify import Bell, Ear, News
+from penstock.persist.notify import NotificationListener, Notifier, Wakeups
 
 SETTINGS = persist.Settings(background=False, notify="", inline_bytes=64, settle_ms=0)
 
@@ -204,7 +204,7 @@ def test_the_files_of_a_destroyed_collection_disappear(url):
         words.compare_and_append([((str(i), None), 0, 1) for i in range(500)], 0, 1)
         assert files(url, "batch")
         assert words.destroy()
-        client.upkeep()
+        client.run_maintenance()
         assert not files(url, "batch")
         assert words_of(client).upper == 0
 
@@ -220,7 +220,7 @@ def test_a_damaged_hold_stops_compaction_and_nothing_else(url):
         words.compare_and_append([(("b", None), 5, 1)], 5, 6)
         for each in files(url, "hold"):
             each.unlink()
-        client.upkeep()
+        client.run_maintenance()
         assert words.since == 3
 
 
@@ -307,23 +307,23 @@ def test_the_writers_bell_wakes_a_reader_long_before_it_would_look(url):
 
 
 def test_a_bell_greets_in_its_locations_name_and_a_stranger_is_not_believed():
-    bell = Bell("127.0.0.1")
-    bell.start("l1")
-    news = News()
-    told = news.subscribe()
-    ear = Ear(news)
+    notifier = Notifier("127.0.0.1")
+    notifier.start("l1")
+    wakeups = Wakeups()
+    told = wakeups.subscribe()
+    notifications = NotificationListener(wakeups)
     try:
-        ear.attend(bell.address, "l2")  # Another location's: not listened to.
-        ear.attend(bell.address, "l1")
+        notifications.attend(notifier.address, "l2")  # Another location's: not listened to.
+        notifications.attend(notifier.address, "l1")
         assert not told.is_set()
-        other = Ear(news)
-        other.attend(bell.address, "l1")
+        other = NotificationListener(wakeups)
+        other.attend(notifier.address, "l1")
         while not told.wait(0.01):
-            bell.ring(7)
+            notifier.ring(7)
         other.close()
     finally:
-        ear.close()
-        bell.close()
+        notifications.close()
+        notifier.close()
 
 
 def test_client_that_was_fenced_reports_it_once(tmp_path):

@@ -95,7 +95,7 @@ def test_who_listened_before_the_beginning_hears_of_it_all(shelf, client, shop):
             changes = listener.next_changes(timeout_ms=0)
             assert (changes.lower, changes.upper) == (lower, 41)
             assert [(u.data["k"], u.time, u.diff) for u in changes] == [("a", 40, 1)]
-        reader._workings.claims.renew()  # Nothing that it held is gone.
+        reader._runtime.claims.renew()  # Nothing that it held is gone.
 
 
 def test_all_there_ever_was_can_be_listened_to_until_it_is_compacted(client, shop):

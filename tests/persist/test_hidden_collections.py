@@ -139,12 +139,12 @@ def test_files_of_an_id_that_is_over_are_refused_and_nothing_is_kept_open(client
     with client.staging() as staging:
         first = client.stage(made, [rows(("a", 1, 2, 1))], staging)
         made.seal(2).result()
-    client.upkeep()  # The id is worn out, and closed.
+    client.run_maintenance()  # The id is worn out, and closed.
     with client.staging() as staging:
         second = client.stage(made, [rows(("b", 1, 2, 1))], staging)
         with pytest.raises(UsageError, match="is not in use here"):
             client.append_all([AppendTo(made, [second, first], 2, 3)])
         with pytest.raises(UsageError, match="lies below"):
             client.append_all([AppendTo(made, [second, rows(("c", 1, 1, 1))], 2, 3)])
-    client.upkeep()
+    client.run_maintenance()
     assert staging not in client.state.staging

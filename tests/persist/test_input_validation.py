@@ -11,7 +11,7 @@ import pytest
 from penstock.data import DIFF, INT64, TIME, stored_schema
 from penstock.errors import UsageError
 from penstock.persist.input_validation import put_pairs, put_rows, table_of
-from penstock.persist.write import Piece
+from penstock.persist.write import CollectionAppend
 
 STRICT = pa.list_(pa.field("item", pa.int64(), nullable=False))
 STRICT_MAP = pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))
@@ -20,7 +20,7 @@ AWARE = NAIVE.replace(tzinfo=UTC)
 
 
 def stored(kind: pa.DataType, value: Any) -> pa.ChunkedArray:
-    piece = Piece(1)
+    piece = CollectionAppend(1)
     put_rows(piece, [({"b": value}, 1, 1)], pa.schema([("b", kind)]), collection="x")
     assert isinstance(piece.updates, pa.Table)
     assert piece.updates.schema == stored_schema(pa.schema([("b", kind)]))
@@ -107,12 +107,17 @@ def test_times_may_be_given_as_the_integers_they_are_stored_as():
 def test_a_null_in_a_not_null_column_is_refused():
     columns = pa.schema([pa.field("b", pa.int64(), nullable=False)])
     with pytest.raises(UsageError, match='of a row for collection "x" holds a null'):
-        put_rows(Piece(1), [({}, 1, 1)], columns, collection="x")
+        put_rows(CollectionAppend(1), [({}, 1, 1)], columns, collection="x")
 
 
 def test_names_of_any_kind_that_are_no_columns_are_refused():
     with pytest.raises(UsageError, match='no column "1"'):
-        put_rows(Piece(1), [({1: 1, "z": 1}, 1, 1)], pa.schema([("b", pa.int8())]), collection="x")
+        put_rows(
+            CollectionAppend(1),
+            [({1: 1, "z": 1}, 1, 1)],
+            pa.schema([("b", pa.int8())]),
+            collection="x",
+        )
 
 
 @pytest.mark.parametrize(
@@ -159,14 +164,14 @@ class Own:
 )
 def test_what_a_codec_makes_must_fit_its_column_before_anything_is_queued(kind, given):
     columns = pa.schema([("key", pa.int64()), ("value", kind)])
-    piece = Piece(1)
+    piece = CollectionAppend(1)
     with pytest.raises(UsageError, match='what codec "own" made of a value'):
         put_pairs(piece, [((1, 1), 1, 1)], (INT64, Own(kind, given)), columns, collection="x")
     assert piece.updates is None
 
 
 def test_times_and_diffs_come_along():
-    piece = Piece(1)
+    piece = CollectionAppend(1)
     updates = [({"b": 1}, 5, 2), ({}, 3, -1)]
     put_rows(piece, updates, pa.schema([("b", pa.int8())]), collection="x")
     assert piece.updates.to_pylist() == [{"b": 1, TIME: 5, DIFF: 2}, {"b": None, TIME: 3, DIFF: -1}]

@@ -75,7 +75,7 @@ def client(shelf: Shelf) -> Iterator[Client]:
 
 
 def merger(client: Client) -> Merger:
-    return client._upkeep().merger
+    return client._maintenance().merger
 
 
 def table(client: Client) -> Collection:
@@ -152,20 +152,20 @@ def test_a_lone_batch_at_or_below_since_is_folded_once_and_not_again(client):
     grown(collection, MANY)
     (written,) = collection.state.batches
     assert written.memory >= FOLD_BYTES
-    client.upkeep()
+    client.run_maintenance()
     assert collection.state.batches == (written,)
     collection.seal(9).result()
     collection.allow_compaction(5).result()
-    client.upkeep()
+    client.run_maintenance()
     (base,) = collection.state.batches
     assert (base.merged, base.distinct, base.since, base.lower, base.upper) == (True, True, 5, 5, 6)
     collection.allow_compaction(8).result()
-    client.upkeep()
+    client.run_maintenance()
     assert collection.state.batches == (base,)
     grown(collection, MANY // 4 + 1, first=MANY)
     collection.seal(20).result()
     collection.allow_compaction(19).result()
-    client.upkeep()
+    client.run_maintenance()
     (rewritten,) = collection.state.batches
     assert (rewritten.rows, rewritten.distinct) == (MANY + MANY // 4 + 1, True)
 
@@ -220,7 +220,7 @@ def test_without_a_job_merges_are_bounded_by_merge_bytes(shelf):
             for _ in range(12):
                 grown(collection, 40, first=40 * collection.upper)
                 collection.allow_compaction(collection.upper - 1).result()
-                client.upkeep()
+                client.run_maintenance()
             client.compact()
         assert 0 < max(merged) <= 5_000
         assert len(collection.state.batches) > 1
@@ -267,7 +267,7 @@ def linked(client: Client) -> set[str]:
 def turned(client: Client) -> None:
     """Let the staging id in use be worn, and wait until it is closed."""
     with mock.patch.object(staging, "FILES_PER_ID", 1):
-        client.upkeep()
+        client.run_maintenance()
 
 
 @pytest.mark.parametrize("kind", [FailingJob, EmptyJob])

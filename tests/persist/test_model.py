@@ -220,7 +220,7 @@ class Persist(RuleBasedStateMachine):
     def leftovers_settled(self) -> None:
         """An upkeep that was cut off is done again, as the background would."""
         self.fates.clear()
-        self.client.upkeep()
+        self.client.run_maintenance()
         self.model.settle(self.holds())
 
     def collection(self, name: str, by: str = "writer") -> Collection:
@@ -498,7 +498,7 @@ class Persist(RuleBasedStateMachine):
         self.fates.extend(fate)
         try:
             if rounds == 0:
-                self.client.upkeep()
+                self.client.run_maintenance()
             for _ in range(rounds):
                 self.client.compact()
         except (IndeterminateError, DeterminateError) as error:
@@ -552,7 +552,7 @@ class Persist(RuleBasedStateMachine):
         """What is held: by objects beside the log, and by listeners of the writer's own."""
         ids = {c.id: name for name, c in self.named().items()}
         held = [hold.sinces for _, hold in list_holds(self.store()).values()]
-        held.append(self.client._workings.claims.needs()[0])
+        held.append(self.client._runtime.claims.needs()[0])
         found: dict[str, int] = {}
         for sinces in held:
             for id, since in sinces.items():

@@ -2,8 +2,8 @@ from penstock.persist.paths import (
     batch_key,
     hold_key,
     hold_of,
+    marker_key,
     number_of,
-    proof_key,
     rollup_key,
     staging_of,
 )
@@ -13,7 +13,7 @@ def test_a_key_says_what_it_was_made_of():
     assert number_of(rollup_key(7)) == 7
     assert hold_of(hold_key("d-shop.2", 3)) == ("d-shop.2", 3)
     assert staging_of(batch_key("12-3", "0f")) == "12-3"
-    assert staging_of(proof_key("12-3", "0f")) == "12-3"
+    assert staging_of(marker_key("12-3", "0f")) == "12-3"
 
 
 def test_names_that_are_not_ours_say_nothing():

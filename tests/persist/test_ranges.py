@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.data import DIFF, TIME, advance, sort_rows, stored_schema
 from penstock.data.arrow import with_integer_times
 from penstock.persist.merge.merger import distinct, summed
-from penstock.persist.merge.ranges import bounds, cut, sample, splitters
+from penstock.persist.merge.ranges import bounds, cut, range_boundaries, sample
 
 OTHER_NAN = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
 
@@ -146,7 +146,7 @@ def test_merging_by_ranges_is_merging_at_once(case, since, ranges, rows):
     at_once = summed(pa.concat_tables(tables), key, since=since)
     tables = [advance(each, since) for each in tables]
     samples = [sample(each, key, rows) for each in tables]
-    starts = splitters(samples, [each.num_rows for each in tables], ranges)
+    starts = range_boundaries(samples, [each.num_rows for each in tables], ranges)
     assert starts.num_rows < ranges
     merged = [summed(each, key, since=since) for each in pieces_of(tables, starts, key)]
     assert exactly(pa.concat_tables(merged)) == exactly(at_once)
@@ -186,7 +186,7 @@ def test_splitters_make_ranges_of_about_equal_weight():
     many = table([(i, 0, 1) for i in range(10_000)], schema)
     few = table([(100_000 + i, 0, 1) for i in range(100)], schema)
     samples = [sample(each, ("k",), 64) for each in (many, few)]
-    starts = splitters(samples, [many.num_rows, few.num_rows], 8)
+    starts = range_boundaries(samples, [many.num_rows, few.num_rows], 8)
     sizes = [each.num_rows for each in pieces_of([many, few], starts, ("k",))]
     assert len(sizes) == 8
     assert all(abs(size - 10_100 / 8) <= 2 * 10_000 / 64 for size in sizes)
@@ -195,7 +195,7 @@ def test_splitters_make_ranges_of_about_equal_weight():
 def test_one_key_for_all_is_one_range():
     schema = pa.schema([("k", pa.int64())])
     same = table([(7, 0, 1)] * 100, schema)
-    starts = splitters([sample(same, ("k",), 10)], [100], 4)
+    starts = range_boundaries([sample(same, ("k",), 10)], [100], 4)
     assert [each.num_rows for each in cut(same, starts, ("k",)) if each.num_rows] == [100]
 
 
@@ -204,7 +204,7 @@ def test_a_sample_of_few_rows_is_all_of_them(rows):
     schema = pa.schema([("k", pa.int64())])
     few = table([(i, 0, 1) for i in range(rows)], schema)
     assert sample(few, ("k",), 5).num_rows == rows
-    assert splitters([sample(few, ("k",), 5)], [rows], 3).num_rows <= min(rows, 2)
+    assert range_boundaries([sample(few, ("k",), 5)], [rows], 3).num_rows <= min(rows, 2)
 
 
 def test_diff_is_never_what_ranges_are_cut_by():

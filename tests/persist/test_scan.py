@@ -30,7 +30,7 @@ from penstock.persist import (
     SinceError,
     runtime,
 )
-from penstock.persist.batch import Slice, slices_of
+from penstock.persist.batch import PartScan, part_scans_of
 from penstock.persist.merge import merger
 from penstock.persist.scan import plan as scan_plan
 from penstock.persist.state import END, Batch, CollectionState, columns_of
@@ -147,7 +147,7 @@ def act(client: Client, table: Collection, model: ModelCollection, verb: str, *a
         case "compact":
             client.compact()
         case "upkeep":
-            client.upkeep()
+            client.run_maintenance()
 
 
 def chosen(
@@ -177,10 +177,10 @@ def evaluated(table: Collection, plan: scan_plan.SnapshotScan) -> "Counter[tuple
     at = [columns_of(plan.schema).names.index(name) for name in plan.key]
     rest: Counter[tuple[Any, ...]] = Counter()
     count = 0
-    for row, _, diff in read(table, plan.collection, plan.rest, plan.schema):
+    for row, _, diff in read(table, plan.collection, plan.deltas, plan.schema):
         rest[row] += diff
         count += 1
-    assert count <= plan.rest_rows
+    assert count <= plan.delta_rows
     gone = {tuple(row[i] for i in at) for row, diff in rest.items() if diff < 0}
     found = Counter(
         row
@@ -192,12 +192,12 @@ def evaluated(table: Collection, plan: scan_plan.SnapshotScan) -> "Counter[tuple
 
 
 def read(
-    table: Collection, collection: CollectionState, slices: tuple[Slice, ...], schema: Any
+    table: Collection, collection: CollectionState, part_scans: tuple[PartScan, ...], schema: Any
 ) -> Iterator[tuple[tuple[Any, ...], int, int]]:
     """The updates in `slices`."""
     batches = table.client.reader.batches
-    for each in slices:
-        found = batches.slice_rows(collection, each, schema)
+    for each in part_scans:
+        found = batches.part_rows(collection, each, schema)
         times, diffs = found.column(TIME).to_pylist(), found.column(DIFF).to_pylist()
         columns = [column.to_pylist() for column in found.drop_columns([TIME, DIFF]).columns]
         yield from zip(zip(*columns, strict=True), times, diffs, strict=True)
@@ -229,7 +229,7 @@ def check_changes(history: History) -> None:
             for upper in range(lower, model.upper + 1):
                 plan = scan_plan.scan_changes(table.state, lower, upper)
                 found: Counter[Any] = Counter()
-                for row, time, diff in read(table, plan.collection, plan.slices, plan.schema):
+                for row, time, diff in read(table, plan.collection, plan.part_scans, plan.schema):
                     found[row, time] += diff
                 columns = model.columns_as_of(max(upper - 1, 0))
                 found = Counter({each: n for each, n in found.items() if n})
@@ -247,7 +247,7 @@ def check_slices(history: History) -> None:
         for as_of in range(model.since, model.upper):
             plan = scan_plan.scan_snapshot(state, as_of)
             for batch in state.batches:
-                looked = [each for each in plan.base + plan.rest if each.part in batch.parts]
+                looked = [each for each in plan.base + plan.deltas if each.part in batch.parts]
                 if batch.lower > as_of and not shared(batch, state):
                     assert looked == []
                 assert all(each.lower < each.upper for each in looked), (as_of, looked)
@@ -257,7 +257,7 @@ def check_slices(history: History) -> None:
                 changes = scan_plan.scan_changes(state, lower, upper)
                 for batch in state.batches:
                     overlaps = batch.lower < upper and lower < batch.upper
-                    looked = [each for each in changes.slices if each.part in batch.parts]
+                    looked = [each for each in changes.part_scans if each.part in batch.parts]
                     if not shared(batch, state):
                         assert bool(looked) == overlaps, (lower, upper, batch)
 
@@ -309,8 +309,8 @@ def test_a_snapshot_is_planned_from_since_to_upper(state):
 
 
 def test_changes_are_planned_from_past_since_to_upper(state):
-    assert scan_plan.scan_changes(state, 4, 8).slices
-    assert scan_plan.scan_changes(state, 8, 8).slices == ()
+    assert scan_plan.scan_changes(state, 4, 8).part_scans
+    assert scan_plan.scan_changes(state, 8, 8).part_scans == ()
     # What lay below since has been brought up to it.
     with pytest.raises(SinceError):
         scan_plan.scan_changes(state, 3, 8)
@@ -319,7 +319,7 @@ def test_changes_are_planned_from_past_since_to_upper(state):
     with pytest.raises(UsageError, match="from 6 to 5"):
         scan_plan.scan_changes(state, 6, 5)
     unmoved = structs.replace(state, since=0)
-    assert scan_plan.scan_changes(unmoved, 0, 8).slices[0].whole
+    assert scan_plan.scan_changes(unmoved, 0, 8).part_scans[0].whole
 
 
 # Bugs that the laws must find.
@@ -328,10 +328,10 @@ def test_changes_are_planned_from_past_since_to_upper(state):
 def ignore_until() -> Any:
     """What was discarded counts in a scan."""
 
-    def slices(collection: CollectionState, batch: Batch, **bounds: int) -> Iterator[Slice]:
-        return slices_of(collection, structs.replace(batch, until=END), **bounds)
+    def part_scans(collection: CollectionState, batch: Batch, **bounds: int) -> Iterator[PartScan]:
+        return part_scans_of(collection, structs.replace(batch, until=END), **bounds)
 
-    return mock.patch.object(scan_plan, "slices_of", slices)
+    return mock.patch.object(scan_plan, "part_scans_of", part_scans)
 
 
 def any_merge_is_a_base() -> Any:
@@ -351,8 +351,8 @@ def forget_what_lies_above_the_base() -> Any:
 
     def planned(collection: CollectionState, as_of: int) -> scan_plan.SnapshotScan:
         found = plan(collection, as_of)
-        rest = tuple(s for s in found.rest if s.part not in [b.part for b in found.base])
-        return replace(found, rest=rest)
+        rest = tuple(s for s in found.deltas if s.part not in [b.part for b in found.base])
+        return replace(found, deltas=rest)
 
     return mock.patch.object(scan_plan, "scan_snapshot", planned)
 

@@ -20,7 +20,7 @@ from penstock import persist
 from penstock.durable import open_blob
 from penstock.errors import UsageError
 from penstock.ingest.snapshot_loader import SnapshotLoader
-from penstock.persist.append.shared_storage_check import leave_proof, proof_left
+from penstock.persist.append.shared_storage_check import marker_placed, place_marker
 from penstock.persist.append.task import Share, Written, gathered
 from penstock.persist.checksum_walk import verify
 from penstock.persist.scan import task
@@ -65,7 +65,7 @@ def client(hosts: Hosts) -> Iterator[persist.Client]:
         yield client
 
 
-def share_for(target: persist.Collection, staging: str, proof: str) -> Share:
+def share_for(target: persist.Collection, staging: str, marker: str) -> Share:
     return Share(
         url=target.client.url,
         staging=staging,
@@ -74,7 +74,7 @@ def share_for(target: persist.Collection, staging: str, proof: str) -> Share:
         columns=target.state.schemas[0].columns,
         time=1,
         part_bytes=1 << 20,
-        proof=proof,
+        marker=marker,
     )
 
 
@@ -90,9 +90,9 @@ def proofs(folder: Path) -> list[Path]:
 def test_a_task_that_sees_the_proof_writes(hosts, client):
     target = client.create_or_load("c", schema=SCHEMA)
     with client.staging() as staging:
-        with proof_left(client.url, staging) as proof:
+        with marker_placed(client.url, staging) as marker:
             assert len(proofs(hosts.path)) == 1
-            batch = gathered([share_for(target, staging, proof).write(some_rows())])
+            batch = gathered([share_for(target, staging, marker).write(some_rows())])
             assert verify(open_blob(hosts.url)).sound
         target.compare_and_append(persist.Staged(batch), 0, 2)
     assert [u.data["k"] for u in target.snapshot(1)] == ["a", "b"]
@@ -104,8 +104,8 @@ def test_a_task_on_a_host_that_shares_nothing_says_so_and_writes_nothing(hosts, 
     target = client.create_or_load("c", schema=SCHEMA)
     if not there:
         hosts.other.rmdir()
-    with client.staging() as staging, proof_left(client.url, staging) as proof:
-        share = share_for(target, staging, proof)
+    with client.staging() as staging, marker_placed(client.url, staging) as marker:
+        share = share_for(target, staging, marker)
         first = share.write(some_rows())
         sent, read = some_rows(), some_rows()
         with hosts.elsewhere():  # An executor that came later.
@@ -138,14 +138,14 @@ def test_what_the_same_process_writes_needs_no_proof(hosts, client):
 def test_a_proof_that_a_dead_driver_left_is_swept(hosts, client):
     client.create_or_load("c", schema=SCHEMA)
     with client.staging() as staging:
-        key = leave_proof(client.url, staging)
+        key = place_marker(client.url, staging)
         client.compact()  # Not while the id is open.
         assert litter(hosts.url) == [key]
         assert verify(open_blob(hosts.url)).sound
     client.compact()
     assert litter(hosts.url) == []
     with client.staging() as staging:
-        key = leave_proof(client.url, staging)
+        key = place_marker(client.url, staging)
         client.hand_over(staging)
     with persist.open(hosts.url, writer="w", settings=by_hand()) as successor:
         assert litter(hosts.url) == [key]
@@ -156,11 +156,11 @@ def test_a_proof_that_a_dead_driver_left_is_swept(hosts, client):
 def test_a_proof_in_memory_is_seen_by_the_same_process():
     with persist.open("memory:proofs", writer="w", settings=by_hand()) as client:
         target = client.create_or_load("c", schema=SCHEMA)
-        with client.staging() as staging, proof_left(client.url, staging) as proof:
-            share = share_for(target, staging, proof)
+        with client.staging() as staging, marker_placed(client.url, staging) as marker:
+            share = share_for(target, staging, marker)
             assert gathered([share.write(some_rows())]) is not None
             with pytest.raises(UsageError, match="is not shared"):
-                gathered([replace(share, proof=f"{proof}x").write(some_rows())])
+                gathered([replace(share, marker=f"{marker}x").write(some_rows())])
 
 
 class Rows:

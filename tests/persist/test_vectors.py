@@ -124,9 +124,9 @@ def test_p01_sealing_makes_readable_and_changes_nothing_else(client, collection)
     assert client.unsealed()[0].updates == 2
     collection.seal(2).result()
     assert listed(collection.snapshot(1)) == [["1", "", 1, 1]]
-    client.upkeep()
+    client.run_maintenance()
     collection.seal(3).result()
-    client.upkeep()
+    client.run_maintenance()
     assert listed(collection.snapshot(2)) == [["1", "", 2, 1], ["2", "", 2, 1]]
     assert client.unsealed() == []
 
@@ -308,7 +308,7 @@ def test_s13f_a_merge_does_not_go_back_behind_its_inputs(client, collection):
     state = collection.state
     assert state.batches[0].since == input_since
     with pytest.raises(InternalError, match="got a batch compacted to 1"):
-        client._upkeep().merger.merge(state, state.batches, since=output_since)
+        client._maintenance().merger.merge(state, state.batches, since=output_since)
 
 
 def test_s17_since_is_the_least_of_what_is_held(client, collection):
@@ -378,7 +378,7 @@ def test_s23_files_live_as_long_as_a_reader_may_need_them(shelf):
             client.compact()
             assert first not in client.state.linked()
             alive.append(first in shelf.objects)
-        reader._workings.claims.close()
+        reader._runtime.claims.close()
         client.compact()
         alive.append(first in shelf.objects)
     assert alive == CASES["S23"]["expect"]["b0_alive"]
@@ -407,7 +407,7 @@ def test_s26_empty_intervals_make_no_batches_and_no_merges(client, collection):
     for lower, upper, rows in CASES["S26"]["given"]["push"]:
         many = [((str(n), ""), lower, 1) for n in range(rows)]
         assert collection.compare_and_append(many, lower, upper) == Appended(upper)
-        client.upkeep()
+        client.run_maintenance()
     (only,) = collection.state.batches
     assert (only.lower, only.upper, only.rows) == (3, 4, 10)
     assert not only.merged

@@ -217,7 +217,7 @@ def test_what_was_written_is_told_even_if_since_could_not_be_settled(shelf):
         assert written.result() == Appended(5)
         assert allowed.result() == Allowed(0)
         held[0].refused = ()
-        client.upkeep()
+        client.run_maintenance()
         assert collection.since == 3
 
 
@@ -308,5 +308,5 @@ def test_a_merge_of_few_rows_and_many_columns_ends(shelf):
         table = client.create_or_load("wide", schema=schema)
         for time in range(4):
             table.compare_and_append([({"c0": time}, time, 1)], time, time + 1)
-            client.upkeep()
+            client.run_maintenance()
         assert len(table.snapshot(3)) == 4

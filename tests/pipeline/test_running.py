@@ -13,7 +13,7 @@ from penstock.clock import SYSTEM_CLOCK, SystemClock
 from penstock.errors import DefiniteError, Fenced, TransientError, UsageError
 from penstock.persist.lock import owner_of
 from penstock.persist.requests import ask, forget_old_answers
-from penstock.persist.state_store import PAUSED, Memory
+from penstock.persist.state_store import PAUSED, StateStore
 from penstock.persist.store import open_store
 from penstock.pipeline import running as under_test
 from penstock.pipeline.running import Running, Task
@@ -236,7 +236,7 @@ def test_a_paused_task_rests_also_when_all_is_started_again(tasks):
     tasks.await_state("a", PAUSED)
     tasks.end()
     with persist.open(f"{tasks.lake}/a", hold=False) as client:
-        assert Memory(client, "a").recall(PAUSED)
+        assert StateStore(client, "a").get(PAUSED)
     starts = loop.starts
     tasks.stop.clear()
     tasks.start()
@@ -309,7 +309,7 @@ def test_answers_that_nobody_came_for_are_removed_once_they_are_old(tmp_path):
 
 
 def still_writes(client, name):
-    Memory(client, name).write_down({"mine": True})
+    StateStore(client, name).put({"mine": True})
     client.close()
 
 
@@ -514,7 +514,7 @@ def test_requests_that_cannot_be_read_do_not_keep_others_from_being_heard(tasks,
 
 def test_once_is_no_success_if_a_task_is_paused(tasks):
     with persist.open(f"{tasks.lake}/a", writer="w") as client:
-        Memory(client, "a").write_down({PAUSED: True})
+        StateStore(client, "a").put({PAUSED: True})
     loop = tasks.add("a")
     later = tasks.add("m", kind="materialization")
     tasks.start(once=True, restarts=False)

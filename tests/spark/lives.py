@@ -324,7 +324,7 @@ class Life:
                 client.compact()
                 self.done.append("compact")
             case "u":
-                client.upkeep()
+                client.run_maintenance()
                 self.done.append("upkeep")
             case "d":
                 client.discard_unsealed()

@@ -210,9 +210,9 @@ class _written_slowly:  # noqa: N801 - used as a function.
 
     def _sweep(self) -> None:
         while not self._done.is_set():
-            self.swept.append(self._client._upkeep()._collector.sweep())
+            self.swept.append(self._client._maintenance()._collector.sweep())
             SYSTEM_CLOCK.wait(self._done, 100)
-        self.swept.append(self._client._upkeep()._collector.sweep())
+        self.swept.append(self._client._maintenance()._collector.sweep())
 
 
 def _kill_one(spark: Any, folder: Path, done: threading.Event) -> None:

@@ -31,7 +31,7 @@ def url(tmp_path: Path) -> str:
         pairs.compare_and_append([(pair(k, 1), 1, 1) for k in "abc"], 0, 2)
         pairs.allow_compaction(1).result()
         for _ in range(3):
-            client.upkeep()
+            client.run_maintenance()
         client.compact()
         pairs.compare_and_append([(pair("b", 1), 2, -1), (pair("b", 2), 2, 1)], 2, 3)
         assert any(batch.distinct for batch in pairs.state.batches)

@@ -131,12 +131,12 @@ def test_eventful_lives_are_shown_as_they_are(spark, eventful):
 
 def keys_joined_as_values() -> Any:
     """A null is no key."""
-    same_key = summing.Summing.same_key
+    same_key = summing.ConsolidationSql.same_key
 
-    def joined(self: summing.Summing, key: tuple[str, ...]) -> str:
+    def joined(self: summing.ConsolidationSql, key: tuple[str, ...]) -> str:
         return same_key(self, key).replace("<=>", "=")
 
-    return mock.patch.object(summing.Summing, "same_key", joined)
+    return mock.patch.object(summing.ConsolidationSql, "same_key", joined)
 
 
 def zeros_are_equal() -> Any:
@@ -151,14 +151,14 @@ def zeros_are_equal() -> Any:
 
 def grouped_by_maps() -> Any:
     """Maps are grouped by as they are, which Spark does wrongly."""
-    by = summing.Summing.by.fget
+    by = summing.ConsolidationSql.by.fget
 
-    def plainly(self: summing.Summing) -> list[str]:
+    def plainly(self: summing.ConsolidationSql) -> list[str]:
         names = self.columns.names
         own = {f"{self.own}plain{i}": summing.quoted(name) for i, name in enumerate(names)}
         return [own.get(each, each) for each in by(self)]
 
-    return mock.patch.object(summing.Summing, "by", property(plainly))
+    return mock.patch.object(summing.ConsolidationSql, "by", property(plainly))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from penstock.engine.plans import spark as plans
 from penstock.errors import Corruption, UsageError
 from penstock.persist import HoldLost, SinceError
 from penstock.persist.holds import LeasedClaims, list_holds
-from penstock.persist.scan_holds import Readings
+from penstock.persist.scan_holds import ScanHolds
 from penstock.testing.clocks import ManualClock
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -77,9 +77,9 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 
 @pytest.fixture
-def asleep(monkeypatch: pytest.MonkeyPatch) -> Readings:
+def asleep(monkeypatch: pytest.MonkeyPatch) -> ScanHolds:
     """Readings whose holds nobody renews."""
-    readings = Readings(by_hand(lease_ms=LEASE_MS))
+    readings = ScanHolds(by_hand(lease_ms=LEASE_MS))
     monkeypatch.setattr(ps, "READINGS", readings)
     return readings
 
@@ -160,7 +160,7 @@ def test_earliest_is_a_later_time_where_since_moved_before_it_was_held(
 # Readings, without Spark.
 
 
-def begin(readings: Readings, shop: Shop, since: int) -> Any:
+def begin(readings: ScanHolds, shop: Shop, since: int) -> Any:
     return readings.begin(shop.url, shop.table.id, "rows", since, hold=True)
 
 

@@ -19,11 +19,11 @@ import penstock.persist as persist
 import penstock.spark as ps
 from penstock.data import TIME
 from penstock.errors import Corruption, PenstockError, UsageError
-from penstock.persist.batch import slices_of
+from penstock.persist.batch import part_scans_of
 from penstock.persist.merge.merger import BigMerges, merge_since
-from penstock.persist.merge.ranges import sample, splitters
+from penstock.persist.merge.ranges import range_boundaries, sample
 from penstock.persist.merge.spark import SparkMerges, _Job
-from penstock.persist.paths import proof_key
+from penstock.persist.paths import marker_key
 from penstock.persist.state import Batch, CollectionState, Inline, files_of
 
 OTHER_NAN = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
@@ -308,7 +308,7 @@ def damaged(url: str, table: persist.Collection) -> tuple[Path, str]:
 
 
 def given_back(client: persist.Client, staging: str) -> None:
-    ids = client._upkeep().merger.staging
+    ids = client._maintenance().merger.staging
     assert ids.current == staging
     ids.turn_over()
     assert ids.finished() == [staging]
@@ -348,14 +348,14 @@ def test_what_other_ranges_wrote_beside_a_failure_is_swept(spark, url):
         before = contents(table)
         linked = objects_of(table)
         rows = table.snapshot(table.upper - 1).arrow()
-        starts = splitters([sample(rows, ("k",), 64)], [1], 4)
+        starts = range_boundaries([sample(rows, ("k",), 64)], [1], 4)
         path, _ = damaged(url, table)
         good = path.read_bytes()
         path.unlink()
         delegated(client, spark)
         # Splitters that are known already, so that the cut is the first to look.
         with (
-            mock.patch.object(_Job, "splitters", return_value=starts),
+            mock.patch.object(_Job, "range_boundaries", return_value=starts),
             pytest.raises(Corruption),
         ):
             client.compact()
@@ -384,7 +384,7 @@ def test_objects_of_an_attempt_that_nobody_counts_are_swept(spark, url):
         fill(table, plain_row, seed=4)
         state = table.state
         merges = SparkMerges(spark, client.url, part_bytes=4_000)
-        staging = client._upkeep().merger.staging.current
+        staging = client._maintenance().merger.staging.current
         inputs = state.batches
         overtaken = merges.merge(state, inputs, staging, since=merge_since(state))
         counted = merges.merge(state, inputs, staging, since=merge_since(state))
@@ -416,10 +416,12 @@ def test_tasks_that_do_not_see_the_location_of_the_driver_merge_nothing(spark, u
         fill(table, plain_row, seed=6, seals=2)
         before = objects_in(url)
         state = table.state
-        bundles = [[each for batch in state.batches for each in slices_of(state, batch)]]
+        bundles = [[each for batch in state.batches for each in part_scans_of(state, batch)]]
         job = _Job(spark, url, replace(state, batches=()), bundles, negated=0, since=0)
         with pytest.raises(UsageError, match="is not shared between the driver and host"):
-            job.merged(job.splitters(1), "1-0", 4_000, proof=proof_key("1-0", "never-left"))
+            job.merged(
+                job.range_boundaries(1), "1-0", 4_000, marker=marker_key("1-0", "never-left")
+            )
         assert objects_in(url) == before
 
 

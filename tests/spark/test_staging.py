@@ -16,7 +16,7 @@ from penstock.errors import TransientError, UsageError
 from penstock.persist.append.spark import collected, share_of, stage, written_by
 from penstock.persist.append.task import gathered
 from penstock.persist.checksum_walk import verify
-from penstock.persist.paths import proof_key
+from penstock.persist.paths import marker_key
 from penstock.persist.store import open_store
 
 NUMBERS = pa.schema([("id", pa.int64())])
@@ -48,7 +48,7 @@ def test_two_frames_are_appended_together_or_not_at_all(
         assert not list(tmp_path.rglob("*.proof"))
         both = ps.read_all(spark, url, ["evens", "odds"])
         assert [frame.count() for frame in both.values()] == [500, 500]
-        client.upkeep()  # The id is worn out, closed and swept.
+        client.run_maintenance()  # The id is worn out, closed and swept.
         assert even.batch is not None
         with pytest.raises(UsageError, match="is not in use here"):
             client.share_staged(even.batch)
@@ -91,8 +91,8 @@ def test_tasks_that_do_not_see_the_location_of_the_driver_write_nothing(
     with persist.open(url, writer="pipeline") as client:
         target = client.create_or_load("numbers", schema=NUMBERS)
         with client.staging() as staging:
-            never = proof_key(staging, "never-left")
-            share = share_of(frame.schema, target, staging, time=1, proof=never)
+            never = marker_key(staging, "never-left")
+            share = share_of(frame.schema, target, staging, time=1, marker=never)
             with pytest.raises(UsageError, match="is not shared between the driver and host") as e:
                 gathered(written_by(frame, share))
             assert never in e.value.detail

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 import penstock.persist as persist
 from penstock.clock import Clock
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.web import LakeView
 
 SECRET = "s3cret-of-the-shop"
@@ -177,15 +177,15 @@ class Shop:
 
     def write_notes(self) -> None:
         """What tasks leave in the lake for others to see; the warehouse has ended."""
-        notes = Memory(self.client, "shop")
-        notes.write_down({"status": self.source()})
+        notes = StateStore(self.client, "shop")
+        notes.put({"status": self.source()})
         # What its history may forget is settled after it: stand still only then.
         notes.collection.allow_compaction(0).result()
         with persist.open(
             f"{self.location}/warehouse", writer="w", settings=self.settings
         ) as client:
             told = {**self.materialization(), "phase": "stopped", "upper": self.upper}
-            Memory(client, "warehouse").write_down({"status": told, "materialization": {}})
+            StateStore(client, "warehouse").put({"status": told, "materialization": {}})
 
     def close(self) -> None:
         self.client.close()

@@ -41,7 +41,7 @@ def test_what_is_shown_of_a_large_collection_is_in_it(ticks, key, merged, at, li
         as_of = min(at, len(ticks) - 1)
         if merged:
             words.allow_compaction(as_of).result()
-            client.upkeep()
+            client.run_maintenance()
         whole = {
             (str(update.data["id"]), update.data["word"]): str(update.diff)
             for update in words.snapshot(as_of)
@@ -68,8 +68,8 @@ def test_latest_changes_are_the_latest(ticks, key, since, limit):
             changes = list(listener.next_changes(timeout_ms=0) or ())
         if since:
             words.allow_compaction(min(since, len(ticks) - 1)).result()
-        client.upkeep()
-        kept = words.state.tells_from
+        client.run_maintenance()
+        kept = words.state.first_exact_time
         told = sorted(
             (
                 (each.time, str(each.data["id"]), each.data["word"], each.diff)
@@ -117,7 +117,7 @@ def test_a_time_that_cannot_be_read_is_told(shop, served, as_of, said):
     shop.tick()
     orders = shop.client.collection("shop.public.orders")
     orders.allow_compaction(shop.upper - 1).result()
-    shop.client.upkeep()
+    shop.client.run_maintenance()
     given = query("/api/rows", collection="shop.public.orders", as_of=as_of)
     answer = ask(served.url, given)
     assert answer.status == 400

@@ -12,7 +12,7 @@ from penstock import persist
 from penstock.durable import Blob, children, disk_error, join
 from penstock.ingest.progress_views import PROGRESS_KEY, source_states
 from penstock.persist import Client
-from penstock.persist.errors import shown_ms
+from penstock.persist.errors import format_ms
 from penstock.persist.holds import Hold, list_holds
 from penstock.persist.lake import is_storage_location, storage_locations
 from penstock.persist.lock import lives
@@ -104,7 +104,7 @@ class Looker:
                 "host": writer.host,
                 "pid": writer.pid,
                 "lives": lives(writer),
-                "since": shown_ms(writer.taken_ms),
+                "since": format_ms(writer.taken_ms),
             },
             "collections": [
                 _collection(state.generations(name), holds) for name in state.listed(hidden=hidden)

@@ -18,7 +18,7 @@ from penstock.catalog.objects import Object, Wanted, as_wanted, catalogued
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join, normal
 from penstock.errors import UsageError
-from penstock.persist.append.user_collections import OWN
+from penstock.persist.append.user_collections import USER_LOCATION
 from penstock.persist.lake import is_storage_location
 from penstock.persist.lock import lives, owner_of
 from penstock.pipeline.file import CATALOG, Pipeline, SourceSection
@@ -49,7 +49,7 @@ def listed_names(location: str) -> list[Wanted]:
         Wanted(
             each.name,
             "source_progress" if each.progress else "collection",
-            owner=None if each.storage_location == OWN else each.storage_location,
+            owner=None if each.storage_location == USER_LOCATION else each.storage_location,
         )
         for each in sorted(collections_of(location))
     ]
@@ -123,7 +123,10 @@ def holder_of(requested: Wanted, taken: Iterable[Wanted]) -> str | None:
             return None
     if requested.name.startswith(RESERVED):
         return f"the catalog: names that begin with {RESERVED} are reserved"
-    if requested.type in ("source", "materialization") and requested.name in (CATALOG, OWN):
+    if requested.type in ("source", "materialization") and requested.name in (
+        CATALOG,
+        USER_LOCATION,
+    ):
         return "a storage location that every lake has"
     return next((described(each) for each in others if _clash(requested, each)), None)
 
@@ -137,7 +140,7 @@ def take_name_in_lake(url: str, name: str) -> None:
         UsageError: the name is taken.
     """
     lake, _, folder = normal(url).rpartition("/")
-    if folder == OWN and not lake.endswith((":", "/")):
+    if folder == USER_LOCATION and not lake.endswith((":", "/")):
         take_user_collection(lake, name)
 
 
@@ -163,7 +166,7 @@ def take_user_collection(location: str, name: str, *, clock: Clock = SYSTEM_CLOC
 
 def user_location_is_locked(location: str) -> bool:
     """Return whether a job may be about to create a user collection whose name it has taken."""
-    url = join(location, OWN)
+    url = join(location, USER_LOCATION)
     writer = owner_of(url) if is_storage_location(url) else None
     return writer is not None and lives(writer)
 

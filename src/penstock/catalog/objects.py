@@ -24,7 +24,7 @@ from penstock.durable import join
 from penstock.errors import Fenced, InternalError, TransientError
 from penstock.persist import AppendTo
 from penstock.persist.lake import is_storage_location
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.pipeline.file import CATALOG
 from penstock.retry import pauses_ms
 
@@ -167,7 +167,7 @@ class _Catalog:
     def __init__(self, client: persist.Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._memory = Memory(client, CATALOG)
+        self._memory = StateStore(client, CATALOG)
         self._objects, self._sources, self._progresses = (
             client.create_or_load(name, schema=schema, key_columns=["id"])
             for name, schema in (
@@ -179,7 +179,7 @@ class _Catalog:
 
     def become(self, change: Callable[[Sequence[Object]], Iterable[Wanted]]) -> list[Object]:
         before = _objects(self._objects)
-        last = self._memory.recall(LAST_ID) or 0
+        last = self._memory.get(LAST_ID) or 0
         after, last = resolved(before, [*change(before)], last)
         if after != before or not self._objects.upper:
             self._write(before, after, last)

@@ -10,7 +10,7 @@ from penstock.catalog.rows import encode_line
 from penstock.cli.asking import Wait, asked, here
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.persist.lake import storage_locations
-from penstock.persist.merge.merger import BigMerges, WhenNeeded
+from penstock.persist.merge.merger import BigMerges, LazyBigMerges
 
 __all__ = ["compact"]
 
@@ -73,7 +73,7 @@ def _is_catalog(url: str) -> bool:
     return url.rstrip("/").endswith(f"/{CATALOG}")
 
 
-def _spark(client: persist.Client, master: str | None) -> WhenNeeded:
+def _spark(client: persist.Client, master: str | None) -> LazyBigMerges:
     """Merges by Spark, which is started for the first merge that needs it."""
 
     def start(collection: str, memory: int) -> BigMerges:
@@ -89,7 +89,7 @@ def _spark(client: persist.Client, master: str | None) -> WhenNeeded:
         )
         return compactor(session(master=master), client)
 
-    return WhenNeeded(start)
+    return LazyBigMerges(start)
 
 
 def _size(client: persist.Client) -> dict[str, int]:

@@ -4,7 +4,7 @@ from penstock import persist
 from penstock.catalog.rows import encode_line
 from penstock.cli.asking import Wait, asked, here, place_of
 from penstock.cli.options import SETTINGS, AsJson, Location, Task
-from penstock.persist.state_store import PAUSED, Memory
+from penstock.persist.state_store import PAUSED, StateStore
 
 __all__ = ["pause", "resume"]
 
@@ -28,7 +28,7 @@ def _tell(verb: str, location: str, name: str, wait: int, *, as_json: bool) -> N
     running = asked(url, verb, wait=wait) is not None
     if not running:
         with persist.open(url, writer=here(verb), settings=SETTINGS) as client:
-            Memory(client, name).write_down({PAUSED: True if verb == "pause" else None})
+            StateStore(client, name).put({PAUSED: True if verb == "pause" else None})
     if as_json:
         print(encode_line({"name": name, "done": verb, "running": running}))
     else:

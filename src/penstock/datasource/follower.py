@@ -32,7 +32,7 @@ from penstock.datasource.stream_offsets import Offset, admitted, begun_at, schem
 from penstock.errors import UsageError
 from penstock.ingest.progress_views import find_progress_view
 from penstock.persist import Client, Settings, open
-from penstock.persist.batch import slices_of
+from penstock.persist.batch import part_scans_of
 from penstock.persist.errors import HoldLost, SinceError
 from penstock.persist.holds import Claim, DurableHold
 from penstock.persist.lake import find_collection, time_of
@@ -113,7 +113,7 @@ class Follower:
         self._older: list[Client] = []
         """Clients that lost their hold, of which one has the durable hold."""
 
-        self._news = self._client.reader.news.subscribe()
+        self._wakeups = self._client.reader.wakeups.subscribe()
         self._initial: Offset | None = None
         self._last: Offset | None = None
         self._target = END
@@ -154,12 +154,12 @@ class Follower:
         """Where the next batch ends, or `start` if there is nothing new."""
         self._check(start)
         # Cleared before looking: a ring between the look and the wait is not missed.
-        self._news.clear()
+        self._wakeups.clear()
         state, collection = self._keep(start)
         if not self._upper(start, collection) and self._target == END:
             if state.writer is not None:
-                self._client.reader.ear.attend(state.writer.address, state.location)
-            self._clock.wait(self._news, IDLE_MS)
+                self._client.reader.notifications.attend(state.writer.address, state.location)
+            self._clock.wait(self._wakeups, IDLE_MS)
             _, collection = self._look()
         upper = self._upper(start, collection)
         if upper is None:
@@ -330,7 +330,7 @@ class Follower:
             self._client.reader.claims.close()
             self._older.append(self._client)
         self._client = open(self._followed.url, hold=self._options.hold, settings=self._settings)
-        self._news = self._client.reader.news.subscribe()
+        self._wakeups = self._client.reader.wakeups.subscribe()
 
     def _claim_from(self, since: int) -> None:
         """Claim what lies from `since` on, in place of what was claimed before.
@@ -372,8 +372,8 @@ class Follower:
         if batch.upper == batch.lower + 1 and batch.until == END:
             return Counter({batch.lower: batch.rows})
         counts: Counter[int] = Counter()
-        for each in slices_of(collection, batch):
-            rows = self._client.reader.batches.slice_rows(collection, each, each.written)
+        for each in part_scans_of(collection, batch):
+            rows = self._client.reader.batches.part_rows(collection, each, each.written)
             for found in pc.value_counts(rows.column(TIME)).to_pylist():
                 counts[found["values"]] += found["counts"]
         return counts

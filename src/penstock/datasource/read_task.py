@@ -26,9 +26,9 @@ from msgspec.structs import replace
 from penstock.data import DIFF, TIME, advance, consolidate
 from penstock.errors import Corruption, InternalError, UsageError
 from penstock.persist import open
-from penstock.persist.batch import Slice
+from penstock.persist.batch import PartScan
 from penstock.persist.scan.plan import ChangesScan, SnapshotScan
-from penstock.persist.scan.task import ROWS_AT_ONCE, SETTINGS, read_slices
+from penstock.persist.scan.task import ROWS_AT_ONCE, SETTINGS, read_parts
 from penstock.persist.state import (
     CollectionState,
     SchemaVersion,
@@ -61,8 +61,8 @@ class Task:
     """Without its batches."""
 
     schema: SchemaVersion
-    slices: tuple[Slice, ...]
-    rest: tuple[Slice, ...] = ()
+    part_scans: tuple[PartScan, ...]
+    rest: tuple[PartScan, ...] = ()
     as_of: int = 0
     """When the contents are those of `as_of`, so is their time."""
 
@@ -82,41 +82,41 @@ def contents_tasks(
     Raises:
         UsageError: a task would have to add up more than `max_task_bytes`.
     """
-    if scan.rest_memory > max_task_bytes:
+    if scan.delta_memory > max_task_bytes:
         raise UsageError(
             f'collection "{scan.collection.name}" has too much to add up in one task '
             f"as of {scan.as_of}",
-            detail=f"It takes up to {scan.rest_memory} bytes; maxTaskBytes is {max_task_bytes}.",
+            detail=f"It takes up to {scan.delta_memory} bytes; maxTaskBytes is {max_task_bytes}.",
             hint="Read it with penstock.spark.read, which lets Spark add up, or let compaction "
             "run first, or raise maxTaskBytes.",
         )
 
-    def task(kind: Kind, slices: tuple[Slice, ...], rest: tuple[Slice, ...] = ()) -> Task:
+    def task(kind: Kind, part_scans: tuple[PartScan, ...], rest: tuple[PartScan, ...] = ()) -> Task:
         return Task(
             kind=kind,
             url=url,
             collection=replace(scan.collection, batches=()),
             schema=schema,
-            slices=slices,
+            part_scans=part_scans,
             rest=rest,
             as_of=scan.as_of,
         )
 
     packs = list(_packed(scan.base))
-    if not scan.rest:
+    if not scan.deltas:
         return [task(Kind.KEPT, pack) for pack in packs] or [task(Kind.SUM, ())]
     if len(packs) <= 1:
-        return [task(Kind.SUM, scan.base + scan.rest)]
-    kept = [task(Kind.KEPT, pack, scan.rest) for pack in packs]
-    return [*kept, task(Kind.BROUGHT, (), scan.rest)]
+        return [task(Kind.SUM, scan.base + scan.deltas)]
+    kept = [task(Kind.KEPT, pack, scan.deltas) for pack in packs]
+    return [*kept, task(Kind.BROUGHT, (), scan.deltas)]
 
 
 def changes_tasks(url: str, scan: ChangesScan, schema: SchemaVersion) -> list[Task]:
     """The tasks that give the updates as rows of `schema`, as they are stored."""
     light = replace(scan.collection, batches=())
     return [
-        Task(kind=Kind.CHANGES, url=url, collection=light, schema=schema, slices=pack)
-        for pack in _packed(scan.slices)
+        Task(kind=Kind.CHANGES, url=url, collection=light, schema=schema, part_scans=pack)
+        for pack in _packed(scan.part_scans)
     ]
 
 
@@ -124,9 +124,9 @@ def updates_of(task: Task) -> Iterator[pa.Table]:
     """What the task gives, as updates: the columns, their time and diff."""
     match task.kind:
         case Kind.CHANGES:
-            yield from _read(task, task.slices)
+            yield from _read(task, task.part_scans)
         case Kind.SUM:
-            contents = _added_up(task, task.slices)
+            contents = _added_up(task, task.part_scans)
             _check_not_negative(task, contents)
             yield contents
         case Kind.BROUGHT:
@@ -135,7 +135,7 @@ def updates_of(task: Task) -> Iterator[pa.Table]:
         case Kind.KEPT:
             added = _added_up(task, task.rest)
             taken = added.filter(pc.less(added.column(DIFF), 0))
-            for rows in _read(task, task.slices):
+            for rows in _read(task, task.part_scans):
                 base = advance(rows, task.as_of)
                 if taken.num_rows:
                     # What is taken from another task's slices stays negative here.
@@ -159,15 +159,15 @@ def rows_of(task: Task) -> Iterator[pa.Table]:
                 yield rows.take(pa.array(some, pa.int64()))
 
 
-def _added_up(task: Task, slices: tuple[Slice, ...]) -> pa.Table:
+def _added_up(task: Task, part_scans: tuple[PartScan, ...]) -> pa.Table:
     nothing = stored_columns_of(task.schema).empty_table()
-    updates = pa.concat_tables([nothing, *_read(task, slices)])
+    updates = pa.concat_tables([nothing, *_read(task, part_scans)])
     return consolidate(advance(updates, task.as_of))
 
 
-def _read(task: Task, slices: Iterable[Slice]) -> Iterator[pa.Table]:
+def _read(task: Task, part_scans: Iterable[PartScan]) -> Iterator[pa.Table]:
     try:
-        yield from read_slices(task.url, task.collection, slices, task.schema)
+        yield from read_parts(task.url, task.collection, part_scans, task.schema)
     except Corruption as error:
         with open(task.url, hold=False, settings=SETTINGS) as client:
             if error.key in client.state.linked():
@@ -189,11 +189,11 @@ def _check_not_negative(task: Task, contents: pa.Table) -> None:
         )
 
 
-def _packed(slices: Iterable[Slice]) -> Iterator[tuple[Slice, ...]]:
+def _packed(part_scans: Iterable[PartScan]) -> Iterator[tuple[PartScan, ...]]:
     """Slices side by side, up to `PACK_BYTES` in each pack or one that is larger."""
-    pack: list[Slice] = []
+    pack: list[PartScan] = []
     size = 0
-    for each in slices:
+    for each in part_scans:
         bytes_at_rest = each.part.size if isinstance(each.part, Stored) else len(each.part.rows)
         if pack and size + bytes_at_rest > PACK_BYTES:
             yield tuple(pack)

@@ -12,7 +12,7 @@ from penstock.errors import UsageError
 from penstock.ingest.tasks import drop as drop_source
 from penstock.ingest.tasks import source_of
 from penstock.materialize.dropping import drop as drop_materialization
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.pipeline import Pipeline
 from penstock.pipeline.running import writer_of
 from penstock.pipeline.written import Missing, interpolated
@@ -54,7 +54,7 @@ def leave_tables(name: str, pipeline: Pipeline, *, clock: Clock) -> None:
     """Destroy the collections of tables that a source of the file does not name any more."""
     source = source_of(name, pipeline.sources[name], pipeline.location, clock)
     with persist.open(join(pipeline.location, name), writer=writer_of(pipeline)) as client:
-        source.drop_removed(Memory(client, name), lambda names: _destroy(client, names))
+        source.drop_removed(StateStore(client, name), lambda names: _destroy(client, names))
 
 
 def _destroy(client: persist.Client, names: Sequence[str]) -> None:

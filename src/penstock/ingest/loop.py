@@ -34,7 +34,7 @@ from penstock.ingest.tick_transaction import TickTransaction
 from penstock.persist import AppendTo
 from penstock.persist.requests import Request, answer, requests
 from penstock.persist.state import END
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.persist.store import open_store
 from penstock.reclock import (
     Minted,
@@ -101,7 +101,7 @@ class IngestLoop:
         self._retain_ms = retain_ms
         self._shape = shape_of(source.kind)
         self._remap = client.create_or_load(f"{name}_remap", schema=self._shape.remap, owner=name)
-        self._memory = Memory(client, name)
+        self._memory = StateStore(client, name)
         self._name_progress(progress, taken)
         self._jobs = jobs
         if jobs is not None:
@@ -181,7 +181,7 @@ class IngestLoop:
                     if once and self._goal is None:
                         self._goal = self._source.probe().end
                     self._follow(stop)
-                    self._memory.write_down({"status": self._status(self._upper)})
+                    self._memory.put({"status": self._status(self._upper)})
                     break
                 except TransientError as error:
                     if stop.is_set():
@@ -284,7 +284,7 @@ class IngestLoop:
                 self._opening, self._verify_every_ms = False, None
         self._opened = True
         if self.status().get("phase") in (OPENING, RETRYING, STOPPED):
-            self._memory.write_down({"status": self._status(self._upper)})
+            self._memory.put({"status": self._status(self._upper)})
 
     def _follow(self, stop: threading.Event) -> None:
         self._verified_ms = self._clock.boot_ms()
@@ -419,10 +419,10 @@ class IngestLoop:
 
     def _name_progress(self, given: str | None, taken: Container[str]) -> None:
         """Store the name of the progress relation at the first start, or if the file changes it."""
-        known = self._memory.recall(PROGRESS_KEY)
+        known = self._memory.get(PROGRESS_KEY)
         if known is None or (given is not None and known["name"] != given):
             name = progress_name(self.name, taken, given=given)
-            self._memory.write_down({PROGRESS_KEY: {"name": name, "kind": self._source.kind}})
+            self._memory.put({PROGRESS_KEY: {"name": name, "kind": self._source.kind}})
 
     def _durable_bound(self) -> Frontier | None:
         upper = self._remap.upper
@@ -466,7 +466,7 @@ class IngestLoop:
 
     def status(self) -> Mapping[str, Any]:
         """Return phase, row counts, lag and the current wait, as of the last status write."""
-        return self._memory.recall("status") or {}
+        return self._memory.get("status") or {}
 
     def _status(self, upper: int) -> Mapping[str, Any]:
         return {
@@ -487,4 +487,4 @@ class IngestLoop:
             # without `kind` for the status of a materialization.
             status = {"kind": self._source.kind, **self.status(), **changes}
             status["written_ms"] = self._clock.now_ms()
-            self._memory.write_down({"status": status})
+            self._memory.put({"status": status})

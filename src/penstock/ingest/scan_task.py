@@ -14,7 +14,7 @@ from msgspec import msgpack
 
 from penstock.data import DIFF
 from penstock.errors import PenstockError
-from penstock.persist.append.task import Share, all_of, is_told
+from penstock.persist.append.task import Share, all_of, is_reported
 from penstock.persist.scan.task import stored_rows_of
 from penstock.persist.state import Batch, CollectionState
 from penstock.sources.source import Scan
@@ -68,7 +68,7 @@ class ScanTask:
         try:
             yield from self._cut(remaining, count)
         except PenstockError as error:
-            if not is_told(error):
+            if not is_reported(error):
                 raise
             for _ in remaining:
                 pass
@@ -100,7 +100,7 @@ class ScanTask:
             report = self.scan.finish(_tables(remaining), out)
             batches = out.written()
         except PenstockError as error:
-            if not is_told(error):
+            if not is_reported(error):
                 raise
             for _ in remaining:  # Spark ends a worker that leaves input unread.
                 pass

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock import persist
 from penstock.errors import InternalError, TransientError, UsageError
 from penstock.ingest.scan_task import Scanned, ScanTask
-from penstock.persist.append.shared_storage_check import proof_left
+from penstock.persist.append.shared_storage_check import marker_placed
 from penstock.persist.append.task import Share, Written, all_of, gathered
 from penstock.persist.collection_change import Grow, with_growth
 from penstock.persist.merge.merger import BigMerges
@@ -125,8 +125,8 @@ class SnapshotLoad:
     def _read(self, share: Share, splits: Sequence[Split], jobs: IngestJobs | None) -> None:
         try:
             if jobs is not None:
-                with proof_left(share.url, share.staging) as proof:
-                    written = jobs.read(replace(share, proof=proof), splits, self)
+                with marker_placed(share.url, share.staging) as marker:
+                    written = jobs.read(replace(share, marker=marker), splits, self)
                 batch = gathered(written)
             else:
                 batch = all_of([self._staged(share, split) for split in splits])
@@ -232,15 +232,15 @@ class SnapshotLoader:
         watch = SnapshotLoad(None, self._stop)
         with ExitStack() as stack:
             states = {
-                output: stack.enter_context(self._client.collection(name).kept_files())
+                output: stack.enter_context(self._client.collection(name).retained_files())
                 for output, name in into.items()
             }
-            proof = stack.enter_context(proof_left(self._client.url, staging))
+            marker = stack.enter_context(marker_placed(self._client.url, staging))
             shares = {
                 output: replace(
                     # Side rows are hidden, so their times may differ from the tick's.
                     self._share(state, state.schemas, staging, max(time, state.upper)),
-                    proof=proof,
+                    marker=marker,
                 )
                 for output, state in states.items()
             }

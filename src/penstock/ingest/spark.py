@@ -14,7 +14,7 @@ from penstock.ingest.scan_task import Cut, Scanned, ScanTask
 from penstock.ingest.snapshot_loader import LoadWatch
 from penstock.persist.append.spark import collected
 from penstock.persist.append.task import Share, Written
-from penstock.persist.merge.spark import SparkMerges, failing_as_ours
+from penstock.persist.merge.spark import SparkMerges, mapped_spark_errors
 from penstock.sources.source import Split
 
 __all__ = ["tasks_of"]
@@ -62,7 +62,7 @@ class SparkTasks:
             TransientError: Spark failed, or `watch` is not active any more.
         """
         doing = f'read collection "{share.collection}" of location "{share.url}"'
-        with failing_as_ours(doing), self._cancelling(watch.is_active, f"read {share.staging}"):
+        with mapped_spark_errors(doing), self._cancelling(watch.is_active, f"read {share.staging}"):
             written = self._read(share, splits, watch)
         # SUBTLE: PySpark takes a broken connection for the end of the collected rows.
         if len(written) != len(splits):
@@ -116,7 +116,7 @@ class SparkTasks:
         scan, some = task.scan, next(iter(task.shares.values()))
         doing = f'read a range of {scan.format} for collection "{some.collection}"'
         with (
-            failing_as_ours(doing, secrets=scan.secrets),
+            mapped_spark_errors(doing, secrets=scan.secrets),
             self._cancelling(watch.is_active, f"scan {some.staging}"),
         ):
             frame = self._spark.read.format(scan.format).options(**scan.options).load()

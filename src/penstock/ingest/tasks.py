@@ -15,7 +15,7 @@ from penstock.ingest.loop import IngestLoop
 from penstock.ingest.progress_views import progress_views_in
 from penstock.ingest.snapshot_loader import SPARK_BYTES, IngestJobs
 from penstock.persist.lake import storage_locations_below
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.pipeline import Pipeline, load
 from penstock.pipeline.file import SourceSection
 from penstock.pipeline.running import Running, Task, writer_of
@@ -123,7 +123,7 @@ def drop(client: persist.Client, name: str, source: Source) -> None:
 
     In this order: as long as the state exists, an interrupted drop can be repeated.
     """
-    source.drop(Memory(client, name))
+    source.drop(StateStore(client, name))
     hit(Failpoint.SLOT_DROPPED)
     client.destroy(*client.collections(hidden=True))
     # This may be the last writer of the location, and only a writer deletes unused objects.

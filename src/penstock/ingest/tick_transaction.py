@@ -25,9 +25,17 @@ from penstock.failpoints import Failpoint, hit
 from penstock.ingest.snapshot_loader import SnapshotLoad, SnapshotLoader
 from penstock.persist import AppendTo, Collection, StoredError
 from penstock.persist.append.task import all_of
-from penstock.persist.collection_change import Also, Begin, Fail, Grow, Recover, Replace, WriteTo
+from penstock.persist.collection_change import (
+    Begin,
+    CollectionChange,
+    Fail,
+    Grow,
+    Recover,
+    Replace,
+    WriteTo,
+)
 from penstock.persist.state import Batch
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.sources.source import Scan, Split
 
 __all__ = ["TickTransaction"]
@@ -68,7 +76,7 @@ class TickTransaction:
         self,
         client: persist.Client,
         source: str,
-        memory: Memory,
+        memory: StateStore,
         time: int,
         loader: SnapshotLoader,
         pool: ThreadPoolExecutor,
@@ -281,7 +289,7 @@ class TickTransaction:
     def commit(self, visible: Sequence[str], remap: AppendTo | None) -> None:
         """Commit all changes in one entry. Without `remap` nothing becomes visible yet."""
         appends = [] if remap is None else [remap]
-        also: list[Also] = []
+        also: list[CollectionChange] = []
         seen = [] if remap is None else sorted({*visible, *self._begun()})
         for name in seen:
             collection = self._named(name)
@@ -304,7 +312,7 @@ class TickTransaction:
             updates = memory.updates(self._state, state_time)
             appends.append(AppendTo(memory.collection, updates, memory.upper, state_time + 1))
             hit(Failpoint.TICK_BEGIN)
-            outcome = self._client.append_all(appends, also=also)
+            outcome = self._client.append_all(appends, collection_changes=also)
             hit(Failpoint.TICK_DONE)
             if not isinstance(outcome, persist.Appended):
                 raise InternalError(

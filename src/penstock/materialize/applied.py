@@ -19,7 +19,7 @@ from penstock.materialize.checkpoint import path_text
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.specs import MaterializationSpec
 from penstock.protocol.wire import decode, encode
-from penstock.sources.source import Memory
+from penstock.sources.source import StateStore
 
 __all__ = ["applied_paths", "note_of_applied", "recall_applied"]
 
@@ -40,9 +40,9 @@ def note_of_applied(built: Built) -> dict[str, Any]:
     }
 
 
-def applied_paths(memory: Memory) -> Collection[str]:
+def applied_paths(memory: StateStore) -> Collection[str]:
     """Return the resources of the specification that was applied last, as in a checkpoint."""
-    known = memory.recall(NOTE)
+    known = memory.get(NOTE)
     if known is None:
         return ()
     spec = decode(MaterializationSpec, base64.b64decode(known["spec"]))
@@ -50,14 +50,14 @@ def applied_paths(memory: Memory) -> Collection[str]:
 
 
 def recall_applied(
-    memory: Memory, section: MaterializationSection
+    memory: StateStore, section: MaterializationSection
 ) -> tuple[MaterializationSpec, str] | None:
     """What was applied, and its version; None before anything was.
 
     Raises:
         UsageError: the section does not say any more what was said of a resource.
     """
-    known = memory.recall(NOTE)
+    known = memory.get(NOTE)
     if known is None:
         return None
     spec = decode(MaterializationSpec, base64.b64decode(known["spec"]))

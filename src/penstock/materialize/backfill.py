@@ -30,7 +30,7 @@ from penstock.materialize.known_layouts import KnownLayouts
 from penstock.materialize.lakeside import Holding
 from penstock.materialize.recovery import Log, ShardLog, recalled
 from penstock.persist.scan.plan import scan_snapshot
-from penstock.persist.scan.task import read_slices
+from penstock.persist.scan.task import read_parts
 from penstock.pipeline.file import BindingSection, MaterializationSection
 
 __all__ = [
@@ -259,7 +259,7 @@ def rows_written(holding: Holding, shape: Shape, frontier: int) -> int | None:
     if not readable or not isinstance(shape, Rows):
         return None
     scan = scan_snapshot(state, as_of)
-    tables = read_slices(holding.url, state, (*scan.base, *scan.rest), scan.schema)
+    tables = read_parts(holding.url, state, (*scan.base, *scan.deltas), scan.schema)
     return sum(pc.sum(table.column(DIFF)).as_py() or 0 for table in tables)
 
 

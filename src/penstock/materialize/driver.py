@@ -57,7 +57,7 @@ from penstock.persist.batch import defaults_of
 from penstock.persist.errors import CollectionMissing
 from penstock.persist.records import ErrorSpan, StoredError
 from penstock.persist.state import END, columns_of, schema_as_of
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.pipeline.file import CollectionSection, MaterializationSection
 from penstock.progress.time import describe_time
 from penstock.protocol.key_range import WHOLE, shards
@@ -129,7 +129,7 @@ class Materializing:
         self._connector_host = connector_host
         self._allow_drop = allow_drop
         self._process_stop = process_stop
-        self._memory = Memory(client, name)
+        self._memory = StateStore(client, name)
         self._lake: Lakeside
         self._address = ""
         self._security = Security()
@@ -271,7 +271,7 @@ class Materializing:
             self._connector_host,
             stop=self._process_stop,
         )
-        known = recalled({name: self._memory.recall(name) for name in self._memory.names()})
+        known = recalled({name: self._memory.get(name) for name in self._memory.names()})
         if known is None:
             ranges = shards(self._section.shards)
             known = Log("", tuple(ShardLog(each) for each in ranges))
@@ -358,7 +358,7 @@ class Materializing:
             self._continued = [
                 layouts.continued(self._built, number) for number in range(len(described))
             ]
-            self._memory.write_down({**note_of_applied(self._built), **layouts.note()})
+            self._memory.put({**note_of_applied(self._built), **layouts.note()})
             with self._setup("apply"):
                 self._built.apply(connection)
             hit(Failpoint.APPLY_DONE)
@@ -847,14 +847,14 @@ class Materializing:
 
     def _write(self, known: Log) -> None:
         gone = {f"shard {each.key_range}": None for each in self._log.shards}
-        self._memory.write_down({**gone, **notes_of(known), STATUS: self.status()})
+        self._memory.put({**gone, **notes_of(known), STATUS: self.status()})
         self._log = known
 
     def _note_status(self) -> None:
         """Let others see how it is, if that has changed."""
         told = self.status()
-        if told != self._memory.recall(STATUS):
-            self._memory.write_down({STATUS: told})
+        if told != self._memory.get(STATUS):
+            self._memory.put({STATUS: told})
 
     def _hold(self) -> None:
         """Keep what must be read again if everything crashed now."""

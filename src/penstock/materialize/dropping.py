@@ -14,7 +14,7 @@ from penstock.materialize.client import connect
 from penstock.materialize.hosting import reached_connector
 from penstock.materialize.lakeside import owner_of
 from penstock.persist.lake import storage_locations
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.messages import Apply
 
@@ -35,7 +35,7 @@ def drop(
     Raises:
         ConnectorError: the connector cannot be reached, or refuses. Nothing is forgotten.
     """
-    applied = recall_applied(Memory(client, name), section)
+    applied = recall_applied(StateStore(client, name), section)
     if applied is not None and not keep_target:
         spec, version = applied
         with ExitStack() as stack:

@@ -30,7 +30,7 @@ from penstock.materialize.rows import documents, field_columns
 from penstock.persist.errors import CollectionErrored
 from penstock.persist.merge.ranges import bounds, cut
 from penstock.persist.scan.plan import SnapshotScan, scan_changes, scan_snapshot
-from penstock.persist.scan.task import read_slices
+from penstock.persist.scan.task import read_parts
 from penstock.persist.state import CollectionState, stored_columns_of
 from penstock.reduce import COMBINED
 
@@ -63,7 +63,7 @@ def memory_of(collection: CollectionState, interval: Interval) -> int:
 def streams(plan: BindingPlan, interval: Interval, most_bytes: int) -> bool:
     """Whether it can be read here part by part, with less than `most_bytes` held beside."""
     scan = _sorted_contents(plan, interval)
-    if scan is None or scan.rest_memory >= most_bytes:
+    if scan is None or scan.delta_memory >= most_bytes:
         return False
     if isinstance(interval, Rewrite) and interval.before is not None:
         return memory_of(plan.collection, _since(interval)) < most_bytes
@@ -102,8 +102,8 @@ def _since(interval: Rewrite) -> Changes:
 
 def _parts(plan: BindingPlan, interval: Interval, scan: SnapshotScan) -> Iterator[pa.Table]:
     collection, key = plan.collection, scan.key
-    read = partial(read_slices, plan.url, collection, schema=scan.schema)
-    rest = pa.concat_tables([stored_columns_of(scan.schema).empty_table(), *read(scan.rest)])
+    read = partial(read_parts, plan.url, collection, schema=scan.schema)
+    rest = pa.concat_tables([stored_columns_of(scan.schema).empty_table(), *read(scan.deltas)])
     part: pa.Table | None = None
     for following in read(scan.base):
         if not following.num_rows:
@@ -258,12 +258,12 @@ def _counted(rows: pa.Table, diffs: "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 def _changes(url: str, collection: CollectionState, lower: int, upper: int) -> pa.Table:
     scan = scan_changes(collection, lower, upper)
-    found = read_slices(url, collection, scan.slices, scan.schema)
+    found = read_parts(url, collection, scan.part_scans, scan.schema)
     return pa.concat_tables([stored_columns_of(scan.schema).empty_table(), *found])
 
 
 def _contents(url: str, collection: CollectionState, as_of: int) -> pa.Table:
     scan = scan_snapshot(collection, as_of)
-    found = read_slices(url, collection, (*scan.base, *scan.rest), scan.schema)
+    found = read_parts(url, collection, (*scan.base, *scan.deltas), scan.schema)
     rows = pa.concat_tables([stored_columns_of(scan.schema).empty_table(), *found])
     return advance(rows, as_of)

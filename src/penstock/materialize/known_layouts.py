@@ -14,7 +14,7 @@ import msgspec
 from penstock.materialize.building import Built
 from penstock.materialize.checkpoint import path_text
 from penstock.materialize.layout import Layout, LayoutChange, compare_layouts
-from penstock.sources.source import Memory
+from penstock.sources.source import StateStore
 
 __all__ = ["KnownLayouts"]
 
@@ -29,9 +29,9 @@ class KnownLayouts:
     by_path: Mapping[str, Sequence[Layout]]
 
     @classmethod
-    def get(cls, memory: Memory) -> "KnownLayouts":
+    def get(cls, memory: StateStore) -> "KnownLayouts":
         """Return the layouts that are recorded in the state of a materialization."""
-        return cls.parse({NOTE: memory.recall(NOTE)})
+        return cls.parse({NOTE: memory.get(NOTE)})
 
     @classmethod
     def parse(cls, state: Mapping[str, Any]) -> "KnownLayouts":

@@ -44,7 +44,7 @@ from penstock.materialize.rows import documents, field_columns
 from penstock.materialize.run_certificate import run_certificate
 from penstock.materialize.shard import ShardPlan, run_shard
 from penstock.materialize.transact import reading_order
-from penstock.persist.merge.spark import failing_as_ours
+from penstock.persist.merge.spark import mapped_spark_errors
 from penstock.persist.scan.consolidation_sql import quoted
 from penstock.persist.scan.plan import scan_changes, scan_snapshot
 from penstock.persist.scan.spark import Scanner
@@ -100,7 +100,7 @@ class SparkShards:
         context, tag = self._spark.sparkContext, _tag(plans[0].materialization)
         context.addJobTag(tag)
         try:
-            with failing_as_ours(doing), as_carried():
+            with mapped_spark_errors(doing), as_carried():
                 large = self._is_large(plans) and not self._streams(plans)
                 run = self._large if large else self._small
                 told = run(plans, server.address)

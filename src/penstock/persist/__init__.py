@@ -12,7 +12,7 @@ below `upper`, and the same at every reading in between.
 """
 
 from penstock.data import BIGINT, BYTES, INT64, JSON, TEXT, UNIT, Codec, UserCodec
-from penstock.persist.client import Client, Unsealed, open, take_up
+from penstock.persist.client import Client, Unsealed, attach, open
 from penstock.persist.collection import AppendTo, Collection
 from penstock.persist.collection_change import Begin, Fail, Grow, Recover, Replace, WriteTo
 from penstock.persist.errors import (
@@ -28,7 +28,7 @@ from penstock.persist.errors import (
 )
 from penstock.persist.holds import DurableHold
 from penstock.persist.input_validation import Staged
-from penstock.persist.lock import Baton, release
+from penstock.persist.lock import LockHandoff, release
 from penstock.persist.read import Changes, Listener, Snapshot
 from penstock.persist.settings import Settings
 from penstock.persist.state import END, StoredError
@@ -46,7 +46,6 @@ __all__ = [
     "AlreadyFailed",
     "AppendTo",
     "Appended",
-    "Baton",
     "Begin",
     "Changes",
     "Client",
@@ -61,6 +60,7 @@ __all__ = [
     "Grow",
     "HoldLost",
     "Listener",
+    "LockHandoff",
     "LockHeld",
     "NotYetComplete",
     "Recover",
@@ -74,7 +74,7 @@ __all__ = [
     "UpperMismatch",
     "UserCodec",
     "WriteTo",
+    "attach",
     "open",
     "release",
-    "take_up",
 ]

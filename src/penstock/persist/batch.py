@@ -38,7 +38,7 @@ from penstock.persist.state import (
     stored_columns_of,
 )
 
-__all__ = ["Batches", "Slice", "slices_of", "together"]
+__all__ = ["Batches", "PartScan", "part_scans_of", "together"]
 
 ROW_GROUP_ROWS: Final = 1 << 18
 
@@ -49,7 +49,7 @@ DICTIONARY_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class PartScan:
     """The updates of one part with times in `[lower, upper)`."""
 
     part: Part
@@ -66,15 +66,15 @@ class Slice:
         return self.lower == 0 and self.upper == END
 
 
-def slices_of(
+def part_scans_of(
     collection: CollectionState, batch: Batch, *, lower: int = 0, upper: int = END
-) -> Iterator[Slice]:
+) -> Iterator[PartScan]:
     """The parts of `batch`, with no bound on time where all of it lies in `[lower, upper)`."""
     upper = min(upper, batch.until)
     lower = lower if batch.lower < lower else 0
     upper = upper if batch.upper > upper or batch.until < END else END
     for part in batch.parts:
-        yield Slice(part, collection.schemas[batch.schema], lower, upper)
+        yield PartScan(part, collection.schemas[batch.schema], lower, upper)
 
 
 class Batches:
@@ -136,7 +136,7 @@ class Batches:
         size = sum(part.size for part in parts if isinstance(part, Stored))
         return _batch(updates, schema, tuple(parts), size)
 
-    def build_as_they_come(
+    def build_streamed(
         self, updates: Iterable[pa.Table], schema: int, staging: str, *, part_bytes: int
     ) -> Batch | None:
         """The same of tables that need not fit into memory together; None if there is no row."""
@@ -165,13 +165,13 @@ class Batches:
     ) -> pa.Table:
         """The updates of `batch` with times in `[lower, upper)`, as rows of `schema`."""
         pieces = [
-            self.slice_rows(collection, each, schema)
-            for each in slices_of(collection, batch, lower=lower, upper=upper)
+            self.part_rows(collection, each, schema)
+            for each in part_scans_of(collection, batch, lower=lower, upper=upper)
         ]
         return pa.concat_tables(pieces) if len(pieces) != 1 else pieces[0]
 
-    def slice_rows(
-        self, collection: CollectionState, piece: Slice, schema: SchemaVersion
+    def part_rows(
+        self, collection: CollectionState, piece: PartScan, schema: SchemaVersion
     ) -> pa.Table:
         """The updates of one slice, as rows of `schema`."""
         rows = self._part(piece.part, stored_columns_of(piece.written))

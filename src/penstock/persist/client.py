@@ -21,16 +21,22 @@ from penstock.data import TIME, Codec
 from penstock.data.codec import BUILT_IN
 from penstock.durable.steady import SteadyBlob, SteadyStatistics
 from penstock.errors import Fenced, PenstockError, UsageError
-from penstock.persist.collection import AppendTo, Collection, piece_of
-from penstock.persist.collection_change import Also, Grow, WriteTo, operations_of, with_growth
+from penstock.persist.collection import AppendTo, Collection, collection_append
+from penstock.persist.collection_change import (
+    CollectionChange,
+    Grow,
+    WriteTo,
+    operations_of,
+    with_growth,
+)
 from penstock.persist.errors import Closed, CollectionMissing
 from penstock.persist.holds import DurableHold, list_holds
-from penstock.persist.input_validation import Staged, apart, check_frontier, table_of
-from penstock.persist.lock import Baton, check_writer_id
-from penstock.persist.maintenance import Upkeep
+from penstock.persist.input_validation import Staged, check_frontier, split_updates, table_of
+from penstock.persist.lock import LockHandoff, check_writer_id
+from penstock.persist.maintenance import Maintenance
 from penstock.persist.merge.merger import BigMerges
-from penstock.persist.read import FILES_ALONE, Reader
-from penstock.persist.runtime import Workings
+from penstock.persist.read import FILES_ONLY, Reader
+from penstock.persist.runtime import Runtime
 from penstock.persist.schema_check import accept, check_name, codec_of, schema_version
 from penstock.persist.settings import Settings
 from penstock.persist.state import (
@@ -46,9 +52,9 @@ from penstock.persist.state import (
     columns_of,
 )
 from penstock.persist.store import check_not_a_lake, open_store
-from penstock.persist.write import Append, Appended, Committer, Piece, UpperMismatch
+from penstock.persist.write import Append, Appended, CollectionAppend, Committer, UpperMismatch
 
-__all__ = ["Client", "Unsealed", "open", "take_up"]
+__all__ = ["Client", "Unsealed", "attach", "open"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +110,16 @@ def open(
         raise
 
 
-def take_up(baton: Baton, *, settings: Settings | None = None) -> "Client":
+def attach(handoff: LockHandoff, *, settings: Settings | None = None) -> "Client":
     """Go on as the writer that handed over `baton`, in its epoch.
 
     Raises:
         Fenced: another writer has taken the lock meanwhile, or it was released.
     """
     settings = settings or Settings()
-    steady = open_store(baton.url, settings, writing=True)
+    steady = open_store(handoff.url, settings, writing=True)
     try:
-        return Client(steady, settings, writer=baton.writer, hold=True, baton=baton)
+        return Client(steady, settings, writer=handoff.writer, hold=True, handoff=handoff)
     except BaseException:
         steady.close()
         raise
@@ -130,31 +136,31 @@ class Client:
         writer: str | None,
         hold: bool,
         after: int | None = None,
-        baton: Baton | None = None,
+        handoff: LockHandoff | None = None,
         take_over: bool = True,
         pid: int | None = None,
     ) -> None:
-        self._workings = workings = Workings(blob, settings)
+        self._runtime = runtime = Runtime(blob, settings)
         self._blob = blob
         self._settings = settings
-        self._machine = workings.machine
-        self._batches = workings.batches
-        self._closed = workings.closed
+        self._machine = runtime.machine
+        self._batches = runtime.batches
+        self._closed = runtime.closed
         if writer is None:
-            workings.read(hold=hold)
+            runtime.read(hold=hold)
         else:
-            workings.write(writer, after=after, baton=baton, take_over=take_over, pid=pid)
+            runtime.write(writer, after=after, handoff=handoff, take_over=take_over, pid=pid)
         self.reader = Reader(
-            machine=workings.machine,
-            batches=workings.batches,
-            claims=workings.claims,
+            machine=runtime.machine,
+            batches=runtime.batches,
+            claims=runtime.claims,
             settings=settings,
             owns_writer=writer is not None,
-            news=workings.news,
-            ear=workings.ear,
-            closed=workings.closed,
+            wakeups=runtime.wakeups,
+            notifications=runtime.notifications,
+            closed=runtime.closed,
         )
-        self._finalizer = weakref.finalize(self, Workings.close_forgotten, workings)
+        self._finalizer = weakref.finalize(self, Runtime.close_forgotten, runtime)
 
     def __enter__(self) -> "Client":
         return self
@@ -218,7 +224,7 @@ class Client:
         accept(found, wanted, where=self.url)
         if key is not None and value is not None:
             self._batches.codecs[found.id] = (key, value)
-        if found.schemas[-1].codecs != wanted.codecs and self._workings.committer is not None:
+        if found.schemas[-1].codecs != wanted.codecs and self._runtime.committer is not None:
             self._move_codecs(found.id, wanted)
         return Collection(self, found.id, name)
 
@@ -245,23 +251,23 @@ class Client:
         return self.reader.look().listed(hidden=hidden)
 
     def append_all(
-        self, appends: Sequence[AppendTo], also: Sequence[Also] = ()
+        self, appends: Sequence[AppendTo], collection_changes: Sequence[CollectionChange] = ()
     ) -> Appended | UpperMismatch:
         """`compare_and_append` on several collections: all of it or none, uppers included.
 
-        With `also`, what else happens to these or others in the same entry.
+        With `collection_changes`, what else happens to these or others in the same entry.
         """
-        if not appends and not also:
+        if not appends and not collection_changes:
             raise UsageError("append_all was given no collection", hint="Name at least one.")
         if len({append.collection.id for append in appends}) != len(appends):
             raise UsageError(
                 "append_all names a collection twice", hint="Give each its updates once."
             )
-        for named in (*appends, *also):
+        for named in (*appends, *collection_changes):
             self._must_be_ours(named.collection)
         # What is appended to a collection that grows comes in its further schema.
         growing: dict[Collection, list[Grow]] = {}
-        for each in also:
+        for each in collection_changes:
             if isinstance(each, Grow):
                 growing.setdefault(each.collection, []).append(each)
         before = {collection.id: collection.state for collection in growing}
@@ -269,35 +275,38 @@ class Client:
             collection.id: with_growth(before[collection.id], grows).schemas
             for collection, grows in growing.items()
         }
-        pieces: list[Piece] = []
-        for each in also:
+        pieces: list[CollectionAppend] = []
+        for each in collection_changes:
             if isinstance(each, WriteTo):
                 schemas = after.get(each.collection.id)
                 pieces += [
-                    piece_of(each.collection, u, schemas=schemas) for u in apart(each.updates)
+                    collection_append(each.collection, u, schemas=schemas)
+                    for u in split_updates(each.updates)
                 ]
         for append in appends:
             pieces += [
-                piece_of(
+                collection_append(
                     append.collection,
                     updates,
                     expected=append.expected_upper,
                     upper=append.new_upper,
                     schemas=after.get(append.collection.id),
                 )
-                for updates in apart(append.updates)
+                for updates in split_updates(append.updates)
             ]
         work = Append(pieces)
-        if also:
+        if collection_changes:
             versions = {id: len(state.schemas) for id, state in before.items()}
-            work.also = partial(operations_of, also, versions=versions)
-            work.also_of = [each.collection.id for each in also]
+            work.plan_changes = partial(operations_of, collection_changes, versions=versions)
+            work.changed_ids = [each.collection.id for each in collection_changes]
         outcome: Appended | UpperMismatch = self.committer.submit(work).result()
         return outcome
 
     def seal_all(self, uppers: "Mapping[Collection, int]") -> "Future[Appended]":
         """Seal several collections at once."""
-        pieces = [Piece(c.id, upper=check_frontier(upper)) for c, upper in uppers.items()]
+        pieces = [
+            CollectionAppend(c.id, upper=check_frontier(upper)) for c, upper in uppers.items()
+        ]
         if not pieces:
             raise UsageError("seal_all was given no collection", hint="Name at least one.")
         if len({collection.id for collection in uppers}) != len(uppers):
@@ -360,7 +369,7 @@ class Client:
 
         Append what they wrote, as `Staged`, before leaving it.
         """
-        staging = self._upkeep().merger.staging
+        staging = self._maintenance().merger.staging
         id = staging.acquire()
         try:
             yield id
@@ -389,9 +398,7 @@ class Client:
             table_of(table, columns, time=time, collection=collection.name) for table in tables
         )
         version, part_bytes = len(schemas) - 1, self._settings.part_bytes
-        return Staged(
-            self._batches.build_as_they_come(stored, version, staging, part_bytes=part_bytes)
-        )
+        return Staged(self._batches.build_streamed(stored, version, staging, part_bytes=part_bytes))
 
     def difference(
         self,
@@ -411,29 +418,31 @@ class Client:
         """
         self._must_be_ours(collection)
         id, name = collection.id, collection.name
-        with self.reader.claims.claim(id, name, FILES_ALONE) as claim:
+        with self.reader.claims.claim(id, name, FILES_ONLY) as claim:
             state = with_growth(claim.state.collections[id], growing)
             minus = [*state.batches, *(each.batch for each in staged if each.batch is not None)]
             plus = [] if wanted is None or wanted.batch is None else [wanted.batch]
             with self._machine.fence_before_damage():
-                found = self._upkeep().merger.difference(state, minus, plus, staging, time=time)
+                found = self._maintenance().merger.difference(
+                    state, minus, plus, staging, time=time
+                )
         return found if isinstance(found, pa.Table) else Staged(found)
 
-    def hand_over(self, staging: str) -> Baton:
+    def hand_over(self, staging: str) -> LockHandoff:
         """Close without giving the lock back, so that another process can go on in this epoch.
 
         What is written under `staging`, an id in use, can be appended there.
         """
         state = self._machine.state
         assert state.writer is not None
-        baton = Baton(self.url, state.writer.id, state.epoch, staging)
+        handoff = LockHandoff(self.url, state.writer.id, state.epoch, staging)
         if self._finalizer.detach() is not None:
-            self._workings.close(release=False)
-        return baton
+            self._runtime.close(release=False)
+        return handoff
 
     def share_staged(self, batch: Batch) -> None:
         """Keep the ids of `batch` open as if it were about to be linked."""
-        self._upkeep().merger.staging.share([batch])
+        self._maintenance().merger.staging.share([batch])
 
     def hold(self, owner: str) -> DurableHold:
         """The durable hold of `owner`, taken over if another process has it."""
@@ -451,22 +460,22 @@ class Client:
         Raises:
             Fenced: another owner's epoch has begun.
         """
-        if self._workings.committer is None or self._closed.is_set():
+        if self._runtime.committer is None or self._closed.is_set():
             raise self._cannot_write()
         self._machine.refresh()
         self._machine.must_own()
 
     def compact(self) -> None:
         """Do all upkeep now: merge, roll up, let go of what nobody needs."""
-        self._upkeep().compact()
+        self._maintenance().compact()
 
     def delegate_big_merges(self, to: BigMerges | None) -> None:
         """Let merges beyond `merge_bytes` be done by `to`; `penstock.spark.compactor` makes one."""
-        self._upkeep().merger.big = to
+        self._maintenance().merger.big = to
 
-    def upkeep(self) -> None:
+    def run_maintenance(self) -> None:
         """One round of what otherwise happens in the background."""
-        self._upkeep().round()
+        self._maintenance().round()
 
     def close(self) -> None:
         """Finish what was accepted, refuse what comes after, release the lock.
@@ -474,18 +483,18 @@ class Client:
         May be called twice. Raises if the lock could not be released because
         this writer was fenced or broke; everything is closed all the same.
         """
-        if self._workings.committer is not None:
-            self._workings.committer.must_not_be_closed_from_here()
+        if self._runtime.committer is not None:
+            self._runtime.committer.must_not_be_closed_from_here()
         if self._finalizer.detach() is not None:
-            self._workings.close()
+            self._runtime.close()
 
     @property
     def committer(self) -> Committer:
         """Where work is queued; for the collections of this client."""
-        self._workings.must_not_be_forked()
-        if self._workings.committer is None or self._closed.is_set():
+        self._runtime.must_not_be_forked()
+        if self._runtime.committer is None or self._closed.is_set():
             raise self._cannot_write()
-        return self._workings.committer
+        return self._runtime.committer
 
     def _must_be_ours(self, collection: Collection) -> None:
         if collection.client is not self:
@@ -502,10 +511,10 @@ class Client:
             hint='Open it with a writer\'s id: penstock.persist.open(url, writer="…").',
         )
 
-    def _upkeep(self) -> Upkeep:
-        if self._workings.upkeep is None or self._closed.is_set():
+    def _maintenance(self) -> Maintenance:
+        if self._runtime.maintenance is None or self._closed.is_set():
             raise self._cannot_write()
-        return self._workings.upkeep
+        return self._runtime.maintenance
 
     def _named(self, state: State, name: str) -> CollectionState:
         found = state.named(name)

@@ -38,12 +38,19 @@ from penstock.persist.state import (
     State,
     columns_of,
 )
-from penstock.persist.write import Allowed, Allowing, Append, Appended, Piece, UpperMismatch
+from penstock.persist.write import (
+    Allowed,
+    Allowing,
+    Append,
+    Appended,
+    CollectionAppend,
+    UpperMismatch,
+)
 
 if TYPE_CHECKING:
     from penstock.persist.client import Client
 
-__all__ = ["AppendTo", "Collection", "piece_of"]
+__all__ = ["AppendTo", "Collection", "collection_append"]
 
 
 class Collection:
@@ -93,7 +100,7 @@ class Collection:
 
     def seal(self, upper: int) -> "Future[Appended]":
         """Declare all times below `upper` complete, for ever. `END` closes the collection."""
-        return self._submit(Piece(self.id, upper=check_frontier(upper)))
+        return self._submit(CollectionAppend(self.id, upper=check_frontier(upper)))
 
     def compare_and_append(
         self, updates: Updates, expected_upper: int, new_upper: int, *, time: int | None = None
@@ -152,7 +159,7 @@ class Collection:
         files = [each.batch for each in staged if each.batch is not None]
         return self.client.reader.written(self.state, keys, files, growing)
 
-    def kept_files(self) -> AbstractContextManager[CollectionState]:
+    def retained_files(self) -> AbstractContextManager[CollectionState]:
         """For its writer: all that was written, for tasks to read as long as the block lasts."""
         return self.client.reader.files_of(self.state)
 
@@ -185,7 +192,7 @@ class Collection:
         )
         return bool(there)
 
-    def _submit(self, piece: Piece) -> "Future[Any]":
+    def _submit(self, piece: CollectionAppend) -> "Future[Any]":
         return self.client.committer.submit(Append([piece]))
 
     def piece(
@@ -195,9 +202,9 @@ class Collection:
         expected: int | None = None,
         upper: int | None = None,
         time: int | None = None,
-    ) -> Piece:
+    ) -> CollectionAppend:
         """The updates in stored form, checked as far as can be without knowing upper."""
-        return piece_of(self, updates, expected=expected, upper=upper, time=time)
+        return collection_append(self, updates, expected=expected, upper=upper, time=time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +219,7 @@ class AppendTo:
     new_upper: int
 
 
-def piece_of(
+def collection_append(
     collection: Collection,
     updates: Updates,
     *,
@@ -220,7 +227,7 @@ def piece_of(
     upper: int | None = None,
     time: int | None = None,
     schemas: Sequence[SchemaVersion] | None = None,
-) -> Piece:
+) -> CollectionAppend:
     """The updates in stored form, checked as far as can be without knowing upper.
 
     `schemas` are those that the collection will have, if it grows with them.
@@ -237,7 +244,7 @@ def piece_of(
         )
     schemas = state.schemas if schemas is None else schemas
     newest = len(schemas) - 1
-    piece = Piece(collection.id, expected=expected, upper=upper, schema=newest)
+    piece = CollectionAppend(collection.id, expected=expected, upper=upper, schema=newest)
     schema = schemas[newest]
     if isinstance(updates, Staged):
         put_staged(piece, updates.batch)

@@ -1,6 +1,6 @@
 """What an entry may say of collections besides what is appended to them.
 
-    client.append_all([AppendTo(orders, rows, 7, 8)], also=[Grow(orders, wider)])
+    client.append_all([AppendTo(orders, rows, 7, 8)], collection_changes=[Grow(orders, wider)])
 
 All of it or none: each is checked, in order, against the state that the entry
 follows and those before it, and one that is refused leaves nothing written.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from penstock.persist.collection import Collection
 
 __all__ = [
-    "Also",
     "Begin",
+    "CollectionChange",
     "Fail",
     "Grow",
     "Recover",
@@ -101,7 +101,7 @@ class WriteTo:
     """Or a list of tables and `Staged`."""
 
 
-Also: TypeAlias = Begin | Grow | Fail | Recover | Replace | WriteTo
+CollectionChange: TypeAlias = Begin | Grow | Fail | Recover | Replace | WriteTo
 
 
 def with_growth(found: CollectionState, growing: Sequence[Grow]) -> CollectionState:
@@ -118,9 +118,9 @@ def with_growth(found: CollectionState, growing: Sequence[Grow]) -> CollectionSt
 
 
 def operations_of(
-    also: Sequence[Also], state: State, *, versions: Mapping[int, int]
+    changes: Sequence[CollectionChange], state: State, *, versions: Mapping[int, int]
 ) -> list[Operation]:
-    """What the entry says for `also`.
+    """What the entry says for `changes`.
 
     `versions` tells how many schema versions collections had when the updates
     that come with a further one were prepared.
@@ -129,13 +129,13 @@ def operations_of(
         UsageError: one of them may not be said.
     """
     operations: list[Operation] = []
-    for id in {each.collection.id for each in also if isinstance(each, Grow)}:
+    for id in {each.collection.id for each in changes if isinstance(each, Grow)}:
         found = state.collections[id]
         if len(found.schemas) != versions[id]:
             raise UsageError(
                 f'schema of collection "{found.name}" was altered meanwhile', hint="Try again."
             )
-    for each in also:
+    for each in changes:
         found = state.collections[each.collection.id]
         match each:
             case Begin(since=since):

@@ -32,13 +32,13 @@ class LockHeld(UsageError):
             super().__init__(
                 f'location "{where}" is being written by another process of "{writer}"',
                 detail=f"Process {held.pid} of this host runs. It took the lock at "
-                f"{shown_ms(held.taken_ms)}.",
+                f"{format_ms(held.taken_ms)}.",
                 hint=f"Stop it: kill {held.pid}. Or replace it: --take-over.",
             )
         else:
             super().__init__(
                 f'location "{where}" is being written by "{held.id}"',
-                detail=f'"{held.id}" took the lock at {shown_ms(held.taken_ms)}, process '
+                detail=f'"{held.id}" took the lock at {format_ms(held.taken_ms)}, process '
                 f'{held.pid} on "{held.host}". "{writer}" may not take it over; only the same id '
                 "may.",
                 hint=f'Stop that writer, or, if it is dead, run: penstock release "{where}"',
@@ -207,6 +207,6 @@ class HoldLost(PenstockError):
         )
 
 
-def shown_ms(ms: int) -> str:
+def format_ms(ms: int) -> str:
     """A wall-clock time as people read it."""
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds")

@@ -1,7 +1,7 @@
 """What callers hand in, checked and brought into stored form.
 
 Bad input stops here, before anything is queued: an update of the wrong shape,
-a time that is none, a row that does not fit. What passes is a `Piece` for the
+a time that is none, a row that does not fit. What passes is a `CollectionAppend` for the
 commit queue. Whether its times lie at or past upper only the queue can tell.
 """
 
@@ -19,20 +19,20 @@ from penstock.data.codec import BUILT_IN
 from penstock.data.lossless import contains_forbidden_nulls
 from penstock.errors import UsageError
 from penstock.persist.state import END, Batch
-from penstock.persist.write import Loose, Piece
+from penstock.persist.write import CollectionAppend, Loose
 from penstock.progress.time import parse_time
 
 __all__ = [
     "Staged",
     "Updates",
-    "apart",
     "check_as_of",
     "check_frontier",
-    "columns_shown",
     "put_pairs",
     "put_rows",
     "put_staged",
     "put_table",
+    "render_columns",
+    "split_updates",
     "table_of",
 ]
 
@@ -53,7 +53,7 @@ class Staged:
 Updates: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Any] | Staged
 
 
-def apart(updates: Updates) -> list[Updates]:
+def split_updates(updates: Updates) -> list[Updates]:
     """Each of several tables and files; or all updates, if they are given one by one."""
     if isinstance(updates, list | tuple) and updates:
         kinds = pa.Table | pa.RecordBatch | Staged
@@ -63,7 +63,7 @@ def apart(updates: Updates) -> list[Updates]:
 
 
 def put_pairs(
-    piece: Piece,
+    piece: CollectionAppend,
     updates: Iterable[Any],
     codecs: tuple[Codec, Codec],
     columns: pa.Schema,
@@ -91,7 +91,9 @@ def put_pairs(
     _put_loose(piece, [keys, values], times, diffs, columns, collection=collection)
 
 
-def put_rows(piece: Piece, updates: Iterable[Any], columns: pa.Schema, *, collection: str) -> None:
+def put_rows(
+    piece: CollectionAppend, updates: Iterable[Any], columns: pa.Schema, *, collection: str
+) -> None:
     """Rows as dicts."""
     rows: list[Any] = []
     times: list[int] = []
@@ -128,7 +130,7 @@ def put_rows(piece: Piece, updates: Iterable[Any], columns: pa.Schema, *, collec
     put_table(piece, pa.Table.from_arrays(arrays, schema=stored_schema(columns)))
 
 
-def put_table(piece: Piece, rows: pa.Table) -> None:
+def put_table(piece: CollectionAppend, rows: pa.Table) -> None:
     """Rows in stored form."""
     if rows.num_rows == 0:
         return
@@ -138,7 +140,7 @@ def put_table(piece: Piece, rows: pa.Table) -> None:
     piece.size = rows.nbytes
 
 
-def put_staged(piece: Piece, batch: Batch | None) -> None:
+def put_staged(piece: CollectionAppend, batch: Batch | None) -> None:
     """Files that wait to be linked."""
     if batch is None:
         return
@@ -205,13 +207,13 @@ def check_as_of(as_of: int | datetime) -> int:
     return as_of
 
 
-def columns_shown(columns: pa.Schema) -> str:
+def render_columns(columns: pa.Schema) -> str:
     """The columns of a schema, for people."""
     return ", ".join(f"{field.name} {field.type}" for field in columns)
 
 
 def _put_loose(
-    piece: Piece,
+    piece: CollectionAppend,
     columns: list[list[Any]],
     times: list[int],
     diffs: list[int],

@@ -22,7 +22,7 @@ from penstock.persist.state import OpenStaging, Operation, State, TakeEpoch, Wri
 from penstock.persist.store import open_store
 
 __all__ = [
-    "Baton",
+    "LockHandoff",
     "check_lock",
     "check_writer_id",
     "lives",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Baton:
+class LockHandoff:
     """A writer's lock on its way from one process to another, with the files it waits for."""
 
     url: str

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from penstock.data import TIME, advance, conform, consolidate, from_ipc
 from penstock.errors import UsageError
-from penstock.persist.batch import Batches, Slice, defaults_of, slices_of
+from penstock.persist.batch import Batches, PartScan, defaults_of, part_scans_of
 from penstock.persist.state import (
     END,
     Batch,
@@ -32,7 +32,7 @@ from penstock.persist.state import (
     stored_columns_of,
 )
 
-__all__ = ["Wanted", "matching_rows", "written_rows"]
+__all__ = ["LookupKeys", "matching_rows", "written_rows"]
 
 Positions = npt.NDArray[np.int64]
 
@@ -46,7 +46,7 @@ _NUMBERED: Final = (
 """Types that Arrow and Parquet keep as the same signed integers, in the same order."""
 
 
-class Wanted:
+class LookupKeys:
     """Keys that are looked up."""
 
     def __init__(
@@ -142,10 +142,10 @@ def written_rows(
     Added up, with `mz_diff`; `keys` has any columns of the collection.
     """
     schema = collection.schemas[-1]
-    wanted = Wanted(keys, schema, collection=collection.name, by=keys.column_names)
+    wanted = LookupKeys(keys, schema, collection=collection.name, by=keys.column_names)
     found = [stored_columns_of(schema).empty_table()]
     for batch in (*collection.batches, *staged):
-        for piece in slices_of(collection, batch):
+        for piece in part_scans_of(collection, batch):
             found += matching_rows(batches, collection, piece, schema, wanted)
     return consolidate(advance(pa.concat_tables(found), END - 1)).drop_columns([TIME])
 
@@ -153,9 +153,9 @@ def written_rows(
 def matching_rows(
     batches: Batches,
     collection: CollectionState,
-    piece: Slice,
+    piece: PartScan,
     schema: SchemaVersion,
-    wanted: Wanted,
+    wanted: LookupKeys,
 ) -> Iterator[pa.Table]:
     """The updates of one slice that have a wanted key, as rows of `schema`."""
     written = stored_columns_of(piece.written)
@@ -196,9 +196,9 @@ def matching_rows(
 def _matches(
     keys: pa.Table,
     collection: CollectionState,
-    piece: Slice,
+    piece: PartScan,
     schema: SchemaVersion,
-    wanted: Wanted,
+    wanted: LookupKeys,
 ) -> Positions:
     """Which rows count by their time and have a wanted key."""
     within: Positions | None = None

@@ -25,12 +25,12 @@ from penstock.persist.state import (
 )
 from penstock.telemetry import fields, logger
 
-__all__ = ["Upkeep"]
+__all__ = ["Maintenance"]
 
 log = logger("persist")
 
 
-class Upkeep:
+class Maintenance:
     """Keeps a location in shape on behalf of its writer."""
 
     def __init__(

@@ -19,7 +19,7 @@ from typing import Final
 
 from penstock.telemetry import fields, logger
 
-__all__ = ["Bell", "Ear", "News"]
+__all__ = ["NotificationListener", "Notifier", "Wakeups"]
 
 log = logger("persist")
 
@@ -28,7 +28,7 @@ _RING: Final = struct.Struct("<Q")
 READERS_AT_MOST: Final = 256
 
 
-class News:
+class Wakeups:
     """Wakes every listener of one client."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class News:
                     event.set()
 
 
-class Bell:
+class Notifier:
     """The writer's end."""
 
     def __init__(self, host: str) -> None:
@@ -149,11 +149,11 @@ class Bell:
         reader.close()
 
 
-class Ear:
+class NotificationListener:
     """A reader's end: passes on what the writer rings."""
 
-    def __init__(self, news: News) -> None:
-        self._news = news
+    def __init__(self, wakeups: Wakeups) -> None:
+        self._wakeups = wakeups
         self._lock = threading.Lock()
         self._address = ""
         self._line: socket.socket | None = None
@@ -187,13 +187,13 @@ class Ear:
     def _listen(self, line: socket.socket, address: str) -> None:
         with contextlib.suppress(OSError):
             while line.recv(4096):
-                self._news.tell()
+                self._wakeups.tell()
         with self._lock:
             if self._address == address:
                 self._address, self._line = "", None
                 self._failed = address
         line.close()
-        self._news.tell()
+        self._wakeups.tell()
 
     def _hang_up(self) -> None:
         if self._line is not None:

@@ -23,8 +23,8 @@ __all__ = [
     "hold_key",
     "hold_of",
     "hold_prefix",
+    "marker_key",
     "number_of",
-    "proof_key",
     "rollup_key",
     "staging_of",
 ]
@@ -44,7 +44,7 @@ def batch_key(staging: str, name: str) -> str:
     return f"{BATCHES}{staging}/{name}.parquet"
 
 
-def proof_key(staging: str, name: str) -> str:
+def marker_key(staging: str, name: str) -> str:
     """What shows tasks that files under a staging id will be found."""
     return f"{BATCHES}{staging}/{name}.proof"
 

@@ -21,14 +21,14 @@ from msgspec import structs
 
 from penstock.data import DIFF, TIME, Codec, advance, consolidate
 from penstock.errors import Corruption, InternalError, UsageError
-from penstock.persist.batch import Batches, slices_of
+from penstock.persist.batch import Batches, part_scans_of
 from penstock.persist.collection_change import Grow, with_growth
 from penstock.persist.errors import Closed
 from penstock.persist.holds import Claims
-from penstock.persist.lookup import Wanted, matching_rows, written_rows
+from penstock.persist.lookup import LookupKeys, matching_rows, written_rows
 from penstock.persist.machine import Machine
 from penstock.persist.merge.merger import distinct
-from penstock.persist.notify import Ear, News
+from penstock.persist.notify import NotificationListener, Wakeups
 from penstock.persist.readability import check_changes, check_contents, check_since, reachable
 from penstock.persist.settings import Settings
 from penstock.persist.state import (
@@ -42,9 +42,9 @@ from penstock.persist.state import (
 )
 from penstock.progress import Update
 
-__all__ = ["FILES_ALONE", "Changes", "Listener", "Reader", "Snapshot"]
+__all__ = ["FILES_ONLY", "Changes", "Listener", "Reader", "Snapshot"]
 
-FILES_ALONE: Final = END
+FILES_ONLY: Final = END
 """Claims the files of a state and no history: wherever since moves, they are kept.
 
 For the writer, who adds up all there is and does not care what it was as of some time.
@@ -101,8 +101,8 @@ class Reader:
     claims: Claims
     settings: Settings
     owns_writer: bool
-    news: News
-    ear: Ear
+    wakeups: Wakeups
+    notifications: NotificationListener
     closed: threading.Event
 
     def look(self) -> State:
@@ -128,13 +128,13 @@ class Reader:
             current = claim.state.collections[id]
             check_contents(current, as_of)
             schema = schema_as_of(current, as_of)
-            wanted = Wanted(keys, schema, collection=name)
+            wanted = LookupKeys(keys, schema, collection=name)
             found = [stored_columns_of(schema).empty_table()]
             for batch in current.batches:
                 if batch.lower > as_of:
                     continue
                 with self._overtaking_told(current, batch):
-                    for piece in slices_of(current, batch, upper=as_of + 1):
+                    for piece in part_scans_of(current, batch, upper=as_of + 1):
                         found += matching_rows(self.batches, current, piece, schema, wanted)
         rows = advance(pa.concat_tables(found), as_of)
         if not distinct(rows, schema.key, since=as_of):  # Mostly there is nothing to add up.
@@ -160,24 +160,24 @@ class Reader:
         Added up, with `mz_diff`. For the writer, who goes on from it whatever readers may see.
         """
         id, name = collection.id, collection.name
-        with self.claims.claim(id, name, FILES_ALONE) as claim:
+        with self.claims.claim(id, name, FILES_ONLY) as claim:
             current = with_growth(claim.state.collections[id], growing)
             return written_rows(self.batches, current, keys, staged)
 
     @contextmanager
     def files_of(self, collection: CollectionState) -> Iterator[CollectionState]:
         """All that was written, sealed or not, whose files stay until the end of the block."""
-        with self.claims.claim(collection.id, collection.name, FILES_ALONE) as claim:
+        with self.claims.claim(collection.id, collection.name, FILES_ONLY) as claim:
             yield claim.state.collections[collection.id]
 
     def parts(self, collection: CollectionState, staged: Sequence[Batch]) -> Iterator[pa.Table]:
         """All that was written, sealed or not, and `staged` too, a part at a time, in order."""
         id, name = collection.id, collection.name
-        with self.claims.claim(id, name, FILES_ALONE) as claim:
+        with self.claims.claim(id, name, FILES_ONLY) as claim:
             current = claim.state.collections[id]
             for batch in (*current.batches, *staged):
-                for piece in slices_of(current, batch):
-                    yield self.batches.slice_rows(current, piece, current.schemas[-1])
+                for piece in part_scans_of(current, batch):
+                    yield self.batches.part_rows(current, piece, current.schemas[-1])
 
     def rows(
         self, collection: CollectionState, schema: SchemaVersion, *, lower: int, upper: int
@@ -266,8 +266,8 @@ class Listener:
         self._claim = self._stack.enter_context(
             reader.claims.claim(self._id, self._name, max(as_of, 0))
         )
-        self._news = reader.news.subscribe()
-        self._stack.callback(reader.news.unsubscribe, self._news)
+        self._wakeups = reader.wakeups.subscribe()
+        self._stack.callback(reader.wakeups.unsubscribe, self._wakeups)
         self._checked_ms = reader.settings.clock.boot_ms()
 
     @property
@@ -309,7 +309,7 @@ class Listener:
         deadline = None if timeout_ms is None else clock.boot_ms() + timeout_ms
         while True:
             # Cleared before looking: a ring between the look and the wait is not missed.
-            self._news.clear()
+            self._wakeups.clear()
             state = self._look()
             collection = state.collections.get(self._id)
             if collection is None:
@@ -334,8 +334,8 @@ class Listener:
                 if left <= 0:
                     return None
             if not reader.owns_writer and state.writer is not None:
-                reader.ear.attend(state.writer.address, state.location)
-            clock.wait(self._news, left)
+                reader.notifications.attend(state.writer.address, state.location)
+            clock.wait(self._wakeups, left)
 
     def _look(self) -> State:
         reader = self._reader

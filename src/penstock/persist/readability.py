@@ -61,7 +61,7 @@ def check_changes(collection: CollectionState, lower: int, upper: int) -> None:
             f'changes of collection "{collection.name}" cannot be read from {lower} to {upper}',
             hint="Let the interval [lower, upper) begin before it ends.",
         )
-    if lower < collection.tells_from:
+    if lower < collection.first_exact_time:
         raise _since_error(collection, lower - 1, lower=lower)
     if upper > collection.upper:
         _check_not_replaced(collection)

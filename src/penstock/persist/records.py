@@ -212,7 +212,7 @@ class CollectionState(Struct, frozen=True, omit_defaults=True):
         return self.since == self.begins
 
     @property
-    def tells_from(self) -> int:
+    def first_exact_time(self) -> int:
         """From which time on updates have the times they were written at."""
         return self.since + 1 if self.since else 0
 

@@ -36,7 +36,7 @@ __all__ = [
     "answer",
     "ask",
     "forget_old_answers",
-    "is_still_asked",
+    "is_pending",
     "requests",
 ]
 
@@ -193,7 +193,7 @@ def requests(blob: Blob, *, now_ms: int) -> list[Request]:
     return found
 
 
-def is_still_asked(blob: Blob, request: Request, *, now_ms: int) -> bool:
+def is_pending(blob: Blob, request: Request, *, now_ms: int) -> bool:
     """Whether whoever asked waits for it still; for who comes to it long after it was heard."""
     return not request.is_late(now_ms) and blob.get(ASKS + request.id) is not None
 

@@ -21,23 +21,23 @@ from penstock.failpoints import Failpoint, hit
 from penstock.persist.batch import Batches
 from penstock.persist.gc import Collector
 from penstock.persist.holds import Claims, LeasedClaims, LocalClaims, NoClaims
-from penstock.persist.lock import Baton, take_lock
+from penstock.persist.lock import LockHandoff, take_lock
 from penstock.persist.machine import Machine
-from penstock.persist.maintenance import Upkeep
+from penstock.persist.maintenance import Maintenance
 from penstock.persist.merge.merger import Merger
-from penstock.persist.notify import Bell, Ear, News
+from penstock.persist.notify import NotificationListener, Notifier, Wakeups
 from penstock.persist.settings import Settings
 from penstock.persist.staging import Staging
 from penstock.persist.state import Release
 from penstock.persist.write import Committer
 from penstock.telemetry import fields, logger
 
-__all__ = ["Workings"]
+__all__ = ["Runtime"]
 
 log = logger("persist")
 
 
-class Workings:
+class Runtime:
     """All of it. Nothing here knows the client."""
 
     def __init__(self, blob: SteadyBlob, settings: Settings) -> None:
@@ -46,12 +46,12 @@ class Workings:
         self.machine = Machine(blob, settings)
         cache = CachedBlob(blob, bound_bytes=settings.cache_bytes)
         self.batches = Batches(blob, cache, settings)
-        self.news = News()
-        self.ear = Ear(self.news)
+        self.wakeups = Wakeups()
+        self.notifications = NotificationListener(self.wakeups)
         self.closed = threading.Event()
         self.claims: Claims
-        self.bell: Bell | None = None
-        self.upkeep: Upkeep | None = None
+        self.notifier: Notifier | None = None
+        self.maintenance: Maintenance | None = None
         self.committer: Committer | None = None
         self._pid = os.getpid()
 
@@ -70,7 +70,7 @@ class Workings:
         writer: str,
         *,
         after: int | None,
-        baton: Baton | None,
+        handoff: LockHandoff | None,
         take_over: bool,
         pid: int | None,
     ) -> None:
@@ -83,10 +83,10 @@ class Workings:
         blob, settings = self.blob, self.settings
         probe(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
         self.machine.load()
-        self.bell = bell = _bell(settings.notify)
+        self.notifier = notifier = _bell(settings.notify)
         try:
-            if baton is None:
-                address = bell.address if bell else ""
+            if handoff is None:
+                address = notifier.address if notifier else ""
                 take_lock(
                     self.machine,
                     settings,
@@ -98,12 +98,12 @@ class Workings:
                     pid=pid,
                 )
             else:
-                self.machine.adopt(baton.epoch)
+                self.machine.adopt(handoff.epoch)
         except BaseException:
-            if bell is not None:
-                bell.close()
+            if notifier is not None:
+                notifier.close()
             raise
-        self._start_writing(bell, None if baton is None else baton.staging)
+        self._start_writing(notifier, None if handoff is None else handoff.staging)
 
     def close(self, *, release: bool = True) -> None:
         """Finish what was accepted, and end everything; with `release` give the lock back."""
@@ -113,15 +113,15 @@ class Workings:
             self.committer.close()
         self.closed.set()
         try:
-            if self.upkeep is not None:
-                self.upkeep.stop()
+            if self.maintenance is not None:
+                self.maintenance.stop()
             self.claims.close()
             if release:
                 self._release()
         finally:
-            self.ear.close()
-            if self.bell is not None:
-                self.bell.close()
+            self.notifications.close()
+            if self.notifier is not None:
+                self.notifier.close()
             self.blob.close()
 
     def close_forgotten(self) -> None:
@@ -139,24 +139,24 @@ class Workings:
                 hint="Open the location again in the child process.",
             )
 
-    def _start_writing(self, bell: Bell | None, adopted: str | None) -> None:
-        machine, settings, news = self.machine, self.settings, self.news
+    def _start_writing(self, notifier: Notifier | None, adopted: str | None) -> None:
+        machine, settings, wakeups = self.machine, self.settings, self.wakeups
         epoch = machine.epoch
         assert epoch is not None
         staging = Staging(epoch, adopted)
         claims = LocalClaims(machine, settings)
         collector = Collector(machine, claims, settings)
-        if bell is not None:
-            bell.start(machine.state.location)
+        if notifier is not None:
+            notifier.start(machine.state.location)
 
         def wake(seqno: int) -> None:
-            news.tell()
-            if bell is not None:
-                bell.ring(seqno)
+            wakeups.tell()
+            if notifier is not None:
+                notifier.ring(seqno)
 
         self.claims = claims
         merger = Merger(self.batches, staging, settings)
-        self.upkeep = Upkeep(machine, merger, collector, settings)
+        self.maintenance = Maintenance(machine, merger, collector, settings)
         self.committer = Committer(
             machine, self.batches, staging, allow=collector.allow_and_settle, wake=wake
         )
@@ -171,14 +171,14 @@ class Workings:
                 extra=fields(location=self.blob.name, collections=left),
             )
         if settings.background:
-            self.upkeep.start()
+            self.maintenance.start()
 
     def _release(self) -> None:
-        if self.committer is None or self.upkeep is None:
+        if self.committer is None or self.maintenance is None:
             return
         if self.committer.broken is not None:
             raise self.committer.broken
-        upkeep = self.upkeep
+        upkeep = self.maintenance
         if upkeep.entries_since_rollup() >= 16:
             try:
                 upkeep.roll_up()
@@ -189,12 +189,12 @@ class Workings:
         hit(Failpoint.RELEASE_DONE)
 
 
-def _bell(address: str) -> Bell | None:
+def _bell(address: str) -> Notifier | None:
     """What wakes listeners of other processes, if it can; they poll all the same."""
     if not address:
         return None
     try:
-        return Bell(address)
+        return Notifier(address)
     except OSError as error:
         log.warning("listeners cannot be woken", extra=fields(address=address, error=str(error)))
         return None

@@ -21,7 +21,7 @@ from penstock.persist.errors import HoldLost
 from penstock.persist.holds import Claim
 from penstock.persist.settings import Settings
 
-__all__ = ["Reading", "Readings"]
+__all__ = ["ScanHold", "ScanHolds"]
 
 
 TRIES: Final = 3
@@ -39,7 +39,7 @@ class _Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ScanHold:
     """A claim on one collection, kept until it is released."""
 
     client: Client
@@ -48,7 +48,7 @@ class Reading:
     """May be called twice."""
 
 
-class Readings:
+class ScanHolds:
     """All readings of this process."""
 
     def __init__(self, settings: Settings) -> None:
@@ -56,7 +56,7 @@ class Readings:
         self._lock = threading.RLock()
         self._shared: list[_Shared] = []
 
-    def begin(self, url: str, collection: int, name: str, since: int, *, hold: bool) -> Reading:
+    def begin(self, url: str, collection: int, name: str, since: int, *, hold: bool) -> ScanHold:
         """Claim a collection of the storage location at `url` from `since` on.
 
         Raises:
@@ -85,7 +85,7 @@ class Readings:
                 counts[shared.url] = counts.get(shared.url, 0) + shared.users
             return counts
 
-    def _begin(self, url: str, collection: int, name: str, since: int, hold: bool) -> Reading:
+    def _begin(self, url: str, collection: int, name: str, since: int, hold: bool) -> ScanHold:
         with ExitStack() as stack:
             shared = self._enter(url, hold)
             stack.callback(self._leave, shared)
@@ -99,7 +99,7 @@ class Readings:
                 shared.lost = True
                 raise
             kept = stack.pop_all()
-        return Reading(shared.client, claim, kept.close)
+        return ScanHold(shared.client, claim, kept.close)
 
     def _enter(self, url: str, hold: bool) -> _Shared:
         with self._lock:

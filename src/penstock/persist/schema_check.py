@@ -14,7 +14,7 @@ from penstock.data.codec import BUILT_IN
 from penstock.data.collection_name import has_controls
 from penstock.data.schema import default_row
 from penstock.errors import UsageError
-from penstock.persist.input_validation import columns_shown
+from penstock.persist.input_validation import render_columns
 from penstock.persist.state import CollectionState, SchemaVersion, columns_of, is_hidden
 
 __all__ = ["accept", "check_name", "codec_of", "grown", "schema_version"]
@@ -166,4 +166,4 @@ def _stream_of(row: pa.RecordBatch) -> bytes:
 
 
 def _shown(schema: SchemaVersion) -> str:
-    return f"{columns_shown(columns_of(schema))} with key {', '.join(schema.key) or 'none'}"
+    return f"{render_columns(columns_of(schema))} with key {', '.join(schema.key) or 'none'}"

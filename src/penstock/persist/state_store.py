@@ -12,7 +12,7 @@ from typing import Any, Final
 from penstock import persist
 from penstock.errors import InternalError
 
-__all__ = ["FAILURE", "PAUSED", "Memory"]
+__all__ = ["FAILURE", "PAUSED", "StateStore"]
 
 PAUSED: Final = "paused"
 """The note that a task is not to run until somebody says so."""
@@ -23,7 +23,7 @@ FAILURE: Final = "failure"
 Update = tuple[tuple[str, Any], int, int]
 
 
-class Memory:
+class StateStore:
     """The notes of one source, or of one materialization."""
 
     def __init__(self, client: persist.Client, owner: str) -> None:
@@ -40,7 +40,7 @@ class Memory:
                 name, value = update.data
                 self._known[name] = value
 
-    def recall(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         """What is remembered under `name`, or None."""
         return self._known.get(name)
 
@@ -48,7 +48,7 @@ class Memory:
         """All names, in order."""
         return sorted(self._known)
 
-    def write_down(self, values: Mapping[str, Any]) -> None:
+    def put(self, values: Mapping[str, Any]) -> None:
         """Make `values` durable now, in one step; None forgets a name."""
         with self.lock:
             time = self.upper

@@ -49,7 +49,7 @@ from penstock.persist.state import (
 )
 from penstock.telemetry import fields, logger
 
-__all__ = ["Allowed", "Appended", "Committer", "Loose", "Piece", "UpperMismatch"]
+__all__ = ["Allowed", "Appended", "CollectionAppend", "Committer", "Loose", "UpperMismatch"]
 
 log = logger("persist")
 
@@ -97,7 +97,7 @@ Updates: TypeAlias = Loose | pa.Table | None
 
 
 @dataclass(slots=True)
-class Piece:
+class CollectionAppend:
     """What one call asks of one collection: updates, a new upper, or both."""
 
     collection: int
@@ -123,16 +123,16 @@ class Append:
     With `also` it has an entry of its own, which says more than that.
     """
 
-    pieces: list[Piece]
+    pieces: list[CollectionAppend]
     future: "Future[Any]" = field(default_factory=Future)
-    also: Callable[[State], Sequence[Operation]] | None = None
+    plan_changes: Callable[[State], Sequence[Operation]] | None = None
     """What else the entry says, or an error if it may not."""
 
-    also_of: list[int] = field(default_factory=list)
+    changed_ids: list[int] = field(default_factory=list)
     """The collections of which it says more."""
 
     def touches(self) -> list[int]:
-        return [*self.also_of, *(piece.collection for piece in self.pieces)]
+        return [*self.changed_ids, *(piece.collection for piece in self.pieces)]
 
 
 @dataclass(slots=True)
@@ -281,7 +281,7 @@ class Committer:
         size = 0
         while self._queue and size < GROUP_BYTES:
             work = self._queue[0]
-            alone = isinstance(work, Append) and work.also is not None
+            alone = isinstance(work, Append) and work.plan_changes is not None
             if isinstance(work, Control) or (group and alone):
                 break
             self._queue.popleft()
@@ -486,13 +486,13 @@ def _judge(work: Append, state: State, uppers: dict[int, int]) -> tuple[Any, Seq
             return UpperMismatch(collection.name, upper), ()
     also: Sequence[Operation] = ()
     reached = 0
-    if work.also is not None:
+    if work.plan_changes is not None:
         try:
-            also = work.also(state)
+            also = work.plan_changes(state)
         except UsageError as error:
             return error, ()
         state = foreseen(state, also)
-        reached = state.collections[work.also_of[-1]].upper
+        reached = state.collections[work.changed_ids[-1]].upper
     for piece in work.pieces:
         collection = state.collections[piece.collection]
         upper = uppers.get(piece.collection, collection.upper)
@@ -502,7 +502,7 @@ def _judge(work: Append, state: State, uppers: dict[int, int]) -> tuple[Any, Seq
     return Appended(reached), also
 
 
-def _refusal(piece: Piece, collection: CollectionState, upper: int) -> UsageError | None:
+def _refusal(piece: CollectionAppend, collection: CollectionState, upper: int) -> UsageError | None:
     if collection.successor:
         return CollectionReplaced(collection.name, at=collection.upper)
     if piece.upper is not None and piece.upper < upper:

@@ -40,10 +40,10 @@ from penstock.persist.requests import (
     Request,
     answer,
     forget_old_answers,
-    is_still_asked,
+    is_pending,
     requests,
 )
-from penstock.persist.state_store import FAILURE, PAUSED, Memory
+from penstock.persist.state_store import FAILURE, PAUSED, StateStore
 from penstock.persist.store import open_store
 from penstock.pipeline.file import Pipeline
 from penstock.progress.time import describe_time
@@ -383,13 +383,13 @@ class _Kept:
 
     def _is_idle(self, client: persist.Client) -> bool:
         """Whether somebody must say that it may run."""
-        memory = Memory(client, self.task.name)
-        if memory.recall(PAUSED):
+        memory = StateStore(client, self.task.name)
+        if memory.get(PAUSED):
             self.state, self.error = PAUSED, None
         if self.state in (PAUSED, "stopped"):
             return True
-        if memory.recall(FAILURE):
-            memory.write_down({FAILURE: None})
+        if memory.get(FAILURE):
+            memory.put({FAILURE: None})
         return False
 
     def _rest(self, client: persist.Client) -> None:
@@ -420,7 +420,7 @@ class _Kept:
             if not isinstance(error, Fenced) and not self._is_restarted(error, once=once):
                 failure = {"kind": self.task.kind, **_described(error)}
                 with suppress(PenstockError):
-                    Memory(client, self.task.name).write_down(
+                    StateStore(client, self.task.name).put(
                         {FAILURE: {**failure, "at_ms": self._clock.now_ms()}}
                     )
             raise
@@ -543,7 +543,7 @@ class _Kept:
         beside = self._beside()
         try:
             # The task may have come to this long after it was asked, and they have gone.
-            if not is_still_asked(beside, request, now_ms=self._clock.now_ms()):
+            if not is_pending(beside, request, now_ms=self._clock.now_ms()):
                 return
             try:
                 self._obey(request, client)
@@ -569,9 +569,9 @@ class _Kept:
     def _obey(self, request: Request, client: persist.Client) -> None:
         match request.verb:
             case "pause":
-                Memory(client, self.task.name).write_down({PAUSED: True})
+                StateStore(client, self.task.name).put({PAUSED: True})
             case "resume":
-                Memory(client, self.task.name).write_down({PAUSED: None})
+                StateStore(client, self.task.name).put({PAUSED: None})
                 self.state, self.error = "starting", None
             case "drop":
                 self.task.drop(client, request.keep_target)

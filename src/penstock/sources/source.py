@@ -9,7 +9,7 @@ its position upstream.
     open ─► probe ─► read_into ─► (the loop commits the tick) ─► committed ─► probe …
 
 A source knows nothing of the timeline, of storage or of Spark. The loop passes it a
-`TickTransaction`, a `Memory` and a `SnapshotLoader`.
+`TickTransaction`, a `StateStore` and a `SnapshotLoader`.
 """
 
 import threading
@@ -26,7 +26,6 @@ __all__ = [
     "CollectionOutline",
     "ComparisonFailed",
     "Frontier",
-    "Memory",
     "Probe",
     "Scan",
     "ScanOutput",
@@ -35,6 +34,7 @@ __all__ = [
     "SnapshotLoader",
     "Source",
     "Split",
+    "StateStore",
     "TickTransaction",
 ]
 
@@ -68,10 +68,10 @@ class Probe:
         return self.frontier if self.reached is None else self.reached
 
 
-class Memory(Protocol):
+class StateStore(Protocol):
     """State of a source for its next start: JSON values by key."""
 
-    def recall(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         """Return the value of a key, or None."""
         ...
 
@@ -79,7 +79,7 @@ class Memory(Protocol):
         """Return all keys in order."""
         ...
 
-    def write_down(self, values: Mapping[str, Any]) -> None:
+    def put(self, values: Mapping[str, Any]) -> None:
         """Make `values` durable now and atomically; None deletes a key."""
         ...
 
@@ -330,7 +330,7 @@ class Source(Protocol):
         """Make every wait raise a TransientError when `stop` is set. Called once."""
         ...
 
-    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
+    def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
         """Connect and prepare to resume from `bound`; None at the first start.
 
         Raises:
@@ -398,14 +398,14 @@ class Source(Protocol):
         """
         ...
 
-    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+    def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
         """Drop the parts that the file no longer names, after `destroy` of their collections.
 
         Called on a source that is not open. Idempotent.
         """
         ...
 
-    def drop(self, memory: Memory) -> None:
+    def drop(self, memory: StateStore) -> None:
         """Drop everything that was created upstream.
 
         Called on a source that is not open. Idempotent: a missing object is no error.

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import PenstockError, TransientError
-from penstock.sources.source import Frontier, Memory, Probe, SnapshotLoader, TickTransaction
+from penstock.sources.source import Frontier, Probe, SnapshotLoader, StateStore, TickTransaction
 
 __all__ = ["ScriptedSource"]
 
@@ -67,7 +67,7 @@ class ScriptedSource:
         """Keep it."""
         self.stop = stop
 
-    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
+    def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
         """Go on from `bound`."""
         self._trip("open")
         self.opened.append(bound)
@@ -133,10 +133,10 @@ class ScriptedSource:
     def check(self) -> None:
         """As `Source` has it."""
 
-    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+    def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
         """As `Source` has it."""
 
-    def drop(self, memory: Memory) -> None:
+    def drop(self, memory: StateStore) -> None:
         """As `Source` has it."""
         self.dropped = True
 

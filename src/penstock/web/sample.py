@@ -17,8 +17,8 @@ from penstock.data import DIFF, TIME, advance, consolidate
 from penstock.data.schema import label_of
 from penstock.errors import UsageError
 from penstock.persist import Collection
-from penstock.persist.batch import Batches, Slice, slices_of
-from penstock.persist.lookup import Wanted, matching_rows
+from penstock.persist.batch import Batches, PartScan, part_scans_of
+from penstock.persist.lookup import LookupKeys, matching_rows
 from penstock.persist.readability import check_contents
 from penstock.persist.scan.plan import SnapshotScan, scan_snapshot
 from penstock.persist.state import (
@@ -81,10 +81,10 @@ def latest_changes(collection: Collection, limit: int) -> dict[str, Any]:
         whole = pc.sum(pc.greater_equal(rows.column(TIME), batch.upper)).as_py() or 0
         if whole >= limit:
             break
-        for piece in slices_of(state, batch, lower=lower, upper=upper):
+        for piece in part_scans_of(state, batch, lower=lower, upper=upper):
             if batch.upper <= lower or batch.lower >= upper or _older(batches, piece, lower):
                 continue
-            more = batches.slice_rows(state, piece, schema)
+            more = batches.part_rows(state, piece, schema)
             within = pc.and_(
                 pc.greater_equal(more.column(TIME), lower), pc.less(more.column(TIME), upper)
             )
@@ -106,9 +106,9 @@ def _some_rows(collection: Collection, state: CollectionState, as_of: int, limit
         )
     batches = collection.client.reader.batches
     keys = _candidates(batches, scan, limit * CANDIDATES)
-    wanted = Wanted(keys, scan.schema, collection=collection.name, by=scan.key)
+    wanted = LookupKeys(keys, scan.schema, collection=collection.name, by=scan.key)
     found = [stored_columns_of(scan.schema).empty_table()]
-    for piece in (*scan.base, *scan.rest):
+    for piece in (*scan.base, *scan.deltas):
         found += matching_rows(batches, state, piece, scan.schema, wanted)
     rows = consolidate(advance(pa.concat_tables(found), as_of))
     return rows.sort_by([(name, "ascending") for name in scan.key])
@@ -118,8 +118,8 @@ def _candidates(batches: Batches, scan: SnapshotScan, limit: int) -> pa.Table:
     """The keys of the first rows there are."""
     names = list(scan.key)
     keys = columns_of(scan.schema).empty_table().select(names)
-    for piece in (*scan.base, *scan.rest):
-        rows = batches.slice_rows(scan.collection, piece, scan.schema)
+    for piece in (*scan.base, *scan.deltas):
+        rows = batches.part_rows(scan.collection, piece, scan.schema)
         keys = pa.concat_tables([keys, rows.select(names).slice(0, limit)])
         keys = keys.group_by(names, use_threads=False).aggregate([]).slice(0, limit)
         if keys.num_rows == limit:
@@ -129,7 +129,7 @@ def _candidates(batches: Batches, scan: SnapshotScan, limit: int) -> pa.Table:
 
 def _told(state: CollectionState) -> tuple[int, int]:
     """Between which times changes are known: past since, and on this side of errors."""
-    lower, upper = state.tells_from, state.upper
+    lower, upper = state.first_exact_time, state.upper
     for span in state.errors:
         if span.upper == END:
             upper = min(upper, span.lower)
@@ -138,7 +138,7 @@ def _told(state: CollectionState) -> tuple[int, int]:
     return lower, upper
 
 
-def _older(batches: Batches, piece: Slice, lower: int) -> bool:
+def _older(batches: Batches, piece: PartScan, lower: int) -> bool:
     """Whether a part holds nothing from `lower` on, by what its footer tells."""
     if not isinstance(piece.part, Stored):
         return False

@@ -19,7 +19,7 @@ from penstock.ingest.scan_task import Scanned, ScanTask
 from penstock.ingest.snapshot_loader import SnapshotLoader
 from penstock.ingest.tick_transaction import TickTransaction
 from penstock.persist import AppendTo
-from penstock.persist.state_store import Memory
+from penstock.persist.state_store import StateStore
 from penstock.reclock import KAFKA_TOPICS, Minted, accumulate, mint
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
@@ -166,7 +166,7 @@ class Lake:
         settings = persist.Settings(background=False)
         self.client = persist.open(self.url, writer="test", settings=settings)
         self._remap = self.client.create_or_load("cdc_remap", schema=KAFKA_TOPICS.remap, owner="c")
-        self._memory = Memory(self.client, "cdc")
+        self._memory = StateStore(self.client, "cdc")
         self._loader = SnapshotLoader(self.client, "cdc", jobs=self.jobs)
         self._pool = ThreadPoolExecutor(1)
         upper = self._remap.upper

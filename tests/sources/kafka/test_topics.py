@@ -50,7 +50,7 @@ class Notes:
     def names(self) -> Sequence[str]:
         return sorted(self.values)
 
-    def write_down(self, values: Mapping[str, Any]) -> None:
+    def put(self, values: Mapping[str, Any]) -> None:
         # By the codec of notes, which is how they come back at the next start, or are refused.
         for name, value in values.items():
             self.values[name] = persist.JSON.decode(

@@ -167,7 +167,7 @@ def test_an_end_that_never_comes_stalls_the_source_and_is_told(made: Connector, 
     assert status["waits_for"].startswith('the END of transaction "1", since 2023-11-14T')
     assert status["waits_for"].endswith("; 3 wait")
     assert status["waiting_events"] == 3
-    assert lake._memory.recall("waits") == {"for": "1", "since": began}
+    assert lake._memory.get("waits") == {"for": "1", "since": began}
     made.resend(1)
     lake.tick()
     assert lake.contents() == {A: {1: 2}, B: {1: 2, 7: 7}}

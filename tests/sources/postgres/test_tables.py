@@ -174,7 +174,7 @@ class _State:
     def names(self) -> list[str]:
         return sorted(self.values)
 
-    def write_down(self, values: Mapping[str, Any]) -> None:
+    def put(self, values: Mapping[str, Any]) -> None:
         self.values |= values
 
 

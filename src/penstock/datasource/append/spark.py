@@ -23,17 +23,17 @@ from pyspark.sql.types import StructType
 
 from penstock.catalog.namespace import take_name_in_lake
 from penstock.errors import Fenced, InternalError
-from penstock.persist import Appended, Baton, Settings, Staged, take_up
-from penstock.persist.append.shared_storage_check import leave_proof, take_back
+from penstock.persist import Appended, LockHandoff, Settings, Staged, attach
+from penstock.persist.append.shared_storage_check import place_marker, remove_marker
 from penstock.persist.append.spark import arrow_schema, share_of
 from penstock.persist.append.task import Share, Written, gathered
 from penstock.persist.append.user_collections import (
     check_own,
+    dropped_unless_written,
     open_for_job,
     own_collection,
     own_location,
     undo,
-    undone_unless_written,
 )
 
 __all__ = ["CollectionWriter"]
@@ -74,9 +74,11 @@ class CollectionWriter(DataSourceArrowWriter):
             self._upper = target.upper
             self._time = max(SETTINGS.clock.now_ms(), self._upper)
             with client.staging() as staging:
-                proof = leave_proof(client.url, staging)
-                self._share: Share = share_of(schema, target, staging, time=self._time, proof=proof)
-                self._baton: Baton = client.hand_over(staging)
+                marker = place_marker(client.url, staging)
+                self._share: Share = share_of(
+                    schema, target, staging, time=self._time, marker=marker
+                )
+                self._baton: LockHandoff = client.hand_over(staging)
         except BaseException:
             client.close()
             raise
@@ -88,9 +90,9 @@ class CollectionWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Link what the tasks wrote, and give the lock back."""
         told = [message.written for message in messages if isinstance(message, _Told)]
-        with take_up(self._baton, settings=SETTINGS) as client:
+        with attach(self._baton, settings=SETTINGS) as client:
             target = client.collection(self._collection)
-            with undone_unless_written(client, target):
+            with dropped_unless_written(client, target):
                 rows = Staged(gathered(told))
                 appended = target.compare_and_append(rows, self._upper, self._time + 1)
             if not isinstance(appended, Appended):
@@ -101,9 +103,9 @@ class CollectionWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Give the lock back, unless a failed commit did; what was written is garbage."""
-        with suppress(Fenced), take_up(self._baton, settings=SETTINGS) as client:
+        with suppress(Fenced), attach(self._baton, settings=SETTINGS) as client:
             undo(client, self._collection)
         self._take_back()
 
     def _take_back(self) -> None:
-        take_back(self._share.url, self._share.proof)
+        remove_marker(self._share.url, self._share.marker)

@@ -20,8 +20,8 @@ from penstock.materialize.driver import Jobs
 from penstock.materialize.rounds import Commits
 from penstock.materialize.shard import ShardPlan
 from penstock.materialize.spark import SparkShards
-from penstock.persist.merge.merger import BigMerges, WhenNeeded
-from penstock.persist.merge.spark import failing_as_ours
+from penstock.persist.merge.merger import BigMerges, LazyBigMerges
+from penstock.persist.merge.spark import mapped_spark_errors
 
 __all__ = ["KeptSession"]
 
@@ -85,7 +85,7 @@ class KeptSession:
 
     def merges(self, url: str) -> BigMerges:
         """Merges that are too big for one process."""
-        return WhenNeeded(lambda _collection, _memory: self._tasks().merges(url))
+        return LazyBigMerges(lambda _collection, _memory: self._tasks().merges(url))
 
     def _tasks(self) -> SparkTasks:
         return tasks_of(self.get())
@@ -127,7 +127,7 @@ class _JobsOf:
         self._started = started
 
     def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
-        with failing_as_ours(f'materialize "{plans[0].spec.materialization}"'):
+        with mapped_spark_errors(f'materialize "{plans[0].spec.materialization}"'):
             self._shards().run(plans, commits)
 
     def cancel(self, materialization: str) -> None:

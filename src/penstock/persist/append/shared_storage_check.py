@@ -15,45 +15,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from penstock.errors import PenstockError, UsageError
-from penstock.persist.paths import proof_key
+from penstock.persist.paths import marker_key
 from penstock.persist.scan.task import SETTINGS, store_of
 
-__all__ = ["check_proof", "leave_proof", "proof_left", "take_back"]
+__all__ = ["check_shared_storage", "marker_placed", "place_marker", "remove_marker"]
 
 
 @contextmanager
-def proof_left(url: str, staging: str) -> Iterator[str]:
+def marker_placed(url: str, staging: str) -> Iterator[str]:
     """The key of a proof that tasks find during the block, if they see the location."""
-    proof = leave_proof(url, staging)
+    marker = place_marker(url, staging)
     try:
-        yield proof
+        yield marker
     finally:
-        take_back(url, proof)
+        remove_marker(url, marker)
 
 
-def leave_proof(url: str, staging: str) -> str:
+def place_marker(url: str, staging: str) -> str:
     """Leave a proof under `staging`, an open id, until it is taken back; its key."""
-    proof = proof_key(staging, f"{SETTINGS.chance.getrandbits(128):032x}")
-    store_of(url).create(proof, b"")
-    return proof
+    marker = marker_key(staging, f"{SETTINGS.chance.getrandbits(128):032x}")
+    store_of(url).create(marker, b"")
+    return marker
 
 
-def take_back(url: str, proof: str) -> None:
+def remove_marker(url: str, marker: str) -> None:
     """The job is over. What cannot be deleted now is swept later."""
     with suppress(PenstockError):
-        store_of(url).delete(proof)
+        store_of(url).delete(marker)
 
 
-def check_proof(url: str, proof: str) -> None:
+def check_shared_storage(url: str, marker: str) -> None:
     """In a task: whether what it writes will be found.
 
     Raises:
         UsageError: this host has another location under the name.
     """
     try:
-        if store_of(url).get(proof) is not None:
+        if store_of(url).get(marker) is not None:
             return
-        detail = f'The driver left object "{proof}" there, and it is not seen on this host.'
+        detail = f'The driver left object "{marker}" there, and it is not seen on this host.'
     except UsageError as error:
         detail = f"On this host, {error}."
     raise UsageError(

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import TransientError, UsageError
 from penstock.persist.append.conform import check_fits
-from penstock.persist.append.shared_storage_check import proof_left
+from penstock.persist.append.shared_storage_check import marker_placed
 from penstock.persist.append.task import Share, Written, gathered
 from penstock.persist.collection import Collection
 from penstock.persist.input_validation import Staged
@@ -41,8 +41,8 @@ def stage(
     Raises:
         UsageError: the rows do not fit the collection, or a task does not see its location.
     """
-    with proof_left(collection.client.url, staging) as proof:
-        share = share_of(frame.schema, collection, staging, time=time, proof=proof)
+    with marker_placed(collection.client.url, staging) as marker:
+        share = share_of(frame.schema, collection, staging, time=time, marker=marker)
         return Staged(gathered(written_by(frame, share)))
 
 
@@ -82,7 +82,7 @@ def collected(frame: DataFrame) -> list[Row]:
 
 
 def share_of(
-    schema: StructType, collection: Collection, staging: str, *, time: int | None, proof: str
+    schema: StructType, collection: Collection, staging: str, *, time: int | None, marker: str
 ) -> Share:
     """What to tell the tasks that write rows of `schema`, once these are known to fit."""
     state = collection.state
@@ -102,7 +102,7 @@ def share_of(
         columns=newest.columns,
         time=time,
         part_bytes=Settings().part_bytes,
-        proof=proof,
+        marker=marker,
     )
 
 

@@ -20,15 +20,15 @@ from penstock.errors import (
     StoreRefused,
 )
 from penstock.persist.append.conform import stored_rows
-from penstock.persist.append.shared_storage_check import check_proof
+from penstock.persist.append.shared_storage_check import check_shared_storage
 from penstock.persist.batch import together
 from penstock.persist.scan.task import batches_of
 from penstock.persist.state import Batch
 
-__all__ = ["Share", "Written", "all_of", "gathered", "is_told", "write_staged"]
+__all__ = ["Share", "Written", "all_of", "gathered", "is_reported", "write_staged"]
 
 
-def is_told(error: PenstockError) -> bool:
+def is_reported(error: PenstockError) -> bool:
     """Whether a task tells an error; if not, it raises it, and Spark tries again elsewhere.
 
     That helps where the store did not do as asked. What is about a source is
@@ -64,7 +64,7 @@ class Share:
 
     time: int | None
     part_bytes: int
-    proof: str = ""
+    marker: str = ""
     """The key of what the driver left for the task to find; empty if it is the same process."""
 
     def write(self, rows: Iterable[pa.RecordBatch], *, to_the_end: bool = True) -> Written:
@@ -77,7 +77,7 @@ class Share:
         try:
             batch = self.stage(remaining)
         except PenstockError as error:
-            if not is_told(error):
+            if not is_reported(error):
                 raise
             for _ in remaining if to_the_end else ():
                 pass
@@ -86,8 +86,8 @@ class Share:
 
     def stage(self, rows: Iterable[pa.RecordBatch]) -> Batch | None:
         """Write all rows; None if there are none. What is wrong is raised."""
-        if self.proof:
-            check_proof(self.url, self.proof)
+        if self.marker:
+            check_shared_storage(self.url, self.marker)
         return write_staged(
             self.url,
             self.staging,
@@ -130,4 +130,4 @@ def write_staged(
 ) -> Batch | None:
     """Write updates, in stored form, as objects of about `part_bytes`; None if there are none."""
     batches = batches_of(url)
-    return batches.build_as_they_come(updates, schema, staging, part_bytes=part_bytes)
+    return batches.build_streamed(updates, schema, staging, part_bytes=part_bytes)

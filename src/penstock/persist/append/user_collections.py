@@ -25,18 +25,18 @@ from penstock.persist.state import END
 from penstock.telemetry import fields, logger
 
 __all__ = [
-    "OWN",
+    "USER_LOCATION",
     "check_own",
+    "dropped_unless_written",
     "open_for_job",
     "own_collection",
     "own_location",
     "undo",
-    "undone_unless_written",
 ]
 
 log = logger("persist")
 
-OWN = "user"
+USER_LOCATION = "user"
 """The folder of a lake with the collections that users write."""
 
 LOOK_AGAIN_MS = 500
@@ -50,7 +50,7 @@ def own_location(location: str, collection: str, *, settings: Settings) -> str:
     """
     if is_storage_location(location):
         return location
-    own = join(location, OWN)
+    own = join(location, USER_LOCATION)
     for url in storage_locations_below(location):
         if url == own:
             continue
@@ -109,7 +109,7 @@ def own_collection(
 
 
 @contextmanager
-def undone_unless_written(client: Client, target: Collection) -> Iterator[None]:
+def dropped_unless_written(client: Client, target: Collection) -> Iterator[None]:
     """Take a collection that nothing was ever written to away again, should the block fail."""
     try:
         yield

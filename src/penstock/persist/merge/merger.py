@@ -32,8 +32,8 @@ from penstock.persist.state import Batch, CollectionState, Inline, stored_column
 
 __all__ = [
     "BigMerges",
+    "LazyBigMerges",
     "Merger",
-    "WhenNeeded",
     "distinct",
     "merge_since",
     "mergeable",
@@ -101,7 +101,7 @@ class BigMerges(Protocol):
 
 
 @dataclass(slots=True)
-class WhenNeeded:
+class LazyBigMerges:
     """Big merges by what `start` returns, which is called for the first of them.
 
     It is told of which collection they are, and how much memory they would take.

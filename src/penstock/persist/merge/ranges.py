@@ -25,19 +25,19 @@ import pyarrow.compute as pc
 from penstock.data import DIFF, TIME
 from penstock.data.arrow import sort_columns
 
-__all__ = ["bounds", "cut", "sample", "splitters"]
+__all__ = ["bounds", "cut", "range_boundaries", "sample"]
 
 
-def cut(updates: pa.Table, splitters: pa.Table, key: tuple[str, ...]) -> list[pa.Table]:
+def cut(updates: pa.Table, range_boundaries: pa.Table, key: tuple[str, ...]) -> list[pa.Table]:
     """The updates of each range, one more than there are splitters, in order of the range.
 
     `updates` may come in any order.
     """
-    count = splitters.num_rows
+    count = range_boundaries.num_rows
     if count == 0:
         return [updates]
     # SUBTLE: the sort is stable, so splitters stand before the rows that equal them.
-    order = _order(pa.concat_tables([splitters, bounds(updates, key)]))
+    order = _order(pa.concat_tables([range_boundaries, bounds(updates, key)]))
     stands = pc.indices_nonzero(pc.less(order, count)).to_pylist()
     rows = order.filter(pc.greater_equal(order, count))
     ordered = updates.take(pc.subtract(rows, pa.scalar(count, rows.type)))
@@ -45,7 +45,9 @@ def cut(updates: pa.Table, splitters: pa.Table, key: tuple[str, ...]) -> list[pa
     return [ordered.slice(begin, end - begin) for begin, end in pairwise(begins)]
 
 
-def splitters(samples: Sequence[pa.Table], weights: Sequence[float], ranges: int) -> pa.Table:
+def range_boundaries(
+    samples: Sequence[pa.Table], weights: Sequence[float], ranges: int
+) -> pa.Table:
     """Splitters for at most so many ranges of about equal weight.
 
     Each sample counts with its weight, spread evenly over its rows.

@@ -35,16 +35,16 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from penstock.data import from_ipc, to_ipc
 from penstock.errors import PenstockError, TransientError
-from penstock.persist.append.shared_storage_check import check_proof, proof_left
+from penstock.persist.append.shared_storage_check import check_shared_storage, marker_placed
 from penstock.persist.append.spark import collected
-from penstock.persist.append.task import is_told
-from penstock.persist.batch import Slice, slices_of, together
-from penstock.persist.merge.ranges import bounds, splitters
-from penstock.persist.merge.task import cut_slices, merge_range, sample_slices
+from penstock.persist.append.task import is_reported
+from penstock.persist.batch import PartScan, part_scans_of, together
+from penstock.persist.merge.ranges import bounds, range_boundaries
+from penstock.persist.merge.task import cut_parts, merge_range, sample_parts
 from penstock.persist.scan.task import SETTINGS
 from penstock.persist.state import Batch, CollectionState, Inline, Part, stored_columns_of
 
-__all__ = ["SparkMerges", "failing_as_ours"]
+__all__ = ["SparkMerges", "mapped_spark_errors"]
 
 POOL: Final = "penstock-merges"
 """The pool of a FAIR scheduler in which merges run, beside what users wait for."""
@@ -132,12 +132,12 @@ class SparkMerges:
             f'"{collection.name}" in {self.url}'
         )
         with (
-            proof_left(self.url, staging) as proof,
-            failing_as_ours(f'{verb} collection "{collection.name}" of location "{self.url}"'),
+            marker_placed(self.url, staging) as marker,
+            mapped_spark_errors(f'{verb} collection "{collection.name}" of location "{self.url}"'),
             _described(self.spark, told),
         ):
-            starts = job.splitters(-(-memory // self.part_bytes))
-            return job.merged(starts, staging, self.part_bytes, proof=proof)
+            starts = job.range_boundaries(-(-memory // self.part_bytes))
+            return job.merged(starts, staging, self.part_bytes, marker=marker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class _Job:
     spark: SparkSession
     url: str
     collection: CollectionState
-    bundles: list[list[Slice]]
+    bundles: list[list[PartScan]]
     """What each task reads."""
 
     negated: int
@@ -153,7 +153,7 @@ class _Job:
 
     since: int
 
-    def splitters(self, ranges: int) -> pa.Table:
+    def range_boundaries(self, ranges: int) -> pa.Table:
         """Where ranges of about equal size begin."""
         schema = self.collection.schemas[-1]
         nothing = bounds(stored_columns_of(schema).empty_table(), schema.key)
@@ -166,7 +166,7 @@ class _Job:
         def sampled(numbers: ArrowBatches) -> ArrowBatches:
             for number in _numbers(numbers):
                 with _caught() as failure:
-                    count, rows = sample_slices(
+                    count, rows = sample_parts(
                         url, collection, bundles[number], since=since, rows=each
                     )
                     if count:
@@ -176,10 +176,10 @@ class _Job:
 
         told = _told(self._by_bundle(sampled, SAMPLED))
         samples = [from_ipc(bytes(row["rows"]), nothing.schema) for row in told]
-        return splitters([nothing, *samples], [0, *(row["count"] for row in told)], ranges)
+        return range_boundaries([nothing, *samples], [0, *(row["count"] for row in told)], ranges)
 
     def merged(
-        self, starts: pa.Table, staging: str, part_bytes: int, *, proof: str
+        self, starts: pa.Table, staging: str, part_bytes: int, *, marker: str
     ) -> list[tuple[Batch, bool | None]]:
         """What each range came to, in order; and whether its rows at since are distinct."""
         url, collection, bundles, since = self.url, self.collection, self.bundles, self.since
@@ -188,12 +188,12 @@ class _Job:
         def cut(numbers: ArrowBatches) -> ArrowBatches:
             for number in _numbers(numbers):
                 with _caught() as failure:
-                    for at, rows in cut_slices(
+                    for at, rows in cut_parts(
                         url,
                         collection,
                         bundles[number],
                         since=since,
-                        splitters=starts,
+                        range_boundaries=starts,
                         negated=number < negated,
                     ):
                         yield _row(CUT, at, rows, None)
@@ -211,7 +211,7 @@ class _Job:
                         gathered.setdefault(at, []).append(rows)
             if gathered and not failures:
                 with _caught() as failures:
-                    check_proof(url, proof)
+                    check_shared_storage(url, marker)
             for at in sorted(gathered) if not failures else ():
                 with _caught() as failures:
                     made = merge_range(
@@ -248,12 +248,12 @@ class _Job:
 
 def _bundles(
     collection: CollectionState, inputs: Sequence[Batch], part_bytes: int
-) -> list[list[Slice]]:
+) -> list[list[PartScan]]:
     """The parts of `inputs`, in bundles that take about `part_bytes` in memory."""
-    bundles: list[list[Slice]] = []
+    bundles: list[list[PartScan]] = []
     held = 0.0
     for batch in inputs:
-        for piece in slices_of(collection, batch):
+        for piece in part_scans_of(collection, batch):
             memory = max(batch.memory, batch.size) * _size(piece.part) / max(batch.size, 1)
             if not bundles or (bundles[-1] and held + memory > part_bytes):
                 bundles.append([])
@@ -296,7 +296,7 @@ def _caught() -> Iterator[list[bytes]]:
     try:
         yield failures
     except PenstockError as error:
-        if not is_told(error):
+        if not is_reported(error):
             raise
         failures.append(pickle.dumps(error))
 
@@ -312,7 +312,7 @@ def _told(frame: DataFrame) -> list[Row]:
 
 
 @contextmanager
-def failing_as_ours(doing: str, *, secrets: Collection[str] = ()) -> Iterator[None]:
+def mapped_spark_errors(doing: str, *, secrets: Collection[str] = ()) -> Iterator[None]:
     """What Spark raises, as our error with the reason, and without `secrets`."""
     try:
         yield

@@ -10,45 +10,45 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data import TIME, advance, from_ipc, negate, to_ipc
-from penstock.persist.batch import Slice, together
+from penstock.persist.batch import PartScan, together
 from penstock.persist.merge.merger import distinct, summed
 from penstock.persist.merge.ranges import cut, sample
-from penstock.persist.scan.task import batches_of, read_slices
+from penstock.persist.scan.task import batches_of, read_parts
 from penstock.persist.state import Batch, CollectionState, stored_columns_of
 
-__all__ = ["cut_slices", "merge_range", "sample_slices"]
+__all__ = ["cut_parts", "merge_range", "sample_parts"]
 
 CHUNK_BYTES: Final = 16 << 20
 """How much of a range travels through Spark as one value."""
 
 
-def sample_slices(
+def sample_parts(
     url: str,
     collection: CollectionState,
-    slices: Sequence[Slice],
+    part_scans: Sequence[PartScan],
     *,
     since: int,
     rows: int,
 ) -> tuple[int, pa.Table]:
     """How many updates there are in the slices, and a sample of what ranges are cut by."""
-    updates = _advanced(url, collection, slices, since=since)
+    updates = _advanced(url, collection, part_scans, since=since)
     return updates.num_rows, sample(updates, collection.schemas[-1].key, rows)
 
 
-def cut_slices(
+def cut_parts(
     url: str,
     collection: CollectionState,
-    slices: Sequence[Slice],
+    part_scans: Sequence[PartScan],
     *,
     since: int,
-    splitters: pa.Table,
+    range_boundaries: pa.Table,
     negated: bool = False,
 ) -> Iterator[tuple[int, bytes]]:
     """The updates of the slices, or what takes them back, as chunks with the number of a range."""
-    updates = _advanced(url, collection, slices, since=since)
+    updates = _advanced(url, collection, part_scans, since=since)
     if negated:
         updates = negate(updates)
-    for number, rows in enumerate(cut(updates, splitters, collection.schemas[-1].key)):
+    for number, rows in enumerate(cut(updates, range_boundaries, collection.schemas[-1].key)):
         for chunk in _chunks(rows):
             yield number, to_ipc(chunk)
 
@@ -85,11 +85,11 @@ def merge_range(
 
 
 def _advanced(
-    url: str, collection: CollectionState, slices: Sequence[Slice], *, since: int
+    url: str, collection: CollectionState, part_scans: Sequence[PartScan], *, since: int
 ) -> pa.Table:
     """The updates of the slices in the newest schema, their times brought up to `since`."""
     return advance(
-        pa.concat_tables(read_slices(url, collection, slices, collection.schemas[-1])), since
+        pa.concat_tables(read_parts(url, collection, part_scans, collection.schemas[-1])), since
     )
 
 

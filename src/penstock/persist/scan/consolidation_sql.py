@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.data import DIFF
 
-__all__ = ["Summing", "quoted"]
+__all__ = ["ConsolidationSql", "quoted"]
 
 
 def quoted(name: str) -> str:
@@ -24,7 +24,7 @@ def quoted(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Summing:
+class ConsolidationSql:
     """How to add up updates of `columns`, as Spark shows them.
 
     Select `prepared`, group by `by`, aggregate `sums`, select `back`: each row

@@ -11,14 +11,14 @@ key in the base it can only have been the base's row of that key. So
 
 and only D is ever grouped. Where there is no such base, everything is D.
 
-A reading is cut into `Slice`s: one part each, with the times that count in it.
+A reading is cut into `PartScan`s: one part each, with the times that count in it.
 A slice says by itself whether its times must be looked at, so whole batches
 are read without.
 """
 
 from dataclasses import dataclass
 
-from penstock.persist.batch import Slice, slices_of
+from penstock.persist.batch import PartScan, part_scans_of
 from penstock.persist.readability import check_changes, check_contents
 from penstock.persist.state import (
     END,
@@ -39,16 +39,16 @@ class SnapshotScan:
     collection: CollectionState
     schema: SchemaVersion
     as_of: int
-    base: tuple[Slice, ...]
+    base: tuple[PartScan, ...]
     """Distinct rows; empty if there is no base."""
 
-    rest: tuple[Slice, ...]
+    deltas: tuple[PartScan, ...]
     """All other updates up to `as_of`: what must be added up."""
 
-    rest_rows: int
+    delta_rows: int
     """How many updates there are in `rest`, at most."""
 
-    rest_memory: int
+    delta_memory: int
     """How many bytes they take as Arrow, at most."""
 
     @property
@@ -65,7 +65,7 @@ class ChangesScan:
     schema: SchemaVersion
     lower: int
     upper: int
-    slices: tuple[Slice, ...]
+    part_scans: tuple[PartScan, ...]
 
 
 def scan_snapshot(collection: CollectionState, as_of: int) -> SnapshotScan:
@@ -80,22 +80,22 @@ def scan_snapshot(collection: CollectionState, as_of: int) -> SnapshotScan:
     schema = schema_as_of(collection, as_of)
     base = _base(collection, as_of)
     needed = [batch for batch in collection.batches if batch.lower <= as_of]
-    rest: list[Slice] = []
+    rest: list[PartScan] = []
     rows = memory = 0
     for batch in needed:
         lower = base.since + 1 if base is not None and batch.id == base.id else 0
         if lower <= as_of and batch.upper > lower:
-            rest += slices_of(collection, batch, lower=lower, upper=as_of + 1)
+            rest += part_scans_of(collection, batch, lower=lower, upper=as_of + 1)
             rows += batch.rows
             memory += batch.memory
     return SnapshotScan(
         collection=collection,
         schema=schema,
         as_of=as_of,
-        base=() if base is None else tuple(slices_of(collection, base, upper=base.since + 1)),
-        rest=tuple(rest),
-        rest_rows=rows,
-        rest_memory=memory,
+        base=() if base is None else tuple(part_scans_of(collection, base, upper=base.since + 1)),
+        deltas=tuple(rest),
+        delta_rows=rows,
+        delta_memory=memory,
     )
 
 
@@ -109,16 +109,16 @@ def scan_changes(collection: CollectionState, lower: int, upper: int) -> Changes
         CollectionErrored: the collection is in error somewhere on the way.
     """
     check_changes(collection, lower, upper)
-    slices: list[Slice] = []
+    part_scans: list[PartScan] = []
     for batch in collection.batches:
         if batch.lower < upper and batch.upper > lower:
-            slices += slices_of(collection, batch, lower=lower, upper=upper)
+            part_scans += part_scans_of(collection, batch, lower=lower, upper=upper)
     return ChangesScan(
         collection=collection,
         schema=schema_as_of(collection, max(upper - 1, 0)),
         lower=lower,
         upper=upper,
-        slices=tuple(slices),
+        part_scans=tuple(part_scans),
     )
 
 

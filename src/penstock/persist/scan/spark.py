@@ -40,11 +40,11 @@ from penstock.data import DIFF, TIME, advance, consolidate
 from penstock.data.spark_types import is_native, to_spark, to_spark_schema
 from penstock.durable import Blob
 from penstock.errors import Corruption, InternalError, UsageError
-from penstock.persist.batch import Batches, Slice, defaults_of
+from penstock.persist.batch import Batches, PartScan, defaults_of
 from penstock.persist.encoding import checksum
-from penstock.persist.scan.consolidation_sql import Summing, quoted
+from penstock.persist.scan.consolidation_sql import ConsolidationSql, quoted
 from penstock.persist.scan.plan import ChangesScan, SnapshotScan
-from penstock.persist.scan.task import ROWS_AT_ONCE, read_slices
+from penstock.persist.scan.task import ROWS_AT_ONCE, read_parts
 from penstock.persist.state import (
     CollectionState,
     Inline,
@@ -111,26 +111,26 @@ class Scanner:
 
     def contents(self, scan: SnapshotScan) -> DataFrame:
         """The rows of the collection as of the scan's time, as often as they are there."""
-        summing = Summing(to_spark_schema(columns_of(scan.schema)))
+        summing = ConsolidationSql(to_spark_schema(columns_of(scan.schema)))
         # Maps cannot be joined on; where a map is part of the key there is no base.
-        if not scan.base or (scan.rest and not summing.joinable(scan.key)):
-            updates = self._updates(scan.collection, (*scan.base, *scan.rest), scan.schema)
+        if not scan.base or (scan.deltas and not summing.joinable(scan.key)):
+            updates = self._updates(scan.collection, (*scan.base, *scan.deltas), scan.schema)
             if not scan.base:
                 updates = _gathered(updates, scan)
             return _repeated(_never_below(_net(updates, summing), 0, scan), summing)
         base = self._updates(scan.collection, scan.base, scan.schema).selectExpr(*summing.names)
-        if not scan.rest:
+        if not scan.deltas:
             return base
-        if scan.rest_memory <= HERE_BYTES:
+        if scan.delta_memory <= HERE_BYTES:
             gone, brought = self._summed_here(scan)
         else:
-            updates = self._updates(scan.collection, scan.rest, scan.schema)
+            updates = self._updates(scan.collection, scan.deltas, scan.schema)
             added = _net(_gathered(updates, scan), summing)
             gone, brought = added.where(f"{DIFF} < 0"), added.where(f"{DIFF} > 0")
             # Of a base each row is there once, and so can be taken away once.
             gone = _never_below(gone, -1, scan)
         keys = gone.selectExpr(*summing.key_columns(scan.key))
-        if scan.rest_rows <= BROADCAST_ROWS and scan.rest_memory <= BROADCAST_BYTES:
+        if scan.delta_rows <= BROADCAST_ROWS and scan.delta_memory <= BROADCAST_BYTES:
             keys = keys.hint("broadcast")
         kept = base.join(keys, F.expr(summing.same_key(scan.key)), "left_anti")
         return kept.unionByName(_repeated(brought, summing))
@@ -138,7 +138,7 @@ class Scanner:
     def _summed_here(self, scan: SnapshotScan) -> tuple[DataFrame, DataFrame]:
         """What a small rest takes away and what it brings, added up before Spark begins."""
         collection, schema = scan.collection, scan.schema
-        rows = [self.batches.slice_rows(collection, each, schema) for each in scan.rest]
+        rows = [self.batches.part_rows(collection, each, schema) for each in scan.deltas]
         added = to_spark(consolidate(advance(pa.concat_tables(rows), scan.as_of)))
         taken = added.filter(pc.less(added.column(DIFF), 0))
         if taken.num_rows and pc.min(taken.column(DIFF)).as_py() < -1:
@@ -161,20 +161,20 @@ class Scanner:
 
     def changes(self, scan: ChangesScan) -> DataFrame:
         """The updates of the scan, with their times and diffs, as they are stored."""
-        return self._updates(scan.collection, scan.slices, scan.schema)
+        return self._updates(scan.collection, scan.part_scans, scan.schema)
 
     def _updates(
-        self, collection: CollectionState, slices: Sequence[Slice], schema: SchemaVersion
+        self, collection: CollectionState, part_scans: Sequence[PartScan], schema: SchemaVersion
     ) -> DataFrame:
         """All updates of `slices`, as rows of `schema` with time and diff."""
         stored = stored_columns_of(schema)
         self._check_names(collection, stored)
         frames: list[DataFrame] = []
-        inline = [each for each in slices if isinstance(each.part, Inline)]
+        inline = [each for each in part_scans if isinstance(each.part, Inline)]
         if inline:
             frames.append(self._near(collection, inline, schema))
-        groups: dict[tuple[int, int, int], list[Slice]] = {}
-        for each in slices:
+        groups: dict[tuple[int, int, int], list[PartScan]] = {}
+        for each in part_scans:
             if isinstance(each.part, Stored):
                 groups.setdefault((each.written.version, each.lower, each.upper), []).append(each)
         frames += [self._far(collection, group, schema) for group in groups.values()]
@@ -183,25 +183,25 @@ class Scanner:
         return reduce(DataFrame.unionByName, frames)
 
     def _near(
-        self, collection: CollectionState, slices: Iterable[Slice], schema: SchemaVersion
+        self, collection: CollectionState, part_scans: Iterable[PartScan], schema: SchemaVersion
     ) -> DataFrame:
         """Updates that came inside the log: few enough to hand over as they are."""
-        rows = [self.batches.slice_rows(collection, each, schema) for each in slices]
+        rows = [self.batches.part_rows(collection, each, schema) for each in part_scans]
         return self._handed_over(to_spark(pa.concat_tables(rows)))
 
     def _far(
-        self, collection: CollectionState, slices: list[Slice], schema: SchemaVersion
+        self, collection: CollectionState, part_scans: list[PartScan], schema: SchemaVersion
     ) -> DataFrame:
         """Updates in objects of one schema version, of which the same times count."""
-        written = slices[0].written
+        written = part_scans[0].written
         if (
             self.root is None
             or not is_native(columns_of(written))
             or not is_native(columns_of(schema))
         ):
-            return self._by_tasks(collection, slices, schema)
+            return self._by_tasks(collection, part_scans, schema)
         self._check_parquet(collection)
-        parts = [each.part for each in slices if isinstance(each.part, Stored)]
+        parts = [each.part for each in part_scans if isinstance(each.part, Stored)]
         self._check_footers(parts)
         reader = self.spark.read.options(**PER_READ).schema(
             _spark_schema(stored_columns_of(written))
@@ -209,13 +209,13 @@ class Scanner:
         with nullcontext() if self.remote else _listed_here(self.spark):
             frame = reader.parquet(*(f"{self.root}/{part.key}" for part in parts))
         self.scans.append(frame)
-        if not slices[0].whole:
+        if not part_scans[0].whole:
             time = F.col(TIME)
-            frame = frame.where((time >= slices[0].lower) & (time < slices[0].upper))
+            frame = frame.where((time >= part_scans[0].lower) & (time < part_scans[0].upper))
         return _conformed(frame, collection, written, schema)
 
     def _by_tasks(
-        self, collection: CollectionState, slices: list[Slice], schema: SchemaVersion
+        self, collection: CollectionState, part_scans: list[PartScan], schema: SchemaVersion
     ) -> DataFrame:
         """The same, read by tasks through our own store."""
         url = self.url
@@ -223,11 +223,11 @@ class Scanner:
 
         def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
-                chosen = [slices[number] for number in batch.column(0).to_pylist()]
-                for table in read_slices(url, light, chosen, schema):
+                chosen = [part_scans[number] for number in batch.column(0).to_pylist()]
+                for table in read_parts(url, light, chosen, schema):
                     yield from to_spark(table).to_batches(ROWS_AT_ONCE)
 
-        numbers = self.spark.range(0, len(slices), 1, min(len(slices), 1_000))
+        numbers = self.spark.range(0, len(part_scans), 1, min(len(part_scans), 1_000))
         frame = numbers.mapInArrow(read, _spark_schema(stored_columns_of(schema)))
         self.scans.append(frame)
         return frame
@@ -342,7 +342,7 @@ def shown_field(schema: SchemaVersion, name: str) -> pa.Field:
     return to_spark_schema(stored_columns_of(schema)).field(name)
 
 
-def _net(updates: DataFrame, summing: Summing) -> DataFrame:
+def _net(updates: DataFrame, summing: ConsolidationSql) -> DataFrame:
     """What the updates come to: each row once, with the sum of its diffs if that is not 0."""
     grouped = updates.selectExpr(*summing.prepared).groupBy(*summing.by)
     summed = grouped.agg(*(F.expr(each) for each in summing.sums)).where(f"{DIFF} <> 0")
@@ -351,11 +351,11 @@ def _net(updates: DataFrame, summing: Summing) -> DataFrame:
 
 def _gathered(updates: DataFrame, scan: SnapshotScan) -> DataFrame:
     """A rest that one task adds up sooner than a shuffle would begin."""
-    few = scan.rest_rows <= ONE_TASK_ROWS and len(scan.rest) <= ONE_TASK_PARTS
+    few = scan.delta_rows <= ONE_TASK_ROWS and len(scan.deltas) <= ONE_TASK_PARTS
     return updates.coalesce(1) if few else updates
 
 
-def _repeated(added: DataFrame, summing: Summing) -> DataFrame:
+def _repeated(added: DataFrame, summing: ConsolidationSql) -> DataFrame:
     """Each row as often as its diff says."""
     count = f"explode(array_repeat(0Y, CAST({DIFF} AS INT))) AS {DIFF}"
     return added.selectExpr(*summing.names, count).selectExpr(*summing.names)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock.durable import SteadyBlob
 from penstock.durable.cache import CachedBlob
-from penstock.persist.batch import Batches, Slice
+from penstock.persist.batch import Batches, PartScan
 from penstock.persist.lookup import written_rows
 from penstock.persist.settings import Settings
 from penstock.persist.state import CollectionState, SchemaVersion
@@ -24,7 +24,7 @@ from penstock.persist.store import open_store
 
 __all__ = [
     "batches_of",
-    "read_slices",
+    "read_parts",
     "store_of",
     "stored_rows_of",
 ]
@@ -57,13 +57,13 @@ def _batches(url: str, _pid: int) -> Batches:
     return Batches(blob, CachedBlob(blob, bound_bytes=0), SETTINGS)
 
 
-def read_slices(
-    url: str, collection: CollectionState, slices: Iterable[Slice], schema: SchemaVersion
+def read_parts(
+    url: str, collection: CollectionState, part_scans: Iterable[PartScan], schema: SchemaVersion
 ) -> Iterator[pa.Table]:
     """The updates of each slice as rows of `schema`, every byte checked."""
     batches = batches_of(url)
-    for each in slices:
-        yield batches.slice_rows(collection, each, schema)
+    for each in part_scans:
+        yield batches.part_rows(collection, each, schema)
 
 
 def stored_rows_of(url: str, collection: CollectionState, keys: pa.Table) -> pa.Table:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.sources.kafka.layout import ERRORS_SCHEMA
-from penstock.sources.source import Memory, SnapshotLoader, TickTransaction
+from penstock.sources.source import SnapshotLoader, StateStore, TickTransaction
 
 __all__ = ["KeptApart"]
 
@@ -25,9 +25,9 @@ class KeptApart:
         self.wanted = wanted
         self._begun = False
 
-    def open(self, memory: Memory, loader: SnapshotLoader) -> None:
+    def open(self, memory: StateStore, loader: SnapshotLoader) -> None:
         """Find out whether it is there; if it is wanted, let it be."""
-        self._begun = bool(memory.recall(BEGUN))
+        self._begun = bool(memory.get(BEGUN))
         if self.wanted:
             loader.create(self.name, ERRORS_SCHEMA, ("topic", "partition", "offset"))
 

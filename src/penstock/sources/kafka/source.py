@@ -34,9 +34,9 @@ from penstock.sources.kafka.upstream import Topic, Upstream
 from penstock.sources.source import (
     CollectionOutline,
     Frontier,
-    Memory,
     Probe,
     SnapshotLoader,
+    StateStore,
     TickTransaction,
 )
 from penstock.telemetry import fields, logger
@@ -121,10 +121,10 @@ class KafkaSource:
 
     # What the loop asks.
 
-    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
+    def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
         """Find the topic, and be ready to go on from `bound`."""
         self._upstream.open()
-        known = memory.recall(NOTE + self._suffix)
+        known = memory.get(NOTE + self._suffix)
         if known is not None and bound is not None:
             self._must_name(known["topic"])
         self._topic = self._upstream.topic(known=known is not None)
@@ -138,12 +138,12 @@ class KafkaSource:
                 decided = self._decided()
             named = {"topic": self.config.topic, "id": self._topic.id}
             known = {**named, "begins": begins, **decided}
-            memory.write_down({NOTE + self._suffix: known})
+            memory.put({NOTE + self._suffix: known})
         else:
             self._must_be(known["id"])
             self._begins = {int(each): offset for each, offset in known["begins"].items()}
         # Of a topic that begins anew nothing was drawn before, whatever was once.
-        self._marks = {} if bound is None else marks_in(memory.recall(MARKS + self._suffix))
+        self._marks = {} if bound is None else marks_in(memory.get(MARKS + self._suffix))
         with self._naming_itself():
             self._decide(known["value"], known["key"])
         self._make(loader)
@@ -292,10 +292,10 @@ class KafkaSource:
             self._decide(decided["value"], decided["key"])
         return [CollectionOutline(self.name, self.layout.schema, (*self.layout.key_columns,))]
 
-    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+    def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
         """A topic has no parts that the file could leave out."""
 
-    def drop(self, memory: Memory) -> None:
+    def drop(self, memory: StateStore) -> None:
         """Nothing was made upstream."""
 
     def close(self) -> None:

@@ -34,9 +34,9 @@ from penstock.sources.kafka.waiting import NUMBERS, Waiting
 from penstock.sources.source import (
     CollectionOutline,
     Frontier,
-    Memory,
     Probe,
     SnapshotLoader,
+    StateStore,
     TickTransaction,
 )
 
@@ -149,7 +149,7 @@ class TopicsSource:
 
     # What the loop asks.
 
-    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
+    def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
         """Find all topics, and be ready to go on from `bound`."""
         self._bound = bound
         followed = self._seen = self._followed(memory) if bound is not None else []
@@ -158,7 +158,7 @@ class TopicsSource:
             known = topic in followed
             each.open(memory, loader, by_topic.get(topic, {}) if known else None)
         self._waiting = None
-        since = memory.recall(WAITS)
+        since = memory.get(WAITS)
         self._since = None if since is None else (since["for"], since["since"])
         if self._markers is None:
             return
@@ -168,13 +168,13 @@ class TopicsSource:
             self._config.topics,
             {topic: each.layout for topic, each in self._topics.items()},
             {topic: self._collection(topic) for topic in self._topics},
-            memory.recall(NUMBERS) or {},
+            memory.get(NUMBERS) or {},
         )
         self._recalled = False
 
-    def _followed(self, memory: Memory) -> list[str]:
-        followed: list[str] = memory.recall(FOLLOWED) or []
-        told, tells = memory.recall(TOLD_BY), self._config.transactions
+    def _followed(self, memory: StateStore) -> list[str]:
+        followed: list[str] = memory.get(FOLLOWED) or []
+        told, tells = memory.get(TOLD_BY), self._config.transactions
         if told != tells:
             raise DefiniteError(
                 f'source "{self.name}" '
@@ -306,17 +306,17 @@ class TopicsSource:
         """Check that all topics exist and can be read, and determine their columns."""
         return [outline for topic in self._all.values() for outline in topic.check(started=started)]
 
-    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+    def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
         """Forget topics that the file does not name any more."""
-        if self._markers is not None or memory.recall(TOLD_BY) is not None:
+        if self._markers is not None or memory.get(TOLD_BY) is not None:
             return  # It is refused to go on without one.
-        followed: list[str] = memory.recall(FOLLOWED) or []
+        followed: list[str] = memory.get(FOLLOWED) or []
         gone = [topic for topic in followed if topic not in self._topics]
         if gone:
             destroy([self._collection(topic) for topic in gone])
-            memory.write_down({FOLLOWED: [each for each in followed if each not in gone]})
+            memory.put({FOLLOWED: [each for each in followed if each not in gone]})
 
-    def drop(self, memory: Memory) -> None:
+    def drop(self, memory: StateStore) -> None:
         """Nothing was made upstream."""
 
     def close(self) -> None:

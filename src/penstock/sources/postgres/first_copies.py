@@ -17,7 +17,7 @@ from penstock.sources.postgres.reading import Following, Phase, Reading
 from penstock.sources.postgres.snapshot import splits
 from penstock.sources.postgres.tables import Table
 from penstock.sources.postgres.upstream import Export, ExportUnderWay, Upstream
-from penstock.sources.source import Memory, SnapshotLoad, SnapshotLoader, Split, TickTransaction
+from penstock.sources.source import SnapshotLoad, SnapshotLoader, Split, StateStore, TickTransaction
 
 __all__ = ["FirstCopies"]
 
@@ -46,12 +46,12 @@ class FirstCopies:
         self._config = config
         self._upstream = upstream
         self._tasks = config.snapshot_tasks or tasks
-        self._memory: Memory
+        self._memory: StateStore
         self._loader: SnapshotLoader
         self._copies: list[_Copy] = []
         self._awaited: list[_Awaited] = []
 
-    def open(self, memory: Memory, loader: SnapshotLoader) -> None:
+    def open(self, memory: StateStore, loader: SnapshotLoader) -> None:
         """Be ready to begin."""
         self._memory, self._loader = memory, loader
 
@@ -115,7 +115,7 @@ class FirstCopies:
             following.error, following.failure = "", None
         # Before anything is kept under that name; and nobody may take what was copied
         # before for complete any more.
-        self._memory.write_down(notes.tables(unfinished))
+        self._memory.put(notes.tables(unfinished))
         self._make_collections(unfinished)
         self._awaited.append(_Awaited([*unfinished], self._upstream.begin_export()))
 

@@ -26,7 +26,7 @@ from penstock.sources.postgres.identity import Identity
 from penstock.sources.postgres.reading import Following, Phase
 from penstock.sources.postgres.tables import Kept, follow
 from penstock.sources.postgres.tail import Seen
-from penstock.sources.source import Memory
+from penstock.sources.source import StateStore
 
 __all__ = [
     "Lost",
@@ -115,19 +115,19 @@ def table_note(oid: int) -> str:
     return f"table/{oid}"
 
 
-def recall(memory: Memory) -> Notes:
+def recall(memory: StateStore) -> Notes:
     """What was written down."""
-    streamed = memory.recall("streamed") or {"lsn": 0, "last": None}
-    found = [memory.recall(name) for name in memory.names() if name.startswith("table/")]
+    streamed = memory.get("streamed") or {"lsn": 0, "last": None}
+    found = [memory.get(name) for name in memory.names() if name.startswith("table/")]
     return Notes(
-        slot=_read(memory.recall("slot"), Slot),
-        identity=_read(memory.recall("identity"), Identity),
+        slot=_read(memory.get("slot"), Slot),
+        identity=_read(memory.get("identity"), Identity),
         streamed=streamed["lsn"],
         last=_read(streamed["last"], Seen),
-        lost=_read(memory.recall("lost"), Lost),
+        lost=_read(memory.get("lost"), Lost),
         tables=tuple(_following(_read(each, _TableNote)) for each in found),
-        fingerprint=_read(memory.recall("fingerprint"), Fingerprint),
-        order=memory.recall("order") or 0,
+        fingerprint=_read(memory.get("fingerprint"), Fingerprint),
+        order=memory.get("order") or 0,
     )
 
 

@@ -39,9 +39,9 @@ from penstock.sources.postgres.upstream import SetBack, Upstream
 from penstock.sources.source import (
     CollectionOutline,
     Frontier,
-    Memory,
     Probe,
     SnapshotLoader,
+    StateStore,
     TickTransaction,
 )
 from penstock.telemetry import fields, logger
@@ -83,7 +83,7 @@ class PostgresSource:
         self._clock = clock
         self._location = location
         self._upstream = Upstream(name, config, location=location, clock=clock, chance=chance)
-        self._memory: Memory
+        self._memory: StateStore
         self._followed = Followed(
             name,
             config,
@@ -128,7 +128,7 @@ class PostgresSource:
 
     # What the loop asks.
 
-    def open(self, memory: Memory, loader: SnapshotLoader, bound: Frontier | None) -> None:
+    def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
         """Connect, and be ready to go on from `bound`."""
         self._memory = memory
         self._followed.copies.open(memory, loader)
@@ -307,7 +307,7 @@ class PostgresSource:
         finally:
             self._upstream.close()
 
-    def drop_removed(self, memory: Memory, destroy: Callable[[Sequence[str]], None]) -> None:
+    def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
         """Forget the tables that the file does not name any more; first their collections go."""
         known = notes.recall(memory)
         gone = [
@@ -324,9 +324,9 @@ class PostgresSource:
         finally:
             self._upstream.close()
         destroy([each.table.collection for each in gone if each.has_collection])
-        memory.write_down({notes.table_note(each.table.oid): None for each in gone})
+        memory.put({notes.table_note(each.table.oid): None for each in gone})
 
-    def drop(self, memory: Memory) -> None:
+    def drop(self, memory: StateStore) -> None:
         """Drop the slot, and a publication that we made if nobody else of ours needs it."""
         known = notes.recall(memory)
         self._upstream.open()
@@ -356,7 +356,7 @@ class PostgresSource:
         """Make a slot, and begin to copy every table as of its consistent point."""
         self._upstream.check()
         self._drop_intended(known)
-        self._memory.write_down(notes.intention(self._upstream.new_slot()))
+        self._memory.put(notes.intention(self._upstream.new_slot()))
         hit(Failpoint.SLOT_INTENDED)
         first = self._followed.take_fingerprint()
         export = self._upstream.create_slot()
@@ -364,7 +364,7 @@ class PostgresSource:
         self._followed.begin(export)
         self._durable = self._drawn = export.consistent_point
         self._lost = None
-        self._memory.write_down(
+        self._memory.put(
             {
                 **notes.slot_created(self._upstream.slot, export.consistent_point),
                 **notes.identity(self._upstream.identity),
@@ -387,7 +387,7 @@ class PostgresSource:
         if self._lost is not None and self._lost.slot == (known.slot and known.slot.name):
             self._start_over(known, self._lost, unfinished)
         else:
-            self._memory.write_down(notes.identity(self._upstream.identity))
+            self._memory.put(notes.identity(self._upstream.identity))
         self._drawn = self._durable
         if unfinished := self._followed.trackable(unfinished):
             self._followed.copies.begin_anew(unfinished)
@@ -425,7 +425,7 @@ class PostgresSource:
         )
         self._drop_intended(known)
         slot = self._upstream.new_slot()
-        self._memory.write_down({**notes.intention(slot, replaces=lost.slot), **notes.lost(lost)})
+        self._memory.put({**notes.intention(slot, replaces=lost.slot), **notes.lost(lost)})
         hit(Failpoint.SLOT_INTENDED)
         self._upstream.retire_slot(lost.slot, shared=lost.shared)
         export = self._upstream.create_slot()
@@ -434,7 +434,7 @@ class PostgresSource:
         for following in unfinished:
             following.phase = Phase.LOADING
         self._durable = export.consistent_point
-        self._memory.write_down(
+        self._memory.put(
             {
                 **notes.slot_created(slot, export.consistent_point),
                 **notes.identity(self._upstream.identity),
@@ -453,7 +453,7 @@ class PostgresSource:
     def _loses(self, error: DefiniteError) -> TransientError:
         """Write down that changes are lost; what to raise, so that we start over."""
         lost = notes.Lost(self._upstream.slot, f"{error}: {error.detail}")
-        self._memory.write_down(notes.lost(lost))
+        self._memory.put(notes.lost(lost))
         return TransientError(str(error), detail=error.detail, hint="All tables are compared.")
 
     def _begin_stream(self, last: Seen | None) -> None:
