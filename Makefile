@@ -36,6 +36,7 @@ LANGUAGE_PATHS := \
 	src/penstock/deadlines.py \
 	src/penstock/errors.py \
 	src/penstock/failpoints.py \
+	src/penstock/ingest \
 	src/penstock/progress \
 	src/penstock/reclock \
 	src/penstock/reduce \
