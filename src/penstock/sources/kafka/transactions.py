@@ -12,10 +12,11 @@ that began and has not ended, whatever ended since.
 
 An id tells which transaction that is, and of Postgres where in the log the record stands; see
 `debezium/transaction_ids.py`. A database gives the number of a transaction to another one later:
-Postgres after 2^32 in all of the server, few of which may come to us. So one that was applied may be known
-by the number that a new one has. The new one stands after the END of the other: what has a place
-at or before it was sent again, and what has a later place makes the other forgotten. While the
-other waits, it stops the source. Where ids tell no place, they do not come again.
+Postgres after 2^32 in all of the server, few of which may come to us. So one that was applied
+may be known by the number that a new one has. The new one stands after the END of the other:
+what has a place at or before it was sent again, and what has a later place makes the other
+forgotten. While the other waits, it stops the source. Where ids tell no place, they do not come
+again.
 
 A connector that is started again repeats some of what it sent. A BEGIN or an END that is known
 says nothing new; an event is counted by its place in its transaction, once; and what is sent
