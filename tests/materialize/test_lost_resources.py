@@ -1,6 +1,7 @@
 """Resources that are dropped while the recovery log has committed them (hazard C15)."""
 
 import contextlib
+import json
 import shutil
 import sqlite3
 import threading
@@ -115,6 +116,66 @@ def test_start_with_deleted_folder_is_rejected_until_backfill(
     with pytest.raises(LostResource, match=LOST):
         bring(lake, endpoint, tmp_path)
     bring(lake, endpoint, tmp_path, backfill=1)
+    assert endpoint.rows() == table.contents()
+
+
+CONTENTS = [("plain-files", "keys"), ("staged-files", "table.jsonl"), ("staged-files", "staged")]
+
+
+def delete_contents(folder: Path, name: str) -> None:
+    path = folder / "files" / "t" / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize(("connector", "name"), CONTENTS)
+def test_start_with_deleted_contents_of_a_folder_is_rejected(
+    lake: str, table: Table, tmp_path: Path, connector: str, name: str
+) -> None:
+    endpoint = Endpoint(connector, tmp_path)
+    bring(lake, endpoint, tmp_path)
+    delete_contents(tmp_path, name)
+    table.change()
+    for _ in range(2):
+        with pytest.raises(LostResource, match=LOST):
+            bring(lake, endpoint, tmp_path)
+    assert not (tmp_path / "files" / "t" / name).exists()
+    if connector == "plain-files":
+        bring(lake, endpoint, tmp_path, backfill=1)
+        assert endpoint.rows() == table.contents()
+
+
+@pytest.mark.parametrize(("connector", "name"), CONTENTS)
+def test_contents_of_a_folder_deleted_while_running_stop_the_materialization(
+    lake: str, table: Table, tmp_path: Path, connector: str, name: str
+) -> None:
+    endpoint = Endpoint(connector, tmp_path)
+    with (
+        materializing(lake, endpoint, tmp_path) as materialization,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        run = pool.submit(materialization.run, threading.Event(), once=False)
+        while not materialization.status()["transactions"]:
+            SYSTEM_CLOCK.wait(threading.Event(), 5)
+        delete_contents(tmp_path, name)
+        table.change()
+        assert isinstance(run.exception(timeout=300), PenstockError)
+    assert not (tmp_path / "files" / "t" / name).exists()
+
+
+def test_folder_of_an_older_version_without_a_list_of_contents_is_continued(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
+    endpoint = Endpoint("staged-files", tmp_path)
+    bring(lake, endpoint, tmp_path)
+    resource = tmp_path / "files" / "t" / "resource.json"
+    described = json.loads(resource.read_bytes())
+    del described["contents"]
+    resource.write_text(json.dumps(described))
+    table.change()
+    bring(lake, endpoint, tmp_path)
     assert endpoint.rows() == table.contents()
 
 

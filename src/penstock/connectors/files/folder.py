@@ -65,6 +65,12 @@ class Applied:
     connector: str
     materialization: str
     delta_updates: bool
+    contents: tuple[str, ...] = ()
+    """Files and folders that the resource has from the start. Older folders list none."""
+
+    def missing(self, folder: Path) -> list[str]:
+        """Return the names of contents that were deleted from the folder of the resource."""
+        return [name for name in self.contents if not (folder / name).exists()]
 
 
 def last_applied(folder: Path) -> Applied | None:
@@ -96,7 +102,7 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
         """Whether every document is kept, instead of the last by key."""
 
     def make(self, folder: Path) -> None:
-        """Put into a new folder what its resource begins with."""
+        """Create the files and folders that a resource has from the start, if they are missing."""
 
     # Validate.
 
@@ -112,14 +118,14 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
         found = []
         for each in asked.bindings:
             delta = self.delta_updates(each.resource)
-            last = last_applied(asked.endpoint.folder / each.resource.name)
+            folder = asked.endpoint.folder / each.resource.name
+            last = last_applied(folder)
             self._check(last, each.resource, delta)
+            absent = last is None or bool(last.missing(folder))
             constraints = {field.name: _constraint(field) for field in each.fields}
             path = (each.resource.name,)
             found.append(
-                ValidatedBinding(
-                    constraints, path, delta, True, self.accepts_empty, absent=last is None
-                )
+                ValidatedBinding(constraints, path, delta, True, self.accepts_empty, absent=absent)
             )
         return found
 
@@ -177,18 +183,23 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
                 f'"{folder}" is there, and was made by nobody we know',
                 hint="Name another resource, or empty the folder.",
             )
-        return last is None
+        return last is None or bool(last.missing(folder))
 
     def _make(
         self, applying: Applying[FilesEndpoint, ResourceT], binding: Binding[ResourceT]
     ) -> None:
         folder = applying.endpoint.folder / binding.resource.name
-        about = Applied(self.name, applying.materialization, binding.delta_updates)
         new = folder.with_name(f".{folder.name}.new")
         try:
+            if last_applied(folder) is not None:
+                self.make(folder)
+                sync(folder)
+                return
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
             self.make(new)
+            contents = tuple(sorted(each.name for each in new.iterdir()))
+            about = Applied(self.name, applying.materialization, binding.delta_updates, contents)
             replace(new / "resource.json", json.dumps(asdict(about)).encode())
             sync(new)
             new.replace(folder)  # All of it is there, or nothing.

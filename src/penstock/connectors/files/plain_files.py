@@ -54,7 +54,7 @@ class PlainFiles(FilesConnector[FilesResource]):
 
     def make(self, folder: Path) -> None:
         """Where the documents go."""
-        (folder / "keys").mkdir()
+        (folder / "keys").mkdir(exist_ok=True)
 
     def open(self, opening: Opening[FilesEndpoint, FilesResource]) -> "PlainTransactor":
         """The writer of a range of keys, from now on the only one."""

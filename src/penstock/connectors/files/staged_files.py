@@ -52,8 +52,9 @@ class StagedFiles(FilesConnector[StagedResource]):
         return resource.delta_updates
 
     def make(self, folder: Path) -> None:
-        """Where transactions wait."""
-        (folder / "staged").mkdir()
+        """Create an empty table, and the folder of transactions that are not applied yet."""
+        (folder / "staged").mkdir(exist_ok=True)
+        Table(folder).create()
 
     def open(self, opening: Opening[FilesEndpoint, StagedResource]) -> "StagedTransactor":
         """The writer of a range of keys; who else writes them is the recovery log's to say."""

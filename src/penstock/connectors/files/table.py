@@ -16,11 +16,14 @@ from typing import Final
 from penstock.connectors.files.atomic_files import lines_of, locked, parts_of, replace, sync
 from penstock.connectors.files.folder import last_applied
 from penstock.errors import Corruption
+from penstock.sdk import Refused
 
 __all__ = ["EMPTIES", "Table"]
 
 EMPTIES: Final = b'{"empties":true}\n'
 """The first line of a staged file, if what was in the table before goes."""
+
+NO_DOCUMENTS: Final = b'{"applied": {}}\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,11 @@ class Table:
     """The table in a folder."""
 
     folder: Path
+
+    def create(self) -> None:
+        """Create the file without documents, unless it exists."""
+        if not self._file.exists():
+            replace(self._file, NO_DOCUMENTS)
 
     def apply(self, staged: Path, key_range: str, number: int, gave_up: threading.Event) -> None:
         """Add the lines of a staged file as transaction `number` of a range, and remove it.
@@ -37,11 +45,18 @@ class Table:
 
         Raises:
             Corruption: it was not applied, and is not there.
+            Refused: the file of the table was deleted, with all transactions before this one.
         """
         if (resource := last_applied(self.folder)) is None:
             return  # It was deleted since.
         # Shards of other ranges have the same file.
         with locked(self.folder, gave_up):
+            if self._file.name in resource.missing(self.folder):
+                raise Refused(
+                    f'file "{self._file}" of resource "{self.folder.name}" was deleted',
+                    detail="A new file would miss the documents of earlier transactions.",
+                    hint="Restore the file, or name another resource.",
+                )
             applied = self.applied()
             if applied.get(key_range, 0) < number:
                 if not (added := lines_of(staged)):
@@ -74,7 +89,7 @@ class Table:
         return {key: parts_of(line)[1] for key, line in _last_by_key(self.lines()).items()}
 
     def _all(self) -> list[bytes]:
-        return lines_of(self._file) or [b'{"applied": {}}']
+        return lines_of(self._file) or [NO_DOCUMENTS]
 
     @property
     def _file(self) -> Path:
