@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.connectors import built_in
-from penstock.errors import TransientError
+from penstock.errors import Corruption, TransientError
 from penstock.materialize.errors import ConnectorRefused
 from penstock.sdk import Refused
 from tests.materialize.lake import Endpoint, Table, materializing, once
@@ -21,6 +21,7 @@ from tests.materialize.lake import Endpoint, Table, materializing, once
         ("apply", Refused("no such schema")),
         ("apply", ValueError("no such schema")),
         ("open", Refused("no such schema")),
+        ("open", Corruption("no such schema", where="staged", detail="It is damaged.")),
     ],
 )
 def test_rejection_by_connector_names_the_step_and_stops_the_materialization(

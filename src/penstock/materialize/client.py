@@ -569,6 +569,7 @@ _REFUSED: Final = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.DATA_LOSS,
 )
 
 

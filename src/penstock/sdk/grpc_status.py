@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
-from penstock.errors import Fenced, PenstockError, TransientError, UsageError
+from penstock.errors import Corruption, Fenced, PenstockError, TransientError, UsageError
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
 from penstock.protocol.redaction import redact_secrets
 from penstock.sdk.errors import BrokenOff, ContractBroken, Overdue, Refused
@@ -65,6 +65,8 @@ def status_of(error: BaseException) -> grpc.StatusCode:
             return grpc.StatusCode.UNAVAILABLE
         case Refused():
             return grpc.StatusCode.FAILED_PRECONDITION
+        case Corruption():
+            return grpc.StatusCode.DATA_LOSS
         case _:
             return grpc.StatusCode.UNKNOWN
 
