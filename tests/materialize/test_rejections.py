@@ -1,13 +1,14 @@
 """Errors of Validate, Apply and Open: rejections are permanent, and outages pass."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.connectors import built_in
-from penstock.errors import Corruption, TransientError
+from penstock.errors import Corruption, TransientError, UsageError
 from penstock.materialize.errors import ConnectorRefused
 from penstock.sdk import Refused
 from tests.materialize.lake import Endpoint, Table, materializing, once
@@ -80,3 +81,28 @@ def test_outage_of_connector_is_retried_and_the_log_names_the_step(
     (record,) = [each for each in caplog.records if "retrying" in each.getMessage()]
     assert f"'step': '{step}'" in str(record.__dict__)
     assert "server is restarting" in str(record.__dict__)
+
+
+def test_hard_deletes_of_a_connector_without_deletes_stop_the_start_before_apply(
+    lake: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = built_in("sqlite")
+    validate = connector.validate
+
+    def without_deletes(request: Any) -> Any:
+        return [replace(answer, accepts_delete=False) for answer in validate(request)]
+
+    monkeypatch.setattr(connector, "validate", without_deletes)
+    endpoint = Endpoint("sqlite", tmp_path)
+    with (
+        materializing(lake, endpoint, tmp_path, connector=connector) as rejected,
+        pytest.raises(UsageError, match='cannot delete from resource "t"') as raised,
+    ):
+        once(rejected)
+    assert "delete: ignore" in raised.value.hint
+    assert not (tmp_path / "t.db").exists()
+    with materializing(
+        lake, endpoint, tmp_path, connector=connector, delete="ignore"
+    ) as materialization:
+        once(materialization)
+    assert {row["id"] for row in endpoint.rows()} >= table.rows.keys()
