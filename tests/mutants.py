@@ -121,7 +121,12 @@ MODULES: Final = {
             "connectors/postgres/identity.py",
             "connectors/postgres/transactor.py",
         ),
-        ("tests/connectors/postgres/test_open.py", "tests/connectors/postgres/test_transactor.py"),
+        (
+            "tests/connectors/postgres/test_open.py",
+            "tests/connectors/postgres/test_transactor.py",
+            "tests/connectors/test_recreation.py",
+        ),
+        deselect="not sqlite",
         postgres=True,
     ),
     "ingest": Module(

@@ -181,6 +181,26 @@ def test_a_zombie_that_is_not_ended_cannot_commit(database: Database, driven: Dr
     assert checkpoints(database) == [(0, 2, "bmV3ZXI=")]
 
 
+def test_session_ended_by_a_newer_stream_that_has_closed_is_fenced(
+    database: Database, driven: Driven
+) -> None:
+    with driven.open("v1", THINGS) as (zombie, [things]):
+        with driven.open("v1", THINGS) as (writer, [others]):
+            commit(writer, others, [Row((1,), ("new",))], b"new")
+        until(lambda: sessions(database) == 0)
+        with pytest.raises(Fenced, match="fenced off"):
+            commit(zombie, things, [Row((2,), ("old",))], b"old")
+    assert database.sql("SELECT id, s FROM things") == [(1, "new")]
+
+
+def sessions(database: Database) -> int:
+    [(count,)] = database.sql(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE application_name LIKE 'penstock:%' AND datname = current_database()"
+    )
+    return int(count)
+
+
 def test_a_session_ended_by_an_administrator_is_no_fence(
     database: Database, driven: Driven
 ) -> None:
@@ -291,6 +311,25 @@ def test_condition_of_an_identity_holds_in_its_endpoint_alone(
         text, parameters = changed.condition()
         expected = not part or (part == "system" and not readable)
         assert reader.query(f"SELECT {text}", parameters) == [(expected,)]
+
+
+def test_identity_read_by_a_role_without_privilege_has_no_system_identifier(
+    database: Database, driven: Driven
+) -> None:
+    path = '"public"."flow_checkpoints_v1"'
+    database.sql(
+        "DROP ROLE IF EXISTS restricted; CREATE ROLE restricted LOGIN; "
+        "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC"
+    )
+    found = []
+    for user in (None, "restricted"):
+        url = database.url() if user is None else database.url(user=user)
+        where = PostgresEndpoint.model_validate({"url": url}).where()
+        with closing(PostgresSession(where)) as reader:
+            found.append(EndpointIdentity.read(reader, path))
+    assert found[0].system is not None
+    assert found[1] == replace(found[0], system=None)
+    database.sql("DROP ROLE restricted")
 
 
 def test_session_name_gives_the_range_of_its_own_materialization() -> None:
