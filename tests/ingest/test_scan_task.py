@@ -12,6 +12,7 @@ from penstock.data import DIFF
 from penstock.errors import DefiniteError, DeterminateError, PenstockError, UsageError
 from penstock.ingest.scan_task import Cut, Scanned, ScanTask
 from penstock.ingest.snapshot_loader import LoadWatch
+from penstock.persist.append.task import Share
 from penstock.sources.source import ScanOutput, SideRows
 from penstock.testing.sources import SCHEMA, ScriptedSource
 from tests.ingest.test_loop import turn
@@ -172,6 +173,36 @@ def _offsets(tasks: LocalTasks, place: int) -> list[int]:
         if at == place and isinstance(cut, pa.Table)
         for offset in cut.column("offset").to_pylist()
     ]
+
+
+@pytest.mark.parametrize(("more_bytes", "written"), [(0, [2, 2, 1]), (1, [3, 2])])
+def test_task_writes_its_rows_as_soon_as_they_reach_the_size_of_a_part(
+    turn: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    more_bytes: int,
+    written: list[int],
+) -> None:
+    """Memory is bounded by the size of a part."""
+    batches = [batch_of(offset) for offset in range(101, 106)]
+    tasks = LocalTasks(batches)
+    tasks.part_bytes = 2 * batches[0].nbytes + more_bytes
+    stage, counts = Share.stage, []
+
+    def count(share: Share, rows: Iterable[pa.RecordBatch]) -> Any:
+        staged = [*rows]
+        counts.append(sum(batch.num_rows for batch in staged))
+        return stage(share, staged)
+
+    def put_all(scan: WordScan, rows: Iterable[pa.Table], out: ScanOutput) -> None:
+        for table in rows:
+            out.put("words", table)
+
+    monkeypatch.setattr(Share, "stage", count)
+    monkeypatch.setattr(WordScan, "finish", put_all)
+    scans = Scans(turn, tasks)
+    scans.tick(WordScan())
+    assert counts == written
+    assert len(scans.words()) == 6
 
 
 def test_scan_without_rows_writes_nothing(turn: Callable[..., Any]) -> None:
