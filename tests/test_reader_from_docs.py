@@ -456,7 +456,7 @@ def test_the_page_on_spark_lists_every_option_to(heading):
 
 @pytest.mark.parametrize("heading", OPTIONS)
 def test_the_page_on_spark_tells_the_default_of_every_option_to(heading):
-    parse = options.parse_writing if heading == "Write" else options.parse
+    parse = options.parse_write_options if heading == "Write" else options.parse_read_options
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", section("spark.md", heading), re.MULTILINE)
     required = {name: "1" for name, default in rows if default == "required"}
     for name, default in rows:

@@ -36,14 +36,14 @@ def write(frame: DataFrame, lake: str, mode: str = "append", **options: str) -> 
     frame.write.format("penstock").mode(mode).options(location=lake, **options).save("mine")
 
 
-def refused(frame: DataFrame, lake: str, mode: str = "append", **options: str) -> str:
-    # What a commit raises comes as the JVM's, with our text.
+def rejection(frame: DataFrame, lake: str, mode: str = "append", **options: str) -> str:
+    # An error of the commit arrives as a JVM exception with our text.
     with pytest.raises((PySparkException, Py4JJavaError)) as caught:
         write(frame, lake, mode, **options)
     return str(caught.value)
 
 
-def test_rows_are_added_at_the_next_time(spark: SparkSession, lake: str) -> None:
+def test_write_appends_rows_at_the_next_time(spark: SparkSession, lake: str) -> None:
     write(numbers(spark), lake, key="id")
     first = ps.read(spark, lake, "mine")
     write(numbers(spark, 10), lake)
@@ -57,33 +57,31 @@ def test_rows_are_added_at_the_next_time(spark: SparkSession, lake: str) -> None
     assert not litter(f"{lake}/user")
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_written(
-    spark: SparkSession, lake: str
-) -> None:
+def test_write_with_wrong_schema_or_mode_writes_nothing(spark: SparkSession, lake: str) -> None:
     frame = numbers(spark)
     write(frame, lake)
-    assert "rows do not have the columns" in refused(frame.drop("part"), lake)
-    assert 'column "part"' in refused(frame.withColumn("part", frame.name), lake)
-    assert "cannot be overwritten" in refused(frame, lake, "overwrite")
-    assert 'no option "locktimout"' in refused(frame, lake, lockTimout="1s")
-    assert "has another key" in refused(frame, lake, key="name")
+    assert "rows do not have the columns" in rejection(frame.drop("part"), lake)
+    assert 'column "part"' in rejection(frame.withColumn("part", frame.name), lake)
+    assert 'does not support mode "overwrite"' in rejection(frame, lake, "overwrite")
+    assert 'no option "locktimout"' in rejection(frame, lake, lockTimout="1s")
+    assert "has another key" in rejection(frame, lake, key="name")
     assert ps.read(spark, lake, "mine").count() == ROWS
     write(frame, lake)  # None of them left the lock behind.
 
 
-def test_nulls_where_none_may_be_are_refused_after_the_tasks_and_release_the_lock(
+def test_null_in_required_column_fails_the_job_and_releases_the_lock(
     spark: SparkSession, lake: str
 ) -> None:
     with persist.open(f"{lake}/user", writer="maker") as client:
         columns = pa.schema([pa.field("id", pa.int64(), nullable=False)])
         client.create_or_load("mine", schema=columns)
     frame = spark.range(100).selectExpr("nullif(id, 50) as id")
-    assert 'column "id" for collection "mine" holds nulls' in refused(frame, lake)
+    assert 'column "id" for collection "mine" holds nulls' in rejection(frame, lake)
     write(spark.range(10), lake)
     assert ps.read(spark, lake, "mine").count() == 10
 
 
-def test_a_failed_job_adds_nothing_and_releases_the_lock(spark: SparkSession, lake: str) -> None:
+def test_failed_job_writes_nothing_and_releases_the_lock(spark: SparkSession, lake: str) -> None:
     broken = numbers(spark).selectExpr("if(id = 999, raise_error('no'), id) as id")
     with pytest.raises((PySparkException, Py4JJavaError)):
         write(broken, lake)
@@ -94,11 +92,11 @@ def test_a_failed_job_adds_nothing_and_releases_the_lock(spark: SparkSession, la
     assert ps.read(spark, lake, "mine").count() == ROWS
 
 
-def test_collections_of_others_are_refused(spark: SparkSession, lake: str) -> None:
+def test_write_to_source_collection_is_rejected(spark: SparkSession, lake: str) -> None:
     columns = pa.schema([("id", pa.int64())])
     with persist.open(f"{lake}/shop", writer="source") as client:
         client.create_or_load("mine", schema=columns)
-    assert "belongs to storage location" in refused(spark.range(1), lake)
+    assert "belongs to storage location" in rejection(spark.range(1), lake)
     with persist.open(f"{lake}/user", writer="source") as client:
         client.create_or_load("orders", schema=columns, owner='source "shop"')
     with pytest.raises(UsageError) as caught:
@@ -106,15 +104,15 @@ def test_collections_of_others_are_refused(spark: SparkSession, lake: str) -> No
     assert 'belongs to source "shop"' in str(caught.value)
 
 
-def test_jobs_take_turns(spark: SparkSession, lake: str) -> None:
+def test_concurrent_jobs_append_one_after_the_other(spark: SparkSession, lake: str) -> None:
     with persist.open(f"{lake}/user", writer="other"):
-        said = refused(spark.range(1), lake, lockTimeout="1s")
+        said = rejection(spark.range(1), lake, lockTimeout="1s")
     assert 'is being written by "other"' in said
     write(spark.range(1), lake)
 
 
-def test_a_task_on_a_host_with_another_folder_fails_the_job(tmp_path: Path) -> None:
-    """As Spark drives the writer, with a path that leads to another folder in the task."""
+def test_task_without_shared_storage_fails_the_job(tmp_path: Path) -> None:
+    """Drive the writer as Spark does, with a path that is another folder in the task."""
     driver, other, path = tmp_path / "driver", tmp_path / "other", tmp_path / "data"
     for folder in (driver, other):
         (folder / "user").mkdir(parents=True)
@@ -132,14 +130,14 @@ def test_a_task_on_a_host_with_another_folder_fails_the_job(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="is not shared between the driver and host"):
         writer.commit([told])
     writer.abort([told])
-    assert not [each for each in other.rglob("*") if each.is_file()]
+    assert not [path for path in other.rglob("*") if path.is_file()]
     assert not litter(f"file:{path}/user")
     with persist.open(f"file:{path}/user", hold=False) as client:
         assert client.state.writer is None
         assert client.collections() == []
 
 
-def test_the_lock_of_a_dead_job_is_given_up(lake: str, tmp_path: Path) -> None:
+def test_lock_of_dead_job_is_released(lake: str, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -154,16 +152,16 @@ def test_the_lock_of_a_dead_job_is_given_up(lake: str, tmp_path: Path) -> None:
     assert str(os.getpid()) != str(dead.pid)
 
 
-def test_times_and_nulls_are_taken_as_spark_shows_them(spark: SparkSession, lake: str) -> None:
+def test_timestamps_and_nulls_round_trip(spark: SparkSession, lake: str) -> None:
     ms = pa.time32("ms")
     columns = pa.schema([("t", ms), ("ts", pa.list_(ms)), ("nothing", pa.null())])
     with persist.open(f"{lake}/user", writer="maker") as client:
         client.create_or_load("mine", schema=columns)
     write(spark.range(3).selectExpr("id t", "array(id, null) ts", "int(null) nothing"), lake)
-    found = sorted(map(tuple, ps.read(spark, lake, "mine").collect()))
-    assert found == [(n, [n, None], None) for n in range(3)]
+    rows = sorted(map(tuple, ps.read(spark, lake, "mine").collect()))
+    assert rows == [(n, [n, None], None) for n in range(3)]
     large = spark.sql("select 4294967296 t, array(1L) ts, int(null) nothing")
-    assert 'a value in column "t" does not fit collection "mine"' in refused(large, lake)
+    assert 'a value in column "t" does not fit collection "mine"' in rejection(large, lake)
     with pytest.raises(Exception, match='a value in column "t" does not fit'):
         ps.append(large, lake, "mine")
     assert ps.read(spark, lake, "mine").count() == 3

@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from penstock.datasource.filters import Asks, Condition, filtered, takes
+from penstock.datasource.filters import Condition, Operator, filter_rows, supports
 
 ROWS = pa.table(
     {
@@ -13,35 +13,35 @@ ROWS = pa.table(
 
 
 @pytest.mark.parametrize(
-    ("condition", "kept"),
+    ("condition", "expected"),
     [
-        (Condition(Asks.EQUAL, "n", (2,)), [2]),
-        (Condition(Asks.EQUAL, "n", (2,), negated=True), [1, 3]),
-        (Condition(Asks.LESS, "n", (3,)), [1, 2]),
-        (Condition(Asks.LESS, "n", (2,), negated=True), [2, 3]),
-        (Condition(Asks.GREATER_EQUAL, "t", ("a",)), [1, None]),
-        (Condition(Asks.AMONG, "n", (1, 3, 9)), [1, 3]),
-        (Condition(Asks.AMONG, "n", (1, 9), negated=True), [2, 3]),
-        (Condition(Asks.NULL, "n"), [None]),
-        (Condition(Asks.NULL, "f", negated=True), [1, 2, None]),
+        (Condition(Operator.EQUAL, "n", (2,)), [2]),
+        (Condition(Operator.EQUAL, "n", (2,), negated=True), [1, 3]),
+        (Condition(Operator.LESS, "n", (3,)), [1, 2]),
+        (Condition(Operator.LESS, "n", (2,), negated=True), [2, 3]),
+        (Condition(Operator.GREATER_EQUAL, "t", ("a",)), [1, None]),
+        (Condition(Operator.AMONG, "n", (1, 3, 9)), [1, 3]),
+        (Condition(Operator.AMONG, "n", (1, 9), negated=True), [2, 3]),
+        (Condition(Operator.NULL, "n"), [None]),
+        (Condition(Operator.NULL, "f", negated=True), [1, 2, None]),
     ],
 )
-def test_of_a_null_neither_a_condition_nor_its_negation_holds(condition, kept):
-    assert takes(condition, ROWS.schema)
-    assert filtered(ROWS, [condition]).column("n").to_pylist() == kept
+def test_filter_rows_excludes_null_from_condition_and_negation(condition, expected):
+    assert supports(condition, ROWS.schema)
+    assert filter_rows(ROWS, [condition]).column("n").to_pylist() == expected
 
 
 @pytest.mark.parametrize(
     "condition",
     [
-        Condition(Asks.EQUAL, "f", (0.0,)),
-        Condition(Asks.EQUAL, "n", (2**40,)),
-        Condition(Asks.EQUAL, "n", (True,)),
-        Condition(Asks.EQUAL, "n", (None,)),
-        Condition(Asks.AMONG, "n", (1, None)),
-        Condition(Asks.EQUAL, "N", (1,)),
-        Condition(Asks.EQUAL, "t", ("\ud800",)),
+        Condition(Operator.EQUAL, "f", (0.0,)),
+        Condition(Operator.EQUAL, "n", (2**40,)),
+        Condition(Operator.EQUAL, "n", (True,)),
+        Condition(Operator.EQUAL, "n", (None,)),
+        Condition(Operator.AMONG, "n", (1, None)),
+        Condition(Operator.EQUAL, "N", (1,)),
+        Condition(Operator.EQUAL, "t", ("\ud800",)),
     ],
 )
-def test_what_spark_might_see_otherwise_is_left_to_spark(condition):
-    assert not takes(condition, ROWS.schema)
+def test_supports_rejects_conditions_that_spark_evaluates_differently(condition):
+    assert not supports(condition, ROWS.schema)

@@ -1,4 +1,4 @@
-"""A follower, driven as Spark drives it: what a batch covers is written down before it runs."""
+"""A follower, driven as Spark drives it: the end of a batch is logged before the batch runs."""
 
 import random
 from collections import Counter
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import persist
-from penstock.datasource.follower import Follower, find_followed
+from penstock.datasource.follower import Follower, find_streamed
 from penstock.datasource.options import StreamOptions
 from penstock.datasource.read_task import updates_of
 from penstock.datasource.stream_offsets import Offset
@@ -29,51 +29,55 @@ seeds = count()
 
 
 class Query:
-    """A streaming query with its checkpoint; it can be killed at any point and started again."""
+    """A streaming query with its checkpoint, which can be killed at any point and started again."""
 
-    def __init__(self, url: str, *, limit: int | None = None, old: bool = False, **options: Any):
+    def __init__(
+        self, url: str, *, limit: int | None = None, without_start: bool = False, **options: Any
+    ):
         self.options = StreamOptions(
             location=url, collection="rows", max_rows=limit, **{"start_at": "latest", **options}
         )
         self.limit = limit
-        self.old = old
+        self.without_start = without_start
         self.offsets: list[dict[str, Any]] = []
-        self.given: list[list[tuple[Any, ...]]] = []
+        self.delivered: list[list[tuple[Any, ...]]] = []
         self.follower: Follower | None = None
         self.killed: list[Follower] = []
 
     def start(self) -> "Query":
-        """Start it; one that ran before is as if it had been killed, and lets go of nothing."""
-        chance = random.Random(next(seeds))
+        """Start the query; a previous run counts as killed, and releases nothing."""
+        rng = random.Random(next(seeds))
         self.follower = Follower(
-            find_followed(self.options), self.options, settings=by_hand(chance=chance)
+            find_streamed(self.options), self.options, settings=by_hand(chance=rng)
         )
         self.killed.append(self.follower)
         self.initial: dict[str, Any] | None = None
         return self
 
     def step(self, until: str = "") -> bool:
-        """One batch, or what of it is done when `until` has happened; whether there was one."""
+        """Run one batch, or its steps up to `until`; return whether there was a batch."""
         follower = self.follower
         assert follower is not None
-        if len(self.offsets) == len(self.given):
-            if self.old:
-                end = follower.latest_of_all().to_json()
+        if len(self.offsets) == len(self.delivered):
+            if self.without_start:
+                end = follower.latest_without_start().to_json()
             else:
                 end = follower.latest(Offset.from_json(self.begin()), self.limit).to_json()
-            # Where a source does not hear of the start, a first batch may hold nothing.
-            if end == (self.offsets[-1] if self.offsets else None if self.old else self.begin()):
+            # Without the start, the first batch can be empty.
+            if end == (
+                self.offsets[-1] if self.offsets else None if self.without_start else self.begin()
+            ):
                 return False
             self.offsets.append(end)
             if until == "logged":
                 return True
             if len(self.offsets) > 1:
-                follower.committed(Offset.from_json(self.offsets[-2]))
+                follower.commit(Offset.from_json(self.offsets[-2]))
         start = self.offsets[-2] if len(self.offsets) > 1 else self.begin(first=True)
         tasks = follower.plan(Offset.from_json(start), Offset.from_json(self.offsets[-1]))
         if until == "planned":
             return True
-        self.given.append([u for t in tasks for some in updates_of(t) for u in values(some)])
+        self.delivered.append([u for t in tasks for some in updates_of(t) for u in values(some)])
         return True
 
     def begin(self, *, first: bool = False) -> dict[str, Any]:
@@ -93,12 +97,12 @@ class Query:
             self.follower = None
 
     def sums(self, as_of: int) -> "Counter[Any]":
-        """What was given up to a time, added up."""
-        found: Counter[Any] = Counter()
-        for *row, time, diff in (update for batch in self.given for update in batch):
+        """Return the sum of the delivered updates up to a time."""
+        totals: Counter[Any] = Counter()
+        for *row, time, diff in (update for batch in self.delivered for update in batch):
             if time <= as_of:
-                found[tuple(row)] += diff
-        return Counter({row: n for row, n in found.items() if n})
+                totals[tuple(row)] += diff
+        return Counter({row: n for row, n in totals.items() if n})
 
 
 @contextmanager
@@ -128,11 +132,17 @@ lives = st.lists(rounds, min_size=1, max_size=8).map(lambda life: [e for r in li
     st.booleans(),
 )
 @settings(max_examples=60)
-def test_each_change_is_given_once_whenever_a_query_is_killed(life, snapshot, limit, inline, old):
-    """With a durable hold, and compaction as fast as it may."""
+def test_killed_query_delivers_each_change_once(life, snapshot, limit, inline, without_start):
+    """The query has a durable hold, and compaction is as fast as allowed."""
     model = ModelCollection([Version(0, ("k", "n"))])
     with shop(inline_bytes=inline, fan_in=2) as (url, client, table):
-        query = Query(url, limit=None if old else limit, old=old, snapshot=snapshot, owner="q")
+        query = Query(
+            url,
+            limit=None if without_start else limit,
+            without_start=without_start,
+            snapshot=snapshot,
+            owner="q",
+        )
         query.start()
         for each in life:
             if each in ("kill", "restart"):
@@ -142,7 +152,7 @@ def test_each_change_is_given_once_whenever_a_query_is_killed(life, snapshot, li
             elif isinstance(each, str):
                 query.step(each)
                 if each in ("logged", "planned"):
-                    # Killed, and its lease has run out: the durable hold must do.
+                    # Killed, and its lease expired: only the durable hold remains.
                     query.stop()
                     query.start()
             else:
@@ -152,7 +162,7 @@ def test_each_change_is_given_once_whenever_a_query_is_killed(life, snapshot, li
         begins = query.offsets[0]["begins"] if query.offsets else 0
         before = model.contents(begins - 1) if begins and not snapshot else Counter()
         if query.offsets:
-            # Where since is at upper already, the latest time is still to come.
+            # If since equals upper, the latest time is in the future.
             assert query.offsets[-1]["upper"] == max(model.upper, begins)
             for as_of in range(begins, model.upper):
                 expected = model.contents(as_of)
@@ -161,27 +171,27 @@ def test_each_change_is_given_once_whenever_a_query_is_killed(life, snapshot, li
         query.stop()
 
 
-def test_admission_is_by_rows_and_by_whole_times():
+def test_latest_with_limit_admits_complete_times():
     with shop() as (url, _, table):
         put(table, *[("a", n, n, 1) for n in range(4)], upper=4)
         put(table, ("b", 1, 6, 1), ("b", 2, 6, 1), ("b", 3, 6, 1), ("b", 4, 9, 1), upper=20)
         query = Query(url, limit=2, start_at="0", snapshot=False).start()
         query.finish()
-        assert [len(batch) for batch in query.given] == [2, 1, 3, 1]
+        assert [len(batch) for batch in query.delivered] == [2, 1, 3, 1]
         assert [each["upper"] for each in query.offsets] == [3, 6, 9, 20]
         query.stop()
 
 
-def test_the_snapshot_comes_first_at_the_time_a_stream_starts_at():
+def test_stream_starts_with_snapshot_at_start_time():
     with shop() as (url, _, table):
         put(table, ("a", 1, 1, 1), ("a", 1, 2, -1), ("b", 1, 2, 2), upper=4)
         query = Query(url, start_at="3").start()
         query.finish()
-        assert query.given == [[("b", 1, 3, 2)]]
+        assert query.delivered == [[("b", 1, 3, 2)]]
         query.stop()
 
 
-def test_the_contents_of_the_last_time_before_an_error_are_given_and_then_the_error():
+def test_stream_of_errored_collection_delivers_contents_then_raises():
     with shop() as (url, client, table):
         put(table, ("a", 1, 1, 1), upper=10)
         lost = persist.StoredError("SlotLost", "slot is gone", "", "Resync it.")
@@ -189,32 +199,32 @@ def test_the_contents_of_the_last_time_before_an_error_are_given_and_then_the_er
         query = Query(url, start_at="9").start()
         with pytest.raises(persist.CollectionErrored, match="slot is gone"):
             query.finish()
-        assert query.given == [[("a", 1, 9, 1)]]
+        assert query.delivered == [[("a", 1, 9, 1)]]
         query.stop()
 
 
-def test_a_stream_may_start_at_a_time_that_is_still_to_come():
+def test_stream_can_start_at_a_future_time():
     with shop() as (url, _, table):
         put(table, ("a", 1, 1, 1), upper=2)
         query = Query(url, start_at="5").start()
         assert not query.step()
         put(table, ("a", 2, 5, 1), ("a", 3, 6, 1), upper=7)
         query.finish()
-        assert query.given == [[("a", 1, 5, 1), ("a", 2, 5, 1), ("a", 3, 6, 1)]]
+        assert query.delivered == [[("a", 1, 5, 1), ("a", 2, 5, 1), ("a", 3, 6, 1)]]
         query.stop()
 
 
-def test_where_nothing_is_complete_yet_latest_is_the_beginning():
+def test_latest_without_complete_time_is_the_beginning():
     with shop() as (url, _, table):
         query = Query(url).start()
         assert not query.step()
         put(table, ("a", 1, 0, 1), upper=1)
         query.finish()
-        assert query.given == [[("a", 1, 0, 1)]]
+        assert query.delivered == [[("a", 1, 0, 1)]]
         query.stop()
 
 
-def test_a_stream_cannot_start_below_since():
+def test_stream_start_below_since_raises():
     with shop() as (url, client, table):
         put(table, ("a", 1, 1, 1), upper=9)
         table.allow_compaction(5).result()
@@ -225,12 +235,12 @@ def test_a_stream_cannot_start_below_since():
         query.stop()
 
 
-def test_available_now_ends_at_what_was_complete_at_the_start():
+def test_available_now_ends_at_upper_of_start():
     with shop() as (url, _, table):
         put(table, ("a", 1, 1, 1), ("a", 2, 2, 1), upper=3)
         query = Query(url, limit=1, start_at="0", snapshot=False).start()
         assert query.follower is not None
-        query.follower.until_now()
+        query.follower.stop_at_current_upper()
         query.step()
         put(table, ("a", 3, 3, 1), upper=5)
         table.alter(GROWN)
@@ -239,55 +249,57 @@ def test_available_now_ends_at_what_was_complete_at_the_start():
         query.stop()
 
 
-def compacted(client: Client, table: Collection, since: int) -> None:
+def compact(client: Client, table: Collection, since: int) -> None:
     table.allow_compaction(since).result()
     for _ in range(3):
         client.run_maintenance()
     client.compact()
 
 
-def test_history_is_held_while_a_query_runs_and_let_go_as_it_commits():
+def test_running_query_holds_history_until_commit():
     with shop(inline_bytes=0) as (url, client, table):
         put(table, ("a", 1, 1, 1), upper=3)
         query = Query(url, start_at="2", limit=1).start()
         query.step()
         put(table, ("a", 2, 4, 1), ("a", 3, 5, 1), upper=7)
         query.step("planned")
-        compacted(client, table, 7)
+        compact(client, table, 7)
         assert table.since == 2
         query.finish()
-        assert [len(batch) for batch in query.given] == [1, 1, 1]
+        assert [len(batch) for batch in query.delivered] == [1, 1, 1]
         query.stop()
-        compacted(client, table, 7)
+        compact(client, table, 7)
         assert table.since == 7
 
 
-def test_a_query_that_was_overtaken_says_so_and_what_to_do():
+def test_query_behind_since_raises_with_remedy():
     with shop() as (url, client, table):
         put(table, ("a", 1, 1, 1), upper=3)
         query = Query(url).start()
         query.step()
         query.stop()
         put(table, ("a", 2, 4, 1), upper=7)
-        compacted(client, table, 5)
+        compact(client, table, 5)
         query.start()
         with pytest.raises(UsageError) as caught:
             query.step()
-        assert str(caught.value) == 'stream of collection "rows" cannot go on from 3'
-        assert "since is 5" in caught.value.detail
-        assert "option hold with a name" in caught.value.hint
+        assert str(caught.value) == 'stream of collection "rows" cannot resume at 3'
+        assert "since of the collection is 5" in caught.value.detail
+        assert "set the option hold to a name" in caught.value.hint
         query.stop()
 
 
-def forgotten(client: Client, table: Collection, clock: ManualClock, since: int) -> None:
-    """Compact, with every lease run out."""
-    compacted(client, table, since)
+def compact_without_leases(
+    client: Client, table: Collection, clock: ManualClock, since: int
+) -> None:
+    """Compact after all leases expired."""
+    compact(client, table, since)
     clock.move_ms(3_600_000)
-    compacted(client, table, since)
+    compact(client, table, since)
     assert table.since == since
 
 
-def test_a_query_that_lost_its_hold_takes_a_new_one_where_nothing_is_missing():
+def test_query_with_lost_hold_claims_again_if_history_exists():
     clock = ManualClock()
     with shop(clock=clock, inline_bytes=0, fan_in=2) as (url, client, table):
         put(table, ("a", 1, 1, 1), upper=3)
@@ -296,36 +308,36 @@ def test_a_query_that_lost_its_hold_takes_a_new_one_where_nothing_is_missing():
         put(table, ("a", 2, 3, 1), upper=4)
         query.step()
         put(table, ("a", 3, 4, 1), ("a", 4, 5, 1), upper=7)
-        forgotten(client, table, clock, 3)
+        compact_without_leases(client, table, clock, 3)
         query.step()
-        assert query.given[-1] == [("a", 3, 4, 1)]
+        assert query.delivered[-1] == [("a", 3, 4, 1)]
         ((_, hold),) = list_holds(client.reader.machine.blob).values()
         assert hold.sinces == {table.id: 3}
-        compacted(client, table, 7)
+        compact(client, table, 7)
         assert table.since == 3
         query.finish()
-        assert query.given[-1] == [("a", 4, 5, 1)]
+        assert query.delivered[-1] == [("a", 4, 5, 1)]
         query.stop()
         assert list_holds(client.reader.machine.blob) == {}
 
 
-def test_a_query_that_lost_its_hold_and_what_it_kept_says_so():
+def test_query_with_lost_hold_and_history_raises():
     clock = ManualClock()
     with shop(clock=clock) as (url, client, table):
         put(table, ("a", 1, 1, 1), upper=3)
         query = Query(url).start()
         query.step()
         put(table, ("a", 2, 4, 1), upper=7)
-        forgotten(client, table, clock, 5)
-        with pytest.raises(UsageError, match="cannot go on from 3") as caught:
+        compact_without_leases(client, table, clock, 5)
+        with pytest.raises(UsageError, match="cannot resume at 3") as caught:
             query.step()
-        assert "since is 5" in caught.value.detail
+        assert "since of the collection is 5" in caught.value.detail
         assert "lease ran out" in caught.value.detail
         query.stop()
         assert list_holds(client.reader.machine.blob) == {}
 
 
-def test_a_query_that_lost_its_lease_keeps_its_durable_hold_but_takes_none_from_a_newer_one():
+def test_query_with_lost_lease_keeps_durable_hold_unless_newer_query_has_it():
     clock = ManualClock()
     with shop(clock=clock, inline_bytes=0, fan_in=2) as (url, client, table):
         put(table, ("a", 1, 1, 1), upper=3)
@@ -333,7 +345,7 @@ def test_a_query_that_lost_its_lease_keeps_its_durable_hold_but_takes_none_from_
         query.step()
         put(table, ("a", 2, 3, 1), upper=4)
         query.step()
-        forgotten(client, table, clock, 2)
+        compact_without_leases(client, table, clock, 2)
         put(table, ("a", 3, 4, 1), upper=5)
         query.step()
         (token,) = (
@@ -344,10 +356,10 @@ def test_a_query_that_lost_its_lease_keeps_its_durable_hold_but_takes_none_from_
         assert token == 1
         newer = Query(url, owner="q").start()
         newer.step()
-        forgotten(client, table, clock, 3)
-        for n, each in ((6, newer), (7, newer)):
+        compact_without_leases(client, table, clock, 3)
+        for n, running in ((6, newer), (7, newer)):
             put(table, ("a", n, n, 1), upper=n + 1)
-            each.step()
+            running.step()
         with pytest.raises(Fenced):
             query.finish()
         put(table, ("a", 8, 8, 1), upper=9)
@@ -356,19 +368,19 @@ def test_a_query_that_lost_its_lease_keeps_its_durable_hold_but_takes_none_from_
         newer.stop()
 
 
-def test_earliest_is_a_later_time_where_since_moved_before_it_was_held(monkeypatch):
+def test_earliest_follows_since_that_advances_before_the_claim(monkeypatch):
     with shop() as (url, client, table):
         put(table, ("a", 1, 1, 1), ("a", 2, 4, 1), upper=7)
 
         def moving(query: Query, since: int) -> Query:
-            """Since moves just before the query claims where it begins."""
+            """Advance since just before the query claims its start."""
             follower = query.start().follower
             assert follower is not None
             real = follower._claim_from
 
             def claim_from(needed: int) -> None:
                 monkeypatch.undo()
-                compacted(client, table, since)
+                compact(client, table, since)
                 real(needed)
 
             monkeypatch.setattr(follower, "_claim_from", claim_from)
@@ -376,7 +388,7 @@ def test_earliest_is_a_later_time_where_since_moved_before_it_was_held(monkeypat
 
         query = moving(Query(url, start_at="earliest"), 3)
         query.finish()
-        assert query.given == [[("a", 1, 3, 1), ("a", 2, 4, 1)]]
+        assert query.delivered == [[("a", 1, 3, 1), ("a", 2, 4, 1)]]
         query.stop()
         query = moving(Query(url, start_at="3"), 5)
         with pytest.raises(SinceError):
@@ -384,21 +396,21 @@ def test_earliest_is_a_later_time_where_since_moved_before_it_was_held(monkeypat
         query.stop()
 
 
-def test_a_durable_hold_waits_for_a_query_that_is_stopped_and_moves_on_with_it():
+def test_durable_hold_outlives_stopped_query_and_advances_with_it():
     with shop() as (url, client, table):
         put(table, ("a", 1, 1, 1), upper=3)
         query = Query(url, owner="q").start()
         query.step()
         query.stop()
         put(table, ("a", 2, 4, 1), ("a", 2, 5, -1), upper=7)
-        compacted(client, table, 7)
+        compact(client, table, 7)
         assert table.since == 2
         query.start().finish()
-        assert query.given[1] == [("a", 2, 4, 1), ("a", 2, 5, -1)]
+        assert query.delivered[1] == [("a", 2, 4, 1), ("a", 2, 5, -1)]
         put(table, ("a", 3, 8, 1), upper=9)
         query.finish()
         query.stop()
-        compacted(client, table, 9)
+        compact(client, table, 9)
         assert table.since == 6
         ((_, hold),) = list_holds(client.reader.machine.blob).values()
         assert (hold.owner, hold.lease_ms) == ("q", None)
@@ -423,7 +435,7 @@ def test_the_older_of_two_queries_with_one_hold_is_fenced():
 def test_a_batch_ends_where_the_schema_changes_and_a_new_start_goes_on():
     with shop() as (url, _, table):
         put(table, ("a", 1, 1, 1), upper=3)
-        query = Query(url, old=False).start()
+        query = Query(url, without_start=False).start()
         query.step()
         put(table, ("a", 2, 3, 1), upper=5)
         table.alter(GROWN, defaults={"note": "old"})
@@ -431,13 +443,13 @@ def test_a_batch_ends_where_the_schema_changes_and_a_new_start_goes_on():
         table.seal(8).result()
         query.step()
         assert query.offsets[-1]["upper"] == 5
-        assert query.given[-1] == [("a", 2, 3, 1)]
-        with pytest.raises(UsageError, match='"rows" has another schema from 5 on') as caught:
+        assert query.delivered[-1] == [("a", 2, 3, 1)]
+        with pytest.raises(UsageError, match='"rows" has a new schema from 5 on') as caught:
             query.step()
         assert "Start the query again" in caught.value.hint
         query.stop()
         query.start().finish()
-        assert query.given[-1] == [("b", 1, "new", 6, 1)]
+        assert query.delivered[-1] == [("b", 1, "new", 6, 1)]
         query.stop()
 
 
@@ -450,7 +462,7 @@ def test_a_batch_that_is_repeated_in_a_new_schema_gives_the_same_updates():
         query.step("planned")
         table.alter(GROWN, defaults={"note": "old"})
         query.start().finish()
-        assert query.given == [[("a", 1, 2, 1)], [("a", 2, "old", 3, 1)]]
+        assert query.delivered == [[("a", 1, 2, 1)], [("a", 2, "old", 3, 1)]]
         query.stop()
 
 
@@ -466,7 +478,7 @@ def test_a_collection_that_was_destroyed_is_not_followed_into_its_next_life():
         again = client.create_or_load("rows", schema=SCHEMA)
         put(again, ("z", 1, 1, 1), upper=9)
         query.start()
-        with pytest.raises(UsageError, match="checkpoint is of another collection") as caught:
+        with pytest.raises(UsageError, match="checkpoint belongs to another collection") as caught:
             query.step()
         assert "new checkpoint location" in caught.value.hint
         query.stop()

@@ -36,7 +36,7 @@ def read(location: str, name: str, **options: str) -> list[Row]:
 
 
 def stream(location: str, name: str, **options: str) -> tuple[list[str], list[Row]]:
-    """The columns of a stream, and the rows of its first batch."""
+    """Return the columns of a stream and the rows of its first batch."""
     source = PenstockSource({"location": location, "path": name, **options})
     schema = source.schema()
     reader = source.streamReader(schema)
@@ -67,7 +67,7 @@ def test_stream_reads_the_counts_of_a_remap(lake: str) -> None:
     assert [row["mz_diff"] for row in rows] == [3]
 
 
-def test_stream_with_progress_ends_each_batch_with_how_far_it_has_come(lake: str) -> None:
+def test_stream_with_progress_ends_each_batch_with_a_progress_row(lake: str) -> None:
     names, rows = stream(lake, "words", startAt="earliest", progress="true")
     assert names[-3:] == ["mz_timestamp", "mz_progressed", "mz_diff"]
     *updates, last = rows
@@ -88,15 +88,15 @@ def test_stream_with_progress_of_a_quiet_collection_reports_its_upper(tmp_path: 
     ]
 
 
-def test_stream_without_start_at_is_rejected_with_the_values_it_takes(
+def test_stream_without_start_at_is_rejected_with_valid_values(
     lake: str,
 ) -> None:
     source = PenstockSource({"location": lake, "path": "words"})
-    with pytest.raises(UsageError, match='needs option "startAt"') as raised:
+    with pytest.raises(UsageError, match='requires option "startAt"') as raised:
         source.streamReader(source.schema())
     assert "latest, earliest, milliseconds since the epoch, or RFC 3339" in raised.value.hint
     with persist.open(f"{lake}/new", writer="w") as client:
         client.create_or_load("new", key=persist.TEXT, value=persist.UNIT)
     with pytest.raises(UsageError) as raised:
         PenstockSource({"location": lake, "path": "new"}).schema()
-    assert "For spark.readStream, add the option startAt. Give latest" in raised.value.hint
+    assert "For spark.readStream, add the option startAt. Use latest" in raised.value.hint

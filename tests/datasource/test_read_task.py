@@ -1,4 +1,4 @@
-"""Tasks between them give what was planned, whatever they are cut into."""
+"""Tasks together return the planned rows, however the plan divides them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ def new_url() -> str:
 
 
 @contextmanager
-def lived(history: History, url: str) -> Iterator[tuple[Collection, ModelCollection]]:
-    """A collection at `url`, with that history."""
+def run_history(history: History, url: str) -> Iterator[tuple[Collection, ModelCollection]]:
+    """Yield a collection at `url` with that history."""
     model = ModelCollection([Version(0, tuple(SCHEMA.names))])
     with (
         mock.patch.object(merger, "FOLD_BYTES", history.fold_bytes),
@@ -50,7 +50,7 @@ def lived(history: History, url: str) -> Iterator[tuple[Collection, ModelCollect
 
 
 def rows(tasks: list[Task]) -> list[tuple[Any, ...]]:
-    """What the tasks give between them."""
+    """Return the rows of all tasks."""
     return [row for task in tasks for some in rows_of(task) for row in values(some)]
 
 
@@ -61,11 +61,11 @@ def values(table: pa.Table) -> list[tuple[Any, ...]]:
 @given(histories())
 @settings(max_examples=40)
 @pytest.mark.parametrize("pack_bytes", [1, 1 << 20])
-def test_the_tasks_give_the_contents_as_of_every_time(pack_bytes, history):
+def test_tasks_read_the_contents_as_of_every_time(pack_bytes, history):
     url = new_url()
     with (
         mock.patch.object(read_task, "PACK_BYTES", pack_bytes),
-        lived(history, url) as (table, model),
+        run_history(history, url) as (table, model),
     ):
         for as_of in range(model.since, model.upper):
             scan = scan_snapshot(table.state, as_of)
@@ -76,7 +76,7 @@ def test_the_tasks_give_the_contents_as_of_every_time(pack_bytes, history):
 
 
 def merged(url: str, **changed: Any) -> tuple[Client, Collection]:
-    """A collection with a base of two parts, and a little that came after."""
+    """Return a collection with a base of two parts and a few later updates."""
     client = persist.open(
         url, writer="w", settings=by_hand(part_bytes=200, inline_bytes=0, **changed)
     )
@@ -100,7 +100,7 @@ def merged(url: str, **changed: Any) -> tuple[Client, Collection]:
     return client, table
 
 
-def test_rows_are_told_apart_bit_by_bit():
+def test_rows_are_compared_by_bytes():
     url = new_url()
     client, table = merged(url)
     with client, mock.patch.object(read_task, "PACK_BYTES", 1):
@@ -113,66 +113,70 @@ def test_rows_are_told_apart_bit_by_bit():
         )
 
 
-def test_a_row_is_there_as_often_as_it_was_written():
+def test_row_repeats_by_its_diff():
     url = new_url()
     with persist.open(url, writer="w", settings=by_hand()) as client:
         table = client.create_or_load("rows", schema=SCHEMA)
         table.write([({"k": "a", "n": 1}, 1, 200_000), ({"k": "b", "n": 1}, 1, 3)])
         table.seal(2).result()
-        (task,) = plan_contents(*found(url))
-        pieces = list(rows_of(task))
-        assert max(piece.num_rows for piece in pieces) <= read_task.ROWS_AT_ONCE
-        keys = Counter(k for piece in pieces for k in piece.column("k").to_pylist())
+        (task,) = plan_contents(*find(url))
+        chunks = list(rows_of(task))
+        assert max(chunk.num_rows for chunk in chunks) <= read_task.ROWS_AT_ONCE
+        keys = Counter(k for chunk in chunks for k in chunk.column("k").to_pylist())
         assert keys == {"a": 200_000, "b": 3}
 
 
-def test_less_than_none_of_a_row_is_an_error():
+def test_negative_multiplicity_raises_internal_error():
     url = new_url()
     with persist.open(url, writer="w", settings=by_hand()) as client:
         table = client.create_or_load("rows", schema=SCHEMA)
         table.write([({"k": "a", "n": 1}, 1, -2)])
         table.seal(2).result()
-        (task,) = plan_contents(*found(url))
-        with pytest.raises(InternalError, match='collection "rows" holds -2 of a row as of 1'):
+        (task,) = plan_contents(*find(url))
+        with pytest.raises(
+            InternalError, match='collection "rows" has a row with multiplicity -2 as of 1'
+        ):
             rows([task])
 
 
-def found(url: str, **changed: Any) -> tuple[Any, BatchOptions]:
+def find(url: str, **changed: Any) -> tuple[Any, BatchOptions]:
     options = BatchOptions(location=url, collection="rows", **changed)
     return find_contents(options), options
 
 
-def test_too_much_for_one_task_is_refused_and_leaves_no_hold():
+def test_plan_beyond_max_task_bytes_raises_without_hold():
     url = new_url()
     client, _ = merged(url)
     with client:
-        with pytest.raises(UsageError, match="too much to add up in one task as of 2") as caught:
-            plan_contents(*found(url, max_task_bytes=10))
+        with pytest.raises(
+            UsageError, match="too large to consolidate in one task as of 2"
+        ) as caught:
+            plan_contents(*find(url, max_task_bytes=10))
         assert "penstock.spark.read" in caught.value.hint
         assert list_holds(client.reader.machine.blob) == {}
 
 
-def test_a_planning_leaves_a_hold_to_its_lease():
+def test_plan_leaves_hold_until_lease_expires():
     url = new_url()
     clock = ManualClock()
     client, table = merged(url, clock=clock)
     with client:
-        tasks = plan_contents(*found(url, as_of="1", hold_for_ms=60_000))
+        tasks = plan_contents(*find(url, as_of="1", hold_for_ms=60_000))
         ((_, hold),) = list_holds(client.reader.machine.blob).values()
         assert (hold.lease_ms, hold.sinces) == (60_000, {table.id: 1})
 
-        def compacted() -> None:
+        def compact() -> None:
             table.allow_compaction(2).result()
             for _ in range(4):
                 client.run_maintenance()
             client.compact()
 
-        compacted()
+        compact()
         assert table.since == 1
         assert len(rows(tasks)) == 33
 
         clock.move_ms(60_001)
-        compacted()
+        compact()
         assert table.since == 2
         assert list_holds(client.reader.machine.blob) == {}
         with pytest.raises(UsageError, match="was compacted while it was being read") as caught:
@@ -180,19 +184,19 @@ def test_a_planning_leaves_a_hold_to_its_lease():
         assert "holdFor" in caught.value.hint
 
 
-def test_without_a_hold_a_planning_leaves_no_trace():
+def test_plan_without_hold_creates_none():
     url = new_url()
     client, _ = merged(url)
     with client:
-        plan_contents(*found(url, hold=False))
+        plan_contents(*find(url, hold=False))
         assert list_holds(client.reader.machine.blob) == {}
 
 
-def test_a_damaged_file_is_damage_and_no_matter_of_holds():
+def test_damaged_file_raises_corruption():
     url = new_url()
     client, _ = merged(url)
     with client:
-        tasks = plan_contents(*found(url))
+        tasks = plan_contents(*find(url))
         blob = client.reader.machine.blob
         for key in client.state.linked():
             blob.put(key, b"PAR1")
@@ -200,11 +204,11 @@ def test_a_damaged_file_is_damage_and_no_matter_of_holds():
             rows(tasks)
 
 
-def test_contents_are_those_of_the_time_they_were_found_for():
+def test_contents_keep_the_time_of_their_lookup():
     url = new_url()
     client, table = merged(url)
     with client:
-        contents, options = found(url)
+        contents, options = find(url)
         table.write([({"k": 1.0, "v": [1]}, 3, -1)])
         table.seal(4).result()
         given = [some for task in plan_contents(contents, options) for some in rows_of(task)]

@@ -1,4 +1,4 @@
-"""The format on a real Spark: few tests, each with several promises, since each batch costs."""
+"""The format on a real Spark: few tests with several assertions, because batches are slow."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class Shop:
-    """A location with one collection, in files."""
+    """A storage location with one collection, on disk."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"file:{folder / 'lake'}"
@@ -76,7 +76,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 
 class Sink:
-    """Takes what a batch gives under its number, so that one that is repeated counts once."""
+    """Stores the rows of a batch by its number, so a repeated batch counts once."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[tuple[Any, ...]]] = {}
@@ -96,7 +96,7 @@ def rows(frame: DataFrame) -> "Counter[tuple[Any, ...]]":
     return Counter(map(tuple, frame.collect()))
 
 
-def test_a_batch_is_the_contents_as_of_its_time(spark: SparkSession, shop: Shop) -> None:
+def test_batch_reads_contents_as_of_its_time(spark: SparkSession, shop: Shop) -> None:
     shop.put(("a", 1, 1, 1), ("b", 2, 1, 1), (None, None, 1, 1), upper=2)
     shop.compact(1)
     shop.put(("a", 1, 2, -1), ("a", 3, 2, 1), ("c", 4, 2, 1), upper=3)
@@ -123,7 +123,7 @@ def holds(shop: Shop) -> list[str]:
     return [listed.key for listed in shop.client.reader.machine.blob.list("hold/")]
 
 
-def test_every_type_comes_as_spark_shows_it(spark: SparkSession, shop: Shop) -> None:
+def test_every_type_has_its_spark_form(spark: SparkSession, shop: Shop) -> None:
     zone = datetime(2026, 11, 15, 12, tzinfo=UTC)
     columns: list[tuple[str, pa.DataType, Any, Any]] = [
         ("u8", pa.uint8(), 200, 200),
@@ -163,15 +163,15 @@ def test_every_type_comes_as_spark_shows_it(spark: SparkSession, shop: Shop) -> 
     frame = shop.read(spark, "types")
     assert [field.nullable for field in frame.schema] == [True] * len(columns) + [False]
     full, empty = sorted(frame.collect(), key=lambda row: row.must)
-    found = [
+    types = [
         tuple(v) if isinstance(v, tuple) else bytes(v) if isinstance(v, bytearray) else v
         for v in full
     ]
     moment = frame.selectExpr("unix_micros(at)").where("must = 1").collect()[0][0]
     assert moment == int(zone.timestamp() * 1_000_000)
     expected = [value for *_, value in columns]
-    at = schema.names.index("at")
-    assert [*found[:at], *found[at + 1 :]] == [*expected[:at], *expected[at + 1 :], 1]
+    i = schema.names.index("at")
+    assert [*types[:i], *types[i + 1 :]] == [*expected[:i], *expected[i + 1 :], 1]
     assert list(empty) == [None] * len(columns) + [2]
 
     sink = Sink()
@@ -183,33 +183,39 @@ def test_every_type_comes_as_spark_shows_it(spark: SparkSession, shop: Shop) -> 
     assert given[2][place : place + 2] == (None, None)
 
 
-def test_what_cannot_be_done_is_said(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
+def test_unsupported_calls_raise_with_remedy(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
     shop.put(("a", 1, 1, 1), upper=2)
 
-    def refused(call: Callable[[], Any], *told: str) -> None:
+    def assert_rejected(call: Callable[[], Any], *texts: str) -> None:
         with pytest.raises((AnalysisException, StreamingQueryException)) as caught:
             call()
-        for each in told:
-            assert each in str(caught.value)
+        for text in texts:
+            assert text in str(caught.value)
 
-    refused(lambda: shop.read(spark, as_of=1), 'has no option "as_of"', "hint: It has location")
-    refused(lambda: shop.read(spark, startAt=1).collect(), '"startAt" is for spark.readStream')
+    assert_rejected(
+        lambda: shop.read(spark, as_of=1), 'has no option "as_of"', "hint: The options are location"
+    )
+    assert_rejected(
+        lambda: shop.read(spark, startAt=1).collect(), '"startAt" is for spark.readStream'
+    )
     other = spark.read.format("penstock").options(location=shop.url).schema("k string")
-    refused(lambda: other.load("rows").collect(), "Leave schema(…) out")
+    assert_rejected(lambda: other.load("rows").collect(), "Remove schema(…)")
     missing = spark.readStream.format("penstock").options(location=shop.url).load("rows")
     starting = missing.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
-    refused(lambda: starting.start().awaitTermination(60), 'needs option "startAt"')
+    assert_rejected(lambda: starting.start().awaitTermination(60), 'requires option "startAt"')
 
 
 @pytest.mark.skipif(
     pyspark.__version__.startswith("4.1."), reason="PySpark 4.1 does not limit the rows of a batch"
 )
-def test_a_stream_gives_each_change_once_across_restarts(spark: SparkSession, shop: Shop) -> None:
+def test_restarted_stream_delivers_each_change_once(spark: SparkSession, shop: Shop) -> None:
     sink = Sink()
     options = {"startAt": "latest", "maxRowsPerTrigger": 2, "hold": "nightly"}
     shop.put(("a", 1, 1, 1), ("b", 1, 2, 1), upper=3)
 
-    # Killed after the first batch was logged, and before it was done.
+    # Killed after the first batch was logged and before it completed.
     sink.fails_at = 0
     with pytest.raises(StreamingQueryException):
         shop.follow(spark, sink, **options).awaitTermination(120)
@@ -217,7 +223,7 @@ def test_a_stream_gives_each_change_once_across_restarts(spark: SparkSession, sh
     shop.compact(6)
     assert shop.table.since == 2
 
-    # Killed in the third, with the first two done; and what is there now is the end.
+    # Killed in the third batch, with the first two complete; the current contents are the end.
     sink.fails_at = 2
     with pytest.raises(StreamingQueryException):
         shop.follow(spark, sink, until_now=True, **options).awaitTermination(120)
@@ -233,7 +239,7 @@ def test_a_stream_gives_each_change_once_across_restarts(spark: SparkSession, sh
     ]
 
 
-def test_a_running_stream_keeps_what_it_reads_and_stops_where_the_schema_changes(
+def test_running_stream_holds_history_and_stops_at_schema_change(
     spark: SparkSession, shop: Shop
 ) -> None:
     sink = Sink()
@@ -246,7 +252,7 @@ def test_a_running_stream_keeps_what_it_reads_and_stops_where_the_schema_changes
         query.processAllAvailable()
         assert query.exception() is None
     shop.table.alter(SCHEMA.append(pa.field("note", pa.string())))
-    with pytest.raises(StreamingQueryException, match="has another schema from 6 on"):
+    with pytest.raises(StreamingQueryException, match="has a new schema from 6 on"):
         query.awaitTermination(120)
     shop.table.write([({"k": "c", "n": 1, "note": "new"}, 6, 1)])
     shop.table.seal(7).result()

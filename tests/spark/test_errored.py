@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock.spark as ps
 from penstock import persist
-from penstock.datasource.follower import Follower, find_followed
+from penstock.datasource.follower import Follower, find_streamed
 from penstock.datasource.options import StreamOptions
 from penstock.datasource.read_task import updates_of
 from penstock.persist import AppendTo, Begin, Client, CollectionErrored, Fail, Recover, SinceError
@@ -106,7 +106,7 @@ def test_the_data_source_meets_it_too(
 
 def follower(url: str, **options: Any) -> Follower:
     asked = StreamOptions(location=url, collection="orders", **options)
-    return Follower(find_followed(asked), asked, settings=SETTINGS)
+    return Follower(find_streamed(asked), asked, settings=SETTINGS)
 
 
 def test_a_stream_goes_to_the_error_and_no_further(client: Client, url: str) -> None:

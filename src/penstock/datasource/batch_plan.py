@@ -1,13 +1,13 @@
-"""Planning a batch reading: which time, which tasks, and a hold for them.
+"""Plan of a batch read: its time, its tasks and their hold.
 
-Spark makes a source when a DataFrame is loaded and plans it whenever it is
-computed, in processes that end right after. So the time is fixed once, when
-it is loaded, and each planning leaves a hold behind that nobody renews: it
-lasts for `holdFor`, which the tasks must not outlive.
+Spark creates a data source when a DataFrame is loaded, and plans it whenever the DataFrame
+is computed, in processes that end at once. The time is therefore fixed when the DataFrame is
+loaded, and each plan creates a hold that expires after `holdFor` without renewal. Tasks must
+finish before that.
 
-Nothing is held before the first planning. Where since has moved on by then, the
-earliest time is a later one. Readings planned together agree on it, for the
-first one's hold keeps since where it is; so without holds it is an error.
+Before the first plan nothing is held. If since has advanced by then, "earliest" becomes a
+later time. Reads that are planned together agree on it, because the hold of the first one
+keeps since in place. Without holds it is an error.
 """
 
 from contextlib import closing
@@ -26,7 +26,7 @@ from penstock.persist.state import SchemaVersion, schema_as_of
 __all__ = ["Contents", "find_contents", "plan_contents"]
 
 PATIENCE_MS: Final = 60_000
-"""Someone is waiting: a store that stays away is an error after a minute."""
+"""A user waits: an unreachable store is an error after one minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +41,29 @@ class Contents:
 
 
 def find_contents(options: BatchOptions) -> Contents:
-    """What the options mean now.
+    """Resolve the options to a collection and a time.
 
     Raises:
-        CollectionMissing: there is no such collection.
-        SinceError: the time lies below since.
-        NotYetComplete: it lies at or past upper.
+        CollectionMissing: The collection does not exist.
+        SinceError: The time is below since.
+        NotYetComplete: The time is at or beyond upper.
     """
     settings = Settings(patience_ms=PATIENCE_MS)
-    client, found = find_collection(
+    client, collection = find_collection(
         options.location, options.collection, hold=False, settings=settings
     )
     with closing(client):
-        found, as_of = find_generation(found, options.as_of)
-        state = found.state
+        collection, as_of = find_generation(collection, options.as_of)
+        state = collection.state
         scan = scan_snapshot(state, as_of)
         return Contents(client.url, state.id, state.name, scan.as_of, scan.schema)
 
 
 def plan_contents(contents: Contents, options: BatchOptions) -> list[Task]:
-    """The tasks that read `contents`, and the history they need held for them.
+    """Create the hold of a read and return its tasks.
 
     Raises:
-        SinceError: the time lies below since by now, and was not "earliest".
+        SinceError: The time is below since by now, and was not "earliest".
     """
     settings = Settings(
         patience_ms=PATIENCE_MS, lease_ms=options.hold_for_ms, background=False, cache_bytes=0

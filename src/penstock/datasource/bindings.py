@@ -40,12 +40,14 @@ def find_relation_contents(options: BatchOptions, *, settings: Settings) -> Rela
     """Return the relation that the options name, as of the time they mean now; None if none does.
 
     Raises:
-        SinceError, NotYetComplete: the relation cannot be read as of that time.
+        SinceError, NotYetComplete: The relation cannot be read as of that time.
     """
-    found = find_progress_view(options.location, options.collection, hold=False, settings=settings)
-    if found is None:
+    located = find_progress_view(
+        options.location, options.collection, hold=False, settings=settings
+    )
+    if located is None:
         return None
-    client, relation = found
+    client, relation = located
     with closing(client):
         as_of = relation.time_of(options.as_of)
         relation.as_of(as_of)
@@ -73,7 +75,7 @@ def read_relation_changes(
         lower += 1
     if lower < upper:
         parts.append(relation.changes(lower, upper))
-    return pa.concat_tables([each.select(columns.names).cast(columns) for each in parts])
+    return pa.concat_tables([part.select(columns.names).cast(columns) for part in parts])
 
 
 def changes_columns(relation: ProgressView) -> pa.Schema:
@@ -86,12 +88,12 @@ def relation_in(client: Client, name: str) -> ProgressView:
     """Return the relation of that name in a storage location.
 
     Raises:
-        UsageError: it does not exist any more.
+        UsageError: The relation does not exist any more.
     """
-    for each in progress_views_in(client):
-        if each.name == name:
-            return each
+    for relation in progress_views_in(client):
+        if relation.name == name:
+            return relation
     raise UsageError(
         f'progress relation "{name}" does not exist any more',
-        hint="If it was renamed, start the query again with the new name.",
+        hint="If the source was renamed, start the query again with the new name.",
     )

@@ -1,9 +1,8 @@
-"""Conditions on rows that Spark hands down, where Arrow answers them just as Spark does.
+"""Filters that Spark pushes down, where Arrow evaluates them exactly as Spark does.
 
-A condition that is taken over is not looked at again, so only those are that
-cannot differ: on plain columns of types whose order is one and the same. Spark
-takes NaN for equal to itself and for the largest number, Arrow does not; so
-columns of floats are left to Spark.
+Spark does not evaluate a pushed filter again. Only filters on columns whose type has the same
+order in both systems are accepted. Spark treats NaN as equal to itself and as the largest
+number, and Arrow does not, so float columns are left to Spark.
 """
 
 from collections.abc import Sequence
@@ -14,11 +13,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Asks", "Condition", "filtered", "takes"]
+__all__ = ["Condition", "Operator", "filter_rows", "supports"]
 
 
-class Asks(Enum):
-    """What a condition asks."""
+class Operator(Enum):
+    """Comparison of a condition."""
 
     EQUAL = "equal"
     LESS = "less"
@@ -31,32 +30,32 @@ class Asks(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition on one column, or its negation; of a null neither holds, but NULL."""
+    """One condition on one column, or its negation; for null, only NULL is true."""
 
-    asks: Asks
+    operator: Operator
     column: str
     values: tuple[Any, ...] = ()
     negated: bool = False
 
 
-def takes(condition: Condition, schema: pa.Schema) -> bool:
-    """Whether Arrow answers `condition` on rows of `schema` just as Spark does."""
+def supports(condition: Condition, schema: pa.Schema) -> bool:
+    """Return whether Arrow evaluates `condition` on rows of `schema` exactly as Spark does."""
     if schema.names.count(condition.column) != 1:
         return False
-    if condition.asks is Asks.NULL:
+    if condition.operator is Operator.NULL:
         return True
     kind = schema.field(condition.column).type
-    return all(_exact(value, kind) for value in condition.values)
+    return all(_is_exact(value, kind) for value in condition.values)
 
 
-def filtered(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:
-    """The rows for which all conditions hold."""
+def filter_rows(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:
+    """Return the rows that satisfy all conditions."""
     for condition in conditions:
         rows = rows.filter(_mask(rows.column(condition.column), condition))
     return rows
 
 
-def _exact(value: Any, kind: pa.DataType) -> bool:
+def _is_exact(value: Any, kind: pa.DataType) -> bool:
     if value is None or type(value) is not _PYTHON.get(kind):
         return False
     try:
@@ -77,12 +76,12 @@ _PYTHON: Final = {
 
 def _mask(column: pa.ChunkedArray, condition: Condition) -> pa.ChunkedArray:
     kind = column.type
-    if condition.asks is Asks.NULL:
+    if condition.operator is Operator.NULL:
         return pc.is_valid(column) if condition.negated else pc.is_null(column)
-    if condition.asks is Asks.AMONG:
+    if condition.operator is Operator.AMONG:
         holds = pc.is_in(column, value_set=pa.array(condition.values, kind))
     else:
-        holds = getattr(pc, condition.asks.value)(column, pa.scalar(condition.values[0], kind))
+        holds = getattr(pc, condition.operator.value)(column, pa.scalar(condition.values[0], kind))
     if condition.negated:
         holds = pc.and_(pc.is_valid(column), pc.invert(pc.fill_null(holds, False)))
     return holds

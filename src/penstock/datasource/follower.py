@@ -1,15 +1,14 @@
-"""Following a collection for as long as a query runs, in a process of its own.
+"""Position of a stream in a collection, in one process for the duration of a query.
 
-It answers Spark's questions in turn: how far is there something new (`latest`),
-which tasks read it (`plan`), and what may be let go (`committed`). It claims
-what the query has yet to read, from the first question on; a durable hold
-besides keeps it while the query does not run. Every question asks whether the
-claim still counts: one that was lost, as when the process was asleep for longer
-than its lease, is made anew if nothing is missing yet.
+The follower answers Spark's calls in turn: the end of the available changes (`latest`), the
+tasks that read them (`plan`), and the changes that are no longer needed (`commit`). It claims
+the changes that the query has yet to read, from the first call on. A durable hold retains
+them also while the query is stopped. Every call checks the claim. A lost claim, for example
+after the process was suspended for longer than its lease, is created again if no change is
+missing yet.
 
-A batch never reaches past a change of the schema, since a query has one schema
-from its start to its end. There it stops with an error, and goes on when it is
-started again.
+A query has one schema from start to end, so a batch never spans a schema change. The query
+fails there, and continues after a restart.
 """
 
 from collections import Counter
@@ -28,7 +27,7 @@ from penstock.datasource.bindings import (
 )
 from penstock.datasource.options import StreamOptions
 from penstock.datasource.read_task import Rows, Task, changes_tasks, contents_tasks
-from penstock.datasource.stream_offsets import Offset, admitted, begun_at, schema_ends
+from penstock.datasource.stream_offsets import Offset, admit, first_batch_start, schema_end
 from penstock.errors import UsageError
 from penstock.ingest.progress_views import find_progress_view
 from penstock.persist import Client, Settings, open
@@ -48,154 +47,158 @@ from penstock.persist.state import (
 )
 from penstock.telemetry import fields, logger
 
-__all__ = ["Followed", "Follower", "find_followed", "find_followed_relation"]
+__all__ = ["Follower", "StreamedCollection", "find_streamed", "find_streamed_relation"]
 
 log = logger("datasource")
 
 SETTINGS: Final = Settings(patience_ms=60_000)
 
 IDLE_MS: Final = 200
-"""How long to wait for something new before saying that there is nothing."""
+"""Wait this long for new changes before reporting none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """A collection, and the schema in which a query sees it."""
+class StreamedCollection:
+    """A collection with the schema that the query reads."""
 
     url: str
     collection: int
     name: str
     schema: SchemaVersion
     columns: pa.Schema
-    """The columns of its changes."""
+    """Columns of the changes."""
 
     relation: str | None = None
-    """The name of a progress relation or remap; then the collection is the remap."""
+    """Name of a progress relation or remap; the collection is then the remap."""
 
 
-def find_followed(options: StreamOptions) -> Followed:
-    """The collection to follow, in its newest schema."""
-    client, found = find_collection(
+def find_streamed(options: StreamOptions) -> StreamedCollection:
+    """Return the collection to stream, in its newest schema."""
+    client, located = find_collection(
         options.location, options.collection, hold=False, settings=SETTINGS
     )
     with client:
-        schema = found.state.schemas[-1]
-        return Followed(client.url, found.id, found.name, schema, stored_columns_of(schema))
+        schema = located.state.schemas[-1]
+        return StreamedCollection(
+            client.url, located.id, located.name, schema, stored_columns_of(schema)
+        )
 
 
-def find_followed_relation(options: StreamOptions) -> Followed | None:
-    """Return the progress relation or remap to follow; None if the options name none."""
-    found = find_progress_view(options.location, options.collection, hold=False, settings=SETTINGS)
-    if found is None:
+def find_streamed_relation(options: StreamOptions) -> StreamedCollection | None:
+    """Return the progress relation or remap to stream, or None if the options name none."""
+    located = find_progress_view(
+        options.location, options.collection, hold=False, settings=SETTINGS
+    )
+    if located is None:
         return None
-    client, relation = found
+    client, relation = located
     with client:
         remap = relation.remap
         columns = changes_columns(relation)
         schema = remap.state.schemas[-1]
-        return Followed(client.url, remap.id, remap.name, schema, columns, relation.name)
+        return StreamedCollection(client.url, remap.id, remap.name, schema, columns, relation.name)
 
 
 class Follower:
-    """One query's way through a collection."""
+    """Position of one query in a collection."""
 
     def __init__(
-        self, followed: Followed, options: StreamOptions, *, settings: Settings = SETTINGS
+        self, streamed: StreamedCollection, options: StreamOptions, *, settings: Settings = SETTINGS
     ) -> None:
-        self._followed = followed
+        self._streamed = streamed
         self._options = options
         self._settings = settings
-        self._client = open(followed.url, hold=options.hold, settings=settings)
+        self._client = open(streamed.url, hold=options.hold, settings=settings)
         self._clock = settings.clock
         self._claiming = ExitStack()
         self._claim: Claim | None = None
         self._durable: DurableHold | None = None
-        self._older: list[Client] = []
-        """Clients that lost their hold, of which one has the durable hold."""
+        self._clients_without_lease: list[Client] = []
+        """Clients that lost their lease; one of them owns the durable hold."""
 
         self._wakeups = self._client.reader.wakeups.subscribe()
         self._initial: Offset | None = None
         self._last: Offset | None = None
         self._target = END
-        self._counted: dict[int, Counter[int]] = {}
+        self._counts_by_batch: dict[int, Counter[int]] = {}
 
     def initial(self) -> Offset:
-        """Where a new query begins.
+        """Return the offset where a new query starts.
 
         Raises:
-            SinceError: `startAt` lies below since.
+            SinceError: `startAt` is below since.
         """
         while self._initial is None:
-            _, collection = self._look()
-            offset = self._meant(collection)
+            _, collection = self._read_state()
+            offset = self._initial_offset(collection)
             if offset.begins or offset.snapshot or not collection.whole:
                 check_since(collection, offset.needs)
             try:
                 self._claim_from(offset.needs)
             except SinceError:
-                # Since moved just now, so a word such as "earliest" means a later time.
-                if offset == self._meant(self._look()[1]):
+                # Since advanced concurrently, so "earliest" now means a later time.
+                if offset == self._initial_offset(self._read_state()[1]):
                     raise
             else:
                 self._initial = offset
         return self._initial
 
-    def until_now(self) -> None:
-        """Go no further than what is complete now."""
-        self._target = self._look()[1].upper
+    def stop_at_current_upper(self) -> None:
+        """End the stream at the current upper."""
+        self._target = self._read_state()[1].upper
 
     def reached(self) -> Offset:
-        """How far a query could get now."""
-        _, collection = self._look()
-        upper = min(collection.upper, self._schema_ends(collection))
+        """Return the end of the changes that are available now."""
+        _, collection = self._read_state()
+        upper = min(collection.upper, self._schema_end(collection))
         return Offset(collection=self._name, upper=upper)
 
     def latest(self, start: Offset, limit: int | None) -> Offset:
-        """Where the next batch ends, or `start` if there is nothing new."""
+        """Return the end of the next batch, or `start` if there are no new changes."""
         self._check(start)
-        # Cleared before looking: a ring between the look and the wait is not missed.
+        # Clear before reading the state: a notification between the read and the wait is kept.
         self._wakeups.clear()
-        state, collection = self._keep(start)
+        state, collection = self._ensure_claim(start)
         if not self._upper(start, collection) and self._target == END:
             if state.writer is not None:
                 self._client.reader.notifications.attend(state.writer.address, state.location)
             self._clock.wait(self._wakeups, IDLE_MS)
-            _, collection = self._look()
+            _, collection = self._read_state()
         upper = self._upper(start, collection)
         if upper is None:
             return start
         if limit is not None:
-            upper = self._admitted(collection, start, upper, limit)
+            upper = self._admit(collection, start, upper, limit)
         return start.up_to(upper)
 
-    def latest_of_all(self) -> Offset:
-        """Where the next batch ends, for a Spark that does not say where it begins."""
+    def latest_without_start(self) -> Offset:
+        """Return the end of the next batch, for Spark 4.1, which does not pass its start."""
         start = self._last
         if start is None:
             try:
                 start = self.initial()
             except SinceError:
-                # Either the query goes on from later, or it hears of this when it begins.
+                # Either the query resumes at a later offset, or `initial` raises this error again.
                 start = Offset(collection=self._name, upper=0)
-        _, collection = self._look()
+        _, collection = self._read_state()
         upper = self._upper(start, collection)
         self._last = start if upper is None else start.up_to(upper)
         return self._last
 
     def plan(self, start: Offset, end: Offset) -> list[Task | Rows]:
-        """The tasks that give what lies between two offsets."""
+        """Return the tasks that read the changes between two offsets."""
         if start == self._initial:
-            start = begun_at(start, end)
+            start = first_batch_start(start, end)
         self._check(start)
         self._check(end)
         if end.upper <= start.upper:
             return []
-        _, collection = self._keep(start)
-        url, schema = self._followed.url, self._followed.schema
+        _, collection = self._ensure_claim(start)
+        url, schema = self._streamed.url, self._streamed.schema
         tasks: list[Task | Rows] = []
         lower = start.upper
-        if self._followed.relation is not None:
-            relation = relation_in(self._client, self._followed.relation)
+        if self._streamed.relation is not None:
+            relation = relation_in(self._client, self._streamed.relation)
             snapshot = start.fresh and start.snapshot
             return [Rows(read_relation_changes(relation, lower, end.upper, snapshot=snapshot))]
         if start.fresh and start.snapshot:
@@ -207,7 +210,7 @@ class Follower:
             )
             lower += 1
         elif collection.whole and lower <= collection.begins > 0:
-            # Whatever its time, what was there when it began came with the beginning.
+            # The initial contents became visible at `begins`, regardless of their times.
             if end.upper <= collection.begins:
                 return []
             lower = collection.begins + 1
@@ -220,125 +223,125 @@ class Follower:
         tasks += changes_tasks(url, scan_changes(collection, lower, end.upper), schema)
         return tasks
 
-    def committed(self, end: Offset) -> None:
-        """What lies before `end` is not needed any more."""
+    def commit(self, end: Offset) -> None:
+        """Release the changes before `end`."""
         self._check(end)
-        state, _ = self._look()
+        state, _ = self._read_state()
         if self._claim is not None and end.needs >= self._claim.since:
             self._client.reader.claims.advance(self._claim, end.needs, state)
-        if self._durable is not None and self._durable.sinces() != {self._followed.name: end.needs}:
-            self._durable.move({self._followed.name: end.needs})
+        if self._durable is not None and self._durable.sinces() != {self._streamed.name: end.needs}:
+            self._durable.move({self._streamed.name: end.needs})
 
     def stop(self) -> None:
-        """Let go; a durable hold stays."""
+        """Release the claims and close; a durable hold remains."""
         self._claiming.close()
-        for client in (*self._older, self._client):
+        for client in (*self._clients_without_lease, self._client):
             client.close()
 
-    def _look(self) -> tuple[State, CollectionState]:
+    def _read_state(self) -> tuple[State, CollectionState]:
         state = self._client.reader.look()
-        collection = state.collections.get(self._followed.collection)
+        collection = state.collections.get(self._streamed.collection)
         if collection is None:
             raise UsageError(
-                f'collection "{self._followed.name}" was destroyed',
-                hint="Follow another one, with a new checkpoint location.",
+                f'collection "{self._streamed.name}" was destroyed',
+                hint="Stream another collection, with a new checkpoint location.",
             )
         return state, collection
 
     @property
     def _name(self) -> str:
-        return f"{self._client.reader.machine.state.location}/{self._followed.collection}"
+        return f"{self._client.reader.machine.state.location}/{self._streamed.collection}"
 
     def _check(self, offset: Offset) -> None:
         if offset.collection != self._name:
             raise UsageError(
-                f'checkpoint is of another collection than "{self._followed.name}"',
-                detail=f"It followed {offset.collection}; this one is {self._name}. "
-                "A collection that was destroyed and made again is another.",
-                hint="Give the query a new checkpoint location.",
+                f'checkpoint belongs to another collection than "{self._streamed.name}"',
+                detail=f"The checkpoint is of {offset.collection}; the collection is {self._name}. "
+                "A collection that was dropped and created again is another collection.",
+                hint="Use a new checkpoint location for the query.",
             )
 
-    def _schema_ends(self, collection: CollectionState) -> int:
-        return schema_ends(collection, self._followed.schema)
+    def _schema_end(self, collection: CollectionState) -> int:
+        return schema_end(collection, self._streamed.schema)
 
     def _upper(self, start: Offset, collection: CollectionState) -> int | None:
-        """How far there is something new after `start`; None if there is nothing.
+        """Return the end of the changes after `start`, or None if there are none.
 
         Raises:
-            CollectionErrored: the collection is in error from there on.
+            CollectionErrored: The collection is errored from `start` on.
         """
         if start.upper >= self._target:
             return None
-        ends = self._schema_ends(collection)
+        end_of_schema = self._schema_end(collection)
         reached = reachable(collection, start.upper, snapshot=start.fresh and start.snapshot)
-        upper = min(reached, self._target, ends)
+        upper = min(reached, self._target, end_of_schema)
         if upper > start.upper:
             return upper
-        if ends <= start.upper:
+        if end_of_schema <= start.upper:
             raise UsageError(
-                f'collection "{collection.name}" has another schema from {ends} on',
-                detail="All that was written before has been given.",
-                hint="Start the query again, from load(…) on: it goes on with the new schema.",
+                f'collection "{collection.name}" has a new schema from {end_of_schema} on',
+                detail="The query has delivered all changes before that time.",
+                hint="Start the query again, from load(…) on: it continues with the new schema.",
             )
         return None
 
-    def _meant(self, collection: CollectionState) -> Offset:
-        """Where a new query would begin now."""
+    def _initial_offset(self, collection: CollectionState) -> Offset:
+        """Return the offset where a new query would start now."""
         start_at, snapshot = self._options.start_at, self._options.snapshot
         if start_at == "latest" and collection.upper == 0:
-            # Nothing is complete yet: begin before the first time there is.
+            # No time is complete yet: start before the first time.
             begins, snapshot = 0, False
         else:
             begins = time_of(start_at, collection) + (not snapshot)
         return Offset(collection=self._name, upper=begins, begins=begins, snapshot=snapshot)
 
-    def _keep(self, offset: Offset) -> tuple[State, CollectionState]:
-        """Look, with what a query at `offset` has yet to read claimed."""
-        looked = self._look()
+    def _ensure_claim(self, offset: Offset) -> tuple[State, CollectionState]:
+        """Read the state, and ensure a claim of the changes from `offset` on."""
+        states = self._read_state()
         lost: HoldLost | None = None
         try:
-            self._client.reader.claims.check(looked[0])
+            self._client.reader.claims.check(states[0])
         except HoldLost as error:
-            log.warning("hold of a stream was lost", extra=fields(collection=self._followed.name))
+            log.warning("stream hold lost", extra=fields(collection=self._streamed.name))
             lost = error
-            self._open_again()
+            self._reopen()
         if self._claim is not None and self._claim.since <= offset.needs:
-            return looked
+            return states
         try:
             self._claim_from(offset.needs)
         except SinceError as error:
-            gone = (
-                f"The collection's since is {error.since}: what changed before has been "
-                "compacted away."
+            detail = (
+                f"The since of the collection is {error.since}: earlier changes have been "
+                "compacted."
             )
             raise UsageError(
-                f'stream of collection "{self._followed.name}" cannot go on from {offset.upper}',
-                detail=gone if lost is None else f"{gone} {lost.detail}",
-                hint="Start a new query with a new checkpoint location. A durable hold, by the "
-                "option hold with a name, keeps history while a query does not run.",
+                f'stream of collection "{self._streamed.name}" cannot resume at {offset.upper}',
+                detail=detail if lost is None else f"{detail} {lost.detail}",
+                hint="Start a new query with a new checkpoint location. To retain history while a "
+                "query is stopped, set the option hold to a name: a durable hold.",
             ) from error
-        return self._look()
+        return self._read_state()
 
-    def _open_again(self) -> None:
-        """Without the claims there were; a client that lost its hold makes no new ones."""
+    def _reopen(self) -> None:
+        """Open a new client without claims; a client that lost its lease cannot claim again."""
         self._claim = None
         self._claiming.close()
         if self._durable is None:
             self._client.close()
         else:
-            # Opened again, a durable hold would be taken from a query that has it by now.
+            # Reopening the durable hold could take it from a newer query.
             self._client.reader.claims.close()
-            self._older.append(self._client)
-        self._client = open(self._followed.url, hold=self._options.hold, settings=self._settings)
+            self._clients_without_lease.append(self._client)
+        self._client = open(self._streamed.url, hold=self._options.hold, settings=self._settings)
         self._wakeups = self._client.reader.wakeups.subscribe()
 
     def _claim_from(self, since: int) -> None:
-        """Claim what lies from `since` on, in place of what was claimed before.
+        """Claim the history from `since` on, replacing the previous claim.
 
         Raises:
-            SinceError: it is no longer kept.
+            SinceError: The history is no longer retained.
         """
-        name = self._followed.name
+        name = self._streamed.name
         if self._options.owner is not None:
             self._durable = self._durable or self._client.hold(self._options.owner)
             held = self._durable.sinces()
@@ -346,13 +349,13 @@ class Follower:
                 self._durable.move({name: since})
         with ExitStack() as stack:
             claims = self._client.reader.claims
-            claim = stack.enter_context(claims.claim(self._followed.collection, name, since))
+            claim = stack.enter_context(claims.claim(self._streamed.collection, name, since))
             self._claiming.close()
             self._claiming = stack.pop_all()
             self._claim = claim
 
-    def _admitted(self, collection: CollectionState, start: Offset, upper: int, limit: int) -> int:
-        """The part of `[start, upper)` that has at most `limit` updates."""
+    def _admit(self, collection: CollectionState, start: Offset, upper: int, limit: int) -> int:
+        """Return the end of the part of `[start, upper)` with at most `limit` updates."""
         if start.fresh and start.snapshot:
             return start.upper + 1
         if start.upper <= collection.begins < upper and collection.begins:
@@ -360,20 +363,20 @@ class Follower:
         needed = [b for b in collection.batches if b.lower < upper and b.upper > start.upper]
         if sum(batch.rows for batch in needed) <= limit:
             return upper
-        self._counted = {batch.id: self._count(collection, batch) for batch in needed}
-        total: Counter[int] = sum(self._counted.values(), Counter())
-        within = sorted(each for each in total.items() if start.upper <= each[0] < upper)
-        return admitted(within, upper, limit)
+        self._counts_by_batch = {batch.id: self._count(collection, batch) for batch in needed}
+        total: Counter[int] = sum(self._counts_by_batch.values(), Counter())
+        within = sorted(entry for entry in total.items() if start.upper <= entry[0] < upper)
+        return admit(within, upper, limit)
 
     def _count(self, collection: CollectionState, batch: Batch) -> Counter[int]:
-        """How many updates of a batch have which time."""
-        if batch.id in self._counted:
-            return self._counted[batch.id]
+        """Return the number of updates per time of a batch."""
+        if batch.id in self._counts_by_batch:
+            return self._counts_by_batch[batch.id]
         if batch.upper == batch.lower + 1 and batch.until == END:
             return Counter({batch.lower: batch.rows})
         counts: Counter[int] = Counter()
-        for each in part_scans_of(collection, batch):
-            rows = self._client.reader.batches.part_rows(collection, each, each.written)
-            for found in pc.value_counts(rows.column(TIME)).to_pylist():
-                counts[found["values"]] += found["counts"]
+        for part in part_scans_of(collection, batch):
+            rows = self._client.reader.batches.part_rows(collection, part, part.written)
+            for entry in pc.value_counts(rows.column(TIME)).to_pylist():
+                counts[entry["values"]] += entry["counts"]
         return counts

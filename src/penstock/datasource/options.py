@@ -1,11 +1,10 @@
-"""What a reading may be told, in words, as Spark's options are.
+"""Options of the format.
 
-An option that is not known is refused by name: one that is misspelt would
-otherwise do nothing, and nobody would learn of it.
+An option that does not exist is rejected by name: a misspelt option would otherwise have no
+effect.
 
-Spark asks a source for its schema without saying whether it will be read once
-or followed. So the options must: `startAt` belongs to a stream and is required
-there, `asOf` to a batch.
+Spark requests the schema of a source without stating whether it is read once or streamed.
+The options decide: `startAt` belongs to a stream and is required there, `asOf` to a batch.
 """
 
 import re
@@ -15,7 +14,13 @@ from typing import Final
 
 from penstock.errors import UsageError
 
-__all__ = ["BatchOptions", "StreamOptions", "WriteOptions", "parse", "parse_writing"]
+__all__ = [
+    "BatchOptions",
+    "StreamOptions",
+    "WriteOptions",
+    "parse_read_options",
+    "parse_write_options",
+]
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -29,185 +34,192 @@ _WRITE: Final = ("key", "lockTimeout")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """How to read the contents as of a time."""
+    """Options of a batch read: the contents as of a time."""
 
     location: str
     collection: str
     as_of: str = "latest"
     hold: bool = True
     hold_for_ms: int = 3_600_000
-    """How long the history that is read is kept for the tasks; nobody renews it."""
+    """Lifetime of the hold for the tasks; it is not renewed."""
 
     max_task_bytes: int = TASK_BYTES
-    """How much a task may have to add up in memory."""
+    """Limit of the memory that one task needs to consolidate updates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How to follow the changes from a time on."""
+    """Options of a stream: the changes from a time on."""
 
     location: str
     collection: str
     start_at: str
     snapshot: bool = True
-    """Whether the contents as of `start_at` come first."""
+    """Deliver the contents as of `start_at` first."""
 
     progress: bool = False
-    """Whether each batch ends with a row that says how far it has come."""
+    """End each batch with a row that reports its progress."""
 
     max_rows: int | None = None
     hold: bool = True
     owner: str | None = None
-    """Of the durable hold; without one, history is kept while the query runs."""
+    """Owner of the durable hold. Without it, history is retained only while the query runs."""
 
     max_task_bytes: int = TASK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Where rows are appended."""
+    """Options of a write, which appends rows."""
 
     location: str
     collection: str
     key: tuple[str, ...] = ()
-    """The columns that identify a row of a new collection."""
+    """Key columns of a new collection."""
 
     lock_timeout_ms: int = 600_000
-    """How long to wait for another writer."""
+    """Wait this long for the lock of another writer."""
 
 
-def parse_writing(options: Mapping[str, str]) -> WriteOptions:
-    """The options of a write as values.
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Parse the options of a write.
 
     Raises:
-        UsageError: one is missing, not known or not understood.
+        UsageError: An option is missing, does not exist or has an invalid value.
     """
-    given = _named_once(options)
-    _refuse_unknown(given, (*_COMMON[:2], *_WRITE))
-    location, collection = _target(given)
+    values = _normalize(options)
+    _reject_unknown(values, (*_COMMON[:2], *_WRITE))
+    location, collection = _location_and_collection(values)
     return WriteOptions(
         location=location,
         collection=collection,
-        key=tuple(name.strip() for name in given.get("key", "").split(",") if name.strip()),
-        lock_timeout_ms=_duration_ms(given.get("locktimeout", "10m"), "lockTimeout"),
+        key=tuple(name.strip() for name in values.get("key", "").split(",") if name.strip()),
+        lock_timeout_ms=_duration_ms(values.get("locktimeout", "10m"), "lockTimeout"),
     )
 
 
-def parse(options: Mapping[str, str]) -> BatchOptions | StreamOptions:
-    """The options as values.
+def parse_read_options(options: Mapping[str, str]) -> BatchOptions | StreamOptions:
+    """Parse the options of a read.
 
     Raises:
-        UsageError: one is missing, not known or not understood.
+        UsageError: An option is missing, does not exist or has an invalid value.
     """
-    given = _named_once(options)
-    streamed = "startat" in given
-    known = (*_COMMON, *(_STREAM if streamed else _BATCH))
-    _check_known(given, known, streamed=streamed)
-    location, collection = _target(given)
-    max_task_bytes = _number(given, "maxTaskBytes", TASK_BYTES)
-    if not streamed:
+    values = _normalize(options)
+    is_stream = "startat" in values
+    known = (*_COMMON, *(_STREAM if is_stream else _BATCH))
+    _check_known(values, known, is_stream=is_stream)
+    location, collection = _location_and_collection(values)
+    max_task_bytes = _number(values, "maxTaskBytes", TASK_BYTES)
+    if not is_stream:
         return BatchOptions(
             location=location,
             collection=collection,
-            as_of=given.get("asof", "latest"),
-            hold=_truth(given, "hold"),
-            hold_for_ms=_duration_ms(given.get("holdfor", "1h"), "holdFor"),
+            as_of=values.get("asof", "latest"),
+            hold=_boolean(values, "hold"),
+            hold_for_ms=_duration_ms(values.get("holdfor", "1h"), "holdFor"),
             max_task_bytes=max_task_bytes,
         )
-    hold = given.get("hold", "true")
+    hold = values.get("hold", "true")
     named = hold.lower() not in ("true", "false")
     return StreamOptions(
         location=location,
         collection=collection,
-        start_at=given["startat"],
-        snapshot=_truth(given, "snapshot"),
-        progress=_truth(given, "progress", default="false"),
-        max_rows=_number(given, "maxRowsPerTrigger", 0) or None,
+        start_at=values["startat"],
+        snapshot=_boolean(values, "snapshot"),
+        progress=_boolean(values, "progress", default="false"),
+        max_rows=_number(values, "maxRowsPerTrigger", 0) or None,
         hold=hold.lower() != "false",
         owner=hold if named else None,
         max_task_bytes=max_task_bytes,
     )
 
 
-def _named_once(options: Mapping[str, str]) -> dict[str, str]:
-    """The options in lower case, with the collection under its own name."""
-    given = {name.lower(): value for name, value in options.items()}
-    if "path" in given:
-        if "collection" in given and given["collection"] != given["path"]:
+def _normalize(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by lower-case name, with `path` as the collection."""
+    values = {name.lower(): value for name, value in options.items()}
+    if "path" in values:
+        if "collection" in values and values["collection"] != values["path"]:
             raise UsageError(
-                f'two collections are named: "{given["path"]}" and "{given["collection"]}"',
-                hint="Name it once: in load(…) or save(…), or in the option collection.",
+                f'two collections are named: "{values["path"]}" and "{values["collection"]}"',
+                hint="Name one collection: in load(…) or save(…), or in the option collection.",
             )
-        given["collection"] = given.pop("path")
-    return given
+        values["collection"] = values.pop("path")
+    return values
 
 
-def _target(given: Mapping[str, str]) -> tuple[str, str]:
+def _location_and_collection(values: Mapping[str, str]) -> tuple[str, str]:
     return (
-        _required(given, "location", hint="Give the URL of a lake or a storage location."),
+        _required(values, "location", hint="Set it to the URL of a lake or a storage location."),
         _required(
-            given, "collection", hint="Name it in load(…) or save(…), or in the option collection."
+            values,
+            "collection",
+            hint="Name the collection in load(…) or save(…), or in the option collection.",
         ),
     )
 
 
-def _refuse_unknown(given: Mapping[str, str], known: tuple[str, ...]) -> None:
-    unknown = sorted(set(given) - {name.lower() for name in known})
+def _reject_unknown(values: Mapping[str, str], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(values) - {name.lower() for name in known})
     if unknown:
         raise UsageError(
             f'format "penstock" has no option "{unknown[0]}"',
-            hint=f"It has {', '.join(known)}.",
+            hint=f"The options are {', '.join(known)}.",
         )
 
 
-def _check_known(given: Mapping[str, str], known: tuple[str, ...], *, streamed: bool) -> None:
-    unknown = sorted(set(given) - {name.lower() for name in known})
+def _check_known(values: Mapping[str, str], known: tuple[str, ...], *, is_stream: bool) -> None:
+    unknown = sorted(set(values) - {name.lower() for name in known})
     if not unknown:
         return
     name = unknown[0]
-    other = _BATCH if streamed else _STREAM
-    meant = {each.lower(): each for each in other}.get(name)
-    if meant is None:
-        _refuse_unknown(given, known)
-    if streamed:
+    other = _BATCH if is_stream else _STREAM
+    option = {option_name.lower(): option_name for option_name in other}.get(name)
+    if option is None:
+        _reject_unknown(values, known)
+    if is_stream:
         raise UsageError(
-            f'option "{meant}" does not go together with "startAt"',
+            f'option "{option}" cannot be combined with "startAt"',
             hint="asOf and holdFor are for spark.read, startAt is for spark.readStream.",
         )
     raise UsageError(
-        f'option "{meant}" needs "startAt"',
-        hint="It is for spark.readStream, which begins at startAt: latest, earliest or a time.",
+        f'option "{option}" requires "startAt"',
+        hint="It belongs to spark.readStream, which starts at startAt: latest, earliest or a time.",
     )
 
 
-def _required(given: Mapping[str, str], name: str, *, hint: str) -> str:
-    if not given.get(name):
-        raise UsageError(f'format "penstock" needs option "{name}"', hint=hint)
-    return given[name]
+def _required(values: Mapping[str, str], name: str, *, hint: str) -> str:
+    if not values.get(name):
+        raise UsageError(f'format "penstock" requires option "{name}"', hint=hint)
+    return values[name]
 
 
-def _truth(given: Mapping[str, str], name: str, *, default: str = "true") -> bool:
-    text = given.get(name, default).lower()
+def _boolean(values: Mapping[str, str], name: str, *, default: str = "true") -> bool:
+    text = values.get(name, default).lower()
     if text not in ("true", "false"):
         raise UsageError(
-            f'option "{name}" is "{text}"',
-            hint="Give true or false."
-            + (" A durable hold, by name, is for streams." if name == "hold" else ""),
+            f'option "{name}" has the invalid value "{text}"',
+            hint="Use true or false."
+            + (" Only a stream can have a durable hold, by name." if name == "hold" else ""),
         )
     return text == "true"
 
 
-def _number(given: Mapping[str, str], name: str, default: int) -> int:
-    text = given.get(name.lower())
+def _number(values: Mapping[str, str], name: str, default: int) -> int:
+    text = values.get(name.lower())
     if text is None:
         return default
     if not text.isdecimal() or int(text) == 0:
-        raise UsageError(f'option "{name}" is "{text}"', hint="Give a number from 1 on.")
+        raise UsageError(
+            f'option "{name}" has the invalid value "{text}"', hint="Use an integer of at least 1."
+        )
     return int(text)
 
 
 def _duration_ms(text: str, name: str) -> int:
-    found = re.fullmatch(r"([0-9]+)(ms|s|m|h|d)", text)
-    if found is None or int(found[1]) == 0:
-        raise UsageError(f'option "{name}" is "{text}"', hint="Give a duration such as 30m or 2h.")
-    return int(found[1]) * _UNITS_MS[found[2]]
+    match = re.fullmatch(r"([0-9]+)(ms|s|m|h|d)", text)
+    if match is None or int(match[1]) == 0:
+        raise UsageError(
+            f'option "{name}" has the invalid value "{text}"',
+            hint="Use a duration such as 30m or 2h.",
+        )
+    return int(match[1]) * _UNITS_MS[match[2]]

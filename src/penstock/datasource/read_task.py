@@ -1,16 +1,15 @@
-"""What one task reads: a part of the contents as of a time, or of the changes.
+"""Rows of one Spark task: a part of the contents as of a time, or of the changes.
 
-Contents are cut as `persist.scan` has them. With D for what the rest comes to,
-added up, a task gives either
+`persist.scan` divides contents into a base and deltas. With D for the consolidated deltas, a
+task returns one of
 
-    KEPT      its slices of the base, without the rows that D takes away
-    BROUGHT   the rows that D brings
-    SUM       all of it added up, where there is no base or only a little one
+    KEPT      its part scans of the base, without the rows that D deletes
+    BROUGHT   the rows that D inserts
+    SUM       everything consolidated, if there is no base or only a small one
 
-A row that D takes away is a row of the base, bit by bit; so adding D's
-negative half to a slice leaves what is kept, and no key is compared by other
-rules than rows are. Every task reads what it needs of D for itself: tasks share
-nothing.
+A row that D deletes is a row of the base, byte for byte. Adding the negative half of D to a
+part scan leaves the remaining rows, with the same comparison as everywhere else. Every task
+reads the deltas that it needs: tasks share nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,11 +38,11 @@ from penstock.persist.state import (
 __all__ = ["Kind", "Rows", "Task", "changes_tasks", "contents_tasks", "rows_of", "updates_of"]
 
 PACK_BYTES: Final = 16 << 20
-"""Slices go together into a task up to this size at rest."""
+"""A task reads several part scans, up to this size at rest."""
 
 
 class Kind(Enum):
-    """What a task makes of its slices."""
+    """Result of a task."""
 
     CHANGES = "changes"
     KEPT = "kept"
@@ -53,23 +52,23 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """All that a task needs to know."""
+    """Complete description of a read task."""
 
     kind: Kind
     url: str
     collection: CollectionState
-    """Without its batches."""
+    """The state of the collection, without its batches."""
 
     schema: SchemaVersion
     part_scans: tuple[PartScan, ...]
-    rest: tuple[PartScan, ...] = ()
+    deltas: tuple[PartScan, ...] = ()
     as_of: int = 0
-    """When the contents are those of `as_of`, so is their time."""
+    """Time of the contents, and of all their rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows that were computed where the query was planned."""
+    """Rows that were computed while the query was planned."""
 
     rows: pa.Table
 
@@ -77,89 +76,91 @@ class Rows:
 def contents_tasks(
     url: str, scan: SnapshotScan, schema: SchemaVersion, *, max_task_bytes: int
 ) -> list[Task]:
-    """The tasks that give the contents as rows of `schema`, between them.
+    """Return the tasks that together read the contents as rows of `schema`.
 
     Raises:
-        UsageError: a task would have to add up more than `max_task_bytes`.
+        UsageError: A task would have to consolidate more than `max_task_bytes`.
     """
     if scan.delta_memory > max_task_bytes:
         raise UsageError(
-            f'collection "{scan.collection.name}" has too much to add up in one task '
+            f'collection "{scan.collection.name}" is too large to consolidate in one task '
             f"as of {scan.as_of}",
-            detail=f"It takes up to {scan.delta_memory} bytes; maxTaskBytes is {max_task_bytes}.",
-            hint="Read it with penstock.spark.read, which lets Spark add up, or let compaction "
-            "run first, or raise maxTaskBytes.",
+            detail=f"It needs up to {scan.delta_memory} bytes; maxTaskBytes is {max_task_bytes}.",
+            hint="Read the collection with penstock.spark.read, which consolidates in Spark, "
+            "or run penstock compact first, or raise maxTaskBytes.",
         )
 
-    def task(kind: Kind, part_scans: tuple[PartScan, ...], rest: tuple[PartScan, ...] = ()) -> Task:
+    def task(
+        kind: Kind, part_scans: tuple[PartScan, ...], deltas: tuple[PartScan, ...] = ()
+    ) -> Task:
         return Task(
             kind=kind,
             url=url,
             collection=replace(scan.collection, batches=()),
             schema=schema,
             part_scans=part_scans,
-            rest=rest,
+            deltas=deltas,
             as_of=scan.as_of,
         )
 
-    packs = list(_packed(scan.base))
+    packs = list(_pack(scan.base))
     if not scan.deltas:
         return [task(Kind.KEPT, pack) for pack in packs] or [task(Kind.SUM, ())]
     if len(packs) <= 1:
         return [task(Kind.SUM, scan.base + scan.deltas)]
-    kept = [task(Kind.KEPT, pack, scan.deltas) for pack in packs]
-    return [*kept, task(Kind.BROUGHT, (), scan.deltas)]
+    base_tasks = [task(Kind.KEPT, pack, scan.deltas) for pack in packs]
+    return [*base_tasks, task(Kind.BROUGHT, (), scan.deltas)]
 
 
 def changes_tasks(url: str, scan: ChangesScan, schema: SchemaVersion) -> list[Task]:
-    """The tasks that give the updates as rows of `schema`, as they are stored."""
+    """Return the tasks that read the updates as rows of `schema`, unconsolidated."""
     light = replace(scan.collection, batches=())
     return [
         Task(kind=Kind.CHANGES, url=url, collection=light, schema=schema, part_scans=pack)
-        for pack in _packed(scan.part_scans)
+        for pack in _pack(scan.part_scans)
     ]
 
 
 def updates_of(task: Task) -> Iterator[pa.Table]:
-    """What the task gives, as updates: the columns, their time and diff."""
+    """Yield the result of a task as updates: the columns, time and diff."""
     match task.kind:
         case Kind.CHANGES:
             yield from _read(task, task.part_scans)
         case Kind.SUM:
-            contents = _added_up(task, task.part_scans)
+            contents = _consolidated(task, task.part_scans)
             _check_not_negative(task, contents)
             yield contents
         case Kind.BROUGHT:
-            added = _added_up(task, task.rest)
-            yield added.filter(pc.greater(added.column(DIFF), 0))
+            deltas_sum = _consolidated(task, task.deltas)
+            yield deltas_sum.filter(pc.greater(deltas_sum.column(DIFF), 0))
         case Kind.KEPT:
-            added = _added_up(task, task.rest)
-            taken = added.filter(pc.less(added.column(DIFF), 0))
+            deltas_sum = _consolidated(task, task.deltas)
+            deletes = deltas_sum.filter(pc.less(deltas_sum.column(DIFF), 0))
             for rows in _read(task, task.part_scans):
                 base = advance(rows, task.as_of)
-                if taken.num_rows:
-                    # What is taken from another task's slices stays negative here.
-                    base = consolidate(pa.concat_tables([base, taken]))
+                if deletes.num_rows:
+                    # Deletes of rows in other tasks stay negative here.
+                    base = consolidate(pa.concat_tables([base, deletes]))
                     base = base.filter(pc.greater(base.column(DIFF), 0))
                 yield base
 
 
 def rows_of(task: Task) -> Iterator[pa.Table]:
-    """The same as rows, each as often as its diff says."""
+    """Yield the result of a task as rows, repeated by their diff."""
     for updates in updates_of(task):
         for start in range(0, updates.num_rows, ROWS_AT_ONCE):
-            piece = updates.slice(start, ROWS_AT_ONCE)
-            rows = piece.drop_columns([TIME, DIFF])
-            counts = piece.column(DIFF)
+            chunk = updates.slice(start, ROWS_AT_ONCE)
+            rows = chunk.drop_columns([TIME, DIFF])
+            counts = chunk.column(DIFF)
             if pc.min_max(counts)["max"].as_py() == 1:
                 yield rows
                 continue
             numbers = chain.from_iterable(map(repeat, range(len(rows)), counts.to_pylist()))
-            while some := list(islice(numbers, ROWS_AT_ONCE)):
-                yield rows.take(pa.array(some, pa.int64()))
+            while indices := list(islice(numbers, ROWS_AT_ONCE)):
+                yield rows.take(pa.array(indices, pa.int64()))
 
 
-def _added_up(task: Task, part_scans: tuple[PartScan, ...]) -> pa.Table:
+def _consolidated(task: Task, part_scans: tuple[PartScan, ...]) -> pa.Table:
     nothing = stored_columns_of(task.schema).empty_table()
     updates = pa.concat_tables([nothing, *_read(task, part_scans)])
     return consolidate(advance(updates, task.as_of))
@@ -174,8 +175,8 @@ def _read(task: Task, part_scans: Iterable[PartScan]) -> Iterator[pa.Table]:
                 raise
         raise UsageError(
             f'collection "{task.collection.name}" was compacted while it was being read',
-            detail="The reading had no hold, or it had run out.",
-            hint="Read again, with hold, and with a holdFor as long as the query may take.",
+            detail="The read had no hold, or its hold had expired.",
+            hint="Read again, with hold, and with a holdFor longer than the query.",
         ) from error
 
 
@@ -183,22 +184,25 @@ def _check_not_negative(task: Task, contents: pa.Table) -> None:
     least = pc.min(contents.column(DIFF)).as_py()
     if least is not None and least < 0:
         raise InternalError(
-            f'collection "{task.collection.name}" holds {least} of a row as of {task.as_of}',
-            detail="It was retracted more often than it was written.",
-            hint="Look at its changes with penstock tail to see when.",
+            f'collection "{task.collection.name}" has a row with multiplicity {least} '
+            f"as of {task.as_of}",
+            detail="The row was deleted more often than it was inserted.",
+            hint="To find the time, print the changes with penstock tail.",
         )
 
 
-def _packed(part_scans: Iterable[PartScan]) -> Iterator[tuple[PartScan, ...]]:
-    """Slices side by side, up to `PACK_BYTES` in each pack or one that is larger."""
+def _pack(part_scans: Iterable[PartScan]) -> Iterator[tuple[PartScan, ...]]:
+    """Group part scans into packs of at most `PACK_BYTES`, or one larger scan."""
     pack: list[PartScan] = []
     size = 0
-    for each in part_scans:
-        bytes_at_rest = each.part.size if isinstance(each.part, Stored) else len(each.part.rows)
+    for part_scan in part_scans:
+        bytes_at_rest = (
+            part_scan.part.size if isinstance(part_scan.part, Stored) else len(part_scan.part.rows)
+        )
         if pack and size + bytes_at_rest > PACK_BYTES:
             yield tuple(pack)
             pack, size = [], 0
-        pack.append(each)
+        pack.append(part_scan)
         size += bytes_at_rest
     if pack:
         yield tuple(pack)

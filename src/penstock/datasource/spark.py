@@ -1,11 +1,10 @@
-"""The door: `spark.read.format("penstock")` and `spark.readStream.format("penstock")`.
+"""`spark.read.format("penstock")` and `spark.readStream.format("penstock")`.
 
-Spark's classes around what this room does without Spark. They are pickled and
-sent from process to process, so they hold values, and open what they need where
-they need it.
+Spark pickles these classes and sends them between processes. They hold values, and open
+clients in the process that needs them.
 
-From 4.2 on Spark tells a stream where a batch begins and how much it may take;
-4.1 asks only how far there is something new.
+Spark 4.2 and later passes the start and the size limit of a batch to a stream; 4.1 only
+requests the latest offset.
 """
 
 import signal
@@ -29,9 +28,19 @@ from penstock.datasource.bindings import (
     find_relation_contents,
     read_relation_contents,
 )
-from penstock.datasource.filters import Asks, Condition, filtered, takes
-from penstock.datasource.follower import Followed, Follower, find_followed, find_followed_relation
-from penstock.datasource.options import BatchOptions, StreamOptions, parse, parse_writing
+from penstock.datasource.filters import Condition, Operator, filter_rows, supports
+from penstock.datasource.follower import (
+    Follower,
+    StreamedCollection,
+    find_streamed,
+    find_streamed_relation,
+)
+from penstock.datasource.options import (
+    BatchOptions,
+    StreamOptions,
+    parse_read_options,
+    parse_write_options,
+)
 from penstock.datasource.read_task import Rows, Task, rows_of, updates_of
 from penstock.datasource.stream_offsets import Offset
 from penstock.errors import UsageError
@@ -50,82 +59,82 @@ except ImportError:  # 4.1
 __all__ = ["PenstockSource", "register"]
 
 SETTINGS: Final = Settings(patience_ms=60_000)
-"""Someone is waiting: a store that stays away is an error after a minute."""
+"""A user waits: an unreachable store is an error after one minute."""
 
 START_AT: Final = (
-    "Give latest, earliest, milliseconds since the epoch, or RFC 3339 with a zone such as "
+    "Use latest, earliest, milliseconds since the epoch, or RFC 3339 with a zone such as "
     "2026-11-15T12:00:00Z."
 )
 
 REMAP: Final = "_remap"
-"""Only names that end so are worth a look at all sources before there is something wrong."""
+"""Suffix of remaps. Other names are looked up in the sources only if no collection has them."""
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session that did not find it by itself."""
+    """Register the format in a session that did not discover it."""
     try:
         spark.dataSource.register(PenstockSource)
     except AnalysisException as error:
-        # Spark found it among the installed packages; then it stays that one.
+        # Spark discovered the format among the installed packages, which is equivalent.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 
 
 class PenstockSource(ds.DataSource):
-    """Collections as Spark's own readers see them."""
+    """The data source of the format `penstock`."""
 
-    _found: Contents | RelationContents | Followed | None = None
+    _read: Contents | RelationContents | StreamedCollection | None = None
 
     @classmethod
     def name(cls) -> str:
-        """What follows `format`."""
+        """Return the name of the format."""
         return "penstock"
 
     def schema(self) -> StructType:
-        """The columns; of a stream, with time and diff."""
+        """Return the columns; a stream also has time and diff."""
         return _spark_schema(self._find()[1])
 
     def reader(self, schema: StructType) -> ds.DataSourceReader:
-        """For `spark.read`."""
-        options = parse(self.options)
-        found, columns = self._find()
-        if not isinstance(options, BatchOptions) or isinstance(found, Followed):
+        """Return the reader of `spark.read`."""
+        options = parse_read_options(self.options)
+        read, columns = self._find()
+        if not isinstance(options, BatchOptions) or isinstance(read, StreamedCollection):
             raise UsageError(
                 'option "startAt" is for spark.readStream',
                 hint="Read the contents as of a time with asOf, or the changes between two times "
                 "with penstock.spark.changes.",
             )
         self._check_schema(schema)
-        return ContentsReader(found, options, to_spark_schema(columns))
+        return ContentsReader(read, options, to_spark_schema(columns))
 
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802
-        """For `spark.readStream`."""
-        options = parse(self.options)
-        found, columns = self._find()
-        if not isinstance(options, StreamOptions) or not isinstance(found, Followed):
+        """Return the reader of `spark.readStream`."""
+        options = parse_read_options(self.options)
+        read, columns = self._find()
+        if not isinstance(options, StreamOptions) or not isinstance(read, StreamedCollection):
             raise UsageError(
-                'a stream of format "penstock" needs option "startAt"',
-                detail="It is the time at which a new query begins.",
+                'stream of format "penstock" requires option "startAt"',
+                detail="A new query starts at that time.",
                 hint=START_AT,
             )
         if options.max_rows is not None and limits is None:
             raise UsageError(
-                'option "maxRowsPerTrigger" needs Spark 4.2 or newer',
-                detail="Older ones do not tell a source where a batch begins.",
-                hint="Leave it out, or update Spark.",
+                'option "maxRowsPerTrigger" requires Spark 4.2 or newer',
+                detail="Older versions do not pass the start of a batch to a source.",
+                hint="Remove the option, or update Spark.",
             )
         self._check_schema(schema)
-        return ChangesReader(found, options, columns)
+        return ChangesReader(read, options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
-        """For `df.write`."""
+        """Return the writer of `df.write`."""
         if overwrite:
             raise UsageError(
-                'format "penstock" cannot be overwritten',
-                detail="A collection keeps what it was; rows are added at the next time.",
+                'format "penstock" does not support mode "overwrite"',
+                detail="A collection retains its history; rows are appended at the next time.",
                 hint='Write with mode("append").',
             )
-        options = parse_writing(self.options)
+        options = parse_write_options(self.options)
         return CollectionWriter(
             schema,
             location=options.location,
@@ -137,36 +146,37 @@ class PenstockSource(ds.DataSource):
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> ds.DataSourceStreamWriter:
-        """Refused: two commit logs, Spark's and ours, would have to agree."""
+        """Reject stream writes: the commit logs of Spark and Penstock would have to agree."""
         raise UsageError(
             'streams cannot be written to format "penstock"',
             hint="Append each micro-batch with penstock.spark.append in foreachBatch.",
         )
 
-    def _find(self) -> tuple[Contents | RelationContents | Followed, pa.Schema]:
-        """What the options meant when they were first asked for; it travels along."""
-        options = parse(self.options)
-        if self._found is None:
-            self._found = _found(options)
-        if isinstance(self._found, Contents):
-            return self._found, columns_of(self._found.schema)
-        columns = self._found.columns
+    def _find(self) -> tuple[Contents | RelationContents | StreamedCollection, pa.Schema]:
+        """Resolve the options once, and return the read with its columns."""
+        options = parse_read_options(self.options)
+        if self._read is None:
+            self._read = _resolve(options)
+        if isinstance(self._read, Contents):
+            return self._read, columns_of(self._read.schema)
+        columns = self._read.columns
         if isinstance(options, StreamOptions) and options.progress:
             columns = _with_progress(columns)
-        return self._found, columns
+        return self._read, columns
 
     def _check_schema(self, schema: StructType) -> None:
         own = self.schema()
         if schema != own:
             raise UsageError(
-                f'collection "{parse(self.options).collection}" has another schema',
-                detail=f"It has {own.simpleString()}; asked for was {schema.simpleString()}.",
-                hint="Leave schema(…) out, and choose columns with select.",
+                f'collection "{parse_read_options(self.options).collection}" '
+                "does not have the requested schema",
+                detail=f"It has {own.simpleString()}; requested was {schema.simpleString()}.",
+                hint="Remove schema(…), and select columns with select.",
             )
 
 
 class Part(ds.InputPartition):
-    """One task."""
+    """One read task, with the pushed filters."""
 
     def __init__(self, task: Task | Rows, conditions: tuple[Condition, ...] = ()) -> None:
         super().__init__(None)
@@ -175,82 +185,84 @@ class Part(ds.InputPartition):
 
 
 class ContentsReader(ds.DataSourceReader):
-    """The contents as of a time."""
+    """Reader of the contents as of a time."""
 
     def __init__(
         self, contents: Contents | RelationContents, options: BatchOptions, columns: pa.Schema
     ) -> None:
         self._contents = contents
         self._options = options
-        self._taken: list[Condition] = []
-        # SUBTLE: a reader that overrides pushFilters is refused unless the session
-        # enables spark.sql.python.filterPushdown, which it does not by default. This
-        # one takes filters where it is asked to, and passes for one that does not.
-        self.pushFilters = _Pushed(columns, self._taken)  # type: ignore[method-assign]
+        self._pushed: list[Condition] = []
+        # SUBTLE: Spark rejects a reader that overrides pushFilters unless the session enables
+        # spark.sql.python.filterPushdown, which is off by default. Assigning the attribute on the
+        # instance accepts filters when the option is on, and is not an override when it is off.
+        self.pushFilters = _FilterPushdown(columns, self._pushed)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[ds.InputPartition]:
-        """The tasks, and a hold for them."""
-        taken = tuple(self._taken)
+        """Return the tasks of the read, and create their hold."""
+        conditions = tuple(self._pushed)
         if isinstance(self._contents, RelationContents):
             with open(self._contents.url, hold=self._options.hold, settings=SETTINGS) as client:
-                return [Part(Rows(read_relation_contents(client, self._contents)), taken)]
-        return [Part(task, taken) for task in plan_contents(self._contents, self._options)]
+                return [Part(Rows(read_relation_contents(client, self._contents)), conditions)]
+        return [Part(task, conditions) for task in plan_contents(self._contents, self._options)]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
         assert isinstance(partition, Part)
         task = partition.task
         for rows in [task.rows] if isinstance(task, Rows) else rows_of(task):
-            given = filtered(to_spark(rows), partition.conditions)
-            yield from given.to_batches(ROWS_AT_ONCE)
+            output = filter_rows(to_spark(rows), partition.conditions)
+            yield from output.to_batches(ROWS_AT_ONCE)
 
 
 class ChangesReader(ds.DataSourceStreamReader):
-    """The changes from a time on."""
+    """Reader of the changes from a time on."""
 
-    def __init__(self, followed: Followed, options: StreamOptions, columns: pa.Schema) -> None:
-        self._followed = followed
+    def __init__(
+        self, streamed: StreamedCollection, options: StreamOptions, columns: pa.Schema
+    ) -> None:
+        self._streamed = streamed
         self._options = options
         self._columns = columns
         self._opened: Follower | None = None
 
     @property
     def _follower(self) -> Follower:
-        """Opened by the one process that follows; the others only read."""
+        """Follower, opened only in the process that plans; other processes read."""
         if self._opened is None:
-            # Spark ends this process by a signal; so that `stop` is called all the same.
+            # Spark ends this process with SIGTERM; sys.exit runs `stop`.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-            self._opened = Follower(self._followed, self._options)
+            self._opened = Follower(self._streamed, self._options)
         return self._opened
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query begins."""
+        """Return the offset where a new query starts."""
         return self._follower.initial().to_json()
 
     def latestOffset(  # noqa: N802
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
-        """Where the next batch ends."""
+        """Return the end of the next batch."""
         if start is None:
-            return self._follower.latest_of_all().to_json()
+            return self._follower.latest_without_start().to_json()
         rows = limit.max_rows if isinstance(limit, limits.ReadMaxRows) else None
         return self._follower.latest(Offset.from_json(start), rows).to_json()
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        """How much one batch may take."""
+        """Return the size limit of one batch."""
         rows = self._options.max_rows
         return limits.ReadAllAvailable() if rows is None else limits.ReadMaxRows(rows)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """For people who watch the query."""
+        """Return the latest available offset, for the progress of the query."""
         return self._follower.reached().to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Go no further than what is complete now."""
-        self._follower.until_now()
+        """End the query at the changes that are complete now."""
+        self._follower.stop_at_current_upper()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ds.InputPartition]:
-        """The tasks of one batch."""
+        """Return the tasks of one batch."""
         until = Offset.from_json(end)
         parts = [Part(task) for task in self._follower.plan(Offset.from_json(start), until)]
         if self._options.progress:
@@ -271,11 +283,11 @@ class ChangesReader(ds.DataSourceStreamReader):
             yield from to_spark(rows).to_batches(ROWS_AT_ONCE)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark will not ask for what lies before `end` again."""
-        self._follower.committed(Offset.from_json(end))
+        """Release the changes before `end`."""
+        self._follower.commit(Offset.from_json(end))
 
     def stop(self) -> None:
-        """The query ended."""
+        """Release the holds of the query."""
         if self._opened is not None:
             self._opened.stop()
 
@@ -284,43 +296,43 @@ if limits is not None:
     limits.SupportsTriggerAvailableNow.register(ChangesReader)
 
 
-class _Pushed:
-    """Takes over the filters that mean the same here, and gives back the others."""
+class _FilterPushdown:
+    """Accepts the filters that Arrow evaluates exactly, and returns the others."""
 
     __func__ = staticmethod(ds.DataSourceReader.pushFilters)
 
-    def __init__(self, columns: pa.Schema, taken: list[Condition]) -> None:
+    def __init__(self, columns: pa.Schema, pushed: list[Condition]) -> None:
         self._columns = columns
-        self._taken = taken
+        self._pushed = pushed
 
     def __call__(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
-        for each in filters:
-            condition = _condition(each)
-            if condition is not None and takes(condition, self._columns):
-                self._taken.append(condition)
+        for filter_ in filters:
+            condition = _condition(filter_)
+            if condition is not None and supports(condition, self._columns):
+                self._pushed.append(condition)
             else:
-                yield each
+                yield filter_
 
 
-_TESTS: Final[dict[type[ds.Filter], Asks]] = {
-    ds.EqualTo: Asks.EQUAL,
-    ds.LessThan: Asks.LESS,
-    ds.LessThanOrEqual: Asks.LESS_EQUAL,
-    ds.GreaterThan: Asks.GREATER,
-    ds.GreaterThanOrEqual: Asks.GREATER_EQUAL,
+_OPERATORS: Final[dict[type[ds.Filter], Operator]] = {
+    ds.EqualTo: Operator.EQUAL,
+    ds.LessThan: Operator.LESS,
+    ds.LessThanOrEqual: Operator.LESS_EQUAL,
+    ds.GreaterThan: Operator.GREATER,
+    ds.GreaterThanOrEqual: Operator.GREATER_EQUAL,
 }
 
 
-def _condition(given: ds.Filter, *, negated: bool = False) -> Condition | None:
-    match given:
+def _condition(spark_filter: ds.Filter, *, negated: bool = False) -> Condition | None:
+    match spark_filter:
         case ds.Not(child=child) if not negated:
             return _condition(child, negated=True)
         case ds.IsNull(attribute=(name,)):
-            return Condition(Asks.NULL, name, negated=negated)
+            return Condition(Operator.NULL, name, negated=negated)
         case ds.IsNotNull(attribute=(name,)):
-            return Condition(Asks.NULL, name, negated=not negated)
+            return Condition(Operator.NULL, name, negated=not negated)
         case ds.In(attribute=(name,), value=values):
-            return Condition(Asks.AMONG, name, tuple(values), negated=negated)
+            return Condition(Operator.AMONG, name, tuple(values), negated=negated)
         case (
             ds.EqualTo(attribute=(name,), value=value)
             | ds.LessThan(attribute=(name,), value=value)
@@ -328,17 +340,19 @@ def _condition(given: ds.Filter, *, negated: bool = False) -> Condition | None:
             | ds.GreaterThan(attribute=(name,), value=value)
             | ds.GreaterThanOrEqual(attribute=(name,), value=value)
         ):
-            return Condition(_TESTS[type(given)], name, (value,), negated=negated)
+            return Condition(_OPERATORS[type(spark_filter)], name, (value,), negated=negated)
         case _:
             return None
 
 
-def _found(options: BatchOptions | StreamOptions) -> Contents | RelationContents | Followed:
+def _resolve(
+    options: BatchOptions | StreamOptions,
+) -> Contents | RelationContents | StreamedCollection:
     if options.collection.endswith(REMAP) and (relation := _find_relation(options)) is not None:
         return relation
     try:
         if isinstance(options, StreamOptions):
-            return find_followed(options)
+            return find_streamed(options)
         return find_contents(options)
     except CollectionMissing:
         relation = _find_relation(options)
@@ -346,7 +360,7 @@ def _found(options: BatchOptions | StreamOptions) -> Contents | RelationContents
             raise
         return relation
     except NotYetComplete as error:
-        # Spark does not say whether this is a stream, which need not wait.
+        # Spark does not state whether this is a stream, which need not wait.
         raise UsageError(
             str(error),
             detail=error.detail,
@@ -356,9 +370,9 @@ def _found(options: BatchOptions | StreamOptions) -> Contents | RelationContents
 
 def _find_relation(
     options: BatchOptions | StreamOptions,
-) -> RelationContents | Followed | None:
+) -> RelationContents | StreamedCollection | None:
     if isinstance(options, StreamOptions):
-        return find_followed_relation(options)
+        return find_streamed_relation(options)
     return find_relation_contents(options, settings=SETTINGS)
 
 

@@ -1,19 +1,18 @@
-"""How far a stream has come, and how much more of it to admit. Pure.
+"""Offsets of a stream, and its admission control. Pure.
 
-A stream gives each update of a collection once, in order of time, from the
-time it begins at:
+A stream delivers each update of a collection once, in the order of time, from its first time
+on:
 
     begins                    upper
     ──┼─────────────────────────┼─────────────► time
-      │ given                   │ not yet
+      │ delivered               │ not yet
 
-With a snapshot all that lies before `begins` is given at that time, so nothing
-tells the two cases apart but the first batch.
+With a snapshot, all updates before `begins` are delivered at that time. Only the first batch
+differs between the two cases.
 
-Spark writes down where a batch ends before it runs, and nothing else; on a
-restart it asks where the stream begins a second time. By then "latest" means
-something else. So the end of the first batch says where it began, and that
-counts.
+Spark logs the end of a batch before it runs the batch, and nothing else. After a restart it
+requests the initial offset again, and "latest" has another meaning by then. The end of the
+first batch therefore contains its start, which has priority.
 """
 
 from collections.abc import Iterable
@@ -23,35 +22,35 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.persist.state import END, CollectionState, SchemaVersion, columns_of
 
-__all__ = ["Offset", "admitted", "begun_at", "schema_ends"]
+__all__ = ["Offset", "admit", "first_batch_start", "schema_end"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """Everything below `upper` has been given."""
+    """A position of a stream: all updates below `upper` have been delivered."""
 
     collection: str
-    """Which one, for all time: another of the same name is not it."""
+    """Unique id of the collection: another collection of the same name has another id."""
 
     upper: int
     begins: int | None = None
-    """The stream's first time; known up to the end of its first batch."""
+    """First time of the stream; known until the end of its first batch."""
 
     snapshot: bool = False
-    """Whether all that was before is given at `begins`."""
+    """All earlier updates are delivered at `begins`."""
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing has been given yet."""
+        """Return whether the stream has delivered nothing yet."""
         return self.upper == self.begins
 
     @property
     def needs(self) -> int:
-        """The time from which on history must be kept, to go on from here."""
+        """Earliest time whose history is needed to continue from here."""
         return self.upper if self.fresh and self.snapshot else max(self.upper - 1, 0)
 
     def up_to(self, upper: int) -> "Offset":
-        """Where a batch ends that begins here."""
+        """Return the end of a batch that starts here."""
         if not self.fresh:
             return Offset(collection=self.collection, upper=upper)
         return Offset(
@@ -59,33 +58,33 @@ class Offset:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark keeps it."""
-        told: dict[str, Any] = {"collection": self.collection, "upper": self.upper}
+        """Return the form that Spark stores."""
+        values: dict[str, Any] = {"collection": self.collection, "upper": self.upper}
         return (
-            told
+            values
             if self.begins is None
             else {
-                **told,
+                **values,
                 "begins": self.begins,
                 "snapshot": self.snapshot,
             }
         )
 
     @staticmethod
-    def from_json(told: dict[str, Any]) -> "Offset":
-        """What Spark kept."""
+    def from_json(values: dict[str, Any]) -> "Offset":
+        """Parse the form that Spark stores."""
         try:
-            return Offset(**told)
+            return Offset(**values)
         except TypeError as error:
             raise UsageError(
-                "checkpoint was not made by a stream of this format",
-                detail=f"It holds the offset {told!r:.200}.",
-                hint="Give the query a checkpoint location of its own.",
+                'checkpoint was not written by a stream of format "penstock"',
+                detail=f"The checkpoint contains the offset {values!r:.200}.",
+                hint="Use a separate checkpoint location for the query.",
             ) from error
 
 
-def begun_at(start: Offset, end: Offset) -> Offset:
-    """Where a first batch that ends at `end` began, whatever its beginning is said to be now."""
+def first_batch_start(start: Offset, end: Offset) -> Offset:
+    """Return the logged start of the first batch, which ends at `end`."""
     if end.begins is None:
         return start
     return Offset(
@@ -93,22 +92,22 @@ def begun_at(start: Offset, end: Offset) -> Offset:
     )
 
 
-def schema_ends(collection: CollectionState, schema: SchemaVersion) -> int:
-    """The first time whose rows have other columns than `schema`."""
+def schema_end(collection: CollectionState, schema: SchemaVersion) -> int:
+    """Return the first time whose rows have other columns than `schema`."""
     columns = columns_of(schema)
     later = (version for version in collection.schemas if version.version > schema.version)
     return next((v.since for v in later if not columns_of(v).equals(columns)), END)
 
 
-def admitted(counts: Iterable[tuple[int, int]], upper: int, limit: int) -> int:
-    """The largest upper, up to `upper`, with at most `limit` updates below it.
+def admit(counts: Iterable[tuple[int, int]], upper: int, limit: int) -> int:
+    """Return the largest upper, up to `upper`, with at most `limit` updates below it.
 
-    `counts` says how many updates each time has, in order. A time is given as
-    a whole, so the first one is admitted however many it has.
+    `counts` has the number of updates per time, in order. A time is never divided, so the
+    first one is admitted regardless of its count.
 
-        >>> admitted([(3, 2), (5, 2), (9, 1)], 20, 4)
+        >>> admit([(3, 2), (5, 2), (9, 1)], 20, 4)
         9
-        >>> admitted([(3, 7), (5, 2)], 20, 4)
+        >>> admit([(3, 7), (5, 2)], 20, 4)
         5
     """
     total = 0

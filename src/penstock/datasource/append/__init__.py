@@ -1,1 +1,1 @@
-"""`df.write.format("penstock")`: a job that appends to a collection of the user's own."""
+"""`df.write.format("penstock")`: append the rows of a Spark job to a user collection."""

@@ -1,13 +1,13 @@
-"""The writer behind `df.write.format("penstock")`.
+"""The writer of `df.write.format("penstock")`.
 
-Spark makes the writer in one Python process, runs its tasks in others and
-commits in a third. The writer's lock is taken in the first and handed to the
-last, so nobody else writes in between, and the time that the rows get, known
-before the first task, is still the next one when they are committed.
+Spark creates the writer in one Python process, runs its tasks in others and commits in a
+third. The writer lock is acquired in the first process and handed to the last, so no other
+writer can append in between. The time of the rows, chosen before the first task, is therefore
+still the next time at the commit.
 
-If the driver dies, the lock is left behind; the next job finds the process
-gone and gives it up. If the answer to a commit is lost, Spark reports a failed
-job whose rows may be there: read before writing again.
+If the driver dies, the lock remains; the next job detects the dead process and releases the
+lock. If the response of a commit is lost, Spark reports a failed job whose rows may have been
+written: read the collection before you write again.
 """
 
 import os
@@ -42,12 +42,12 @@ SETTINGS: Final = Settings(patience_ms=60_000, background=False, notify="")
 
 
 @dataclass
-class _Told(WriterCommitMessage):
+class _TaskCommit(WriterCommitMessage):
     written: Written
 
 
 class CollectionWriter(DataSourceArrowWriter):
-    """Appends the rows of one job, all at one time."""
+    """Writer that appends the rows of one job at one time."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class CollectionWriter(DataSourceArrowWriter):
         patience_ms: int,
     ) -> None:
         url = own_location(location, collection, settings=SETTINGS)
-        # The job lives as long as what started this process, which is about to end.
+        # The job belongs to the parent process: this process is about to end.
         client = open_for_job(url, patience_ms=patience_ms, settings=SETTINGS, pid=os.getppid())
         try:
             check_own(client, collection)
@@ -84,25 +84,25 @@ class CollectionWriter(DataSourceArrowWriter):
             raise
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: its rows become objects under the staging id."""
-        return _Told(self._share.write(iterator))
+        """Write the rows of one Spark task as objects under the staging id."""
+        return _TaskCommit(self._share.write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Link what the tasks wrote, and give the lock back."""
-        told = [message.written for message in messages if isinstance(message, _Told)]
+        """Append the objects of all tasks, and release the lock."""
+        results = [message.written for message in messages if isinstance(message, _TaskCommit)]
         with attach(self._baton, settings=SETTINGS) as client:
             target = client.collection(self._collection)
             with dropped_unless_written(client, target):
-                rows = Staged(gathered(told))
+                rows = Staged(gathered(results))
                 appended = target.compare_and_append(rows, self._upper, self._time + 1)
             if not isinstance(appended, Appended):
                 raise InternalError(
-                    f'upper of collection "{self._collection}" moved under our lock'
+                    f'upper of collection "{self._collection}" changed although the lock is held'
                 )
         self._take_back()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Give the lock back, unless a failed commit did; what was written is garbage."""
+        """Release the lock, unless a failed commit did; the written objects are garbage."""
         with suppress(Fenced), attach(self._baton, settings=SETTINGS) as client:
             undo(client, self._collection)
         self._take_back()
