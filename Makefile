@@ -33,10 +33,11 @@ LANGUAGE_PATHS := \
 	scripts \
 	src/penstock/__init__.py \
 	src/penstock/clock.py \
+	src/penstock/catalog \
+	src/penstock/datasource \
 	src/penstock/deadlines.py \
 	src/penstock/errors.py \
 	src/penstock/failpoints.py \
-	src/penstock/ingest \
 	src/penstock/progress \
 	src/penstock/reclock \
 	src/penstock/reduce \
@@ -45,7 +46,9 @@ LANGUAGE_PATHS := \
 	src/pyspark_penstock \
 	tests/README.md \
 	tests/conftest.py \
+	tests/catalog \
 	tests/contracts \
+	tests/datasource \
 	tests/progress \
 	tests/reclock \
 	tests/reduce \

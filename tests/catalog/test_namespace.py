@@ -1,4 +1,4 @@
-"""The one namespace of a lake."""
+"""The namespace of a lake."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,72 +16,87 @@ from penstock.catalog.namespace import (
     take_name_in_lake,
     take_user_collection,
 )
-from penstock.catalog.objects import Wanted, as_wanted, catalogued, known_objects
+from penstock.catalog.objects import RequestedObject, known_objects, to_requested, update_catalog
 from penstock.errors import UsageError
 from penstock.pipeline import Pipeline
 
-SOURCE = Wanted("shop", "source")
-PROGRESS = Wanted("shop_progress", "source_progress", owner="shop")
-REMAP = Wanted("shop_remap", "collection", owner="shop")
-USER = Wanted("mine", "collection")
-DESK = Wanted("desk", "materialization")
+SOURCE = RequestedObject("shop", "source")
+PROGRESS = RequestedObject("shop_progress", "source_progress", owner="shop")
+REMAP = RequestedObject("shop_remap", "collection", owner="shop")
+USER = RequestedObject("mine", "collection")
+DESK = RequestedObject("desk", "materialization")
 TAKEN = [SOURCE, PROGRESS, REMAP, USER, DESK]
 POSTGRES = {"url": "postgresql://nobody@127.0.0.1:1/none"}
 
 
-@pytest.mark.parametrize("wanted", TAKEN)
-def test_object_that_has_its_name_may_keep_it(wanted):
-    check_free(wanted, TAKEN)
+@pytest.mark.parametrize("requested", TAKEN)
+def test_object_keeps_its_own_name(requested):
+    check_free(requested, TAKEN)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "holder"),
+    ("requested", "holder"),
     [
-        (Wanted("shop", "collection"), 'source "shop"'),
-        (Wanted("shop", "materialization"), 'source "shop"'),
-        (Wanted("shop", "source_progress", owner="shop"), 'source "shop"'),
-        (Wanted("shop.public.orders", "collection"), 'source "shop"'),
-        (Wanted("shop_progress", "collection"), 'progress relation "shop_progress" of source'),
-        (Wanted("shop_progress", "source"), 'progress relation "shop_progress" of source "shop"'),
-        (Wanted("shop_progress", "source_progress", owner="till"), 'relation "shop_progress"'),
-        (Wanted("shop_remap", "source_progress", owner="shop"), 'collection "shop_remap" of'),
-        (Wanted("mine", "source"), 'user collection "mine"'),
-        (Wanted("mine", "source_progress", owner="shop"), 'user collection "mine"'),
-        (Wanted("desk", "collection"), 'materialization "desk"'),
-        (Wanted("mz_objects", "source_progress", owner="shop"), "reserved"),
-        (Wanted("mz_mine", "collection"), "reserved"),
-        (Wanted("user", "source"), "storage location"),
-        (Wanted("catalog", "materialization"), "storage location"),
+        (RequestedObject("shop", "collection"), 'source "shop"'),
+        (RequestedObject("shop", "materialization"), 'source "shop"'),
+        (RequestedObject("shop", "source_progress", owner="shop"), 'source "shop"'),
+        (RequestedObject("shop.public.orders", "collection"), 'source "shop"'),
+        (
+            RequestedObject("shop_progress", "collection"),
+            'progress relation "shop_progress" of source',
+        ),
+        (
+            RequestedObject("shop_progress", "source"),
+            'progress relation "shop_progress" of source "shop"',
+        ),
+        (
+            RequestedObject("shop_progress", "source_progress", owner="till"),
+            'relation "shop_progress"',
+        ),
+        (
+            RequestedObject("shop_remap", "source_progress", owner="shop"),
+            'collection "shop_remap" of',
+        ),
+        (RequestedObject("mine", "source"), 'user collection "mine"'),
+        (RequestedObject("mine", "source_progress", owner="shop"), 'user collection "mine"'),
+        (RequestedObject("desk", "collection"), 'materialization "desk"'),
+        (RequestedObject("mz_objects", "source_progress", owner="shop"), "reserved"),
+        (RequestedObject("mz_mine", "collection"), "reserved"),
+        (RequestedObject("user", "source"), "storage location"),
+        (RequestedObject("catalog", "materialization"), "storage location"),
     ],
 )
-def test_name_of_another_object_is_rejected_with_its_holder(wanted, holder):
-    with pytest.raises(UsageError, match=f'"{wanted.name}".*: the name is taken') as raised:
-        check_free(wanted, TAKEN)
+def test_name_of_another_object_is_rejected_with_its_holder(requested, holder):
+    with pytest.raises(UsageError, match=f'"{requested.name}".*: the name is taken') as raised:
+        check_free(requested, TAKEN)
     assert holder in raised.value.detail
     assert raised.value.hint
 
 
 def test_new_source_is_rejected_while_a_user_collection_has_a_name_below_it():
-    taken = [Wanted("till.notes", "collection")]
-    assert holder_of(Wanted("till", "source"), taken) == 'user collection "till.notes"'
-    assert holder_of(Wanted("tilling", "source"), taken) is None
+    taken = [RequestedObject("till.notes", "collection")]
+    assert holder_of(RequestedObject("till", "source"), taken) == 'user collection "till.notes"'
+    assert holder_of(RequestedObject("tilling", "source"), taken) is None
 
 
 def test_source_of_one_topic_and_its_collection_share_a_name():
-    topic = Wanted("clicks", "collection", owner="clicks")
-    assert holder_of(Wanted("clicks", "source"), [topic]) is None
-    assert holder_of(topic, [Wanted("clicks", "source")]) is None
-    assert holder_of(Wanted("clicks", "source"), [Wanted("clicks", "collection")]) is not None
+    topic = RequestedObject("clicks", "collection", owner="clicks")
+    assert holder_of(RequestedObject("clicks", "source"), [topic]) is None
+    assert holder_of(topic, [RequestedObject("clicks", "source")]) is None
+    assert (
+        holder_of(RequestedObject("clicks", "source"), [RequestedObject("clicks", "collection")])
+        is not None
+    )
 
 
 def test_progress_that_hides_the_catalog_is_rejected_even_if_it_has_the_name():
-    hiding = Wanted("mz_objects", "source_progress", owner="shop")
+    hiding = RequestedObject("mz_objects", "source_progress", owner="shop")
     assert holder_of(hiding, [hiding]) is not None
 
 
 @given(st.sets(st.sampled_from(["shop_progress", *(f"shop_progress{n}" for n in range(1, 5))])))
 def test_progress_gets_the_first_free_name(names):
-    taken = [SOURCE, *(Wanted(name, "collection") for name in sorted(names))]
+    taken = [SOURCE, *(RequestedObject(name, "collection") for name in sorted(names))]
     chosen = progress_of_source("shop", taken)
     order = ["shop_progress", *(f"shop_progress{n}" for n in range(1, 6))]
     assert chosen.name == next(name for name in order if name not in names)
@@ -98,7 +113,7 @@ def conflicts(sources, materializations=(), taken=()):
             },
         }
     )
-    return {each.name: holder for each, holder in name_conflicts(pipeline, taken)}
+    return {obj.name: holder for obj, holder in name_conflicts(pipeline, taken)}
 
 
 def test_names_within_one_file_conflict():
@@ -110,7 +125,7 @@ def test_names_within_one_file_conflict():
     assert conflicts({"shop": {**shop, "progress": "shop"}}) == {"shop": 'source "shop"'}
     assert conflicts({"shop": shop, "shop_remap": shop}) == {"shop_remap": 'source "shop_remap"'}
     assert conflicts({"till": till}, ["how_far"]) == {"how_far": 'materialization "how_far"'}
-    # A name that nobody gave makes way.
+    # A default name yields to an explicit one.
     assert conflicts({"shop": shop, "shop_progress": shop}) == {}
 
 
@@ -119,40 +134,40 @@ def test_two_processes_that_take_one_name_at_once_have_one_winner(tmp_path):
     start = threading.Barrier(2)
 
     def take(owner):
-        wanted = Wanted("how_far", "source_progress", owner=owner)
+        requested = RequestedObject("how_far", "source_progress", owner=owner)
 
-        def added(known):
-            check_free(wanted, as_wanted(known))
-            return [*as_wanted(known), Wanted(owner, "source"), wanted]
+        def with_owner(known):
+            check_free(requested, to_requested(known))
+            return [*to_requested(known), RequestedObject(owner, "source"), requested]
 
         start.wait()
         try:
-            catalogued(lake, added)
+            update_catalog(lake, with_owner)
         except UsageError as error:
             return error
         return owner
 
     with ThreadPoolExecutor(2) as pool:
         outcomes = [*pool.map(take, ["a", "b"])]
-    (winner,) = [each for each in outcomes if isinstance(each, str)]
-    (error,) = [each for each in outcomes if isinstance(each, UsageError)]
-    assert [each.name for each in known_objects(lake)] == [winner, "how_far"]
+    (winner,) = [obj for obj in outcomes if isinstance(obj, str)]
+    (error,) = [obj for obj in outcomes if isinstance(obj, UsageError)]
+    assert [obj.name for obj in known_objects(lake)] == [winner, "how_far"]
     assert error.detail == f'The name belongs to progress relation "how_far" of source "{winner}".'
 
 
 def test_user_collection_takes_its_name_in_the_catalog_of_its_lake(tmp_path):
     lake = f"file:{tmp_path}/lake"
-    catalogued(lake, lambda _: [SOURCE, PROGRESS])
+    update_catalog(lake, lambda _: [SOURCE, PROGRESS])
     take_name_in_lake(f"{lake}/user", "mine")
     take_user_collection(lake, "mine")
-    assert [each.name for each in known_objects(lake)] == ["shop", "shop_progress", "mine"]
+    assert [obj.name for obj in known_objects(lake)] == ["shop", "shop_progress", "mine"]
     with pytest.raises(UsageError, match='cannot create user collection "shop_progress"'):
         take_name_in_lake(f"{lake}/user", "shop_progress")
-    # One storage location by itself has no catalog.
+    # A single storage location has no catalog.
     take_name_in_lake(f"file:{tmp_path}/alone", "shop_progress")
 
 
-def test_collection_that_the_catalog_does_not_list_counts(tmp_path):
+def test_collection_outside_catalog_holds_its_name(tmp_path):
     lake = f"file:{tmp_path}/lake"
     with persist.open(f"{lake}/other", writer="w") as client:
         client.create_or_load("old", key=persist.TEXT, value=persist.UNIT)

@@ -1,4 +1,4 @@
-"""The catalog: ids that are never given out again, and rows that anybody can read."""
+"""The catalog: permanent ids, and rows that every reader can read."""
 
 import json
 
@@ -10,14 +10,14 @@ from penstock import persist
 from penstock.catalog.objects import (
     WRITER,
     Object,
-    Wanted,
-    as_wanted,
-    catalogued,
-    forget_object,
+    RequestedObject,
+    assign_ids,
     known_objects,
-    resolved,
+    remove_object,
+    to_requested,
+    update_catalog,
 )
-from penstock.catalog.secrets import (
+from penstock.catalog.redaction import (
     HIDDEN,
     hides_secrets,
     objects_without_secrets,
@@ -26,10 +26,10 @@ from penstock.catalog.secrets import (
 from penstock.errors import Fenced, TransientError
 from penstock.pipeline.file import CATALOG
 
-SHOP = Wanted("shop", "source", {"postgres": {"url": "postgresql://u:${P}@h/shop"}})
-ORDERS = Wanted("shop.public.orders", "collection", owner="shop")
-PROGRESS = Wanted("shop_progress", "source_progress", owner="shop")
-DESK = Wanted("desk", "materialization", {"connector": "sqlite"})
+SHOP = RequestedObject("shop", "source", {"postgres": {"url": "postgresql://u:${P}@h/shop"}})
+ORDERS = RequestedObject("shop.public.orders", "collection", owner="shop")
+PROGRESS = RequestedObject("shop_progress", "source_progress", owner="shop")
+DESK = RequestedObject("desk", "materialization", {"connector": "sqlite"})
 
 
 @pytest.fixture
@@ -39,19 +39,19 @@ def lake(tmp_path):
 
 def read(lake, collection):
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
-        found = client.collection(collection)
-        table = found.snapshot(found.upper - 1).arrow()
+        loaded = client.collection(collection)
+        table = loaded.snapshot(loaded.upper - 1).arrow()
         names = [name for name in table.column_names if not name.startswith("mz_")]
         return sorted(map(str, table.select(names).to_pylist()))
 
 
-def test_it_is_read_like_any_collection(lake):
-    catalogued(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK])
+def test_catalog_collections_are_readable(lake):
+    update_catalog(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK])
     assert read(lake, "mz_sources") == ["{'id': 's1', 'name': 'shop', 'type': 'postgres'}"]
     assert read(lake, "mz_source_progresses") == [
         "{'id': 'p3', 'name': 'shop_progress', 'source_id': 's1'}"
     ]
-    types = [(each.type, each.owner_id) for each in known_objects(lake)]
+    types = [(obj.type, obj.owner_id) for obj in known_objects(lake)]
     assert types == [
         ("source", None),
         ("collection", "s1"),
@@ -60,101 +60,103 @@ def test_it_is_read_like_any_collection(lake):
     ]
 
 
-def test_progress_goes_with_its_source_and_no_id_comes_back(lake):
-    made = catalogued(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK])
-    forget_object(made[0], lake)
-    assert [each.name for each in known_objects(lake)] == ["desk"]
-    again = catalogued(lake, lambda _: [SHOP, PROGRESS, DESK])
-    assert [(each.id, each.name) for each in again] == [
+def test_removed_source_removes_progress_and_ids_are_not_reused(lake):
+    made = update_catalog(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK])
+    remove_object(made[0], lake)
+    assert [obj.name for obj in known_objects(lake)] == ["desk"]
+    again = update_catalog(lake, lambda _: [SHOP, PROGRESS, DESK])
+    assert [(obj.id, obj.name) for obj in again] == [
         ("m4", "desk"),
         ("s5", "shop"),
         ("p6", "shop_progress"),
     ]
 
 
-def test_what_changes_nothing_writes_nothing(lake):
-    catalogued(lake, lambda _: [SHOP])
+def test_update_without_change_writes_nothing(lake):
+    update_catalog(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         before = client.collection("mz_objects").upper
-    catalogued(lake, lambda _: [SHOP])
+    update_catalog(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         assert client.collection("mz_objects").upper == before
 
 
-def test_the_past_of_the_catalog_can_be_read(lake):
-    catalogued(lake, lambda _: [SHOP])
+def test_catalog_history_is_readable(lake):
+    update_catalog(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         then = client.collection("mz_objects").upper - 1
-    catalogued(lake, lambda _: [DESK])
+    update_catalog(lake, lambda _: [DESK])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         table = client.collection("mz_objects").snapshot(then).arrow()
     assert table.column("name").to_pylist() == ["shop"]
 
 
-def test_somebody_who_comes_in_between_costs_another_look(lake):
-    catalogued(lake, lambda _: [SHOP])
+def test_update_retries_after_concurrent_writer(lake):
+    update_catalog(lake, lambda _: [SHOP])
     turns = []
 
     def change(known):
         turns.append(len(known))
         if len(turns) == 2:
-            # Another process, amid what we do; the first turn only looks.
-            catalogued(lake, lambda found: [SHOP, DESK])
-        return [*(Wanted(each.name, each.type, each.definition) for each in known), ORDERS]
+            # Another process writes during the update; the first call only reads.
+            update_catalog(lake, lambda loaded: [SHOP, DESK])
+        return [*(RequestedObject(obj.name, obj.type, obj.definition) for obj in known), ORDERS]
 
-    catalogued(lake, change)
+    update_catalog(lake, change)
     assert turns == [1, 1, 2]
-    assert [each.name for each in known_objects(lake)] == ["shop", "desk", "shop.public.orders"]
+    assert [obj.name for obj in known_objects(lake)] == ["shop", "desk", "shop.public.orders"]
 
 
-def test_one_that_died_in_it_keeps_nobody_out(lake):
-    [shop] = catalogued(lake, lambda _: [SHOP])
+def test_dead_writer_does_not_block_updates(lake):
+    [shop] = update_catalog(lake, lambda _: [SHOP])
     with pytest.raises(Fenced), persist.open(f"{lake}/{CATALOG}", writer=WRITER):
-        forget_object(shop, lake)
+        remove_object(shop, lake)
     assert known_objects(lake) == []
 
 
-def test_who_is_always_cut_short_may_try_again_and_is_not_fenced(lake, monkeypatch):
-    catalogued(lake, lambda _: [SHOP])
+def test_update_fenced_every_time_raises_transient_error(lake, monkeypatch):
+    update_catalog(lake, lambda _: [SHOP])
 
     def change(known):
         persist.open(f"{lake}/{CATALOG}", writer=WRITER).close()
         return [SHOP, DESK]
 
     monkeypatch.setattr("penstock.catalog.objects.TRIES", 2)
-    with pytest.raises(TransientError, match="others write it"):
-        catalogued(lake, change)
+    with pytest.raises(TransientError, match="other processes write it"):
+        update_catalog(lake, change)
 
 
-def test_who_changes_nothing_takes_no_lock(lake):
-    catalogued(lake, lambda _: [SHOP])
+def test_update_without_change_takes_no_lock(lake):
+    update_catalog(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", writer="somebody else"):
-        catalogued(lake, as_wanted)
+        update_catalog(lake, to_requested)
 
 
 NAMES = st.sampled_from("abcdef")
 TYPES = st.sampled_from(["source", "collection", "materialization"])
-WISHES = st.lists(st.builds(Wanted, NAMES, TYPES), unique_by=lambda each: (each.name, each.type))
+REQUESTS = st.lists(
+    st.builds(RequestedObject, NAMES, TYPES), unique_by=lambda obj: (obj.name, obj.type)
+)
 
 
-@given(st.lists(WISHES, max_size=8))
-def test_an_id_is_of_one_object_for_ever(histories):
+@given(st.lists(REQUESTS, max_size=8))
+def test_id_identifies_one_object_permanently(histories):
     known: list[Object] = []
     last = 0
     given_out: dict[str, tuple[str, str]] = {}
-    gone: set[str] = set()
-    for wanted in histories:
-        after, last = resolved(known, wanted, last)
-        assert {(each.type, each.name) for each in after} == {(e.type, e.name) for e in wanted}
-        gone |= {each.id for each in known} - {each.id for each in after}
-        for each in after:
-            assert each.id not in gone
-            assert given_out.setdefault(each.id, (each.type, each.name)) == (each.type, each.name)
+    removed: set[str] = set()
+    for requested in histories:
+        after, last = assign_ids(known, requested, last)
+        assert {(obj.type, obj.name) for obj in after} == {(e.type, e.name) for e in requested}
+        removed |= {obj.id for obj in known} - {obj.id for obj in after}
+        for obj in after:
+            assert obj.id not in removed
+            assert given_out.setdefault(obj.id, (obj.type, obj.name)) == (obj.type, obj.name)
         known = after
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("definition", "redacted"),
     [
         ("postgresql://u:${P}@h/d", "postgresql://u:${P}@h/d"),
         ("postgresql://u:geheim@h/d", f"postgresql://u:{HIDDEN}@h/d"),
@@ -230,16 +232,16 @@ def test_an_id_is_of_one_object_for_ever(histories):
         ),
     ],
 )
-def test_secrets_in_the_file_itself_are_not_kept(said, kept):
-    assert without_secrets(said) == kept
-    assert "geheim" not in json.dumps(without_secrets(said))
-    assert hides_secrets(kept) == (HIDDEN in json.dumps(kept))
-    assert without_secrets(kept) == kept
+def test_literal_secrets_are_redacted(definition, redacted):
+    assert without_secrets(definition) == redacted
+    assert "geheim" not in json.dumps(without_secrets(definition))
+    assert hides_secrets(redacted) == (HIDDEN in json.dumps(redacted))
+    assert without_secrets(redacted) == redacted
 
 
-def test_what_objects_are_called_says_nothing_of_secrets():
-    said = {"tokens": {"postgres": {"tables": ["public.t"]}}}
-    assert objects_without_secrets(said) == said
+def test_object_name_does_not_mark_a_secret():
+    definition = {"tokens": {"postgres": {"tables": ["public.t"]}}}
+    assert objects_without_secrets(definition) == definition
     documents = {"shop.tokens": {"schema": {"properties": {"password": {"type": "string"}}}}}
     assert objects_without_secrets(documents, inherited=False) == documents
     assert objects_without_secrets(None) == {}

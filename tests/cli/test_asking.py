@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import persist
-from penstock.catalog.objects import Wanted, catalogued, known_objects
+from penstock.catalog.objects import RequestedObject, known_objects, update_catalog
 from penstock.cli.main import app
 from penstock.clock import SYSTEM_CLOCK
 from penstock.persist.state_store import PAUSED, StateStore
@@ -39,8 +39,11 @@ class Rests:
 @pytest.fixture
 def lake(tmp_path):
     url = f"file:{tmp_path}/lake"
-    wanted = [Wanted("shop", "source", SOURCE), Wanted("desk", "materialization", DESK)]
-    catalogued(url, lambda _: wanted)
+    wanted = [
+        RequestedObject("shop", "source", SOURCE),
+        RequestedObject("desk", "materialization", DESK),
+    ]
+    update_catalog(url, lambda _: wanted)
     for name in ("shop", "desk"):
         with persist.open(f"{url}/{name}", writer="w") as client:
             StateStore(client, name).put({"status": {}})

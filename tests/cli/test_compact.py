@@ -8,7 +8,7 @@ import pytest
 
 import penstock.cli.compact as verb
 import penstock.persist as persist
-from penstock.catalog.objects import WRITER, Wanted, catalogued, known_objects
+from penstock.catalog.objects import WRITER, RequestedObject, known_objects, update_catalog
 from penstock.errors import Fenced, UsageError
 from tests.cli.test_verbs import penstock
 from tests.persist.shop import SCHEMA, by_hand
@@ -41,7 +41,7 @@ def test_a_small_merge_starts_no_spark_even_if_a_master_is_named(url):
 
 def test_the_catalog_is_compacted_under_the_id_that_all_use(tmp_path, capsys):
     lake = f"file:{tmp_path / 'lake'}"
-    catalogued(lake, lambda _: [Wanted("shop", "source", {"postgres": {}})])
+    update_catalog(lake, lambda _: [RequestedObject("shop", "source", {"postgres": {}})])
     with pytest.raises(Fenced), persist.open(f"{lake}/catalog", writer=WRITER):
         verb.compact(lake, wait=1)
     assert "lake/catalog" in capsys.readouterr().out

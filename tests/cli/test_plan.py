@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.catalog.objects import Wanted, catalogued, known_objects
+from penstock.catalog.objects import RequestedObject, known_objects, update_catalog
 from penstock.testing.postgres import Database
 from tests.cli.test_verbs import penstock
 
@@ -14,7 +14,7 @@ def lake(tmp_path: Path) -> str:
     """One with a materialization that has written nothing yet."""
     url = f"file:{tmp_path / 'lake'}"
     said = {"connector": "sqlite", "endpoint": {"path": "desk.db"}, "bindings": []}
-    catalogued(url, lambda _: [Wanted("desk", "materialization", said)])
+    update_catalog(url, lambda _: [RequestedObject("desk", "materialization", said)])
     return url
 
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import persist
-from penstock.catalog.rows import encode_line, rows_of
+from penstock.catalog.json_rows import encode_line, rows_of
 from penstock.data.schema import LABEL
 from penstock.persist.lake import find_collection
 from penstock.sources.postgres.catalog_types import PgColumn, PgType

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.catalog.rows import encode_line, rows_of
+from penstock.catalog.json_rows import encode_line, rows_of
 from penstock.data import BIGINT, UNIT, stored_schema
 
 ODD = 1_600_000_000_000_000_001

@@ -21,7 +21,7 @@ import yaml
 from psycopg.rows import dict_row
 
 from penstock import persist
-from penstock.catalog.rows import encode_line, rows_of
+from penstock.catalog.json_rows import encode_line, rows_of
 from penstock.cli.main import app
 from penstock.ingest import tasks as ingest
 from penstock.materialize import running as materialize

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from penstock.catalog.looking import look
+from penstock.catalog.inspect import inspect_lake
 from penstock.clock import SYSTEM_CLOCK
 from penstock.persist import Settings
 from penstock.testing.postgres import Database, PostgresServer
@@ -44,7 +44,7 @@ def test_up_with_hung_endpoint_reports_it_stops_in_time_and_resumes(
         """Return the error of the materialization in `penstock status`."""
         return "".join(
             str(materialization["error"])
-            for location in look(f"file:{tmp_path}/lake", Settings())
+            for location in inspect_lake(f"file:{tmp_path}/lake", Settings())
             for materialization in location["materializations"]
         )
 

@@ -299,7 +299,7 @@ def _is_changed(shop: Shop) -> None:
     tables = "public.customers, public.orders, public.extra"
     file = shop.write(ONE + ONE_MORE, tables=tables)
     planned = shop.well("plan", file)
-    assert 'create source "shop": table public.extra joins, and is copied' in planned
+    assert 'create source "shop": table public.extra is added, with an initial snapshot' in planned
     assert 'create materialization "one": resource extra is bound' in planned
     assert 'drop materialization "two"' in planned
     refused = shop.penstock("up", file, "--http", "none")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.catalog.planning import Change
+from penstock.catalog.diff import Change
 from penstock.engine import up
 from penstock.engine.checking import planned
 from penstock.errors import UsageError

@@ -9,7 +9,7 @@ import pytest
 import penstock.ingest
 import penstock.materialize
 from penstock import persist
-from penstock.catalog.objects import Wanted, catalogued, forget_object, known_objects
+from penstock.catalog.objects import RequestedObject, known_objects, remove_object, update_catalog
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.dropping import drop_object, leave_tables
 from penstock.errors import IndeterminateError, UsageError
@@ -58,15 +58,15 @@ materializations:
         penstock.ingest.run(self.file, once=True)
         penstock.materialize.run(self.file, jobs=TasksHere(), once=True)
         written = load_written(self.file)
-        wanted = [Wanted("shop", "source", written["sources"]["shop"])]
-        wanted += [Wanted("desk", "materialization", written["materializations"]["desk"])]
-        wanted += [Wanted("shop_progress", "source_progress", owner="shop")]
-        catalogued(self.lake, lambda _: wanted)
+        wanted = [RequestedObject("shop", "source", written["sources"]["shop"])]
+        wanted += [RequestedObject("desk", "materialization", written["materializations"]["desk"])]
+        wanted += [RequestedObject("shop_progress", "source_progress", owner="shop")]
+        update_catalog(self.lake, lambda _: wanted)
 
     def drop(self, name: str, **options: bool) -> None:
         [known] = [each for each in known_objects(self.lake) if each.name == name]
         drop_object(known, self.lake, writer=WRITER, **options)
-        forget_object(known, self.lake)
+        remove_object(known, self.lake)
 
     def slots(self) -> list[str]:
         return [
@@ -242,7 +242,7 @@ def test_a_topic_is_left_without_its_secrets_and_its_files(tmp_path: Path) -> No
         "format": {"avro": {"schema": "not-there.avsc"}},
         "sasl": {"mechanism": "PLAIN", "username": "u", "password": "kept nowhere"},
     }
-    catalogued(lake, lambda _: [Wanted("clicks", "source", {"kafka": section})])
+    update_catalog(lake, lambda _: [RequestedObject("clicks", "source", {"kafka": section})])
     with persist.open(f"{lake}/clicks", writer=WRITER) as client:
         client.create_or_load("clicks", key=persist.TEXT, value=persist.UNIT, owner="clicks")
     [known] = known_objects(lake)
@@ -253,7 +253,7 @@ def test_a_topic_is_left_without_its_secrets_and_its_files(tmp_path: Path) -> No
 
 def test_a_secret_that_was_not_kept_is_asked_for(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:(not kept)@h/d"}}
-    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)])
+    [known] = update_catalog(shop.lake, lambda _: [RequestedObject("old", "source", said)])
     with pytest.raises(UsageError, match="cannot be reached to be dropped") as refused:
         drop_object(known, shop.lake, writer=WRITER)
     assert "not kept" in refused.value.detail
@@ -261,7 +261,7 @@ def test_a_secret_that_was_not_kept_is_asked_for(shop: Shop) -> None:
 
 def test_a_variable_that_is_not_set_is_named(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:${NOT_THERE}@h/d"}}
-    [known] = catalogued(shop.lake, lambda _: [Wanted("old", "source", said)])
+    [known] = update_catalog(shop.lake, lambda _: [RequestedObject("old", "source", said)])
     with pytest.raises(UsageError) as refused:
         drop_object(known, shop.lake, writer=WRITER, environment={})
     assert "${NOT_THERE}" in refused.value.detail

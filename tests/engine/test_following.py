@@ -31,14 +31,14 @@ def test_what_was_dropped_is_forgotten_when_the_catalog_can_be_written_again(tmp
     ]
     for task in tasks:
         following.followed(task).build(None)
-    forget, failures = up.forget_object, ["first", "second"]
+    forget, failures = up.remove_object, ["first", "second"]
 
     def locked(*given, **named):
         if failures:
             raise UsageError(f"the catalog is locked, for the {failures.pop(0)} time")
         return forget(*given, **named)
 
-    monkeypatch.setattr(up, "forget_object", locked)
+    monkeypatch.setattr(up, "remove_object", locked)
     task = tasks[0]
     with pytest.raises(UsageError, match="for the first time"):
         following.forget(task)

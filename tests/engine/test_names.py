@@ -6,7 +6,7 @@ import pytest
 
 from penstock import persist
 from penstock.catalog.namespace import take_user_collection
-from penstock.catalog.objects import Wanted, as_wanted, catalogued, known_objects
+from penstock.catalog.objects import RequestedObject, known_objects, to_requested, update_catalog
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import up
 from penstock.engine.checking import planned
@@ -79,11 +79,11 @@ def test_two_files_that_give_one_progress_name_have_one_winner(lake):
 def test_listing_keeps_names_that_are_taken_and_not_created_yet(lake):
     catalog, [build] = following(lake, "shop")
     build()
-    remap = Wanted("other_remap", "collection", owner="other")
+    remap = RequestedObject("other_remap", "collection", owner="other")
     with persist.open(f"{lake}/{USER_LOCATION}", writer="job") as job:
         take_user_collection(lake, "mine")
-        other = [Wanted("other", "source"), remap]
-        catalogued(lake, lambda known: [*as_wanted(known), *other])
+        other = [RequestedObject("other", "source"), remap]
+        update_catalog(lake, lambda known: [*to_requested(known), *other])
         catalog.look()
         assert {"mine", "other_remap", "shop_remap"} <= {*names(lake)}
         job.create_or_load("mine", key=persist.TEXT, value=persist.UNIT)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock import persist
-from penstock.catalog.listing import Listed, collections_of
-from penstock.catalog.objects import Wanted, as_wanted, catalogued, known_objects
-from penstock.catalog.planning import Change
+from penstock.catalog.diff import Change
+from penstock.catalog.inspect import ListedCollection, list_collections
+from penstock.catalog.objects import RequestedObject, known_objects, to_requested, update_catalog
 from penstock.engine import up
 from penstock.engine.checking import planned
 from penstock.errors import DefiniteError, UsageError
@@ -109,17 +109,17 @@ def test_what_another_process_finds_keeps_its_id(
 ) -> None:
     ids: list[str] = []
 
-    def listed(location: str) -> frozenset[Listed]:
-        found = collections_of(location)
+    def listed(location: str) -> frozenset[ListedCollection]:
+        found = list_collections(location)
         if not ids:  # Now another process makes a collection, and writes it down.
             with persist.open(f"{shop.url}/other", writer="x") as client:
                 client.create_or_load("other.t", key=persist.TEXT, value=persist.TEXT)
-            there = Wanted("other.t", "collection")
-            made = catalogued(shop.url, lambda known: [*as_wanted(known), there])
+            there = RequestedObject("other.t", "collection")
+            made = update_catalog(shop.url, lambda known: [*to_requested(known), there])
             ids.extend(each.id for each in made if each.name == "other.t")
         return found
 
-    monkeypatch.setattr(up, "collections_of", listed)
+    monkeypatch.setattr(up, "list_collections", listed)
     shop.run(shop.source("shop"))
     assert [shop.names()["other.t"]] == ids
 
@@ -179,9 +179,9 @@ def test_a_file_that_has_nothing_left_drops_all_and_ends(shop: Shop) -> None:
 
 def test_a_name_that_moves_to_another_type_is_refused(lake: Lake) -> None:
     said = {"connector": "sqlite", "bindings": []}
-    catalogued(lake.url, lambda _: [Wanted("shop", "materialization", said)])
+    update_catalog(lake.url, lambda _: [RequestedObject("shop", "materialization", said)])
     file = lake.write(f"sources: {{shop: {{postgres: {{url: '{NOBODY}'}}}}}}")
-    with pytest.raises(UsageError, match="is that of a materialization"):
+    with pytest.raises(UsageError, match="belong to a materialization"):
         up.run(file, allow_drop=True)
 
 
@@ -223,7 +223,7 @@ def test_a_connector_that_does_not_exist_is_the_only_problem_of_its_materializat
     lake: Lake,
 ) -> None:
     said = {"connector": "sqlite", "bindings": []}
-    catalogued(lake.url, lambda _: [Wanted("desk", "materialization", said)])
+    update_catalog(lake.url, lambda _: [RequestedObject("desk", "materialization", said)])
     rest = bound("shop.public.Odd Name", "sqllite")
     [wrong] = [each for each in planned(lake.write(rest)) if each.type == "materialization"]
     assert refused(wrong)

@@ -4,7 +4,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from penstock.catalog.looking import look
+from penstock.catalog.inspect import inspect_lake
 from penstock.cli.showing import shown
 from penstock.data.collection_name import compose_name
 from penstock.persist import Settings
@@ -64,7 +64,7 @@ def test_tables_with_odd_names_are_read_and_listed_apart(
 
 
 def _check_status(location: str, names: set[str]) -> None:
-    found = look(location, Settings(background=False, notify=""))
+    found = inspect_lake(location, Settings(background=False, notify=""))
     listed = {each["name"] for where in found for each in where["collections"]}
     assert listed == {*names, f"{SOURCE}_remap"}
     printed = shown(found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock import persist
-from penstock.catalog.looking import look
+from penstock.catalog.inspect import inspect_lake
 from penstock.clock import SYSTEM_CLOCK, SystemClock
 from penstock.errors import DefiniteError, Fenced, TransientError, UsageError
 from penstock.persist.lock import owner_of
@@ -553,7 +553,7 @@ def test_error_that_stops_a_task_is_reported_by_status_until_it_runs_again(tmp_p
     tasks.start(once=once)
     tasks.wait()
     assert tasks.error is error
-    (found,) = look(tasks.lake, persist.Settings())
+    (found,) = inspect_lake(tasks.lake, persist.Settings())
     [task] = found[f"{kind}s"]
     assert (task["phase"], task["error"]) == (
         "stopped",
@@ -564,5 +564,5 @@ def test_error_that_stops_a_task_is_reported_by_status_until_it_runs_again(tmp_p
     again.start(once=True)
     again.wait()
     assert again.error is None
-    (found,) = look(tasks.lake, persist.Settings())
+    (found,) = inspect_lake(tasks.lake, persist.Settings())
     assert found[f"{kind}s"] == []

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock.ingest
 from penstock import persist
-from penstock.catalog.looking import Looker, look
+from penstock.catalog.inspect import LakeInspector, inspect_lake
 from penstock.persist.state import END
 from penstock.web import LakeView, serve
 from penstock.web.metrics import METRICS
@@ -95,8 +95,10 @@ def test_a_location_that_cannot_be_read_is_an_error_and_the_others_are_shown(tmp
 
 def test_many_looks_cost_one_and_a_later_look_sees_more(shop, view, clock, monkeypatch):
     looks = []
-    kept = Looker.look
-    monkeypatch.setattr(Looker, "look", lambda *given: looks.append(given) or kept(*given))
+    kept = LakeInspector.inspect
+    monkeypatch.setattr(
+        LakeInspector, "inspect", lambda *given: looks.append(given) or kept(*given)
+    )
     shop.tick()
     threads = [threading.Thread(target=view.state) for _ in range(8)]
     for thread in threads:
@@ -110,12 +112,14 @@ def test_many_looks_cost_one_and_a_later_look_sees_more(shop, view, clock, monke
 
 
 def test_looking_again_finds_what_looking_anew_does(shop, clock):
-    with Looker(shop.settings) as looker:
+    with LakeInspector(shop.settings) as looker:
         for _ in range(3):
             shop.tick()
             shop.write_notes()
             urls = looker.locations(shop.location)
-            assert [looker.look(url) for url in urls] == look(shop.location, shop.settings)
+            assert [looker.inspect(url) for url in urls] == inspect_lake(
+                shop.location, shop.settings
+            )
             clock.move_ms(500)
 
 

@@ -1,1 +1,1 @@
-"""Names, and what they name: which objects a lake holds, and how each of them is."""
+"""The catalog of a lake: its objects, their changes, their status, and rows as JSON."""

@@ -1,20 +1,20 @@
-"""The one namespace of a lake: which names are taken, and who may take another.
+"""The namespace of a lake: taken names, and the rules for new ones.
 
 Sources, materializations, collections and progress relations share it. Two rules go beyond
-equal names: the names that begin with `SOURCE.` belong to that source, so a table that is
-added later always finds its name free; and a source and its own collection may have one
-name, as a source of one topic does.
+equal names. Names that start with `SOURCE.` belong to that source, so the name of a table
+that is added later is always free. A source and its own collection may have the same name,
+as for a source of one topic.
 
-A name is taken by an entry of the catalog, before the object is created. A process that
-dies in between finds the name taken by its own object.
+A name is taken by a catalog entry before the object is created. A process that dies in
+between finds the name taken by its own object.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final
 
-from penstock.catalog.listing import collections_of
-from penstock.catalog.objects import Object, Wanted, as_wanted, catalogued
+from penstock.catalog.inspect import list_collections
+from penstock.catalog.objects import Object, RequestedObject, to_requested, update_catalog
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join, normal
 from penstock.errors import UsageError
@@ -25,7 +25,7 @@ from penstock.pipeline.file import CATALOG, Pipeline, SourceSection
 
 __all__ = [
     "check_free",
-    "described",
+    "describe",
     "holder_of",
     "listed_names",
     "name_conflicts",
@@ -39,105 +39,112 @@ __all__ = [
 RESERVED: Final = "mz_"
 
 
-def listed_names(location: str) -> list[Wanted]:
+def listed_names(location: str) -> list[RequestedObject]:
     """Return the collections and progress relations that the storage locations of a lake have.
 
     The catalog has all of them, except those of versions that did not take names. The owner
     is the storage location, or None for user collections.
     """
     return [
-        Wanted(
-            each.name,
-            "source_progress" if each.progress else "collection",
-            owner=None if each.storage_location == USER_LOCATION else each.storage_location,
+        RequestedObject(
+            item.name,
+            "source_progress" if item.progress else "collection",
+            owner=None if item.storage_location == USER_LOCATION else item.storage_location,
         )
-        for each in sorted(collections_of(location))
+        for item in sorted(list_collections(location))
     ]
 
 
-def name_conflicts(pipeline: Pipeline, taken: Sequence[Wanted]) -> Iterator[tuple[Wanted, str]]:
-    """Yield each object of a file whose name is taken, with what has it.
+def name_conflicts(
+    pipeline: Pipeline, taken: Sequence[RequestedObject]
+) -> Iterator[tuple[RequestedObject, str]]:
+    """Yield each object of a file whose name is taken, with the holder of the name.
 
-    The names of the file's objects are compared with each other, too. A progress relation
-    without a name in the file gets one that is free, and so is never among them.
+    The objects of the file are also compared with each other. A progress relation without a
+    name in the file gets a free name, and never conflicts.
     """
-    named = [
-        each
+    requested_objects = [
+        item
         for name, section in pipeline.sources.items()
-        for each in names_of_source(name, section)
+        for item in names_of_source(name, section)
     ]
-    named += [Wanted(name, "materialization") for name in pipeline.materializations]
-    # Sources and materializations first: only other names are easy to change.
-    named.sort(key=lambda each: each.type not in ("source", "materialization"))
+    requested_objects += [
+        RequestedObject(name, "materialization") for name in pipeline.materializations
+    ]
+    # Sources and materializations first: their names are harder to change.
+    requested_objects.sort(key=lambda item: item.type not in ("source", "materialization"))
     agreed = [*taken]
-    for each in named:
-        holder = holder_of(each, agreed)
+    for item in requested_objects:
+        holder = holder_of(item, agreed)
         if holder is not None:
-            yield each, holder
-        agreed.append(each)
+            yield item, holder
+        agreed.append(item)
 
 
-def names_of_source(name: str, section: SourceSection) -> list[Wanted]:
+def names_of_source(name: str, section: SourceSection) -> list[RequestedObject]:
     """Return the objects of a source whose names the file decides."""
-    named = [Wanted(name, "source"), Wanted(f"{name}_remap", "collection", owner=name)]
+    requested_objects = [
+        RequestedObject(name, "source"),
+        RequestedObject(f"{name}_remap", "collection", owner=name),
+    ]
     if section.kafka is not None and section.kafka.on_bad_record == "set_aside":
-        named.append(Wanted(f"{name}_errors", "collection", owner=name))
+        requested_objects.append(RequestedObject(f"{name}_errors", "collection", owner=name))
     if section.progress is not None:
-        named.append(Wanted(section.progress, "source_progress", owner=name))
-    return named
+        requested_objects.append(RequestedObject(section.progress, "source_progress", owner=name))
+    return requested_objects
 
 
-def progress_of_source(name: str, taken: Sequence[Wanted]) -> Wanted:
-    """Return the progress relation of a source: the one it has, or one with the first free name."""
-    for each in taken:
-        if each.type == "source_progress" and each.owner == name:
-            return each
+def progress_of_source(name: str, taken: Sequence[RequestedObject]) -> RequestedObject:
+    """Return the progress relation of a source: the existing one, or one with a free name."""
+    for item in taken:
+        if item.type == "source_progress" and item.owner == name:
+            return item
     names = (f"{name}_progress{number or ''}" for number in count())
-    candidates = (Wanted(each, "source_progress", owner=name) for each in names)
-    return next(each for each in candidates if holder_of(each, taken) is None)
+    candidates = (RequestedObject(item, "source_progress", owner=name) for item in names)
+    return next(item for item in candidates if holder_of(item, taken) is None)
 
 
-def check_free(requested: Wanted, taken: Iterable[Wanted]) -> None:
+def check_free(requested: RequestedObject, taken: Iterable[RequestedObject]) -> None:
     """Check that an object may have its name.
 
     Raises:
-        UsageError: another object has it, or it is reserved.
+        UsageError: Another object has the name, or the name is reserved.
     """
     holder = holder_of(requested, taken)
     if holder is not None:
         raise UsageError(
-            f"cannot create {described(requested)}: the name is taken",
+            f"cannot create {describe(requested)}: the name is taken",
             detail=f"The name belongs to {holder}.",
             hint=_remedy(requested),
         )
 
 
-def holder_of(requested: Wanted, taken: Iterable[Wanted]) -> str | None:
-    """Return what keeps an object from having its name, for people; None if nothing does."""
+def holder_of(requested: RequestedObject, taken: Iterable[RequestedObject]) -> str | None:
+    """Return a description of the object that holds the name, or None if the name is free."""
     others = [*taken]
     itself = (requested.type, requested.name, requested.owner)
-    if any((each.type, each.name, each.owner) == itself for each in others):
-        # One of a version that took no names may hide the catalog, and can have another name.
+    if any((item.type, item.name, item.owner) == itself for item in others):
+        # A progress relation of an older version can hide the catalog, and can be renamed.
         others = []
         if requested.type != "source_progress":
             return None
     if requested.name.startswith(RESERVED):
-        return f"the catalog: names that begin with {RESERVED} are reserved"
+        return f"the catalog: names that start with {RESERVED} are reserved"
     if requested.type in ("source", "materialization") and requested.name in (
         CATALOG,
         USER_LOCATION,
     ):
         return "a storage location that every lake has"
-    return next((described(each) for each in others if _clash(requested, each)), None)
+    return next((describe(item) for item in others if _clash(requested, item)), None)
 
 
 def take_name_in_lake(url: str, name: str) -> None:
     """Take the name of a user collection about to be created in storage location `url`.
 
-    A storage location that is not the one of a lake's user collections has no catalog.
+    Only the storage location of the user collections of a lake has a catalog.
 
     Raises:
-        UsageError: the name is taken.
+        UsageError: The name is taken.
     """
     lake, _, folder = normal(url).rpartition("/")
     if folder == USER_LOCATION and not lake.endswith((":", "/")):
@@ -151,17 +158,17 @@ def take_user_collection(location: str, name: str, *, clock: Clock = SYSTEM_CLOC
     other process removes a name whose collection is not created yet.
 
     Raises:
-        UsageError: the name is taken.
+        UsageError: The name is taken.
     """
-    requested, listed = Wanted(name, "collection"), listed_names(location)
+    requested, listed = RequestedObject(name, "collection"), listed_names(location)
 
-    def added(known: Sequence[Object]) -> Iterator[Wanted]:
-        check_free(requested, [*listed, *as_wanted(known)])
-        yield from as_wanted(known)
-        if not any((each.type, each.name) == ("collection", name) for each in known):
+    def added(known: Sequence[Object]) -> Iterator[RequestedObject]:
+        check_free(requested, [*listed, *to_requested(known)])
+        yield from to_requested(known)
+        if not any((item.type, item.name) == ("collection", name) for item in known):
             yield requested
 
-    catalogued(location, added, clock=clock)
+    update_catalog(location, added, clock=clock)
 
 
 def user_location_is_locked(location: str) -> bool:
@@ -171,31 +178,31 @@ def user_location_is_locked(location: str) -> bool:
     return writer is not None and lives(writer)
 
 
-def described(named: Wanted) -> str:
-    """Return an object with its kind and owner, as errors name it."""
-    match named.type:
+def describe(item: RequestedObject) -> str:
+    """Describe an object with its kind and owner, for messages."""
+    match item.type:
         case "source_progress":
             kind = "progress relation"
-        case "collection" if named.owner is None:
+        case "collection" if item.owner is None:
             kind = "user collection"
         case _:
-            kind = named.type
-    owned = "" if named.owner is None else f' of source "{named.owner}"'
-    return f'{kind} "{named.name}"{owned}'
+            kind = item.type
+    owned = "" if item.owner is None else f' of source "{item.owner}"'
+    return f'{kind} "{item.name}"{owned}'
 
 
-def _clash(one: Wanted, other: Wanted) -> bool:
+def _clash(one: RequestedObject, other: RequestedObject) -> bool:
     if one.name == other.name:
         return not (_is_topic_of(one, other) or _is_topic_of(other, one))
     return _is_below(one, other) or _is_below(other, one)
 
 
-def _is_topic_of(collection: Wanted, source: Wanted) -> bool:
+def _is_topic_of(collection: RequestedObject, source: RequestedObject) -> bool:
     return (collection.type, source.type, collection.owner) == ("collection", "source", source.name)
 
 
-def _is_below(source: Wanted, other: Wanted) -> bool:
-    """Return whether the name of another object is one that only this source may give."""
+def _is_below(source: RequestedObject, other: RequestedObject) -> bool:
+    """Return whether only this source may create the name of the other object."""
     return (
         source.type == "source"
         and other.name.startswith(f"{source.name}.")
@@ -203,12 +210,12 @@ def _is_below(source: Wanted, other: Wanted) -> bool:
     )
 
 
-def _remedy(requested: Wanted) -> str:
+def _remedy(requested: RequestedObject) -> str:
     match requested.type:
         case "source_progress":
             return (
-                f'Choose another name under progress: of source "{requested.owner}", or leave it '
-                f"out for {requested.owner}_progress."
+                f'Choose another name under progress: of source "{requested.owner}", or '
+                f"remove it to use {requested.owner}_progress."
             )
         case "collection" if requested.owner is None:
             return "Write to a collection with another name."

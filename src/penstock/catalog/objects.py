@@ -1,12 +1,12 @@
-"""What a lake's objects are called, and the ids under which they never change.
+"""The catalog of a lake: names, permanent ids and definitions of its objects.
 
     mz_objects             id, name, type, owner_id, definition
     mz_sources             id, name, type
     mz_source_progresses   id, name, source_id
 
-These are collections of a storage location of their own, read like any other. Ids are given
-out in order and never again, whatever is dropped. A definition is what the file says,
-`${NAME}` as it stands there: what a variable holds is nowhere in a lake.
+These are collections of a separate storage location, read like all others. Ids are assigned
+in order and never reused. A definition is the section of the file, with `${NAME}` unresolved:
+the lake never contains the value of a variable.
 """
 
 import json
@@ -31,12 +31,12 @@ from penstock.retry import pauses_ms
 __all__ = [
     "WRITER",
     "Object",
+    "RequestedObject",
     "Type",
-    "Wanted",
-    "as_wanted",
-    "catalogued",
-    "forget_object",
     "known_objects",
+    "remove_object",
+    "to_requested",
+    "update_catalog",
 ]
 
 Type = Literal["source", "source_progress", "collection", "materialization"]
@@ -64,28 +64,28 @@ PROGRESSES: Final = pa.schema(
 )
 LAST_ID: Final = "last id"
 WRITER: Final = "catalog"
-"""The id of its lock, for whoever takes it: one that died with it keeps nobody out."""
+"""Writer id of the catalog lock. All processes share it, so a dead writer blocks no other."""
 
 TRIES: Final = 8
-"""How often somebody else may come in between; each of them has then written what it knows."""
+"""Attempts before an error; each lost attempt means that another process wrote the catalog."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """An object that there is to be."""
+class RequestedObject:
+    """An object that the catalog should contain."""
 
     name: str
     type: Type
     definition: Any = None
-    """What the file says of it."""
+    """The section of the file."""
 
     owner: str | None = None
-    """The source to which it belongs."""
+    """Name of the source that owns the object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An object that there is."""
+    """An object in the catalog."""
 
     id: str
     name: str
@@ -95,12 +95,12 @@ class Object:
 
     @property
     def kind(self) -> str:
-        """Of a source, what it reads from."""
+        """Kind of a source, for example `postgres`."""
         return next(iter(set(self.definition or {}) - {"progress"}), "")
 
 
 def known_objects(location: str) -> list[Object]:
-    """All objects of a lake, by id; none if it has no catalog yet."""
+    """Return all objects of a lake by id; an empty list if it has no catalog yet."""
     url = join(location, CATALOG)
     if not is_storage_location(url):
         return []
@@ -110,57 +110,57 @@ def known_objects(location: str) -> list[Object]:
         return _objects(client.collection("mz_objects"))
 
 
-def as_wanted(known: Sequence[Object]) -> list[Wanted]:
-    """What there is, as it is wanted if nothing is to change."""
-    names = {each.id: each.name for each in known}
+def to_requested(known: Sequence[Object]) -> list[RequestedObject]:
+    """Convert catalog objects to requested objects, unchanged."""
+    names = {obj.id: obj.name for obj in known}
     return [
-        Wanted(each.name, each.type, each.definition, names.get(each.owner_id or ""))
-        for each in known
+        RequestedObject(obj.name, obj.type, obj.definition, names.get(obj.owner_id or ""))
+        for obj in known
     ]
 
 
-def catalogued(
+def update_catalog(
     location: str,
-    change: Callable[[Sequence[Object]], Iterable[Wanted]],
+    change: Callable[[Sequence[Object]], Iterable[RequestedObject]],
     *,
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Object]:
-    """Let the lake have the objects that `change` makes of those there are; all of them then.
+    """Replace the objects of a lake by `change(objects)`, and return the new objects.
 
-    The lock is taken for this alone, and not at all if nothing changes. Several processes
-    may share a lake, each with its part of it; one that comes in between is not a newer
-    self, so this looks again and goes on. What `change` finds out by itself it must find
-    out when it is called, which may be several times.
+    The lock is held only for this update, and is not acquired if nothing changes. Several
+    processes can share a lake. A process that fences this one is not a newer instance of it,
+    so the update is retried. `change` may be called several times, and must read its inputs
+    on every call.
 
     Raises:
-        TransientError: others came in between each time.
+        TransientError: Other processes wrote the catalog during every attempt.
     """
     known = known_objects(location)
-    if known and resolved(known, [*change(known)], 0)[0] == known:
+    if known and assign_ids(known, [*change(known)], 0)[0] == known:
         return known
     pauses = pauses_ms(random.Random())
     for turn in range(TRIES):
         try:
             with persist.open(join(location, CATALOG), writer=WRITER) as client:
-                return _Catalog(client, clock).become(change)
+                return _Catalog(client, clock).apply(change)
         except Fenced as error:
             if turn == TRIES - 1:
                 raise TransientError(
-                    f'catalog of location "{location}" cannot be written: others write it',
-                    hint="Try again; if it stays so, see who does: penstock status LOCATION",
+                    f'could not write catalog of location "{location}": other processes write it',
+                    hint="Try again. To find the other writers, run: penstock status LOCATION",
                 ) from error
             clock.wait(threading.Event(), next(pauses))
     raise InternalError("unreachable")
 
 
-def forget_object(gone: Object, location: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Let the lake have an object no more, nor what belongs to it."""
+def remove_object(removed: Object, location: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Remove an object and the objects that it owns from the catalog."""
 
-    def rest(known: Sequence[Object]) -> Iterable[Wanted]:
-        left = [each for each in known if gone.id not in (each.id, each.owner_id)]
-        return as_wanted(left)
+    def remaining(known: Sequence[Object]) -> Iterable[RequestedObject]:
+        left = [obj for obj in known if removed.id not in (obj.id, obj.owner_id)]
+        return to_requested(left)
 
-    catalogued(location, rest, clock=clock)
+    update_catalog(location, remaining, clock=clock)
 
 
 class _Catalog:
@@ -177,10 +177,12 @@ class _Catalog:
             )
         )
 
-    def become(self, change: Callable[[Sequence[Object]], Iterable[Wanted]]) -> list[Object]:
+    def apply(
+        self, change: Callable[[Sequence[Object]], Iterable[RequestedObject]]
+    ) -> list[Object]:
         before = _objects(self._objects)
         last = self._memory.get(LAST_ID) or 0
-        after, last = resolved(before, [*change(before)], last)
+        after, last = assign_ids(before, [*change(before)], last)
         if after != before or not self._objects.upper:
             self._write(before, after, last)
         return after
@@ -202,37 +204,37 @@ class _Catalog:
             AppendTo(self._memory.collection, self._memory.updates(notes, upper), upper, upper + 1)
         )
         if not isinstance(self._client.append_all(appends), persist.Appended):
-            raise InternalError("the catalog was written by another with our lock")
+            raise InternalError("catalog was changed although the lock is held")
 
 
-def resolved(
-    before: Sequence[Object], wanted: Sequence[Wanted], last: int
+def assign_ids(
+    before: Sequence[Object], requested: Sequence[RequestedObject], last: int
 ) -> tuple[list[Object], int]:
-    """What there is to be, by id, and the last id given out.
+    """Return the requested objects with ids, sorted by id, and the last assigned id.
 
-    Who keeps name and type keeps the id.
+    An object with the same name and type keeps its id.
     """
-    known = {(each.type, each.name): each for each in before}
+    known = {(item.type, item.name): item for item in before}
     after: list[Object] = []
-    for each in wanted:
-        found = known.get((each.type, each.name))
-        if found is None:
+    for item in requested:
+        obj = known.get((item.type, item.name))
+        if obj is None:
             last += 1
-            found = Object(f"{PREFIXES[each.type]}{last}", each.name, each.type, None, None)
-        after.append(replace(found, definition=each.definition))
-    sources = {each.name: each.id for each in after if each.type == "source"}
-    owners = {(each.type, each.name): each.owner for each in wanted}
+            obj = Object(f"{PREFIXES[item.type]}{last}", item.name, item.type, None, None)
+        after.append(replace(obj, definition=item.definition))
+    sources = {item.name: item.id for item in after if item.type == "source"}
+    owners = {(item.type, item.name): item.owner for item in requested}
     owned = [
-        replace(each, owner_id=sources.get(owners[each.type, each.name] or "")) for each in after
+        replace(item, owner_id=sources.get(owners[item.type, item.name] or "")) for item in after
     ]
-    return sorted(owned, key=lambda each: int(each.id[1:])), last
+    return sorted(owned, key=lambda item: int(item.id[1:])), last
 
 
 def _objects(collection: persist.Collection) -> list[Object]:
     if not collection.upper:
         return []
     rows = collection.snapshot(collection.upper - 1).arrow().to_pylist()
-    found = [
+    objects = [
         Object(
             row["id"],
             row["name"],
@@ -242,7 +244,7 @@ def _objects(collection: persist.Collection) -> list[Object]:
         )
         for row in rows
     ]
-    return sorted(found, key=lambda each: int(each.id[1:]))
+    return sorted(objects, key=lambda obj: int(obj.id[1:]))
 
 
 Row = tuple[tuple[str, str | None], ...]
@@ -251,35 +253,35 @@ Row = tuple[tuple[str, str | None], ...]
 def _object_rows(objects: Sequence[Object]) -> set[Row]:
     return {
         (
-            ("id", each.id),
-            ("name", each.name),
-            ("type", each.type),
-            ("owner_id", each.owner_id),
-            ("definition", None if each.definition is None else _text(each.definition)),
+            ("id", obj.id),
+            ("name", obj.name),
+            ("type", obj.type),
+            ("owner_id", obj.owner_id),
+            ("definition", None if obj.definition is None else _text(obj.definition)),
         )
-        for each in objects
+        for obj in objects
     }
 
 
 def _source_rows(objects: Sequence[Object]) -> set[Row]:
     return {
-        (("id", each.id), ("name", each.name), ("type", each.kind))
-        for each in objects
-        if each.type == "source"
+        (("id", obj.id), ("name", obj.name), ("type", obj.kind))
+        for obj in objects
+        if obj.type == "source"
     }
 
 
 def _progress_rows(objects: Sequence[Object]) -> set[Row]:
     return {
-        (("id", each.id), ("name", each.name), ("source_id", each.owner_id))
-        for each in objects
-        if each.type == "source_progress"
+        (("id", obj.id), ("name", obj.name), ("source_id", obj.owner_id))
+        for obj in objects
+        if obj.type == "source_progress"
     }
 
 
 def _difference(before: set[Row], after: set[Row], time: int) -> list[Any]:
-    gone = [(dict(row), time, -1) for row in sorted(before - after, key=str)]
-    return gone + [(dict(row), time, +1) for row in sorted(after - before, key=str)]
+    deletes = [(dict(row), time, -1) for row in sorted(before - after, key=str)]
+    return deletes + [(dict(row), time, +1) for row in sorted(after - before, key=str)]
 
 
 def _text(definition: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from penstock import persist
-from penstock.catalog.rows import encode_line
+from penstock.catalog.json_rows import encode_line
 from penstock.cli.asking import Wait, asked, here
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.persist.lake import storage_locations

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.catalog.rows import encode_line
+from penstock.catalog.json_rows import encode_line
 from penstock.cli.options import AsJson, Command, CommandGroup
 from penstock.cli.stopping import stop_on_signals
 from penstock.errors import UsageError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.catalog.rows import encode_line
+from penstock.catalog.json_rows import encode_line
 from penstock.cli.stopping import stop_on_signals
 from penstock.clock import SYSTEM_CLOCK
 

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.catalog.rows import encode_line
+from penstock.catalog.json_rows import encode_line
 from penstock.cli.asking import AlreadyDropped, Place, Wait, asked, here, place_of
 from penstock.cli.options import AsJson, Location, Task
 from penstock.errors import UsageError
@@ -66,9 +66,9 @@ def _is_still_there(location: str, name: str) -> bool:
 
 
 def _check_nothing_is_bound(place: Place, location: str) -> None:
-    from penstock.catalog.planning import bound_to
+    from penstock.catalog.diff import bound_materializations
 
-    if bound := bound_to(place.name, place.known()):
+    if bound := bound_materializations(place.name, place.known()):
         told = (f'materialization "{each}" is bound to {what}' for each, what in bound.items())
         raise UsageError(
             f'source "{place.name}" cannot be dropped: {", ".join(told)}',
@@ -80,7 +80,7 @@ def _check_nothing_is_bound(place: Place, location: str) -> None:
 def _drop_here(place: Place, location: str, *, keep_target: bool) -> None:
     """Drop what nobody runs."""
     # Sources bring a compiler along, which no other verb should wait for.
-    from penstock.catalog.objects import forget_object
+    from penstock.catalog.objects import remove_object
     from penstock.engine.dropping import drop_object
 
     known = [
@@ -94,4 +94,4 @@ def _drop_here(place: Place, location: str, *, keep_target: bool) -> None:
             hint="Start it once with penstock up FILE, and drop it then.",
         )
     drop_object(known[0], place.lake, writer=here("drop"), keep_target=keep_target)
-    forget_object(known[0], place.lake)
+    remove_object(known[0], place.lake)

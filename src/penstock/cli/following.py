@@ -12,8 +12,8 @@ from penstock.cli.stopping import stop_in_time, stop_on_signals
 from penstock.cli.telling import Teller
 
 if TYPE_CHECKING:
+    from penstock.catalog.diff import Change
     from penstock.catalog.objects import Type
-    from penstock.catalog.planning import Change
     from penstock.pipeline.running import Running
 
 __all__ = ["follows", "print_change"]

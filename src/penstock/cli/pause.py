@@ -1,7 +1,7 @@
 """`penstock pause` and `penstock resume`: a task that rests, and goes on."""
 
 from penstock import persist
-from penstock.catalog.rows import encode_line
+from penstock.catalog.json_rows import encode_line
 from penstock.cli.asking import Wait, asked, here, place_of
 from penstock.cli.options import SETTINGS, AsJson, Location, Task
 from penstock.persist.state_store import PAUSED, StateStore

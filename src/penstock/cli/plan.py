@@ -2,7 +2,7 @@
 
 import sys
 
-from penstock.catalog.rows import encode_line
+from penstock.catalog.json_rows import encode_line
 from penstock.cli.following import print_change
 from penstock.cli.options import AsJson, File
 from penstock.errors import UsageError

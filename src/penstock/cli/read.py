@@ -2,7 +2,7 @@
 
 import sys
 
-from penstock.catalog.rows import encode_line, rows_of
+from penstock.catalog.json_rows import encode_line, rows_of
 from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.errors import InternalError
 from penstock.ingest.progress_views import ProgressView, find_progress_view

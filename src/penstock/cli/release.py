@@ -1,7 +1,7 @@
 """`penstock release`: give up a dead writer's lock."""
 
 from penstock import persist
-from penstock.catalog.rows import encode_line
+from penstock.catalog.json_rows import encode_line
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.durable import normal
 from penstock.durable.process import is_dead

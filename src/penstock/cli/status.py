@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.catalog.looking import look
-from penstock.catalog.rows import encode_line
+from penstock.catalog.inspect import inspect_lake
+from penstock.catalog.json_rows import encode_line
 from penstock.cli.options import SETTINGS, AsJson, Location
 
 __all__ = ["status"]
@@ -20,7 +20,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show writers, collections with since and upper, holds, and what each waits for."""
-    found = look(location, SETTINGS, hidden=everything)
+    found = inspect_lake(location, SETTINGS, hidden=everything)
     if as_json:
         print(encode_line({"location": location, "storage_locations": found}))
         return

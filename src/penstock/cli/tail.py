@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import pyarrow.compute as pc
 import typer
 
-from penstock.catalog.rows import encode_line, rows_of
+from penstock.catalog.json_rows import encode_line, rows_of
 from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from penstock import persist
-from penstock.catalog.namespace import described, listed_names, name_conflicts
-from penstock.catalog.objects import Object, Type, as_wanted, known_objects
-from penstock.catalog.planning import Action, Change, plan
+from penstock.catalog.diff import Action, Change, plan
+from penstock.catalog.namespace import describe, listed_names, name_conflicts
+from penstock.catalog.objects import Object, Type, known_objects, to_requested
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.connectors import BUILT_IN, built_in
 from penstock.data import collection_name
@@ -84,10 +84,10 @@ def changes_of(
 
 
 def _name_conflicts(pipeline: Pipeline, known: Sequence[Object]) -> Iterator[Change]:
-    taken = [*listed_names(pipeline.location), *as_wanted(known)]
+    taken = [*listed_names(pipeline.location), *to_requested(known)]
     for each, holder in name_conflicts(pipeline, taken):
         kind: Type = "materialization" if each.type == "materialization" else "source"
-        what = f"{described(each)} cannot be created: the name belongs to {holder}"
+        what = f"{describe(each)} cannot be created: the name belongs to {holder}"
         hint = "Choose another name in the file, or drop the object that has it."
         yield Change("refuse", kind, each.owner or each.name, what, hint=hint)
 
@@ -270,8 +270,8 @@ def _applied(
         check_shards(section, built, log, predecessors)
     if changed:
         yield from _reduced(name, built)
-    if not missing and (described := built.apply(connection, dry_run=True).strip()):
-        yield Change("note", "materialization", name, f"its connector would: {described}")
+    if not missing and (description := built.apply(connection, dry_run=True).strip()):
+        yield Change("note", "materialization", name, f"its connector would: {description}")
     for rewrite in describe_rewrites(section, built, state, predecessors):
         yield Change("backfill", "materialization", name, rewrite)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock import persist
 from penstock.catalog.objects import Object
-from penstock.catalog.secrets import hides_secrets
+from penstock.catalog.redaction import hides_secrets
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join
 from penstock.errors import UsageError

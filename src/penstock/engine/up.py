@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock import persist
-from penstock.catalog.listing import collections_of
+from penstock.catalog.diff import Change
+from penstock.catalog.inspect import list_collections
 from penstock.catalog.namespace import (
     check_free,
     listed_names,
@@ -25,15 +26,14 @@ from penstock.catalog.namespace import (
 )
 from penstock.catalog.objects import (
     Object,
+    RequestedObject,
     Type,
-    Wanted,
-    as_wanted,
-    catalogued,
-    forget_object,
     known_objects,
+    remove_object,
+    to_requested,
+    update_catalog,
 )
-from penstock.catalog.planning import Change
-from penstock.catalog.secrets import objects_without_secrets
+from penstock.catalog.redaction import objects_without_secrets
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join, normal
 from penstock.engine.checking import changes_of, checked
@@ -280,7 +280,7 @@ def _apply(
             leave_tables(name, pipeline, clock=clock)
         else:
             drop_object(known[kind, name], pipeline.location, writer=writer, clock=clock)
-            forget_object(known[kind, name], pipeline.location, clock=clock)
+            remove_object(known[kind, name], pipeline.location, clock=clock)
 
 
 def _warm(kept: KeptSession) -> None:
@@ -310,7 +310,7 @@ class _Following:
         self._built: set[str] = set()
         """Sources whose objects have the names that the catalog has."""
 
-        self._listed_first: list[Wanted] | None = None
+        self._listed_first: list[RequestedObject] | None = None
         self._owed: set[tuple[str, str]] = set()
         """Tasks that were dropped and are to be forgotten."""
 
@@ -353,7 +353,7 @@ class _Following:
         for each in known_objects(self._pipeline.location):
             if (each.type, each.name) in self._owed:
                 with self._turn:
-                    forget_object(each, self._pipeline.location, clock=self._clock)
+                    remove_object(each, self._pipeline.location, clock=self._clock)
         self._owed.clear()
 
     def look(self) -> None:
@@ -370,22 +370,22 @@ class _Following:
         with self._turn:
             self._held.add((task.kind, task.name))
 
-        def defined(known: Sequence[Object]) -> Iterable[Wanted]:
-            wanted = {(each.type, each.name): each for each in as_wanted(known)}
-            for each in self._named(task, [*self._names_there(), *as_wanted(known)]):
+        def defined(known: Sequence[Object]) -> Iterable[RequestedObject]:
+            wanted = {(each.type, each.name): each for each in to_requested(known)}
+            for each in self._named(task, [*self._names_there(), *to_requested(known)]):
                 before = wanted.get((each.type, each.name), each)
                 wanted[each.type, each.name] = replace(each, definition=before.definition)
-            wanted[task.kind, task.name] = Wanted(task.name, task.kind, definition)
+            wanted[task.kind, task.name] = RequestedObject(task.name, task.kind, definition)
             for each in wanted.values():
                 ours = each.type == "collection" and self._is_ours(each)
                 yield replace(each, definition=self._documents.get(each.name)) if ours else each
 
         self._write(defined)
 
-    def _named(self, task: Task, taken: list[Wanted]) -> list[Wanted]:
+    def _named(self, task: Task, taken: list[RequestedObject]) -> list[RequestedObject]:
         """The objects whose names a task takes; the name of its progress is chosen here."""
         sources = self._pipeline.sources
-        named = [Wanted(task.name, task.kind)]
+        named = [RequestedObject(task.name, task.kind)]
         if task.kind == "source":
             named = names_of_source(task.name, sources[task.name])
         for each in named:
@@ -394,7 +394,8 @@ class _Following:
         if task.kind == "source":
             if sources[task.name].progress is None:
                 taken += [
-                    Wanted(name, "materialization") for name in self._pipeline.materializations
+                    RequestedObject(name, "materialization")
+                    for name in self._pipeline.materializations
                 ]
                 for name, section in sources.items():
                     taken += names_of_source(name, section)
@@ -402,43 +403,43 @@ class _Following:
             self.progress[task.name] = named[-1].name
         return named
 
-    def _names_there(self) -> list[Wanted]:
+    def _names_there(self) -> list[RequestedObject]:
         """What the lake had when the first task started: objects made since are in the catalog."""
         if self._listed_first is None:
             self._listed_first = listed_names(self._pipeline.location)
         return self._listed_first
 
-    def _listed(self, known: Sequence[Object]) -> Iterable[Wanted]:
+    def _listed(self, known: Sequence[Object]) -> Iterable[RequestedObject]:
         """What is known, with the collections that there are, and names taken for others.
 
         SUBTLE: what is written was listed with the catalog's lock. Who wrote before has
         listed before, so what they found is found here, too.
         """
-        stored = [each for each in as_wanted(known) if each.type in BOTH]
+        stored = [each for each in to_requested(known) if each.type in BOTH]
         yield from stored
         sources = {each.name for each in stored if each.type == "source"}
         before = {each.name: each for each in known if each.type == "collection"}
         # SUBTLE: asked before the listing. A job that has its lock no more has created what it
         # took a name for, and the listing finds it.
         locked = user_location_is_locked(self._pipeline.location)
-        there = collections_of(self._pipeline.location)
+        there = list_collections(self._pipeline.location)
         yield from self._not_created_yet(known, {each.name for each in there}, locked)
         for listed in sorted(there):
             owner = listed.storage_location if listed.storage_location in sources else None
             if not listed.progress:
-                made = Wanted(listed.name, "collection", owner=owner)
+                made = RequestedObject(listed.name, "collection", owner=owner)
                 documents = before[made.name].definition if made.name in before else None
                 if made.name not in before and self._is_ours(made):
                     documents = self._documents.get(made.name)
                 yield replace(made, definition=documents)
             elif owner is not None:
-                yield Wanted(listed.name, "source_progress", owner=owner)
+                yield RequestedObject(listed.name, "source_progress", owner=owner)
 
     def _not_created_yet(
         self, known: Sequence[Object], there: set[str], locked: bool
-    ) -> Iterable[Wanted]:
+    ) -> Iterable[RequestedObject]:
         """Names that are taken, and whose objects the lake does not have yet."""
-        for each in as_wanted(known):
+        for each in to_requested(known):
             if each.type in BOTH or each.name in there:
                 continue
             if each.owner is None:
@@ -453,7 +454,7 @@ class _Following:
             if kept:
                 yield each
 
-    def _is_ours(self, collection: Wanted) -> bool:
+    def _is_ours(self, collection: RequestedObject) -> bool:
         """Whether one of our tasks fills a collection, or takes from it."""
         materializations = self._pipeline.materializations
         return ("source", collection.owner) in self._held or any(
@@ -463,6 +464,6 @@ class _Following:
             for binding in materializations[name].bindings
         )
 
-    def _write(self, change: Callable[[Sequence[Object]], Iterable[Wanted]]) -> None:
+    def _write(self, change: Callable[[Sequence[Object]], Iterable[RequestedObject]]) -> None:
         with self._turn:
-            catalogued(self._pipeline.location, change, clock=self._clock)
+            update_catalog(self._pipeline.location, change, clock=self._clock)

@@ -14,7 +14,7 @@ from penstock.progress.time import describe_time
 __all__ = ["degraded", "state_of", "told", "unhealthy", "waited_for"]
 
 Found = Mapping[str, Any]
-"""A storage location, as `penstock.catalog.looking` gives it."""
+"""A storage location, as `penstock.catalog.inspect` gives it."""
 
 DELIVERING: Final = ("following", "storing", "degraded")
 LAGS: Final = ("lag_ms", "lag_bytes", "lag_records")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from penstock import __version__, persist
-from penstock.catalog.looking import Looker
+from penstock.catalog.inspect import LakeInspector
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corruption, InternalError, PenstockError, UsageError
 from penstock.persist.errors import CollectionMissing
@@ -65,7 +65,7 @@ class LakeView:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        self._looker = Looker(settings)
+        self._inspector = LakeInspector(settings)
         self._looked_ms: int | None = None
         self._found: list[dict[str, Any]] = []
         self._failed: dict[str, PenstockError] = {}
@@ -74,7 +74,7 @@ class LakeView:
     def close(self) -> None:
         """Let go of the lake."""
         with self._lock:
-            self._looker.close()
+            self._inspector.close()
 
     def sample(self) -> None:
         """Add how everything is now to what is kept of the last ten minutes."""
@@ -128,13 +128,13 @@ class LakeView:
         known = {each["location"]: each for each in self._found}
         found = []
         try:
-            urls = self._looker.locations(self.location)
+            urls = self._inspector.locations(self.location)
         except PenstockError as error:
             urls, found = [], self._found
             failed[self.location] = error
         for url in urls:
             try:
-                found.append(self._looker.look(url))
+                found.append(self._inspector.inspect(url))
             except PenstockError as error:
                 failed[url] = error
                 found += [known[url]] if url in known else []

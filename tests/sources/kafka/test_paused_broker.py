@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 import penstock.ingest
-from penstock.catalog.looking import look
+from penstock.catalog.inspect import inspect_lake
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.kept.spark import KeptSession
 from penstock.ingest import Running
@@ -56,7 +56,7 @@ class Run:
 
     def status(self) -> Mapping[str, Any]:
         """Return what `penstock status` shows of the source."""
-        (location,) = look(f"file:{self.topic.folder}/lake", Settings())
+        (location,) = inspect_lake(f"file:{self.topic.folder}/lake", Settings())
         (source,) = location["sources"]
         return source
 

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from penstock.errors import UsageError
 from penstock.pipeline.kafka import KafkaSection, kafka_of
-from penstock.sources.formats import Registry
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
+from penstock.sources.kafka.formats import Registry
 
 
 def section(**options: Any) -> KafkaConfig:

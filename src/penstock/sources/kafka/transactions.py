@@ -11,12 +11,11 @@ the order of their ENDs, and the first that is not whole holds back all after it
 that began and has not ended, whatever ended since.
 
 An id tells which transaction that is, and of Postgres where in the log the record stands; see
-`debezium/transaction_ids.py`. A database gives the number of a transaction to another one later:
-Postgres after 2^32 in all of the server, few of which may come to us. So one that was applied
-may be known by the number that a new one has. The new one stands after the END of the other:
-what has a place at or before it was sent again, and what has a later place makes the other
-forgotten. While the other waits, it stops the source. Where ids tell no place, they do not come
-again.
+`formats/ids.py`. A database gives the number of a transaction to another one later: Postgres
+after 2^32 in all of the server, few of which may come to us. So one that was applied may be known
+by the number that a new one has. The new one stands after the END of the other: what has a place
+at or before it was sent again, and what has a later place makes the other forgotten. While the
+other waits, it stops the source. Where ids tell no place, they do not come again.
 
 A connector that is started again repeats some of what it sent. A BEGIN or an END that is known
 says nothing new; an event is counted by its place in its transaction, once; and what is sent
@@ -41,8 +40,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DefiniteError
-from penstock.sources.debezium import transaction_ids
 from penstock.sources.kafka.errors import BEGIN_AGAIN, NotOfTransaction
+from penstock.sources.kafka.formats import ids
 
 __all__ = [
     "MARKERS",
@@ -80,7 +79,7 @@ MARKERS: Final = pa.schema(
 def runs_of(transactions: pa.ChunkedArray, places: pa.ChunkedArray) -> pa.Table:
     """Events as runs; those without a place do not count."""
     there = pc.is_valid(places)
-    names, at = transaction_ids.part_all(transactions.filter(there))
+    names, at = ids.part_all(transactions.filter(there))
     found = places.filter(there)
     return merged(pa.table([names, found, found, at], schema=RUNS))
 
@@ -165,9 +164,7 @@ class _There(NamedTuple):
 class Transactions:
     """What is known of transactions that are not applied yet."""
 
-    def __init__(
-        self, topics: Mapping[str, str | None], up_to: int = transaction_ids.NOWHERE
-    ) -> None:
+    def __init__(self, topics: Mapping[str, str | None], up_to: int = ids.NOWHERE) -> None:
         """`topics` are those with events, each with its data collection if the file says it."""
         self._topics = topics
         self.up_to = up_to
@@ -201,8 +198,8 @@ class Transactions:
         ]
 
     def _begins(self, id: str, offset: int) -> bool:
-        name, at = transaction_ids.part(id)
-        if id in self._begun or self._is_known(transaction_ids.whole(id)):
+        name, at = ids.part(id)
+        if id in self._begun or self._is_known(ids.whole(id)):
             return False
         if self._has_ended(name, at) or self._is_again(name, at):
             return False
@@ -210,14 +207,14 @@ class Transactions:
         return True
 
     def _ends_now(self, id: str, offset: int, told: str | None) -> bool:
-        name, at = transaction_ids.part(id)
-        if id in self._begun or self._is_known(transaction_ids.whole(id)):
-            name = transaction_ids.whole(id)
+        name, at = ids.part(id)
+        if id in self._begun or self._is_known(ids.whole(id)):
+            name = ids.whole(id)
         if self._is_known(name):
             return False
-        mine = [each for each in self._begun if id == each or transaction_ids.part(each)[0] == name]
+        mine = [each for each in self._begun if id == each or ids.part(each)[0] == name]
         began = {each: self._begun.pop(each) for each in mine}
-        over = transaction_ids.NOWHERE < at <= self.up_to
+        over = ids.NOWHERE < at <= self.up_to
         self._ends[name] = End(offset, *self._counted(told), id, at, began, over)
         return True
 
@@ -302,7 +299,7 @@ class Transactions:
 
     def is_applied(self, id: str) -> bool:
         """Whether the transaction of an event with this id was, not long ago."""
-        name, at = transaction_ids.part(id)
+        name, at = ids.part(id)
         up_to = self.applied_upto(name)
         return up_to is not None and at <= up_to
 
@@ -335,7 +332,7 @@ class Transactions:
         if ended is not None and (opened is None or self._begun[opened] > ended[1].offset):
             return ended[0]
         if opened is not None:
-            return transaction_ids.part(opened)[0]
+            return ids.part(opened)[0]
         return next((name for there in self._there.values() for name in there), None)
 
     def lacks(self, name: str) -> str:

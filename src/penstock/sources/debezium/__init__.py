@@ -1,1 +1,0 @@
-"""Debezium change events: envelope, transaction metadata, duplicates."""

@@ -1,0 +1,205 @@
+"""Avro: records of a schema that is fixed here, whichever schema they were written with.
+
+With a registry each record says by its first five bytes which schema wrote it;
+without one all were written with one that is given. What a record becomes is
+decided once, from the schema it is read with.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import fastavro
+import pyarrow as pa
+from fastavro.read import SchemaResolutionError
+
+from penstock.errors import UsageError
+from penstock.sources.kafka.formats.avro_kinds import Kind, kind_of
+from penstock.sources.kafka.formats.avro_schema import (
+    MALFORMED,
+    check_meaning,
+    definitions,
+    parsed_schema,
+    whole_schema,
+)
+from penstock.sources.kafka.formats.cells import Unfit
+from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of
+from penstock.sources.kafka.formats.registry import NoSuchSchema, Registered, Registry
+from penstock.sources.kafka.formats.schema import fit_for_collections
+
+__all__ = ["AvroFormat"]
+
+VALUE: Final = "value"
+"""The column of a schema that is no record."""
+
+
+@dataclass(frozen=True, slots=True)
+class AvroFormat:
+    """Records that are Avro, read as `reader`."""
+
+    reader: str
+    """The schema whose fields are the columns, as JSON."""
+
+    writer: str | None = None
+    """The schema that wrote all records, if it is another and there is no registry."""
+
+    registry: Registry | None = None
+    """Where the ids are known with which records begin."""
+
+    reader_references: tuple[tuple[str, Registered], ...] = ()
+    """What `reader` names and does not hold."""
+
+    schema: pa.Schema = field(init=False)
+    _kept: dict[Any, Any] = field(init=False, repr=False, compare=False)
+    """What was made of schemas; made again where this is unpickled."""
+
+    def __post_init__(self) -> None:
+        if self.writer is not None and self.registry is not None:
+            raise UsageError(
+                "avro format has a writer's schema and a registry",
+                hint="Leave the schema out: records of a registry say what wrote them.",
+            )
+        object.__setattr__(self, "_kept", {})
+        plan = self._plan()
+        fields = [pa.field(name, kind.arrow) for name, kind in plan.columns]
+        schema = fit_for_collections(pa.schema(fields), what="avro format")
+        object.__setattr__(self, "schema", schema)
+        if self.writer is not None:
+            whole = _given(self.writer, (), "writer's schema of avro format")
+            try:
+                check_meaning(whole, plan.whole)
+            except Unfit as unfit:
+                raise UsageError(
+                    f"writer's schema of avro format cannot be read as the reader's: {unfit}",
+                    hint="Give the type that the writer has.",
+                ) from None
+            self._kept["writer"] = parsed_schema(whole)
+
+    @classmethod
+    def of(cls, registered: Registered, registry: Registry) -> Self:
+        """Read as a schema of the registry, such as the latest of a subject."""
+        return cls(registered.schema, registry=registry, reader_references=registered.references)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.reader, self.writer, self.registry, self.reader_references
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        names = ("reader", "writer", "registry", "reader_references")
+        for name, value in zip(names, state, strict=True):
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    def decode(self, values: pa.ChunkedArray) -> Decoded:
+        """Rows of `schema`.
+
+        Raises:
+            TransientError: the registry did not tell a schema.
+            DefiniteError: it refuses to.
+        """
+        plan = self._plan()
+        tables: list[pa.Table] = []
+        bad: list[Bad] = []
+        for first, chunk in chunks_of(values):
+            reasons: dict[int, str] = {}
+            rows = [self._read(value, row, reasons) for row, value in enumerate(chunk.to_pylist())]
+            columns = [
+                kind.array([None if row is None else row[name] for row in rows], name, reasons)
+                for name, kind in plan.columns
+            ]
+            tables.append(blanked(columns, self.schema, reasons))
+            bad += [Bad(first + row, reasons[row]) for row in sorted(reasons)]
+        rows = pa.concat_tables(tables) if tables else self.schema.empty_table()
+        return Decoded(rows, tuple(bad))
+
+    def _read(self, value: bytes | None, row: int, bad: dict[int, str]) -> Any:
+        """One record as names and values, or None."""
+        if value is None:
+            return None
+        try:
+            return self._datum(value)
+        except Unfit as unfit:
+            bad[row] = str(unfit)
+            return None
+
+    def _datum(self, value: bytes) -> Any:
+        plan, start, written_with = self._plan(), 0, "its schema"
+        writer = self._kept.get("writer", plan.parsed)
+        if self.registry is not None:
+            if len(value) < 5 or value[0] != 0:
+                raise Unfit("it does not begin with a zero byte and the id of a schema")
+            start, id = 5, int.from_bytes(value[1:5], "big")
+            writer, written_with = self._writer(id), f"schema id {id}"
+        data = io.BytesIO(value)
+        data.seek(start)
+        try:
+            datum = fastavro.schemaless_reader(
+                data, writer, None if writer is plan.parsed else plan.parsed
+            )
+        except SchemaResolutionError:
+            raise Unfit(f"{written_with}, which wrote it, cannot be read as ours") from None
+        except MALFORMED:
+            raise Unfit(f"it is not Avro of {written_with}") from None
+        if rest := len(value) - data.tell():
+            raise Unfit(f"it is not Avro of {written_with}: {rest} bytes follow")
+        return datum if plan.record else {VALUE: datum}
+
+    def _writer(self, id: int) -> Any:
+        assert self.registry is not None
+        known = self._kept.get(id)
+        if known is None:
+            try:
+                found = self.registry.by_id(id)
+                if found.kind != "AVRO":
+                    raise Unfit(f"it is {found.kind}, and not Avro")
+                whole = whole_schema(found.schema, found.references)
+                check_meaning(whole, self._plan().whole)
+                known = parsed_schema(whole)
+            except NoSuchSchema:
+                known = Unfit(f"schema id {id} does not exist in the registry")
+            except Unfit as unfit:
+                known = Unfit(f"schema id {id}, which wrote it, cannot be read as ours: {unfit}")
+            self._kept[id] = known
+        if isinstance(known, Unfit):
+            raise Unfit(str(known))
+        return known
+
+    def _plan(self) -> "_Plan":
+        if "plan" not in self._kept:
+            whole = _given(self.reader, self.reader_references, "schema of avro format")
+            self._kept["plan"] = _Plan.of(whole)
+        plan: _Plan = self._kept["plan"]
+        return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How records of one schema are read."""
+
+    whole: Any
+    parsed: Any
+    record: bool
+    columns: tuple[tuple[str, Kind], ...]
+
+    @classmethod
+    def of(cls, whole: Any) -> Self:
+        named = definitions(whole)
+        parsed = parsed_schema(whole)
+        if isinstance(whole, dict) and whole["type"] == "record":
+            columns = tuple(
+                (each["name"], kind_of(each["type"], named, (whole["name"],)))
+                for each in whole["fields"]
+            )
+            return cls(whole, parsed, True, columns)
+        return cls(whole, parsed, False, ((VALUE, kind_of(whole, named, ())),))
+
+
+def _given(text: str, references: Sequence[tuple[str, Registered]], what: str) -> Any:
+    try:
+        whole = whole_schema(text, references)
+        parsed_schema(whole)
+    except Unfit as unfit:
+        raise UsageError(
+            f"{what} cannot be understood: {unfit}", hint="Give an Avro schema as JSON."
+        ) from None
+    return whole

@@ -1,0 +1,178 @@
+"""What values of Avro become, which the schema that they are read with decides.
+
+    null, boolean, int, long     null, bool, int32, int64
+    float, double                float, double
+    bytes, fixed                 binary, fixed_size_binary
+    string, enum                 string
+    array, map, record           list, map, struct
+    [null, T]                    T, which may always be null
+    decimal                      decimal of its precision and scale
+    date, time                   date32, time32[ms] or time64[us]
+    timestamp, local-timestamp   timestamp with and without UTC
+    uuid                         string
+    anything else                string: JSON text
+
+Anything else is a union of several types, a record that contains itself or has
+no fields.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from penstock.sources.kafka.formats.avro_schema import (
+    LOGICAL,
+    MALFORMED,
+    PRIMITIVES,
+    contains_itself,
+    meaning_of,
+)
+
+__all__ = ["Kind", "kind_of"]
+
+_WIDE: Final = Context(prec=100)
+
+Ready = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What values of a schema become."""
+
+    arrow: pa.DataType
+    ready: Ready | None = None
+    """What Arrow takes for a value that is not null; None if that is the value."""
+
+    def array(self, values: list[Any], name: str, bad: dict[int, str]) -> pa.Array:
+        """A column, null where a value does not fit, which is told in `bad`."""
+        try:
+            return pa.array(self._ready(values), self.arrow)
+        except MALFORMED:
+            pass
+        kept = []
+        for row, value in enumerate(values):
+            try:
+                kept.append(pa.array(self._ready([value]), self.arrow))
+            except MALFORMED:
+                bad.setdefault(
+                    row, f'column "{name}" is {self.arrow}, which its value does not fit'
+                )
+                kept.append(pa.nulls(1, self.arrow))
+        return pa.concat_arrays(kept) if kept else pa.nulls(0, self.arrow)
+
+    def _ready(self, values: list[Any]) -> list[Any]:
+        ready = self.ready
+        return values if ready is None else [None if v is None else ready(v) for v in values]
+
+
+def kind_of(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> Kind:
+    """What values of `node` become; `around` names the records that it is in."""
+    if isinstance(node, str) and node in named:
+        node = named[node]
+    if isinstance(node, str):
+        return Kind(PRIMITIVES[node], _bytes if node == "bytes" else None)
+    if isinstance(node, list):
+        others = [each for each in node if each != "null"]
+        return kind_of(others[0], named, around) if len(others) == 1 else _AS_JSON
+    match meaning_of(node):
+        case ("decimal", precision, scale):
+            kind = pa.decimal128 if precision <= 38 else pa.decimal256
+            return Kind(kind(precision, scale), lambda value: _decimal(value, scale))
+        case ("uuid",):
+            return Kind(pa.string(), _uuid)
+        case (word,):
+            return Kind(LOGICAL[node["type"], word])
+        case _:
+            return _unmarked(node, named, around)
+
+
+def _unmarked(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> Kind:
+    """The same of a type that means just what it is."""
+    match node["type"]:
+        case "enum":
+            return Kind(pa.string())
+        case "fixed":
+            return Kind(pa.binary(node["size"]), _bytes) if node["size"] else _AS_JSON
+        case "array":
+            item = kind_of(node["items"], named, around)
+            return Kind(pa.list_(item.arrow), _each(item))
+        case "map":
+            item = kind_of(node["values"], named, around)
+            return Kind(pa.map_(pa.string(), item.arrow), _entries(item))
+        case "record":
+            if node["name"] in around or not node["fields"] or contains_itself(node, named):
+                return _AS_JSON
+            inside = [
+                (each, kind_of(each["type"], named, (*around, node["name"])))
+                for each in node["fields"]
+            ]
+            return Kind(pa.struct([(e["name"], k.arrow) for e, k in inside]), _members(inside))
+        case primitive:
+            return kind_of(primitive, named, around)
+
+
+def _bytes(value: Any) -> bytes:
+    # A default is written as text, of which each character is a byte.
+    return value.encode("latin-1") if isinstance(value, str) else value
+
+
+def _decimal(value: Any, scale: int) -> Decimal:
+    unscaled = Decimal(int.from_bytes(_bytes(value), "big", signed=True))
+    return unscaled.scaleb(-scale, _WIDE)
+
+
+def _uuid(value: Any) -> str:
+    digits = _bytes(value).hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def _each(item: Kind) -> Ready | None:
+    ready = item.ready
+    if ready is None:
+        return None
+    return lambda values: [None if each is None else ready(each) for each in values]
+
+
+def _entries(item: Kind) -> Ready:
+    ready = item.ready
+    if ready is None:
+        return lambda values: list(values.items())
+    return lambda values: [(k, None if v is None else ready(v)) for k, v in values.items()]
+
+
+def _members(inside: list[tuple[Any, Kind]]) -> Ready | None:
+    if all(kind.ready is None and "default" not in each for each, kind in inside):
+        return None
+
+    def members(values: Any) -> Any:
+        said = {}
+        for each, kind in inside:
+            # A record that is itself a default may leave out members that have one.
+            value = values[each["name"]] if each["name"] in values else each["default"]
+            said[each["name"]] = value if value is None or not kind.ready else kind.ready(value)
+        return said
+
+    return members
+
+
+def _as_json(value: Any) -> str:
+    return msgspec.json.encode(_jsonable(value), order="sorted").decode()
+
+
+def _jsonable(value: Any) -> Any:
+    """`value` with words for the numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _jsonable(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+_AS_JSON: Final = Kind(pa.string(), _as_json)

@@ -1,0 +1,286 @@
+"""Schemas of Avro: with all that they name in them, and whether one can be read as another.
+
+A schema names types that are defined before or, with a registry, elsewhere; it wraps them, and
+says much that bears on no reading. Here it is made whole once, as plain JSON.
+
+fastavro is not told of logical types: Python's own dates and times end at the year 9999 and
+would not hold every value, so they are read as the numbers they are. Whether those mean the
+same to writer and reader is checked here.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import fastavro
+import pyarrow as pa
+from fastavro.schema import SchemaParseException, UnknownType
+
+from penstock.sources.kafka.formats.cells import Unfit
+from penstock.sources.kafka.formats.registry import Registered
+
+__all__ = [
+    "LOGICAL",
+    "MALFORMED",
+    "PRIMITIVES",
+    "check_meaning",
+    "contains_itself",
+    "definitions",
+    "meaning_of",
+    "parsed_schema",
+    "whole_schema",
+]
+
+PRIMITIVES: Final = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+"""The types that are a word, and what they are to Arrow."""
+
+LOGICAL: Final = {
+    ("int", "date"): pa.date32(),
+    ("int", "time-millis"): pa.time32("ms"),
+    ("long", "time-micros"): pa.time64("us"),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+    ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
+}
+"""The same of numbers that mean something else."""
+
+MALFORMED: Final = (
+    EOFError,
+    IndexError,
+    KeyError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What comes of reading bytes that are not what they are taken for."""
+
+
+def whole_schema(text: str, references: Sequence[tuple[str, Registered]]) -> Any:
+    """A schema with all that it names in it, and only what bears on reading.
+
+    Names are full, types are never wrapped for nothing.
+
+    Raises:
+        Unfit: it is no schema.
+    """
+    outside = dict(_all(references))
+    defined: set[str] = set()
+
+    def walk(node: Any, space: str) -> Any:
+        if isinstance(node, str):
+            if node in PRIMITIVES:
+                return node
+            full = _full(node, space)
+            if full in defined:
+                return full
+            if full in outside:
+                return walk(_json(outside[full].schema), "")
+            raise Unfit(f'it names "{full[:80]}", which is not there')
+        if isinstance(node, list):
+            return [walk(each, space) for each in node]
+        kind = node["type"]
+        if isinstance(kind, dict | list):
+            return walk(kind, space)
+        if kind == "array":
+            return {"type": kind, "items": walk(node["items"], space)}
+        if kind == "map":
+            return {"type": kind, "values": walk(node["values"], space)}
+        kept = {
+            name: node[name]
+            for name in ("symbols", "default", "size", "logicalType", "precision", "scale")
+            if name in node
+        }
+        if kind in PRIMITIVES:
+            return {"type": kind, **kept}
+        if kind not in ("record", "error", "enum", "fixed"):
+            return walk(kind, space)
+        full = _full(node["name"], node.get("namespace", space))
+        defined.add(full)
+        inside = full.rpartition(".")[0]
+        kept |= {"type": "record" if kind == "error" else kind, "name": full}
+        if "aliases" in node:
+            kept["aliases"] = [_full(alias, inside) for alias in node["aliases"]]
+        if kind in ("record", "error"):
+            kept["fields"] = [
+                {
+                    **{k: each[k] for k in ("name", "default", "aliases") if k in each},
+                    "type": walk(each["type"], inside),
+                }
+                for each in node["fields"]
+            ]
+        return kept
+
+    try:
+        return walk(_json(text), "")
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        raise Unfit("it is no Avro schema") from None
+
+
+def parsed_schema(whole: Any) -> Any:
+    """A whole schema as fastavro takes it, without logical types.
+
+    Raises:
+        Unfit: it is no schema.
+    """
+    try:
+        return fastavro.parse_schema(_stripped(whole))
+    except (SchemaParseException, UnknownType, *MALFORMED):
+        raise Unfit("it is no Avro schema") from None
+
+
+def check_meaning(writer: Any, reader: Any) -> None:
+    """That numbers mean to the reader what they meant to the writer.
+
+    Avro resolves them by their plain types alone, so that milliseconds would pass for
+    microseconds.
+
+    Raises:
+        Unfit: they do not.
+    """
+    named = definitions(writer), definitions(reader)
+    seen: set[tuple[str, str]] = set()
+    waiting = [(writer, reader)]
+    while waiting:
+        w, r = waiting.pop()
+        w = named[0].get(w, w) if isinstance(w, str) else w
+        r = named[1].get(r, r) if isinstance(r, str) else r
+        if isinstance(w, list) or isinstance(r, list):
+            ws, rs = (each if isinstance(each, list) else [each] for each in (w, r))
+            waiting += [(a, b) for a in ws for b in rs if _base(a, named[0]) == _base(b, named[1])]
+            continue
+        if not isinstance(w, dict) or not isinstance(r, dict):
+            continue
+        said, read = meaning_of(w), meaning_of(r)
+        if said and read and (said[0], said[2:]) != (read[0], read[2:]):
+            raise Unfit(f"{_shown(said)} is not {_shown(read)}")
+        waiting += [(w[part], r[part]) for part in ("items", "values") if part in w and part in r]
+        if "fields" in w and "fields" in r and (w["name"], r["name"]) not in seen:
+            seen.add((w["name"], r["name"]))
+            ours = {n: e for e in r["fields"] for n in (*e.get("aliases", ()), e["name"])}
+            waiting += [
+                (each["type"], ours[each["name"]]["type"])
+                for each in w["fields"]
+                if each["name"] in ours
+            ]
+
+
+def definitions(node: Any) -> dict[str, Any]:
+    """The types that have names, by them."""
+    found: dict[str, Any] = {}
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting += node
+        elif isinstance(node, dict):
+            if "name" in node:
+                found[node["name"]] = node
+            waiting += [node[inner] for inner in ("items", "values") if inner in node]
+            waiting += [each["type"] for each in node.get("fields", ())]
+    return found
+
+
+def meaning_of(node: Any) -> tuple[Any, ...] | None:
+    """What a number or some bytes mean, if they mean something else."""
+    if not isinstance(node, dict) or "logicalType" not in node:
+        return None
+    word = node["logicalType"]
+    if word == "decimal":
+        precision, scale = node.get("precision"), node.get("scale", 0)
+        decimal = (
+            node["type"] in ("bytes", "fixed")
+            and isinstance(precision, int)
+            and isinstance(scale, int)
+            and 0 <= scale <= precision
+            and 1 <= precision <= 76
+        )
+        return ("decimal", precision, scale) if decimal else None
+    if word == "uuid" and node["type"] == "fixed" and node["size"] == 16:
+        return ("uuid",)
+    return (word,) if (node["type"], word) in LOGICAL else None
+
+
+def contains_itself(node: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a record has itself in it, however deep."""
+    seen: set[str] = set()
+    waiting = [each["type"] for each in node["fields"]]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, str):
+            if inner in PRIMITIVES or inner in seen:
+                continue
+            inner = named[inner]
+        if isinstance(inner, list):
+            waiting += inner
+            continue
+        name = inner.get("name")
+        if name == node["name"]:
+            return True
+        if name is not None:
+            seen.add(name)
+        waiting += [inner[part] for part in ("items", "values") if part in inner]
+        waiting += [each["type"] for each in inner.get("fields", ())]
+    return False
+
+
+def _all(
+    references: Sequence[tuple[str, Registered]],
+) -> Sequence[tuple[str, Registered]]:
+    return [
+        pair
+        for name, registered in references
+        for pair in (*_all(registered.references), (name, registered))
+    ]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        # A registry has the schema "string" also as that word alone.
+        if text.strip() in PRIMITIVES:
+            return text.strip()
+        raise Unfit("it is not JSON") from None
+
+
+def _full(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def _stripped(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_stripped(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {k: v for k, v in node.items() if k not in ("logicalType", "precision", "scale")}
+    for inner in ("items", "values"):
+        if inner in kept:
+            kept[inner] = _stripped(kept[inner])
+    if "fields" in kept:
+        kept["fields"] = [{**each, "type": _stripped(each["type"])} for each in kept["fields"]]
+    return kept
+
+
+def _base(node: Any, named: Mapping[str, Any]) -> Any:
+    node = named.get(node, node) if isinstance(node, str) else node
+    return node["type"] if isinstance(node, dict) else node
+
+
+def _shown(meaning: tuple[Any, ...]) -> str:
+    return f"decimal({meaning[1]},{meaning[2]})" if meaning[0] == "decimal" else str(meaning[0])

@@ -1,0 +1,114 @@
+"""Columns of JSON records, found in a sample of them and fixed from then on.
+
+A member is what all its values in the sample are, and never narrower than one
+of them:
+
+    whole numbers of 64 bits        bigint
+    and numbers that doubles hold   double, if doubles hold the whole ones too
+    text, truth                     text, boolean
+    anything else, or mixed         json, which keeps what was written
+
+A number is held by doubles if the double next to it is printed as that number.
+A member that is null throughout is json as well, since nothing is known of it.
+"""
+
+import json
+import math
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.errors import UsageError
+from penstock.sources.kafka.formats.cells import Unfit
+from penstock.sources.kafka.formats.documents import JsonFormat
+from penstock.sources.kafka.formats.format import chunks_of
+from penstock.sources.kafka.formats.walking import found_plainly, not_utf8
+
+__all__ = ["infer", "inferred_words"]
+
+_WHOLE: Final = 1 << 53
+"""Up to here, doubles hold every whole number."""
+
+_LONGEST: Final = 400
+"""Digits that no double and no integer of ours needs."""
+
+
+class _Integer(str):
+    __slots__ = ()
+
+
+class _Number(str):
+    __slots__ = ()
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_Integer, parse_float=_Number)
+
+
+def infer(sample: pa.ChunkedArray) -> JsonFormat:
+    """A format with the columns that the sample has.
+
+    Raises:
+        UsageError: it holds no objects, or a member has a name that no column can have.
+    """
+    return JsonFormat.of(inferred_words(sample))
+
+
+def inferred_words(sample: pa.ChunkedArray) -> dict[str, str]:
+    """The columns that the sample has, in the order of their first appearance.
+
+    Records that cannot be decoded say nothing.
+    """
+    found: dict[str, set[str]] = {}
+    objects = 0
+    for _, chunk in chunks_of(sample):
+        bad = not_utf8(chunk)
+        for row, value in enumerate(chunk.to_pylist()):
+            if value is None or row in bad:
+                continue
+            try:
+                found_plainly(value, ())
+            except Unfit:
+                continue
+            objects += 1
+            for name, member in _DECODER.decode(value.decode()).items():
+                kinds = found.setdefault(name, set())
+                if member is not None:
+                    kinds.add(_kind(member))
+    if not objects:
+        raise UsageError(
+            "the sample of records holds no JSON object",
+            hint="Give the columns, or leave them out for one column with the document.",
+        )
+    return {name: _widened(kinds) for name, kinds in found.items()}
+
+
+def _kind(member: Any) -> str:
+    match member:
+        case bool():
+            return "boolean"
+        case _Integer():
+            if len(member) > 20 or not -(1 << 63) <= int(member) < 1 << 63:
+                return "json"
+            return "bigint" if abs(int(member)) <= _WHOLE else "large"
+        case _Number():
+            return "double" if _held(member) else "json"
+        case str():
+            return "text"
+        case _:
+            return "json"
+
+
+def _held(number: str) -> bool:
+    if len(number) > _LONGEST or math.isinf(near := float(number)):
+        return False
+    said, printed = Decimal(number), Decimal(repr(near))
+    return said == printed
+
+
+def _widened(kinds: set[str]) -> str:
+    if kinds <= {"bigint", "large"} and kinds:
+        return "bigint"
+    if kinds == {"bigint", "double"}:
+        return "double"
+    return kinds.pop() if len(kinds) == 1 else "json"

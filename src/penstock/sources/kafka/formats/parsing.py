@@ -1,0 +1,409 @@
+"""Compiled code that reads cells: what is written in the usual way, and no more.
+
+Every function here fills `out` for the cells it reads and sets `left` for those
+it does not, be it that they are wrong or only unusual; `reading` takes care of
+these. `kinds` is NOTHING where there is no value.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from penstock.data.jit import compiled
+from penstock.sources.kafka.formats.cells import (
+    DOUBLED,
+    ESCAPED,
+    FALSE,
+    NOTHING,
+    QUOTED,
+    STRING,
+    TRUE,
+)
+
+__all__ = [
+    "copy_texts",
+    "read_booleans",
+    "read_dates",
+    "read_decimals",
+    "read_doubles",
+    "read_integers",
+    "read_timestamps",
+]
+
+_DAY: Final = 86_400_000_000
+_EXACT: Final = np.uint64(1 << 53)
+_TEN: Final = np.uint64(10)
+_ZERO: Final = np.uint64(0)
+_MOST: Final = np.uint64(10**18)
+_TRUE: Final = np.frombuffer(b"true", np.uint8)
+_FALSE: Final = np.frombuffer(b"false", np.uint8)
+_TENS: Final = 10.0 ** np.arange(23)
+"""The powers of ten that doubles hold exactly."""
+
+
+@compiled
+def copy_texts(data, kinds, starts, ends, out, offsets):  # type: ignore[no-untyped-def]
+    """What the cells say, without quotes and escapes, one after the other; never left."""
+    to = 0
+    offsets[0] = 0
+    for row in range(len(kinds)):
+        kind = kinds[row]
+        if kind != NOTHING:
+            at, end = starts[row], ends[row]
+            if kind in (STRING, ESCAPED, QUOTED, DOUBLED):
+                at += 1
+                end -= 1
+            if kind == ESCAPED:
+                to = _unescaped(data, at, end, out, to)
+            elif kind == DOUBLED:
+                while at < end:
+                    out[to] = data[at]
+                    to += 1
+                    at += 2 if data[at] == 34 else 1
+            else:
+                length = end - at
+                out[to : to + length] = data[at:end]
+                to += length
+        offsets[row + 1] = to
+
+
+@compiled
+def _digit(c):  # type: ignore[no-untyped-def]
+    """The value of a hexadecimal digit."""
+    if c <= 57:
+        return np.int64(c) - 48
+    return (np.int64(c) | 32) - 87
+
+
+@compiled
+def _unit(data, at):  # type: ignore[no-untyped-def]
+    """The number of the four hexadecimal digits from `at` on."""
+    return (
+        (_digit(data[at]) << 12)
+        | (_digit(data[at + 1]) << 8)
+        | (_digit(data[at + 2]) << 4)
+        | _digit(data[at + 3])
+    )
+
+
+@compiled
+def _unescaped(data, at, end, out, to):  # type: ignore[no-untyped-def]
+    """Text of JSON whose escapes were checked. Returns where it ends in `out`."""
+    while at < end:
+        c = data[at]
+        at += 1
+        if c != 92:
+            out[to] = c
+            to += 1
+            continue
+        c = data[at]
+        at += 1
+        if c != 117:
+            if c == 98:
+                c = np.uint8(8)
+            elif c == 102:
+                c = np.uint8(12)
+            elif c == 110:
+                c = np.uint8(10)
+            elif c == 114:
+                c = np.uint8(13)
+            elif c == 116:
+                c = np.uint8(9)
+            out[to] = c
+            to += 1
+            continue
+        code = _unit(data, at)
+        at += 4
+        if 0xD800 <= code < 0xDC00:
+            code = 0x10000 + ((code - 0xD800) << 10) + _unit(data, at + 2) - 0xDC00
+            at += 6
+        if code < 0x80:
+            out[to] = code
+            to += 1
+        elif code < 0x800:
+            out[to] = 0xC0 | (code >> 6)
+            out[to + 1] = 0x80 | (code & 0x3F)
+            to += 2
+        elif code < 0x10000:
+            out[to] = 0xE0 | (code >> 12)
+            out[to + 1] = 0x80 | ((code >> 6) & 0x3F)
+            out[to + 2] = 0x80 | (code & 0x3F)
+            to += 3
+        else:
+            out[to] = 0xF0 | (code >> 18)
+            out[to + 1] = 0x80 | ((code >> 12) & 0x3F)
+            out[to + 2] = 0x80 | ((code >> 6) & 0x3F)
+            out[to + 3] = 0x80 | (code & 0x3F)
+            to += 4
+    return to
+
+
+@compiled
+def _inside(kind, start, end):  # type: ignore[no-untyped-def]
+    """What stands between the quotes, if there are any."""
+    if kind in (STRING, QUOTED):
+        return start + 1, end - 1
+    return start, end
+
+
+@compiled
+def _parts(data, at, end):  # type: ignore[no-untyped-def]
+    """Whether a number of at most 19 digits stands there: its sign, digits and exponent."""
+    negative = at < end and data[at] == 45
+    if negative:
+        at += 1
+    # Nearly all numbers are a few digits and nothing else.
+    begin, small = at, np.int64(0)
+    while at < end and 48 <= data[at] <= 57:
+        small = 10 * small + np.int64(data[at]) - 48
+        at += 1
+    if at == end and 0 < at - begin <= 18:
+        return True, negative, np.uint64(small), 0
+    mantissa, width, exponent = _ZERO, 0, np.int64(0)
+    at = begin
+    while at < end and 48 <= data[at] <= 57:
+        if width or data[at] != 48:
+            width += 1
+        mantissa = mantissa * _TEN + np.uint64(data[at] - 48)
+        at += 1
+    if at == begin or width > 19:
+        return False, negative, _ZERO, 0
+    if at < end and data[at] == 46:
+        at += 1
+        begin = at
+        while at < end and 48 <= data[at] <= 57:
+            if width or data[at] != 48:
+                width += 1
+            mantissa = mantissa * _TEN + np.uint64(data[at] - 48)
+            at += 1
+        if at == begin or width > 19:
+            return False, negative, _ZERO, 0
+        exponent = begin - at
+    if at < end and (data[at] == 101 or data[at] == 69):
+        at += 1
+        below = at < end and data[at] == 45
+        if at < end and (data[at] == 45 or data[at] == 43):
+            at += 1
+        if at == end or end - at > 4:
+            return False, negative, _ZERO, 0
+        power = np.int64(0)
+        while at < end and 48 <= data[at] <= 57:
+            power = 10 * power + np.int64(data[at]) - 48
+            at += 1
+        exponent += -power if below else power
+    return at == end, negative, mantissa, exponent
+
+
+@compiled
+def _scaled(mantissa, power):  # type: ignore[no-untyped-def]
+    """`mantissa` times ten to `power`, and whether that is whole and small enough to tell."""
+    if mantissa == _ZERO:
+        return mantissa, True
+    while power < 0:
+        if mantissa % _TEN != _ZERO:
+            return mantissa, False
+        mantissa //= _TEN
+        power += 1
+    while power > 0:
+        if mantissa >= _MOST:
+            return mantissa, False
+        mantissa *= _TEN
+        power -= 1
+    return mantissa, True
+
+
+@compiled
+def read_integers(data, kinds, starts, ends, bits, out, left):  # type: ignore[no-untyped-def]
+    """Whole numbers of so many bits with a sign."""
+    over = np.uint64(1) << np.uint64(bits - 1)
+    for row in range(len(kinds)):
+        kind = kinds[row]
+        if kind == NOTHING:
+            continue
+        at, end = _inside(kind, starts[row], ends[row])
+        fine, negative, mantissa, exponent = _parts(data, at, end)
+        if fine:
+            mantissa, fine = _scaled(mantissa, exponent)
+        if not fine or mantissa >= over:
+            left[row] = True
+        else:
+            out[row] = -np.int64(mantissa) if negative else np.int64(mantissa)
+
+
+@compiled
+def read_doubles(data, kinds, starts, ends, out, left):  # type: ignore[no-untyped-def]
+    """Numbers that one exact operation on exact doubles gives, so that it rounds once."""
+    for row in range(len(kinds)):
+        kind = kinds[row]
+        if kind == NOTHING:
+            continue
+        at, end = _inside(kind, starts[row], ends[row])
+        fine, negative, mantissa, exponent = _parts(data, at, end)
+        if not fine or mantissa > _EXACT or exponent > 22 or exponent < -22:
+            left[row] = True
+            continue
+        number = np.float64(mantissa)
+        if exponent < 0:
+            number /= _TENS[-exponent]
+        else:
+            number *= _TENS[exponent]
+        out[row] = -number if negative else number
+
+
+@compiled
+def read_decimals(data, kinds, starts, ends, scale, over, out, left):  # type: ignore[no-untyped-def]
+    """Numbers with `scale` digits after the point, as two words each, below `over`."""
+    for row in range(len(kinds)):
+        kind = kinds[row]
+        if kind == NOTHING:
+            continue
+        at, end = _inside(kind, starts[row], ends[row])
+        fine, negative, mantissa, exponent = _parts(data, at, end)
+        if fine:
+            mantissa, fine = _scaled(mantissa, exponent + scale)
+        if not fine or mantissa >= over:
+            left[row] = True
+        elif negative and mantissa:
+            out[row, 0] = -np.int64(mantissa)
+            out[row, 1] = -1
+        else:
+            out[row, 0] = np.int64(mantissa)
+
+
+@compiled
+def read_booleans(data, kinds, starts, ends, out, left):  # type: ignore[no-untyped-def]
+    """Truth, as JSON has it, and the words of CSV in small letters."""
+    for row in range(len(kinds)):
+        kind = kinds[row]
+        if kind == TRUE:
+            out[row] = 1
+        elif kind != FALSE and kind != NOTHING:
+            at, end = _inside(kind, starts[row], ends[row])
+            if _says(data, at, end, _TRUE):
+                out[row] = 1
+            elif not _says(data, at, end, _FALSE):
+                left[row] = True
+
+
+@compiled
+def _says(data, at, end, word):  # type: ignore[no-untyped-def]
+    """Whether `word` stands there, or its first letter alone."""
+    if end - at != 1 and end - at != len(word):
+        return False
+    i = 0
+    while at + i < end and data[at + i] == word[i]:
+        i += 1
+    return at + i == end
+
+
+@compiled
+def _two(data, at):  # type: ignore[no-untyped-def]
+    """The number of two digits, or -1000."""
+    high, low = np.int64(data[at]) - 48, np.int64(data[at + 1]) - 48
+    if 0 <= high <= 9 and 0 <= low <= 9:
+        return 10 * high + low
+    return np.int64(-1000)
+
+
+@compiled
+def _days(data, at):  # type: ignore[no-untyped-def]
+    """The day whose ten characters begin at `at`, and whether there is one."""
+    century, years = _two(data, at), _two(data, at + 2)
+    month, day = _two(data, at + 5), _two(data, at + 8)
+    year = 100 * century + years
+    if century < 0 or years < 0 or year < 1 or data[at + 4] != 45 or data[at + 7] != 45:
+        return np.int64(0), False
+    if month < 1 or month > 12 or day < 1:
+        return np.int64(0), False
+    length = 31
+    if month == 4 or month == 6 or month == 9 or month == 11:
+        length = 30
+    elif month == 2:
+        length = 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
+    if day > length:
+        return np.int64(0), False
+    # Years begin in March here, so that the day that comes and goes is the last.
+    if month <= 2:
+        year -= 1
+        month += 12
+    era = year // 400
+    of_era = year - 400 * era
+    of_year = (153 * (month - 3) + 2) // 5 + day - 1
+    return 146097 * era + 365 * of_era + of_era // 4 - of_era // 100 + of_year - 719468, True
+
+
+@compiled
+def read_dates(data, kinds, starts, ends, out, left):  # type: ignore[no-untyped-def]
+    """Days since 1970, from 2026-01-31."""
+    for row in range(len(kinds)):
+        kind = kinds[row]
+        if kind == NOTHING:
+            continue
+        at, end = _inside(kind, starts[row], ends[row])
+        fine = end - at == 10
+        if fine:
+            days, fine = _days(data, at)
+            out[row] = days
+        if not fine:
+            left[row] = True
+
+
+@compiled
+def _moment(data, at, end, zoned):  # type: ignore[no-untyped-def]
+    """Microseconds since 1970, and whether `2026-01-31T12:00:00.123456+01:00` stands there."""
+    nothing = np.int64(0), False
+    if end - at < 19 or (data[at + 10] != 84 and data[at + 10] != 32):
+        return nothing
+    days, fine = _days(data, at)
+    hours, minutes, seconds = _two(data, at + 11), _two(data, at + 14), _two(data, at + 17)
+    if not fine or data[at + 13] != 58 or data[at + 16] != 58:
+        return nothing
+    if hours < 0 or hours > 23 or minutes < 0 or minutes > 59 or seconds < 0 or seconds > 59:
+        return nothing
+    at += 19
+    fraction = np.int64(0)
+    if at < end and data[at] == 46:
+        width = 0
+        at += 1
+        while at < end and 48 <= data[at] <= 57:
+            if width < 6:
+                fraction = 10 * fraction + np.int64(data[at]) - 48
+            width += 1
+            at += 1
+        if width < 1 or width > 6:
+            return nothing
+        for _ in range(6 - width):
+            fraction *= 10
+    ahead = np.int64(0)
+    if zoned:
+        if end - at == 1 and data[at] == 90:
+            at += 1
+        elif end - at == 6 and data[at + 3] == 58 and (data[at] == 43 or data[at] == 45):
+            zone_hours, zone_minutes = _two(data, at + 1), _two(data, at + 4)
+            if zone_hours < 0 or zone_hours > 23 or zone_minutes < 0 or zone_minutes > 59:
+                return nothing
+            ahead = 60 * zone_hours + zone_minutes
+            if data[at] == 45:
+                ahead = -ahead
+            at += 6
+        else:
+            return nothing
+    if at != end:
+        return nothing
+    within = ((60 * hours + minutes - ahead) * 60 + seconds) * 1_000_000 + fraction
+    return days * _DAY + within, True
+
+
+@compiled
+def read_timestamps(data, kinds, starts, ends, zoned, out, left):  # type: ignore[no-untyped-def]
+    """Microseconds since 1970; with `zoned` in UTC, from text that says its zone."""
+    for row in range(len(kinds)):
+        kind = kinds[row]
+        if kind == NOTHING:
+            continue
+        at, end = _inside(kind, starts[row], ends[row])
+        moment, fine = _moment(data, at, end, zoned)
+        if fine:
+            out[row] = moment
+        else:
+            left[row] = True

@@ -1,0 +1,52 @@
+"""Text and bytes: records as they are."""
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of
+from penstock.sources.kafka.formats.schema import fit_for_collections
+from penstock.sources.kafka.formats.walking import not_utf8
+
+__all__ = ["BytesFormat", "TextFormat"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """Records that are text in UTF-8, one column of it."""
+
+    column: str = "text"
+    schema: pa.Schema = field(init=False)
+
+    def __post_init__(self) -> None:
+        schema = pa.schema([(self.column, pa.string())])
+        object.__setattr__(self, "schema", fit_for_collections(schema, what="text format"))
+
+    def decode(self, values: pa.ChunkedArray) -> Decoded:
+        """Rows of `schema`; a record that is not UTF-8 is bad."""
+        tables: list[pa.Table] = []
+        bad: list[Bad] = []
+        for first, chunk in chunks_of(values):
+            reasons = not_utf8(chunk)
+            good = blanked([chunk], pa.schema([("", chunk.type)]), reasons)
+            tables.append(good.rename_columns(self.schema.names).cast(self.schema))
+            bad += [Bad(first + row, reasons[row]) for row in sorted(reasons)]
+        rows = pa.concat_tables(tables) if tables else self.schema.empty_table()
+        return Decoded(rows, tuple(bad))
+
+
+@dataclass(frozen=True, slots=True)
+class BytesFormat:
+    """Records as they come, one column of bytes."""
+
+    column: str = "data"
+    schema: pa.Schema = field(init=False)
+
+    def __post_init__(self) -> None:
+        schema = pa.schema([(self.column, pa.binary())])
+        object.__setattr__(self, "schema", fit_for_collections(schema, what="bytes format"))
+
+    def decode(self, values: pa.ChunkedArray) -> Decoded:
+        """Rows of `schema`; no record is bad."""
+        chunks = [chunk for _, chunk in chunks_of(values)]
+        return Decoded(pa.table([pa.chunked_array(chunks, pa.binary())], self.schema), ())

@@ -1,0 +1,307 @@
+"""Protocol buffers: records of a message whose description is given.
+
+    double, float               double, float
+    int32, int64 and their kin  int32, int64; uint32, uint64
+    bool, string, bytes         bool, string, binary
+    an enum                     string: the value's name, or its number if it has none
+    a message                   struct
+    repeated, map               list, map with its keys in order
+    google.protobuf.…Value      what it wraps, or null
+    anything else               string: JSON text
+
+A field that can tell whether it was set is null if it was not; any other is
+its default then, as the format itself cannot tell. Anything else is a message
+that contains itself or has no fields. The columns are those of the
+description; what a record holds beyond them is left out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from penstock.errors import UsageError
+from penstock.sources.kafka.formats.cells import Unfit
+from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of
+from penstock.sources.kafka.formats.schema import fit_for_collections
+
+__all__ = ["ProtobufFormat"]
+
+_PLAIN: Final = {
+    FieldDescriptor.CPPTYPE_DOUBLE: pa.float64(),
+    FieldDescriptor.CPPTYPE_FLOAT: pa.float32(),
+    FieldDescriptor.CPPTYPE_INT32: pa.int32(),
+    FieldDescriptor.CPPTYPE_INT64: pa.int64(),
+    FieldDescriptor.CPPTYPE_UINT32: pa.uint32(),
+    FieldDescriptor.CPPTYPE_UINT64: pa.uint64(),
+    FieldDescriptor.CPPTYPE_BOOL: pa.bool_(),
+}
+_WRAPPERS: Final = frozenset(
+    f"google.protobuf.{kind}Value"
+    for kind in (
+        "Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes",
+    )
+)  # fmt: skip
+
+Get = Callable[[Any], Any]
+"""What Arrow takes, for what a message has in a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufFormat:
+    """Records that are one message each."""
+
+    descriptors: bytes = field(repr=False)
+    """A FileDescriptorSet, as `protoc --include_imports --descriptor_set_out` writes it."""
+
+    message: str
+    """The full name of the message."""
+
+    framed: bool = False
+    """Whether records begin as those of a schema registry do: a zero byte, the id of a schema
+    and which of its messages follows. The id is not asked after; the description given here
+    holds."""
+
+    schema: pa.Schema = field(init=False)
+    _kept: dict[str, Any] = field(init=False, repr=False, compare=False)
+    """What was made of the description; made again where this is unpickled."""
+
+    def __post_init__(self) -> None:
+        described = _described(self.descriptors, self.message)
+        columns = [(each.name, *_field(each, (described.full_name,))) for each in described.fields]
+        made = {
+            "class": message_factory.GetMessageClass(described),
+            "columns": columns,
+            "path": _path(described),
+        }
+        schema = pa.schema([(name, kind) for name, kind, _ in columns])
+        what = f'protobuf message "{self.message}"'
+        object.__setattr__(self, "schema", fit_for_collections(schema, what=what))
+        object.__setattr__(self, "_kept", made)
+
+    def __getstate__(self) -> tuple[bytes, str, bool]:
+        return self.descriptors, self.message, self.framed
+
+    def __setstate__(self, state: tuple[bytes, str, bool]) -> None:
+        for name, value in zip(("descriptors", "message", "framed"), state, strict=True):
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    def decode(self, values: pa.ChunkedArray) -> Decoded:
+        """Rows of `schema`."""
+        tables: list[pa.Table] = []
+        bad: list[Bad] = []
+        for first, chunk in chunks_of(values):
+            reasons: dict[int, str] = {}
+            found = [self._read(value, row, reasons) for row, value in enumerate(chunk.to_pylist())]
+            columns = [
+                _array(found, name, kind, get, reasons) for name, kind, get in self._kept["columns"]
+            ]
+            tables.append(blanked(columns, self.schema, reasons))
+            bad += [Bad(first + row, reasons[row]) for row in sorted(reasons)]
+        rows = pa.concat_tables(tables) if tables else self.schema.empty_table()
+        return Decoded(rows, tuple(bad))
+
+    def _read(self, value: bytes | None, row: int, bad: dict[int, str]) -> Message | None:
+        if value is None:
+            return None
+        try:
+            start = _unframed(value, self._kept["path"]) if self.framed else 0
+            message: Message = self._kept["class"].FromString(value[start:] if start else value)
+        except Unfit as unfit:
+            bad[row] = str(unfit)
+        except DecodeError:
+            bad[row] = f'it is not a message "{self.message}"'
+        else:
+            return message
+        return None
+
+
+def _described(descriptors: bytes, name: str) -> Descriptor:
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(descriptors)
+    except DecodeError:
+        raise UsageError(
+            "descriptors of protobuf format are no FileDescriptorSet",
+            hint="Make them with protoc --include_imports --descriptor_set_out=FILE.",
+        ) from None
+    try:
+        for each in _in_order(files):
+            pool.AddSerializedFile(each.SerializeToString())
+        return pool.FindMessageTypeByName(name.removeprefix("."))
+    except TypeError:
+        raise UsageError(
+            "descriptors of protobuf format lack a file that another imports",
+            hint="Make them with protoc --include_imports --descriptor_set_out=FILE.",
+        ) from None
+    except KeyError:
+        there = sorted(
+            ".".join(filter(None, (each.package, message.name)))
+            for each in files.file
+            for message in each.message_type
+            if not each.package.startswith("google.protobuf")
+        )
+        raise UsageError(
+            f'descriptors of protobuf format have no message "{name[:80]}"',
+            hint=f"They have {', '.join(there[:10])}.",
+        ) from None
+
+
+def _in_order(files: Any) -> list[Any]:
+    """Each file after those that it imports."""
+    by_name = {each.name: each for each in files.file}
+    done: dict[str, Any] = {}
+
+    def visit(name: str) -> None:
+        if name in done or name not in by_name:
+            return
+        each = by_name.pop(name)
+        for other in each.dependency:
+            visit(other)
+        done[name] = each
+
+    for each in files.file:
+        visit(each.name)
+    return list(done.values())
+
+
+def _path(described: Descriptor) -> tuple[int, ...]:
+    """Which message of its file it is, by index, from the outermost in."""
+    indexes: list[int] = []
+    inner: Descriptor = described
+    while inner.containing_type is not None:
+        outer: Descriptor = inner.containing_type
+        indexes.insert(0, [each.name for each in outer.nested_types].index(inner.name))
+        inner = outer
+    own = descriptor_pb2.FileDescriptorProto()
+    inner.file.CopyToProto(own)
+    return ([each.name for each in own.message_type].index(inner.name), *indexes)
+
+
+def _unframed(value: bytes, path: tuple[int, ...]) -> int:
+    """Where the message begins."""
+    if len(value) < 6 or value[0] != 0:
+        raise Unfit("it does not begin with a zero byte, the id of a schema and a message's index")
+    count, at = _zigzag(value, 5)
+    # The first message of a file is so usual that it has a short form.
+    found = [0] if count == 0 else []
+    if not 0 <= count <= 100:
+        raise Unfit("its message's index is malformed")
+    for _ in range(count):
+        index, at = _zigzag(value, at)
+        found.append(index)
+    if tuple(found) != path:
+        raise Unfit(
+            f"it is message {'.'.join(map(str, found))} of its schema, and not "
+            f"{'.'.join(map(str, path))}"
+        )
+    return at
+
+
+def _zigzag(value: bytes, at: int) -> tuple[int, int]:
+    number, shift = 0, 0
+    while at < len(value) and shift < 35:
+        byte = value[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+        shift += 7
+    raise Unfit("its message's index is malformed")
+
+
+def _array(
+    found: list[Message | None], name: str, kind: pa.DataType, get: Get, bad: dict[int, str]
+) -> pa.Array:
+    try:
+        return pa.array([None if each is None else get(each) for each in found], kind)
+    except ValueError:
+        pass
+    # Messages of proto2 may hold text that is none.
+    kept = []
+    for row, each in enumerate(found):
+        try:
+            kept.append(pa.array([None if each is None else get(each)], kind))
+        except ValueError:
+            bad.setdefault(row, f'field "{name}" holds text that is not UTF-8')
+            kept.append(pa.nulls(1, kind))
+    return pa.concat_arrays(kept)
+
+
+def _field(each: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType, Get]:
+    """What a field becomes, and how it is got from the message that has it."""
+    name = each.name
+    entry = each.message_type
+    if entry is not None and entry.GetOptions().map_entry:
+        key_kind, key = _value(entry.fields_by_name["key"], around)
+        kind, item = _value(entry.fields_by_name["value"], around)
+
+        def entries(message: Any) -> Any:
+            # In the order of keys, since maps have none and ours shall not depend on chance.
+            held = getattr(message, name)
+            return [(_got(key, k), _got(item, held[k])) for k in sorted(held)]
+
+        return pa.map_(key_kind, kind), entries
+    kind, made = _value(each, around)
+    if each.is_repeated:
+        return pa.list_(kind), lambda message: [_got(made, v) for v in getattr(message, name)]
+    if each.has_presence:
+        return (
+            kind,
+            lambda message: _got(made, getattr(message, name)) if message.HasField(name) else None,
+        )
+    return kind, lambda message: _got(made, getattr(message, name))
+
+
+def _got(made: Get | None, value: Any) -> Any:
+    return value if made is None else made(value)
+
+
+def _value(each: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType, Get | None]:
+    """What one value of a field becomes; None as a way if it is what Arrow takes."""
+    if each.cpp_type in _PLAIN:
+        return _PLAIN[each.cpp_type], None
+    if each.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return (pa.binary() if each.type == FieldDescriptor.TYPE_BYTES else pa.string()), None
+    if each.enum_type is not None:
+        names: dict[int, str] = {}
+        for value in each.enum_type.values:
+            names.setdefault(value.number, value.name)
+        return pa.string(), lambda number: names.get(number) or str(number)
+    inner = each.message_type
+    assert inner is not None
+    if inner.full_name in _WRAPPERS:
+        kind, _ = _value(inner.fields_by_name["value"], around)
+        return kind, lambda message: message.value
+    if inner.full_name in around or not inner.fields or _contains_itself(inner):
+        return pa.string(), _as_json
+    fields = [(f.name, *_field(f, (*around, inner.full_name))) for f in inner.fields]
+    return pa.struct([(name, kind) for name, kind, _ in fields]), lambda message: {
+        name: get(message) for name, _, get in fields
+    }
+
+
+def _contains_itself(described: Descriptor) -> bool:
+    seen: set[str] = set()
+    waiting = [described]
+    while waiting:
+        for each in waiting.pop().fields:
+            inner = each.message_type
+            if inner is None or inner.full_name in seen:
+                continue
+            if inner.full_name == described.full_name:
+                return True
+            seen.add(inner.full_name)
+            waiting.append(inner)
+    return False
+
+
+def _as_json(message: Message) -> str:
+    said = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return msgspec.json.encode(said, order="sorted").decode()

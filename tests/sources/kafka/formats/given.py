@@ -1,0 +1,66 @@
+"""Values as a topic gives them."""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.sources.kafka.formats import Decoded, Format
+
+
+def values(*records: bytes | None) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(records, pa.binary())])
+
+
+def decoded(a_format: Format, *records: bytes | None) -> Decoded:
+    """What becomes of the records, with all that must hold for any."""
+    given = values(*records)
+    found = a_format.decode(given)
+    found.rows.validate(full=True)
+    assert found.rows.num_rows == len(records)
+    assert found.rows.schema == a_format.schema
+    rows = [bad.row for bad in found.bad]
+    assert rows == sorted(set(rows))
+    nothing = [row for row, record in enumerate(records) if record is None]
+    for row in (*rows, *nothing):
+        assert set(found.rows.slice(row, 1).to_pylist()[0].values()) == {None}
+    assert not set(nothing) & set(rows)
+    assert all(0 < len(bad.reason) < 300 and bad.reason.isprintable() for bad in found.bad)
+    elsewhere = pickle.loads(pickle.dumps(a_format))
+    assert elsewhere == a_format
+    assert elsewhere.schema == a_format.schema
+    same(elsewhere.decode(in_pieces(given)), found)
+    return found
+
+
+def in_pieces(given: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same values, as chunks of which some begin in the middle of their buffers."""
+    whole = given.combine_chunks()
+    cut = len(whole) // 2
+    return pa.chunked_array([whole.slice(0, cut), whole.slice(0, 0), whole.slice(cut)], pa.binary())
+
+
+def same(one: Decoded, other: Decoded) -> None:
+    assert one.bad == other.bad
+    # By their bytes, since to compare by value would take NaN for two and -0.0 for 0.0.
+    assert written(one.rows) == written(other.rows)
+
+
+def written(rows: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    rows = rows.combine_chunks()
+    # Taking the rows by number drops what is under nulls and before offsets.
+    rows = rows.take(pa.array(range(rows.num_rows), pa.int64())).combine_chunks()
+    with pa.ipc.new_stream(out, rows.schema) as stream:
+        stream.write_table(rows)
+    return out.getvalue().to_pybytes()
+
+
+def reasons(found: Decoded) -> list[str]:
+    return [bad.reason for bad in found.bad]
+
+
+def column(found: Decoded, name: str) -> Sequence[Any]:
+    listed: list[Any] = found.rows.column(name).to_pylist()
+    return listed

@@ -1,0 +1,44 @@
+"""Ids as Debezium's connectors write them, and the transactions that they tell."""
+
+import pyarrow as pa
+import pytest
+
+from penstock.sources.kafka.formats import ids
+
+ONE = [
+    "36eb1ba7-6b2f-11ee-9d6b-0242ac110002:23",  # MySQL
+    "file=mysql-bin.000003,pos=154",
+    "0-1-5",  # MariaDB
+    "00000025:00000d08:0025",  # SQL Server, Db2
+    '{"id": {"$binary": "fdlk"}, "uid": {"$binary": "47"}}:7',  # MongoDB
+    "1462833718356672513",
+    "5.6.641",  # Oracle
+    "05000600810200ff",
+    '[{"keyspace":"k","shard":"0","gtid":"MySQL56/e03ece6c-4c04-11ec-8e20-0242ac110004:1-37"}]',
+    "571",  # Postgres, before Debezium 1.9
+    "571:-1",
+    "571:53195829\n",
+]
+
+
+@pytest.mark.parametrize("id", ONE)
+def test_an_id_that_is_a_transaction(id: str) -> None:
+    assert ids.part(id) == (id, ids.NOWHERE)
+    assert ids.whole(id) == id
+
+
+def test_an_id_that_is_a_transaction_and_a_place() -> None:
+    assert ids.part("571:53195829") == ("571", 53195829)
+    assert ids.whole("571:53195829") == "571@53195829"
+    assert ids.part("571@53195829") == ("571@53195829", ids.NOWHERE)
+
+
+def test_many_are_told_as_each_of_them_is() -> None:
+    some = [*ONE, "571:53195829", "4294967295:999999999999999999"]
+    names, at = ids.part_all(pa.chunked_array([[*some, None]], pa.string()))
+    assert [*zip(names.to_pylist(), at.to_pylist(), strict=True)] == [
+        *map(ids.part, some),
+        (None, ids.NOWHERE),
+    ]
+    made = ids.whole_all(pa.array([*some, None], pa.string()))
+    assert made.to_pylist() == [*map(ids.whole, some), None]

@@ -1,0 +1,102 @@
+"""What Debezium's topic of transactions says, from both of its formats."""
+
+import io
+import json
+from typing import Any
+
+import fastavro
+import pytest
+
+from penstock.sources.kafka.formats import AvroFormat, MarkersAvro, MarkersJson
+from tests.sources.kafka.formats.given import column, decoded, reasons
+
+SCHEMA = {
+    "type": "record",
+    "name": "TransactionMetadataValue",
+    "fields": [
+        {"name": "status", "type": "string"},
+        {"name": "id", "type": "string"},
+        {"name": "event_count", "type": ["null", "long"]},
+        {
+            "name": "data_collections",
+            "type": [
+                "null",
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "record",
+                        "name": "Block",
+                        "fields": [
+                            {"name": "data_collection", "type": "string"},
+                            {"name": "event_count", "type": "long"},
+                        ],
+                    },
+                },
+            ],
+        },
+        {"name": "ts_ms", "type": "long"},
+    ],
+}
+BEGIN = {
+    "status": "BEGIN",
+    "id": "571:53195829",
+    "event_count": None,
+    "data_collections": None,
+    "ts_ms": 3,
+}
+END = BEGIN | {
+    "status": "END",
+    "id": "571:53195832",
+    "event_count": 3,
+    "data_collections": [
+        {"data_collection": "s.a", "event_count": 2},
+        {"data_collection": "s.b", "event_count": 1},
+    ],
+}
+
+
+def bare(said: Any) -> bytes:
+    return json.dumps(said).encode()
+
+
+def wrapped(said: Any) -> bytes:
+    return json.dumps({"schema": {"type": "struct"}, "payload": said}).encode()
+
+
+def in_avro(said: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, SCHEMA, said)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("markers", "written"),
+    [
+        (MarkersJson(), bare),
+        (MarkersJson(), wrapped),
+        (MarkersAvro(AvroFormat(json.dumps(SCHEMA))), in_avro),
+    ],
+    ids=["json", "json with its schema", "avro"],
+)
+def test_when_transactions_begin_and_end(markers: Any, written: Any) -> None:
+    empty = END | {"data_collections": None}
+    found = decoded(markers, written(BEGIN), None, written(END), written(empty))
+    assert found.bad == ()
+    assert column(found, "status") == ["BEGIN", None, "END", "END"]
+    assert column(found, "id") == ["571:53195829", None, "571:53195832", "571:53195832"]
+    assert column(found, "counts") == [None, None, '{"s.a":2,"s.b":1}', "{}"]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"{", "JSON"),
+        (bare({"op": "c"}), "does not say which transaction"),
+        (bare({"status": "END"}), "does not say which transaction"),
+        (bare({"status": "OVER", "id": "1"}), "does not say which transaction"),
+        (bare(END | {"data_collections": [{"n": 1}]}), "does not say how many events"),
+    ],
+)
+def test_what_is_no_marker(said: bytes, reason: str) -> None:
+    (told,) = reasons(decoded(MarkersJson(), said))
+    assert reason in told
