@@ -1,4 +1,4 @@
-"""The laws of updates as Arrow tables."""
+"""Laws of updates as Arrow tables."""
 
 import io
 import math
@@ -57,7 +57,7 @@ rows = st.fixed_dictionaries(
     }
 )
 updates = st.lists(st.tuples(rows, st.integers(0, 3), st.integers(-2, 2)), max_size=12)
-# Few kinds of rows, so that equal ones meet.
+# Few different rows, to get equal ones.
 crowded = st.lists(rows, min_size=1, max_size=3).flatmap(
     lambda few: st.lists(
         st.tuples(st.sampled_from(few), st.integers(0, 2), st.integers(-2, 2)), max_size=12
@@ -72,65 +72,65 @@ def table(given: list[tuple[dict[str, Any], int, int]]) -> pa.Table:
 
 
 def bits(value: Any) -> Any:
-    """What tells a value apart from every other, bit by bit."""
+    """Return a value that is equal for two inputs if and only if they are, bit by bit."""
     match value:
         case float():
             return struct.pack("<d", value)
         case list():
             return ("list", *map(bits, value))
         case dict():
-            return tuple((name, bits(each)) for name, each in value.items())
+            return tuple((name, bits(inner)) for name, inner in value.items())
         case _:
             return value
 
 
-def sums(found: pa.Table) -> Counter[Any]:
-    """What a table of updates means."""
+def sums(updates: pa.Table) -> Counter[Any]:
+    """Return the multiset that updates stand for, by row and time."""
     total: Counter[Any] = Counter()
-    for row in found.to_pylist():
+    for row in updates.to_pylist():
         time, diff = row.pop(TIME), row.pop(DIFF)
         total[bits(row), time] += diff
     return Counter({key: count for key, count in total.items() if count})
 
 
 @given(crowded | updates)
-def test_consolidation_keeps_the_sum_and_says_each_row_once(given):
-    found = consolidate(table(given))
-    assert found.schema == SCHEMA
-    assert sums(found) == sums(table(given))
-    assert found.num_rows == len(sums(found))
-    assert 0 not in found.column(DIFF).to_pylist()
+def test_consolidate_keeps_sums_and_has_each_row_once(given):
+    consolidated = consolidate(table(given))
+    assert consolidated.schema == SCHEMA
+    assert sums(consolidated) == sums(table(given))
+    assert consolidated.num_rows == len(sums(consolidated))
+    assert 0 not in consolidated.column(DIFF).to_pylist()
 
 
 @given(crowded)
-def test_consolidating_twice_is_consolidating_once(given):
+def test_consolidate_is_idempotent(given):
     once = consolidate(table(given))
     assert sums(consolidate(once)) == sums(once)
     assert consolidate(once).num_rows == once.num_rows
 
 
 @given(crowded, st.integers(0, 12))
-def test_any_split_of_a_batch_gives_the_same_sum(given, at):
+def test_consolidate_of_any_split_has_same_sums(given, split):
     whole = table(given)
-    pieces = [consolidate(whole.slice(0, at)), consolidate(whole.slice(at))]
-    assert sums(consolidate(pa.concat_tables(pieces))) == sums(whole)
+    parts = [consolidate(whole.slice(0, split)), consolidate(whole.slice(split))]
+    assert sums(consolidate(pa.concat_tables(parts))) == sums(whole)
 
 
 @given(crowded, st.integers(0, 4), st.integers(0, 4))
-def test_advancing_to_since_is_invisible_from_since_on(given, since, as_of):
+def test_advance_keeps_contents_from_since(given, since, as_of):
     as_of = max(since, as_of)
     whole = table(given)
     moved = consolidate(advance(whole, since))
-    assert sums(as_seen(moved, as_of)) == sums(as_seen(whole, as_of))
+    assert sums(contents_as_of(moved, as_of)) == sums(contents_as_of(whole, as_of))
 
 
-def as_seen(whole: pa.Table, as_of: int) -> pa.Table:
+def contents_as_of(whole: pa.Table, as_of: int) -> pa.Table:
     times = whole.column(TIME).to_pylist()
     return advance(whole.filter(pa.array([time <= as_of for time in times], pa.bool_())), as_of)
 
 
 @given(updates)
-def test_what_travels_in_an_entry_comes_back_bit_by_bit(given):
+def test_from_ipc_reverses_to_ipc_bit_by_bit(given):
     if given:
         back = from_ipc(to_ipc(table(given)), SCHEMA)
         assert [bits(row) for row in back.to_pylist()] == [
@@ -139,14 +139,14 @@ def test_what_travels_in_an_entry_comes_back_bit_by_bit(given):
 
 
 @given(crowded)
-def test_sorting_keeps_what_is_there_and_orders_by_key_then_time(given):
-    found = sort_rows(table(given), ("whole",))
-    assert sums(found) == sums(table(given))
-    known = [(row["whole"], row[TIME]) for row in found.to_pylist() if row["whole"] is not None]
+def test_sort_rows_orders_by_key_then_time(given):
+    ordered = sort_rows(table(given), ("whole",))
+    assert sums(ordered) == sums(table(given))
+    known = [(row["whole"], row[TIME]) for row in ordered.to_pylist() if row["whole"] is not None]
     assert known == sorted(known)
 
 
-def test_nested_nans_differ_as_plain_ones_do():
+def test_consolidate_distinguishes_nested_nans():
     schema = stored_schema(pa.schema([("c", pa.list_(pa.float64()))]))
     given = pa.table([[[NANS[0]], [NANS[1]]], [1, 1], [1, -1]], schema=schema)
     assert consolidate(given).num_rows == 2
@@ -179,7 +179,7 @@ def test_nested_nans_differ_as_plain_ones_do():
     ],
     ids=str,
 )
-def test_rows_of_every_type_meet_and_cancel(kind):
+def test_consolidate_cancels_rows_of_each_type(kind):
     schema = stored_schema(pa.schema([("c", kind)]))
     value = pa.array([1], pa.int64())
     if pa.types.is_nested(kind):
@@ -216,7 +216,7 @@ HOSTILE = ["a", ".a", "a.b", "", ".", "[0]", ".a[0]", "c0", "c1", "diff", "row",
     st.lists(st.sampled_from(HOSTILE) | st.text(max_size=3), min_size=1, max_size=4, unique=True),
     st.data(),
 )
-def test_whatever_columns_are_called_only_equal_rows_meet(names, data):
+def test_consolidate_with_any_column_names_merges_only_equal_rows(names, data):
     columns = pa.schema([(name, pa.int64()) for name in names])
     one = st.tuples(*[st.integers(0, 1) for _ in names], st.integers(0, 1), st.integers(-2, 2))
     given = data.draw(st.lists(one, max_size=8))
@@ -241,7 +241,7 @@ far = st.sampled_from([MIN_DIFF, -(2**62), -1, 1, 2**62, MAX_DIFF])
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), far), max_size=6))
-def test_sums_are_exact_or_refused_as_those_of_plain_updates_are(given):
+def test_consolidate_sums_exactly_or_raises_usage_error(given):
     schema = stored_schema(pa.schema([("c", pa.string())]))
     whole = pa.table(
         [[c for c, _ in given], [1] * len(given), [d for _, d in given]], schema=schema

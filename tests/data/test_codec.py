@@ -1,4 +1,4 @@
-"""Codecs bring back what they were given, and refuse the rest at the door."""
+"""Round trips of codecs, and rejection of values that they cannot store."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -41,7 +41,7 @@ def through_a_column(codec, value):
     ],
     ids=lambda each: getattr(each, "name", ""),
 )
-def test_what_goes_in_comes_out(codec, values):
+def test_codec_decode_reverses_encode(codec, values):
     @given(values)
     def check(value):
         assert through_a_column(codec, value) == value
@@ -50,8 +50,8 @@ def test_what_goes_in_comes_out(codec, values):
 
 
 @given(json)
-def test_equal_documents_are_stored_alike(value):
-    # Retractions meet what they retract by its stored form.
+def test_json_codec_stores_equal_documents_equally(value):
+    # A retraction cancels the row with the same stored form.
     assert JSON.encode(JSON.decode(JSON.encode(value), 1)) == JSON.encode(value)
 
 
@@ -84,12 +84,12 @@ def test_equal_documents_are_stored_alike(value):
     ],
     ids=lambda given: getattr(given, "name", type(given).__name__),
 )
-def test_what_a_codec_cannot_hold_is_refused(codec, value):
+def test_codec_with_unsupported_value_raises_usage_error(codec, value):
     with pytest.raises(UsageError):
         codec.encode(value)
 
 
-def test_a_document_too_deep_to_be_read_back_is_refused():
+def test_json_codec_with_deep_document_raises_usage_error():
     deep = []
     for _ in range(150):
         deep = [deep]
@@ -104,11 +104,11 @@ def test_a_document_too_deep_to_be_read_back_is_refused():
 
 
 @pytest.mark.parametrize("value", [10**4299, -(7**20_000), 10**5000 - 1], ids=int.bit_length)
-def test_big_integers_may_have_more_digits_than_python_likes_to_write(value):
+def test_bigint_codec_exceeds_digit_limit_of_python(value):
     assert through_a_column(BIGINT, value) == value
 
 
 @pytest.mark.parametrize("name", ["text", "bytes", "int64", "bigint", "json", "unit"])
-def test_a_codec_of_your_own_has_a_name_of_its_own(name):
+def test_user_codec_with_built_in_name_raises_usage_error(name):
     with pytest.raises(UsageError, match=f'"{name}" has the name of a built-in'):
         UserCodec(name, 1, bytes, lambda b, _: b)

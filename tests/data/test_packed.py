@@ -1,4 +1,4 @@
-"""Packed tuples: one encoding, whoever writes it, in the order of what was packed."""
+"""Packed tuples: encoding, order, hashes, and rejection of malformed bytes."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def double(bits):
 
 
 def float32(bits):
-    """All 32 bits of it, also of a signalling NaN."""
+    """Return the float with these 32 bits, which may be a signalling NaN."""
     ordered = bits ^ (0xFFFF_FFFF if bits >> 31 else 0x8000_0000)
     return unpack_row(bytes([0x20]) + ordered.to_bytes(4))[0]
 
@@ -65,7 +65,7 @@ BYTES = st.lists(st.sampled_from([0, 1, 0xFE, 0xFF]), max_size=4).map(bytes) | s
     max_size=40
 )
 
-# What a column may hold, as a test has it: floats are their bits.
+# Test values of each column type: floats are given as their bits.
 HELD = {
     pa.null(): st.none(),
     pa.bool_(): st.booleans(),
@@ -91,7 +91,7 @@ HELD = {
 
 
 def column(kind, held):
-    """An Arrow column of what a test holds."""
+    """Return an Arrow column of test values."""
     if pa.types.is_floating(kind):
         wide = kind == pa.float64()
         bits = np.array([h or 0 for h in held], np.uint64 if wide else np.uint32)
@@ -103,7 +103,7 @@ def column(kind, held):
 
 
 def packable(kind, held):
-    """The same as `pack_row` takes it."""
+    """Return a test value as `pack_row` accepts it."""
     if held is None:
         return None
     if kind == pa.float64():
@@ -114,7 +114,7 @@ def packable(kind, held):
 
 
 def same(column, other):
-    """Whether two columns hold the same bits, NaNs included."""
+    """Return whether two columns have the same bits, NaNs included."""
     if pa.types.is_floating(column.type):
         bits = pa.int64() if column.type == pa.float64() else pa.int32()
         return other.type == column.type and column.view(bits).equals(other.view(bits))
@@ -122,16 +122,16 @@ def same(column, other):
 
 
 @st.composite
-def tables(draw, *, least_rows=0):
-    """Kinds, columns of them, and the rows that they hold, perhaps cut out of longer columns."""
-    kinds = draw(st.lists(st.sampled_from(list(HELD)), min_size=1, max_size=4))
-    before, after = draw(st.integers(0, 9)), draw(st.integers(0, 2))
-    count = draw(st.integers(least_rows, 4))
+def tables(pick, *, least_rows=0):
+    """Generate types, columns of them and their rows, possibly as slices of longer columns."""
+    kinds = pick(st.lists(st.sampled_from(list(HELD)), min_size=1, max_size=4))
+    before, after = pick(st.integers(0, 9)), pick(st.integers(0, 2))
+    count = pick(st.integers(least_rows, 4))
     cells = [
-        draw(st.lists(st.none() | HELD[kind], min_size=count, max_size=count)) for kind in kinds
+        pick(st.lists(st.none() | HELD[kind], min_size=count, max_size=count)) for kind in kinds
     ]
     columns = [
-        column(kind, [draw(HELD[kind])] * before + held + [None] * after).slice(before, count)
+        column(kind, [pick(HELD[kind])] * before + held + [None] * after).slice(before, count)
         for kind, held in zip(kinds, cells, strict=True)
     ]
     rows = [
@@ -157,7 +157,7 @@ ROWS = st.lists(VALUES, max_size=4).map(tuple)
 
 
 def logical(value):
-    """A key by which packable values sort, from what they mean."""
+    """Return a sort key for packable values, derived from their meaning."""
     match value:
         case None:
             return (0x00,)
@@ -182,7 +182,7 @@ def logical(value):
 
 
 def number(value):
-    """Numbers between the NaNs of either sign, -0.0 before 0.0."""
+    """Return a sort key for numbers: between the NaNs of either sign, -0.0 before 0.0."""
     sign = int(math.copysign(1, value))
     if math.isnan(value):
         return 2 * sign, sign * (struct.unpack(">Q", struct.pack(">d", value))[0] & (1 << 52) - 1)
@@ -193,7 +193,7 @@ def number(value):
 
 
 @given(tables())
-def test_columns_pack_as_their_rows_do(table):
+def test_pack_equals_pack_row(table):
     _, columns, rows = table
     packed = pack(columns)
     packed.validate(full=True)
@@ -202,7 +202,7 @@ def test_columns_pack_as_their_rows_do(table):
 
 
 @given(tables())
-def test_what_was_packed_is_unpacked(table):
+def test_unpack_reverses_pack(table):
     kinds, columns, rows = table
     packed = pack(columns)
     found = unpack(packed, kinds)
@@ -215,17 +215,17 @@ def test_what_was_packed_is_unpacked(table):
 @pytest.mark.parametrize("kind", HELD, ids=str)
 @settings(max_examples=30)
 @given(data=st.data())
-def test_every_type_is_packed_as_rows_are_and_unpacked(kind, data):
+def test_pack_and_unpack_of_each_type_equal_rows(kind, data):
     held = data.draw(st.lists(st.none() | HELD[kind], min_size=4, max_size=12))
     was = column(kind, held)
     packed = pack([was])
     assert packed.to_pylist() == [pack_row([packable(kind, each)]) for each in held]
-    (found,) = unpack(packed, [kind])
-    assert same(was, found)
+    (unpacked,) = unpack(packed, [kind])
+    assert same(was, unpacked)
 
 
 @given(ROWS)
-def test_a_row_comes_back_as_it_was(row):
+def test_unpack_row_reverses_pack_row(row):
     found = unpack_row(pack_row(row))
     assert logical(found) == logical(row)
     assert pack_row(list(found)) == pack_row(row)
@@ -236,13 +236,13 @@ def test_a_row_comes_back_as_it_was(row):
 @example(("a",), ("a\0",))
 @example(((), 0), ((None,), 0))
 @example((-0.0,), (0.0,))
-def test_bytes_order_as_the_tuples_do(one, other):
+def test_packed_bytes_have_order_of_tuples(one, other):
     assert (pack_row(one) < pack_row(other)) == (logical(one) < logical(other))
     assert (pack_row(one) == pack_row(other)) == (logical(one) == logical(other))
 
 
 @given(st.data())
-def test_tuples_that_begin_alike_keep_their_order(data):
+def test_packed_tuples_with_common_prefix_keep_order(data):
     start = data.draw(ROWS)
     one, other = start + data.draw(ROWS), start + data.draw(ROWS)
     assert (pack_row(one) < pack_row(other)) == (logical(one) < logical(other))
@@ -250,21 +250,21 @@ def test_tuples_that_begin_alike_keep_their_order(data):
 
 @given(st.lists(st.binary(max_size=100), max_size=5), st.integers(0, 3))
 @example([bytes(range(size)) for size in range(101)], 1)
-def test_hashes_are_the_upper_half_of_xxh64(keys, skipped):
+def test_key_hashes_are_upper_half_of_xxh64(keys, skipped):
     for kind in (pa.binary(), pa.large_binary()):
         hashes = key_hashes(pa.array([b"other"] * skipped + keys, kind).slice(skipped))
         assert hashes.dtype == np.uint32
         assert hashes.tolist() == [xxhash.xxh64_intdigest(key, 0) >> 32 for key in keys]
 
 
-# --- bytes that are not what they should be -------------------------------------
+# --- malformed bytes -------------------------------------------------------------
 
 
 REFUSED = "refused"
 
 
 def expected(data, kinds):
-    """The elements as a column would hold them, or None if it must refuse."""
+    """Return the elements as column values, or None if the column must reject them."""
     try:
         values = unpack_row(data)
     except PackedError:
@@ -315,28 +315,28 @@ def unpacked_or_none(packed, kinds):
 
 
 @st.composite
-def damaged(draw):
-    """Kinds, and a tuple of about these kinds with something wrong, and what follows it."""
-    kinds, columns, _ = draw(tables(least_rows=1))
+def damaged(pick):
+    """Generate types, a damaged tuple of about these types, and the bytes after it."""
+    kinds, columns, _ = pick(tables(least_rows=1))
     data = bytearray(pack(columns)[0].as_py())
     codes = st.sampled_from([0, 1, 2, 5, *range(0x0B, 0x1E), 0x20, 0x21, 0x26, 0x27, 0x30, 0xFF])
-    for _ in range(draw(st.integers(0, 2))):
-        at, replaced = draw(st.integers(0, len(data))), draw(st.integers(0, 1))
-        data[at : at + replaced] = draw(st.lists(codes | st.integers(0, 255), max_size=2))
-    cut = draw(st.just(len(data)) | st.integers(0, len(data)))
-    return kinds, bytes(data[:cut]), draw(st.just(bytes(data[cut:])) | st.just(bytes([0xFF] * 300)))
+    for _ in range(pick(st.integers(0, 2))):
+        at, replaced = pick(st.integers(0, len(data))), pick(st.integers(0, 1))
+        data[at : at + replaced] = pick(st.lists(codes | st.integers(0, 255), max_size=2))
+    cut = pick(st.just(len(data)) | st.integers(0, len(data)))
+    return kinds, bytes(data[:cut]), pick(st.just(bytes(data[cut:])) | st.just(bytes([0xFF] * 300)))
 
 
 @given(damaged())
-def test_damage_is_refused_or_read_as_the_plain_reader_does(case):
-    # What was cut off lies right behind, where reading too far would find it.
+def test_unpack_of_damaged_tuple_equals_python_reader(case):
+    # The bytes after the cut follow in memory, where a read beyond the row would find them.
     kinds, data, behind = case
     packed = pa.array([data, behind], pa.binary()).slice(0, 1)
     assert unpacked_or_none(packed, kinds) == expected(data, kinds)
 
 
 @given(st.lists(st.sampled_from(list(HELD)), max_size=2), st.binary(max_size=24))
-def test_any_bytes_are_refused_or_read_as_the_plain_reader_does(kinds, data):
+def test_unpack_of_arbitrary_bytes_equals_python_reader(kinds, data):
     packed = pa.array([data, bytes(300)], pa.large_binary()).slice(0, 1)
     assert unpacked_or_none(packed, kinds) == expected(data, kinds)
 
@@ -384,7 +384,7 @@ SAMPLES = [
 ]
 
 
-def test_no_byte_beyond_a_row_is_read():
+def test_unpack_reads_no_byte_beyond_row():
     ran = subprocess.run(
         [sys.executable, "-c", AT_THE_EDGE],
         cwd=Path(__file__).parents[2],
@@ -393,7 +393,7 @@ def test_no_byte_beyond_a_row_is_read():
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout) > 1000  # Most kinds refuse most beginnings.
+    assert int(ran.stdout) > 1000  # Most types reject most prefixes.
 
 
 @given(integers(-(2**1100), 2**1100) | st.floats(allow_nan=False, allow_infinity=False).map(int))
@@ -402,7 +402,7 @@ def test_no_byte_beyond_a_row_is_read():
 @example(2**1023)
 @example(2**1024)
 @example(0)
-def test_an_integer_is_a_float_where_that_is_exact(value):
+def test_unpack_of_integer_as_float64_requires_exact_value(value):
     packed = pa.array([pack_row([value])])
     try:
         exact = int(float(value)) == value
@@ -411,7 +411,7 @@ def test_an_integer_is_a_float_where_that_is_exact(value):
     if exact:
         assert unpack(packed, [pa.float64()])[0].to_pylist() == [float(value)]
     else:
-        with pytest.raises(PackedError, match="is an integer that double cannot hold"):
+        with pytest.raises(PackedError, match="is an integer, which double cannot hold"):
             unpack(packed, [pa.float64()])
 
 
@@ -420,23 +420,27 @@ WRONG = [
     ("1501", [pa.int8(), pa.int8()], "the packed tuple in row 1 has 1 elements, not 2"),
     ("15011501", [pa.int8()], "the packed tuple in row 1 has 2 elements, not 1"),
     ("1501ff", [pa.int8()], "element 1 of the packed tuple in row 1 is malformed"),
-    ("1580", [pa.int8()], "element 0 of the packed tuple in row 1 is an integer that int8 cannot"),
-    ("13fe", [pa.uint64()], "is an integer that uint64 cannot hold"),
-    ("1d11" + "01" * 17, [BIG], r"is an integer that decimal128\(38, 0\) cannot hold"),
-    ("1d104b3b4ca85a86c47a098a224000000000", [BIG], "is an integer that decimal128"),
-    ("1501", [pa.string()], "is an integer that string cannot hold"),
-    ("026100", [pa.binary()], "is text that binary cannot hold"),
-    ("016100", [pa.string()], "is bytes that string cannot hold"),
-    ("016100", [pa.binary(3)], r"is bytes that fixed_size_binary\[3\] cannot hold"),
-    ("27", [pa.int8()], "is a bool that int8 cannot hold"),
+    (
+        "1580",
+        [pa.int8()],
+        "element 0 of the packed tuple in row 1 is an integer, which int8",
+    ),
+    ("13fe", [pa.uint64()], "is an integer, which uint64 cannot hold"),
+    ("1d11" + "01" * 17, [BIG], r"is an integer, which decimal128\(38, 0\) cannot hold"),
+    ("1d104b3b4ca85a86c47a098a224000000000", [BIG], "is an integer, which decimal128"),
+    ("1501", [pa.string()], "is an integer, which string cannot hold"),
+    ("026100", [pa.binary()], "is text, which binary cannot hold"),
+    ("016100", [pa.string()], "is bytes, which string cannot hold"),
+    ("016100", [pa.binary(3)], r"is bytes, which fixed_size_binary\[3\] cannot hold"),
+    ("27", [pa.int8()], "is a bool, which int8 cannot hold"),
     ("15010527", [pa.int8(), pa.int8()], "element 1 of the packed tuple in row 1 is malformed"),
-    ("15010500", [pa.int8(), pa.int8()], r"element 1 of .* is a nested tuple that int8"),
-    ("20bf800000", [pa.float64()], "is a float of 32 bits that double cannot hold"),
-    ("21bff0000000000000", [pa.float32()], "is a float of 64 bits that float cannot hold"),
-    ("21bff0000000000000", [pa.int64()], "is a float of 64 bits that int64 cannot hold"),
-    ("30" + "00" * 16, [pa.binary(16)], "is a uuid that fixed_size_binary"),
-    ("33" + "00" * 12, [pa.binary()], "is a Versionstamp that binary cannot hold"),
-    ("1501", [pa.null()], "is an integer that null cannot hold"),
+    ("15010500", [pa.int8(), pa.int8()], r"element 1 of .* is a nested tuple, which int8"),
+    ("20bf800000", [pa.float64()], "is a 32-bit float, which double cannot hold"),
+    ("21bff0000000000000", [pa.float32()], "is a 64-bit float, which float cannot hold"),
+    ("21bff0000000000000", [pa.int64()], "is a 64-bit float, which int64 cannot hold"),
+    ("30" + "00" * 16, [pa.binary(16)], "is a uuid, which fixed_size_binary"),
+    ("33" + "00" * 12, [pa.binary()], "is a Versionstamp, which binary cannot hold"),
+    ("1501", [pa.null()], "is an integer, which null cannot hold"),
     ("02ff00", [pa.string()], "element 0 of the packed tuple in row 1 is malformed"),
     ("02eda08000", [pa.string()], "element 0 of the packed tuple in row 1 is malformed"),
     ("0261", [pa.string()], "element 0 of the packed tuple in row 1 is malformed"),
@@ -450,42 +454,42 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("data", "kinds", "said"), WRONG)
-def test_a_refusal_names_row_and_element(data, kinds, said):
+@pytest.mark.parametrize(("data", "kinds", "message"), WRONG)
+def test_unpack_of_other_types_names_row_and_element(data, kinds, message):
     before = pack_row([None] * len(kinds))
     packed = pa.array([b"other", before, bytes.fromhex(data)]).slice(1)
-    with pytest.raises(PackedError, match=said) as refused:
+    with pytest.raises(PackedError, match=message) as caught:
         unpack(packed, kinds)
-    assert refused.value.hint
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "detail"),
     [
-        ("0261", "What starts at byte 0 has no end at byte 2 of 2."),
-        ("140500ff", "What starts at byte 1 has no end at byte 4 of 4."),
+        ("0261", "The element at byte 0 does not end at byte 2 of 2."),
+        ("140500ff", "The element at byte 1 does not end at byte 4 of 4."),
         ("1c01", "7 bytes are missing at byte 2 of 2."),
         ("33" + "00" * 11, "1 bytes are missing at byte 12 of 12."),
-        ("15013f", "There is no type 3f, as it stands at byte 2 of 3."),
-        ("02ff00", "Text is not UTF-8, as it stands at byte 0 of 3."),
+        ("15013f", "Type code 3f does not exist at byte 2 of 3."),
+        ("02ff00", "Text is not UTF-8 at byte 0 of 3."),
         ("05" * 101, "Tuples are nested more than 100 deep at byte 100 of 101."),
     ],
     ids=["text", "nested", "integer", "versionstamp", "code", "utf-8", "deep"],
 )
-def test_malformed_bytes_say_what_and_where(data, why):
-    with pytest.raises(PackedError, match="of the packed tuple is malformed") as refused:
+def test_unpack_of_malformed_bytes_reports_reason_and_offset(data, detail):
+    with pytest.raises(PackedError, match="of the packed tuple is malformed") as caught:
         unpack_row(bytes.fromhex(data))
-    assert refused.value.detail == why
+    assert caught.value.detail == detail
     with pytest.raises(PackedError, match="of the packed tuple in row 1 is malformed"):
         unpack_rows(pa.array([b"", bytes.fromhex(data)]))
 
 
-def test_only_columns_of_bytes_without_nulls_hold_tuples():
-    for ask in (lambda c: unpack(c, []), unpack_rows, key_hashes):
-        with pytest.raises(PackedError, match="a column of int64 does not hold packed tuples"):
-            ask(pa.array([1]))
+def test_unpack_of_other_column_raises_packed_error():
+    for function in (lambda c: unpack(c, []), unpack_rows, key_hashes):
+        with pytest.raises(PackedError, match="column of type int64 does not hold packed tuples"):
+            function(pa.array([1]))
         with pytest.raises(PackedError, match="row 2 is null, not a packed tuple"):
-            ask(pa.array([None, b"", b"", None]).slice(1))
+            function(pa.array([None, b"", b"", None]).slice(1))
 
 
 NESTED = [[]]
@@ -494,24 +498,24 @@ for _ in range(100):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (Decimal(1), "element 1 of the tuple is a Decimal, which has no packed form"),
         (1 << 8 * 255, "element 1 of the tuple is an integer of 256 bytes"),
-        ("\ud800", "element 1 of the tuple has characters that are half a surrogate pair"),
+        ("\ud800", "element 1 of the tuple contains a lone surrogate"),
         (NESTED, "element 1 of the tuple is nested more than 100 deep"),
     ],
     ids=["type", "integer", "surrogate", "deep"],
 )
-def test_values_without_a_packed_form_are_refused(value, said):
-    with pytest.raises(PackedError, match=said) as refused:
+def test_pack_row_of_other_value_raises_packed_error(value, message):
+    with pytest.raises(PackedError, match=message) as caught:
         pack_row([None, value])
-    assert refused.value.hint
+    assert caught.value.hint
 
 
-def test_wrappers_hold_only_what_can_be_packed():
+def test_float32_and_versionstamp_reject_invalid_values():
     assert Float32(0.1).value == np.float32(0.1)
-    with pytest.raises(PackedError, match=r"1e\+300 does not fit a float of 32 bits"):
+    with pytest.raises(PackedError, match=r"1e\+300 does not fit a 32-bit float"):
         Float32(1e300)
     for transaction, user in [(b"short", 0), (bytes(10), -1), (bytes(10), 1 << 16)]:
         with pytest.raises(PackedError, match="is not a versionstamp"):
@@ -524,17 +528,17 @@ def test_wrappers_hold_only_what_can_be_packed():
      pa.json_(), pa.string_view()],
     ids=str,
 )  # fmt: skip
-def test_other_types_are_to_be_cast(kind):
+def test_pack_and_unpack_of_other_types_raise_packed_error(kind):
     empty = pa.nulls(0, kind)
-    with pytest.raises(PackedError, match=r"column 1 is of type .* no packed form") as refused:
+    with pytest.raises(PackedError, match=r"column 1 is of type .* no packed form") as caught:
         pack([pa.nulls(0), empty])
-    assert "Cast" in refused.value.hint
+    assert "Cast" in caught.value.hint
     with pytest.raises(PackedError, match="element 1 cannot be unpacked as"):
         unpack(pa.array([], pa.binary()), [pa.null(), kind])
 
 
-def test_columns_of_one_length_are_packed():
-    with pytest.raises(PackedError, match="there are no columns"):
+def test_pack_of_columns_with_different_lengths_raises_packed_error():
+    with pytest.raises(PackedError, match="no columns to pack"):
         pack([])
     with pytest.raises(PackedError, match="column 1 has 2 rows and column 0 has 1"):
         pack([pa.array([1]), pa.array([1, 2])])
@@ -565,7 +569,7 @@ def test_columns_of_one_length_are_packed():
     ],
     ids=lambda case: case[:8] if isinstance(case, str) else "",
 )
-def test_traps(value, packed):
+def test_pack_row_of_edge_cases(value, packed):
     assert pack_row([value]).hex() == packed
     assert logical(unpack_row(bytes.fromhex(packed))) == logical((value,))
 
@@ -581,34 +585,34 @@ def test_traps(value, packed):
         ("1d20" + "00" * 31 + "07", 7),
     ],
 )
-def test_longer_forms_of_an_integer_are_read(packed, value):
+def test_unpack_of_longer_integer_forms(packed, value):
     data = bytes.fromhex(packed)
     assert unpack_row(data) == (value,)
     assert unpack(pa.array([data]), [BIG])[0].to_pylist() == [value]
     if value in range(100):
         assert unpack(pa.array([data]), [pa.int8()])[0].to_pylist() == [value]
-        (found,) = unpack(pa.array([data]), [pa.float64()])[0].to_pylist()
-        assert pack_row([found]) == pack_row([float(value)])
+        (unpacked,) = unpack(pa.array([data]), [pa.float64()])[0].to_pylist()
+        assert pack_row([unpacked]) == pack_row([float(value)])
 
 
-def test_dictionaries_are_packed_as_what_they_stand_for():
+def test_pack_of_dictionary_equals_decoded_column():
     words = pa.array(["b", None, "a", "b"]).dictionary_encode().slice(1)
     assert pack([words]).to_pylist() == [pack_row([w]) for w in (None, "a", "b")]
 
 
-def test_beyond_what_offsets_reach_columns_are_large(monkeypatch):
+def test_pack_beyond_32_bit_offsets_returns_large_binary(monkeypatch):
     monkeypatch.setattr(cells_module, "MOST_BYTES", 6)
     monkeypatch.setattr(unpacking_module, "MOST_BYTES", 1)
     small, large = pack([pa.array(["a", "b"])]), pack([pa.array(["a", "bc"])])
     assert (small.type, large.type) == (pa.binary(), pa.large_binary())
     assert large.to_pylist() == [pack_row(["a"]), pack_row(["bc"])]
     assert unpack(large, [pa.large_string()])[0].to_pylist() == ["a", "bc"]
-    with pytest.raises(PackedError, match="3 bytes are too many for a column of string"):
+    with pytest.raises(PackedError, match="3 bytes do not fit a column of type string"):
         unpack(large, [pa.string()])
 
 
 def plain(value):
-    """What a vector stands for."""
+    """Return the value of a vector element."""
     match value:
         case {"bytes": held}:
             return bytes.fromhex(held)
@@ -631,7 +635,7 @@ def plain(value):
 
 
 def arrow(value):
-    """A column of one vector's element, if Arrow has one for it."""
+    """Return a column with one value, if Arrow has a type for it."""
     match value:
         case Float32():
             return pa.array(np.array([value.value]).astype(np.float32))
@@ -660,11 +664,11 @@ PACKED = [
 
 
 @pytest.mark.parametrize(("row", "packed"), [c[1:] for c in PACKED], ids=[c[0] for c in PACKED])
-def test_flow_packs_so(row, packed):
+def test_pack_equals_flow_vectors(row, packed):
     check_packs(tuple(map(plain, row)), bytes.fromhex(packed))
 
 
-def test_flow_orders_so():
+def test_packed_order_equals_flow_vectors():
     (case,) = [case for case in FLOW if case["kind"] == "tuple_order"]
     tuples = case["input"]["tuples_in_order"]
     rows = [pack_row(row) for row in tuples]
@@ -672,12 +676,12 @@ def test_flow_orders_so():
     assert pack([pa.array([row[0] for row in tuples])]).to_pylist() == rows
 
 
-def test_what_flow_extracts_packs_and_unpacks():
+def test_pack_of_flow_extracted_fields_round_trips():
     (case,) = [case for case in FLOW if case["kind"] == "field_extraction"]
     row = tuple(map(plain, case["expect"]["elements"]))
     check_packs(row, b"".join(pack_row([element]) for element in row))
 
 
-def test_foundationdb_packs_so():
+def test_pack_equals_foundationdb_vectors():
     for case in TUPLES:
         check_packs(tuple(map(plain, case["tuple"])), bytes.fromhex(case["hex"]))

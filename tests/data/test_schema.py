@@ -1,4 +1,4 @@
-"""Schemas grow only in ways that give every old row exactly one reading."""
+"""Schema evolution gives every old row exactly one form; stored values are exact."""
 
 import io
 from decimal import Decimal
@@ -39,7 +39,7 @@ WIDENINGS = [
 
 
 @pytest.mark.parametrize(("old", "new", "values"), WIDENINGS, ids=str)
-def test_a_wider_type_holds_every_old_value_and_gives_it_back(old, new, values):
+def test_widened_type_holds_every_old_value(old, new, values):
     before, after = pa.schema([("c", old)]), pa.schema([("c", new)])
     evolve(before, after, {}, collection="x")
     with pytest.raises(UsageError, match="cannot change from"):
@@ -54,7 +54,7 @@ def test_a_wider_type_holds_every_old_value_and_gives_it_back(old, new, values):
 
 
 @pytest.mark.parametrize(
-    ("new", "defaults", "said"),
+    ("new", "defaults", "message"),
     [
         (pa.schema([("k", pa.string())]), {}, "cannot drop, rename or reorder"),
         (pa.schema([("n", pa.int16()), ("k", pa.string())]), {}, "cannot drop, rename or reorder"),
@@ -74,14 +74,14 @@ def test_a_wider_type_holds_every_old_value_and_gives_it_back(old, new, values):
         (OLD, {"n": 3}, "is not a new column"),
     ],
 )
-def test_what_would_leave_an_old_row_without_one_reading_is_refused(new, defaults, said):
-    with pytest.raises(UsageError, match=said):
+def test_evolve_with_ambiguous_change_raises_usage_error(new, defaults, message):
+    with pytest.raises(UsageError, match=message):
         evolve(OLD, new, defaults, collection="x")
 
 
 @given(st.lists(st.tuples(st.text("ab", max_size=2), st.integers(-9, 9)), max_size=5))
-def test_old_rows_read_through_any_later_version_alike(rows):
-    # By way of the versions between or straight: the reading is the same.
+def test_conform_through_any_version_is_equal(rows):
+    # Through the versions between, and directly.
     middle = OLD.append(pa.field("a", pa.string()))
     wide = pa.schema([("k", pa.string()), ("n", pa.int64()), ("a", pa.string())])
     newest = wide.append(pa.field("b", pa.int64(), nullable=False))
@@ -93,7 +93,7 @@ def test_old_rows_read_through_any_later_version_alike(rows):
     assert conform(straight, OLD, defaults).equals(old)
 
 
-def test_defaults_are_one_row_of_the_columns_they_name():
+def test_default_row_has_only_columns_with_defaults():
     schema = OLD.append(pa.field("b", pa.int64()))
     assert default_row(schema, {"b": 7}).to_pylist() == [{"b": 7}]
 
@@ -109,13 +109,13 @@ def test_defaults_are_one_row_of_the_columns_they_name():
     ],
     ids=str,
 )
-def test_a_default_that_does_not_fit_is_refused(kind, value):
+def test_default_row_with_unfit_value_raises_usage_error(kind, value):
     with pytest.raises(UsageError, match='the default of column "b"'):
         default_row(pa.schema([("b", kind)]), {"b": value})
 
 
 @pytest.mark.parametrize(
-    ("schema", "key", "said"),
+    ("schema", "key", "message"),
     [
         (pa.schema([("a", pa.int8()), ("a", pa.int8())]), [], "names a column twice"),
         (pa.schema([("mz_diff", pa.int8())]), [], 'has a column "mz_diff"'),
@@ -130,8 +130,8 @@ def test_a_default_that_does_not_fit_is_refused(kind, value):
         ),
     ],
 )
-def test_what_cannot_be_stored_is_refused_by_name(schema, key, said):
-    with pytest.raises(UsageError, match=said):
+def test_check_row_schema_with_invalid_schema_raises_usage_error(schema, key, message):
+    with pytest.raises(UsageError, match=message):
         check_row_schema(schema, key, collection="x")
 
 
@@ -148,7 +148,7 @@ def test_what_cannot_be_stored_is_refused_by_name(schema, key, said):
         (pa.decimal128(9, -3), "scale from 0"),
         (pa.decimal128(3, 9), "scale from 0"),
         (pa.struct([]), "struct with fields"),
-        (pa.struct([("a", pa.int8()), ("a", pa.int8())]), "their own names"),
+        (pa.struct([("a", pa.int8()), ("a", pa.int8())]), "unique field names"),
         (pa.struct([pa.field("a", pa.int8(), nullable=False)]), "fields that may be null"),
         (pa.list_(pa.field("item", pa.int8(), nullable=False), 2), "items that may be null"),
         (pa.list_(pa.int8(), 0), "list<int8>"),
@@ -160,14 +160,14 @@ def test_what_cannot_be_stored_is_refused_by_name(schema, key, said):
     ],
     ids=str,
 )
-def test_what_would_come_back_otherwise_is_refused_with_what_to_use(kind, instead):
+def test_check_row_schema_with_inexact_type_suggests_replacement(kind, instead):
     with pytest.raises(UsageError, match="cannot be stored exactly") as refused:
         check_row_schema(pa.schema([("a", kind)]), [], collection="x")
     assert instead in refused.value.hint
 
 
 def extremes(kind: pa.DataType) -> pa.Array:
-    """The least and the greatest bits there are of a type of fixed width, and some between."""
+    """Return values of a fixed-width type with the least, the greatest and other bits."""
     width = kind.bit_width
     if pa.types.is_decimal(kind):
         numbers = [10**kind.precision - 1, 1 - 10**kind.precision, 0, -1]
@@ -200,12 +200,12 @@ PLAIN = [
 
 
 def nested(inner: pa.Array) -> list[pa.Array]:
-    """What can be made around a column of another type."""
+    """Return columns of nested types that contain a column."""
     size, kind = len(inner), inner.type
     whole = pa.array([0, size], pa.int32())
     large = pa.array([0, size], pa.int64())
     keys = pa.array([str(i) for i in range(size)])
-    found = [
+    columns = [
         pa.ListArray.from_arrays(whole, inner),
         pa.LargeListArray.from_arrays(large, inner),
         pa.FixedSizeListArray.from_arrays(inner, size),
@@ -214,11 +214,11 @@ def nested(inner: pa.Array) -> list[pa.Array]:
     ]
     if not inner.null_count:
         strict = pa.field("item", kind, nullable=False)
-        found += [
+        columns += [
             pa.ListArray.from_arrays(whole, inner, type=pa.list_(strict)),
             pa.MapArray.from_arrays(whole, keys, inner, pa.map_(pa.string(), strict)),
         ]
-    return found
+    return columns
 
 
 EVERY = [*PLAIN, *(outer for inner in PLAIN for outer in nested(inner))]
@@ -226,7 +226,7 @@ EVERY += [outer for inner in nested(PLAIN[3]) for outer in nested(inner)]
 
 
 @pytest.mark.parametrize("column", EVERY, ids=lambda column: str(column.type))
-def test_every_bit_of_what_may_be_stored_comes_back(column):
+def test_stored_values_of_each_type_are_equal_bit_by_bit(column):
     columns = pa.schema([("c", column.type)])
     schema = stored_schema(check_row_schema(columns, [], collection="x"))
     column = pa.concat_arrays([column, pa.nulls(1, column.type)])
@@ -246,18 +246,18 @@ def test_every_bit_of_what_may_be_stored_comes_back(column):
 
 
 def bits(rows: pa.Table) -> list[object]:
-    def told(array: pa.Array) -> object:
+    def array_bits(array: pa.Array) -> object:
         kind = array.type
         if pa.types.is_struct(kind):
-            return [array.is_valid().to_pylist(), *map(told, array.flatten())]
+            return [array.is_valid().to_pylist(), *map(array_bits, array.flatten())]
         if pa.types.is_map(kind):
-            return told(array.cast(pa.list_(kind.field(0))))
+            return array_bits(array.cast(pa.list_(kind.field(0))))
         if pa.types.is_nested(kind):
             lengths = pa.compute.list_value_length(array).to_pylist()
-            return [lengths, told(array.flatten())]
+            return [lengths, array_bits(array.flatten())]
         if kind in FIXED:
             raw = array.view(pa.binary(kind.bit_width // 8))
             return [v if ok.as_py() else None for v, ok in zip(raw, array.is_valid(), strict=True)]
         return array.to_pylist()
 
-    return [told(column.combine_chunks()) for column in rows.columns]
+    return [array_bits(column.combine_chunks()) for column in rows.columns]

@@ -1,7 +1,12 @@
-"""What is it made of: columns, schemas that grow, codecs, and rows as Arrow.
+"""Rows, schemas, codecs, and updates as Arrow tables.
 
-Nothing here knows where rows are kept; it knows what they are. Consolidation
-lives here because two rows are the same exactly when their columns are.
+arrow         updates as Arrow tables: consolidate, advance, sort
+schema        row schemas and their evolution
+codec         key and value codecs
+lossless      Python values as Arrow columns, exact or rejected
+spark_types   Arrow types as Spark types
+packed/       FoundationDB tuples, key hash
+jit           compilation of kernels
 """
 
 from penstock.data.arrow import (

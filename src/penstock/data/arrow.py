@@ -1,13 +1,12 @@
 """Updates as Arrow: user columns, then `mz_timestamp` and `mz_diff`.
 
-A table of updates means the multiset that its diffs add up to, so two laws
-hold for everything here: splitting a table and treating the pieces apart
-gives the same sum, and `advance` to a since cannot be seen as of any time at
-or after it.
+A table of updates stands for a multiset, the sum of its diffs. Two laws hold:
 
-Rows are equal when their columns are, bit by bit: NaN equals the same NaN,
--0.0 differs from 0.0, null equals null. A retraction cancels what was
-written, not what compares equal to it.
+    sum(consolidate(a + b)) = sum(consolidate(a) + consolidate(b))
+    contents of advance(updates, since) as of t = contents of updates as of t, for t ≥ since
+
+Two rows are equal if their columns are equal bit by bit: NaN equals the same NaN, -0.0 differs
+from 0.0, null equals null. A retraction therefore cancels exactly the row that was written.
 """
 
 import struct
@@ -39,26 +38,26 @@ __all__ = [
 TIME: Final = "mz_timestamp"
 DIFF: Final = "mz_diff"
 PROGRESSED: Final = "mz_progressed"
-"""Never at rest; in what `tail` prints."""
+"""Column of the output of `penstock tail`; never stored."""
 
 
 def advance(updates: pa.Table, since: int) -> pa.Table:
-    """Bring every time below `since` up to it."""
+    """Return the updates with every time below `since` replaced by `since`."""
     at = updates.schema.get_field_index(TIME)
     times = pc.max_element_wise(updates.column(at), pa.scalar(since, pa.int64()))
     return updates.set_column(at, updates.schema.field(at), times)
 
 
 def negate(updates: pa.Table) -> pa.Table:
-    """What takes `updates` back."""
+    """Return the updates with negated diffs, which retract `updates`."""
     at = updates.schema.get_field_index(DIFF)
     return updates.set_column(at, updates.schema.field(at), pc.negate_checked(updates.column(at)))
 
 
 def consolidate(updates: pa.Table) -> pa.Table:
-    """Add up the diffs of equal rows at equal times and drop what adds up to nothing.
+    """Sum the diffs of equal rows at equal times, and drop rows with a sum of zero.
 
-    Among equal rows the first stays, so the order of first appearance is kept.
+    The result is in order of first appearance.
 
     Raises:
         UsageError: a sum does not fit into 64 bits.
@@ -83,8 +82,8 @@ def consolidate(updates: pa.Table) -> pa.Table:
     firsts, sums = grouped.column("row_min"), grouped.column("diff_sum")
     if exact:
         sums = _fitting(sums, firsts, updates)
-    kept = pc.not_equal(sums, 0)
-    firsts, sums = firsts.filter(kept), sums.filter(kept)
+    nonzero = pc.not_equal(sums, 0)
+    firsts, sums = firsts.filter(nonzero), sums.filter(nonzero)
     if len(firsts) == updates.num_rows:
         return updates
     order = pc.sort_indices(firsts)
@@ -93,7 +92,7 @@ def consolidate(updates: pa.Table) -> pa.Table:
 
 
 def sort_rows(updates: pa.Table, key: tuple[str, ...]) -> pa.Table:
-    """In order of key, then time; without a key, of all columns that have an order."""
+    """Sort by key, then time; without a key, by all columns that have an order."""
     columns = [updates.column(name) for name in sort_columns(updates.schema, key)]
     names = [f"c{i}" for i in range(len(columns))]
     order = pc.sort_indices(
@@ -103,29 +102,29 @@ def sort_rows(updates: pa.Table, key: tuple[str, ...]) -> pa.Table:
 
 
 def sort_columns(schema: pa.Schema, key: tuple[str, ...]) -> list[str]:
-    """What `sort_rows` goes by, from the first column to the last."""
+    """Return the columns that `sort_rows` sorts by, most significant first."""
     by = [name for name in key or schema.names if _sortable(schema.field(name).type)]
     return list(dict.fromkeys([*by, TIME, DIFF]))
 
 
 def to_ipc(updates: pa.Table) -> bytes:
-    """One Arrow IPC record-batch message, without its schema."""
+    """Encode updates as one Arrow IPC record-batch message, without the schema."""
     batches = updates.combine_chunks().to_batches()
     if len(batches) != 1:
         raise InternalError(
-            f"an inline batch of {updates.num_rows} rows made {len(batches)} messages"
+            f"inline batch of {updates.num_rows} rows has {len(batches)} messages instead of 1"
         )
     encoded: bytes = batches[0].serialize().to_pybytes()
     return encoded
 
 
 def from_ipc(data: bytes, schema: pa.Schema) -> pa.Table:
-    """The rows of one record-batch message of `schema`."""
+    """Decode one record-batch message with the given schema."""
     return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), schema)])
 
 
 def with_integer_times(kind: pa.DataType) -> pa.DataType:
-    """`kind` with times as the integers they are stored as: Python's have no nanoseconds."""
+    """Return `kind` with stored integers for temporal types: Python's have no nanoseconds."""
     return replace_leaves(
         kind,
         lambda leaf: (
@@ -139,7 +138,7 @@ def with_integer_times(kind: pa.DataType) -> pa.DataType:
 def replace_leaves(
     kind: pa.DataType, replaced: Callable[[pa.DataType], pa.DataType]
 ) -> pa.DataType:
-    """`kind` with every type in it that is not nested replaced."""
+    """Return `kind` with `replaced` applied to every type in it that is not nested."""
     if pa.types.is_struct(kind):
         return pa.struct([(inner.name, replace_leaves(inner.type, replaced)) for inner in kind])
     if pa.types.is_fixed_size_list(kind):
@@ -155,21 +154,20 @@ def replace_leaves(
     return replaced(kind)
 
 
-# SUBTLE: where Arrow takes a column's name it may read it as a path, so that
-# ".a" means the column "a". What it groups and sorts has names of ours.
+# SUBTLE: Arrow may parse a column name as a path: ".a" then means the column "a". Tables to
+# group and sort therefore have generated column names.
 
 
 def _groupable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column, or if it is nested, text that tells its values apart."""
+    """Return the column; for a nested column, text that is equal if and only if its values are."""
     if not pa.types.is_nested(column.type):
         return column
     values = column.cast(with_integer_times(column.type)).to_pylist()
-    told = [None if value is None else _told(value) for value in values]
-    return pa.chunked_array([pa.array(told, pa.large_string())])
+    texts = [None if value is None else _identity_text(value) for value in values]
+    return pa.chunked_array([pa.array(texts, pa.large_string())])
 
 
 def _fitting(sums: pa.ChunkedArray, firsts: pa.ChunkedArray, updates: pa.Table) -> pa.ChunkedArray:
-    """Exact sums as integers of 64 bits."""
     totals = [int(total) for total in sums.to_pylist()]
     for total, first in zip(totals, firsts.to_pylist(), strict=True):
         if not MIN_DIFF <= total <= MAX_DIFF:
@@ -181,15 +179,16 @@ def _fitting(sums: pa.ChunkedArray, firsts: pa.ChunkedArray, updates: pa.Table) 
     return pa.chunked_array([pa.array(totals, pa.int64())])
 
 
-def _told(value: Any) -> str:
-    """Text that two nested values share exactly if they are the same, bit by bit."""
+def _identity_text(value: Any) -> str:
+    """Return text that is equal for two nested values if and only if they are, bit by bit."""
     match value:
         case float():
             return struct.pack(">d", value).hex()
         case dict():
-            return f"{{{','.join(f'{name!r}:{_told(inner)}' for name, inner in value.items())}}}"
+            fields = (f"{name!r}:{_identity_text(inner)}" for name, inner in value.items())
+            return f"{{{','.join(fields)}}}"
         case list() | tuple():
-            return f"[{','.join(map(_told, value))}]"
+            return f"[{','.join(map(_identity_text, value))}]"
         case _:
             return repr(value)
 

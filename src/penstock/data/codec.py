@@ -1,13 +1,11 @@
-"""Codecs: how a key or a value of a collection becomes a column, and comes back.
+"""Codecs: conversion between keys or values of a collection and a stored column.
 
-A codec has a name and a version, and both are stored with the collection. A
-collection written with one codec is refused to another by name; a newer
-version of the same codec reads what older ones wrote, because `decode` is
-told which version did.
+The name and version of a codec are stored with the collection. A collection rejects a codec with
+another name. A newer version of a codec reads the data of older versions: `decode` receives the
+version that wrote the data.
 
-The built-in ones store plain columns that any tool can read: text as text,
-64-bit integers as integers, big integers as decimal text, JSON as text with
-sorted keys, unit as nothing.
+Built-in codecs store columns that any tool can read: text as text, 64-bit integers as integers,
+big integers as decimal text, JSON as text with sorted keys, unit as null.
 """
 
 import math
@@ -24,33 +22,37 @@ from penstock.errors import UsageError
 __all__ = ["BIGINT", "BUILT_IN", "BYTES", "INT64", "JSON", "TEXT", "UNIT", "Codec", "UserCodec"]
 
 _DEEPEST: Final = 200
-"""How deep a JSON document may go; Python could not read back one of a thousand levels."""
+"""Maximum nesting of a JSON document. Python cannot decode a thousand levels."""
 
 
 class Codec(Protocol):
-    """Turns values into what a column of `stored_as` holds, and back."""
+    """Converts values to the elements of a column of type `stored_as`, and back."""
 
     @property
     def name(self) -> str:
-        """Stored with the collection; another name is refused."""
+        """Name, stored with the collection, which rejects other names."""
         ...
 
     @property
     def version(self) -> int:
-        """Stored with the collection; an older one is refused, a newer one reads old data."""
+        """Version, stored with the collection, which rejects older versions."""
         ...
 
     @property
     def stored_as(self) -> pa.DataType:
-        """The type of the column."""
+        """Type of the stored column."""
         ...
 
     def encode(self, value: Any, /) -> Any:
-        """What the column holds for `value`. Raises UsageError for what it cannot hold."""
+        """Return the stored element for `value`.
+
+        Raises:
+            UsageError: the codec cannot store the value.
+        """
         ...
 
     def decode(self, stored: Any, version: int, /) -> Any:
-        """The value that `version` of this codec stored."""
+        """Return the value of an element that `version` of this codec stored."""
         ...
 
 
@@ -65,9 +67,9 @@ class _BuiltIn:
 
 @dataclass(frozen=True, slots=True)
 class UserCodec:
-    """A codec of your own, over bytes.
+    """A user-defined codec, stored as bytes.
 
-    `from_bytes` is given the bytes and the version that wrote them.
+    `from_bytes` receives the bytes and the version that wrote them.
     """
 
     name: str
@@ -78,27 +80,24 @@ class UserCodec:
     def __post_init__(self) -> None:
         if self.name in BUILT_IN:
             raise UsageError(
-                f'codec "{self.name}" has the name of a built-in one',
+                f'codec "{self.name}" has the name of a built-in codec',
                 hint=f"Choose a name other than {', '.join(BUILT_IN)}.",
             )
 
     @property
     def stored_as(self) -> pa.DataType:
-        """Bytes, whatever they mean."""
         return pa.binary()
 
     def encode(self, value: Any, /) -> bytes:
-        """The bytes of `value`."""
         stored = self.to_bytes(value)
         if not isinstance(stored, bytes):
             raise UsageError(
-                f'codec "{self.name}" gave {type(stored).__name__}',
-                hint="Its to_bytes must return bytes.",
+                f'function to_bytes of codec "{self.name}" returned {type(stored).__name__}',
+                hint="Return bytes from to_bytes.",
             )
         return stored
 
     def decode(self, stored: bytes, version: int, /) -> Any:
-        """The value of `stored`, as `version` wrote it."""
         return self.from_bytes(stored, version)
 
 
@@ -130,7 +129,7 @@ def _int64(value: Any) -> int:
 def _bigint(value: Any) -> str:
     if not isinstance(value, int) or isinstance(value, bool):
         raise _unfit("bigint", value, "an int")
-    # By way of a decimal, because Python limits the digits of str and int.
+    # Through Decimal, because Python limits the digits of str and int conversions.
     return str(Decimal(value))
 
 
@@ -139,11 +138,11 @@ def _json(value: Any) -> str:
     try:
         return msgspec.json.encode(value, order="sorted").decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _unfit("json", value, "what JSON can say") from error
+        raise _unfit("json", value, "a JSON document") from error
 
 
 def _check_json(document: Any, value: Any, depth: int) -> None:
-    """That `value`, somewhere in `document`, comes back as it is."""
+    """Check that `value`, a part of `document`, is equal after encoding and decoding."""
     if depth > _DEEPEST:
         raise _unfit("json", document, f"at most {_DEEPEST} levels")
     kind = type(value)
@@ -157,7 +156,7 @@ def _check_json(document: Any, value: Any, depth: int) -> None:
             _check_json(document, inner, depth + 1)
     elif kind is float:
         if not math.isfinite(value):
-            raise _unfit("json", document, f"numbers JSON can say, not {value}")
+            raise _unfit("json", document, f"finite numbers, not {value}")
     elif kind not in (str, int, bool) and value is not None:
         raise _unfit(
             "json", document, f"dict, list, str, int, float, bool and None, not {kind.__name__}"
@@ -169,10 +168,10 @@ def _unit(value: Any) -> None:
         raise _unfit("unit", value, "None")
 
 
-def _unfit(codec: str, value: Any, wanted: str) -> UsageError:
+def _unfit(codec: str, value: Any, valid: str) -> UsageError:
     return UsageError(
         f'codec "{codec}" cannot store a value of type {type(value).__name__}',
-        hint=f"Give it {wanted}.",
+        hint=f"Give {valid}.",
     )
 
 

@@ -1,13 +1,12 @@
-"""How hot loops over bytes are compiled.
+"""Compilation of kernels, the loops over bytes, by numba.
 
-A compiled function does not hold the interpreter's lock, is kept on disk from one
-run to the next, and checks no bounds: what it indexes, it has made sure of.
+A compiled function releases the GIL, is cached on disk between runs, and does not check bounds:
+its own code ensures that indexes are valid.
 
-numba itself takes longer to import than all of ours, and many runs come to no such
-loop, so it is imported for the first call of one. A process that is given little, as
-connectors in tests are, need not wait for it at all: loops that mean the same to
-Python, `compiled_when_large`, are left to Python until they have walked over so much
-that compiled code would have been the cheaper.
+The import of numba takes longer than all imports of Penstock, and many processes never call a
+kernel, so numba is imported at the first call of one. A process with little data, such as a
+connector in a test, does not import numba at all: a kernel marked `compiled_when_large` runs in
+Python until the process has passed so many elements that compiled code would have been faster.
 """
 
 import functools
@@ -25,31 +24,32 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
 PLAIN_ELEMENTS: Final = 1 << 18
-"""So many elements of arrays are left to Python, in all calls together: a tenth of the time
-that numba takes to import."""
+"""Number of array elements, in all calls together, that run in Python. Python takes a tenth of
+the import time of numba for them."""
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """`function`, compiled when it is first called, by us or by another such function."""
+    """Return `function`, compiled at its first call."""
     return _Compiled(function)
 
 
 def compiled_when_large(function: Callable[..., Any]) -> Any:
-    """The same for one that is also right as it stands, when numbers of numpy wrap around.
+    """Return `function`, which runs in Python until the process has passed enough elements.
 
-    Python keeps the type of an array's element: a byte plus one is a byte, where to numba
-    it is an integer. A test must show that both come to the same.
+    `function` must give the same result in both. In Python an element keeps the numpy type of
+    its array, so a byte plus one is a byte and may wrap around; in numba it is an integer. Each
+    such kernel needs a test that compares both.
     """
     return _CompiledWhenLarge(function)
 
 
-_spent = 0
+_elements_in_python = 0
 
 
 def compile_always() -> None:
-    """Leave nothing to Python from now on: much will come."""
-    global _spent
-    _spent = PLAIN_ELEMENTS
+    """Run all later calls compiled, in a process that expects much data."""
+    global _elements_in_python
+    _elements_in_python = PLAIN_ELEMENTS
 
 
 class _Compiled:
@@ -58,28 +58,27 @@ class _Compiled:
         self._function = function
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.made(*arguments)
+        return self.jitted(*arguments)
 
     @functools.cached_property
-    def made(self) -> Any:
-        """What numba makes of it."""
+    def jitted(self) -> Any:
         options = {"nogil": True, "boundscheck": False}
         try:
             return _numba().njit(cache=True, **options)(self._function)
         except RuntimeError:
-            # There is no folder for a cache that could be written.
+            # numba found no writable folder for its cache.
             return _numba().njit(**options)(self._function)
 
     @functools.cached_property
     def plain(self) -> Callable[..., Any]:
-        """As it stands, and so are those that it calls."""
-        known = self._function.__globals__
-        called = {
-            name: known[name].plain
+        """Return the Python function, which calls other kernels in Python too."""
+        module_globals = self._function.__globals__
+        callees = {
+            name: module_globals[name].plain
             for name in self._function.__code__.co_names
-            if isinstance(known.get(name), _Compiled)
+            if isinstance(module_globals.get(name), _Compiled)
         }
-        return types.FunctionType(self._function.__code__, {**known, **called})
+        return types.FunctionType(self._function.__code__, {**module_globals, **callees})
 
 
 class _CompiledWhenLarge(_Compiled):
@@ -87,21 +86,21 @@ class _CompiledWhenLarge(_Compiled):
         if not _numba.cache_info().currsize and _spend(_elements(arguments)):
             with np.errstate(over="ignore"):
                 return self.plain(*arguments)
-        return self.made(*arguments)
+        return self.jitted(*arguments)
 
 
 def _spend(elements: int) -> bool:
-    """Whether so many more are left to Python."""
-    global _spent
-    _spent += elements
-    return _spent <= PLAIN_ELEMENTS
+    """Count elements, and return whether they still run in Python."""
+    global _elements_in_python
+    _elements_in_python += elements
+    return _elements_in_python <= PLAIN_ELEMENTS
 
 
 def _elements(arguments: tuple[Any, ...]) -> int:
     return sum(
-        _elements(each) if isinstance(each, tuple) else each.size
-        for each in arguments
-        if isinstance(each, tuple | np.ndarray)
+        _elements(argument) if isinstance(argument, tuple) else argument.size
+        for argument in arguments
+        if isinstance(argument, tuple | np.ndarray)
     )
 
 
@@ -112,7 +111,7 @@ def _numba() -> Any:
 
     @typeof_impl.register(_Compiled)
     def _typeof(value: _Compiled, context: Any) -> Any:
-        # Where one calls another, numba shall see what it made of that.
-        return typeof_impl(value.made, context)
+        # A kernel that calls another one calls its compiled form.
+        return typeof_impl(value.jitted, context)
 
     return numba

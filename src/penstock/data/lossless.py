@@ -1,9 +1,9 @@
-"""Python values as Arrow columns, exactly or not at all.
+"""Python values as Arrow columns: exact, or rejected.
 
-Arrow cuts 1.5 down to 1 for a column of integers, makes 1e300 infinite for
-one of 32-bit floats and drops the microseconds that a column has no room for.
-Whoever wrote them would never learn it, and a retraction of what was meant
-would not meet what is stored. Here that is an error.
+Arrow truncates 1.5 to 1 in a column of integers, turns 1e300 into infinity in a column of 32-bit
+floats, and drops microseconds that the unit of a column does not have. The caller would not
+notice, and a retraction of the original value would not cancel the stored one. Here such a value
+is an error.
 """
 
 import math
@@ -23,95 +23,95 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def exact_array(values: list[Any], field: pa.Field, *, what: str) -> pa.Array:
-    """A column of `field` that holds just these values.
+    """Return a column of `field` with exactly these values. Errors name `what`.
 
     Raises:
-        UsageError: one of them does not fit, and would be changed.
+        UsageError: a value does not fit the type, or is null in a column that is not null.
     """
     try:
         array = pa.array(values, field.type)
         stored = array.cast(with_integer_times(field.type)).to_pylist()
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UsageError(
-            f"{what} does not fit {field.type}", detail=str(error), hint="Convert it first."
+            f"{what} does not fit {field.type}", detail=str(error), hint="Convert the value first."
         ) from error
     if isinstance(array, pa.ChunkedArray):
         raise UsageError(f"{what} is too large", hint="Write fewer rows at once.")
     plain = not pa.types.is_nested(field.type) and list(map(type, values)) == list(
         map(type, stored)
     )
-    for value, kept in zip(values, stored, strict=True) if not plain or values != stored else ():
-        if not _same(value, kept, field.type):
+    for value, result in zip(values, stored, strict=True) if not plain or values != stored else ():
+        if not _same(value, result, field.type):
             raise UsageError(
                 f"{what} does not fit {field.type} exactly",
-                detail=f"A value of type {type(value).__name__} would be stored as {kept!r:.80}.",
-                hint="Convert it first.",
+                detail=f"A value of type {type(value).__name__} would be stored as {result!r:.80}.",
+                hint="Convert the value first.",
             )
     if contains_forbidden_nulls(array, field):
-        raise UsageError(f"{what} holds a null", hint="It was declared not null.")
+        raise UsageError(f"{what} holds a null", detail="The column is declared not null.")
     return array
 
 
 def contains_forbidden_nulls(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> bool:
-    """Whether there are nulls where `field`, or a field inside it, was declared not null."""
+    """Return whether a column has nulls where `field`, or a field in it, is declared not null."""
     if not field.nullable and column.null_count:
         return True
-    if not _declares(field.type):
+    if not _declares_not_null(field.type):
         return False
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     inner = [field.type.field(i) for i in range(field.type.num_fields)]
     for chunk in chunks:
-        there = chunk.drop_null()
+        values = chunk.drop_null()
         if pa.types.is_map(field.type):
-            there = there.cast(pa.list_(inner[0]))
-        there = there.flatten()
-        parts = there if pa.types.is_struct(field.type) else [there]
+            values = values.cast(pa.list_(inner[0]))
+        values = values.flatten()
+        parts = values if pa.types.is_struct(field.type) else [values]
         if any(contains_forbidden_nulls(p, f) for p, f in zip(parts, inner, strict=True)):
             return True
     return False
 
 
-def _declares(kind: pa.DataType) -> bool:
-    """Whether anything inside `kind` was declared not null."""
+def _declares_not_null(kind: pa.DataType) -> bool:
     inner = [kind.field(i) for i in range(kind.num_fields)]
-    return any(not each.nullable or _declares(each.type) for each in inner)
+    return any(not field.nullable or _declares_not_null(field.type) for field in inner)
 
 
-def _same(value: Any, kept: Any, kind: pa.DataType) -> bool:
-    """Whether `kept`, times in it as integers, is `value`."""
-    if value is None or kept is None:
-        return value is kept
+def _same(value: Any, stored: Any, kind: pa.DataType) -> bool:
+    """Return whether `stored`, with integers for temporal values, equals `value`."""
+    if value is None or stored is None:
+        return value is stored
     if pa.types.is_temporal(kind):
-        return bool(_nanoseconds(value, kind) == kept * _unit(kind))
+        return bool(_nanoseconds(value, kind) == stored * _unit(kind))
     if pa.types.is_struct(kind):
         named = dict(value)
-        return set(named) <= set(kept) and all(
-            _same(named.get(inner.name), kept[inner.name], inner.type) for inner in kind
+        return set(named) <= set(stored) and all(
+            _same(named.get(inner.name), stored[inner.name], inner.type) for inner in kind
         )
     if pa.types.is_map(kind):
         pairs = list(value.items() if isinstance(value, dict) else value)
-        return len(pairs) == len(kept) and all(
-            _same(k, kept_k, kind.key_type) and _same(v, kept_v, kind.item_type)
-            for (k, v), (kept_k, kept_v) in zip(pairs, kept, strict=True)
+        return len(pairs) == len(stored) and all(
+            _same(k, stored_k, kind.key_type) and _same(v, stored_v, kind.item_type)
+            for (k, v), (stored_k, stored_v) in zip(pairs, stored, strict=True)
         )
     if pa.types.is_nested(kind):
         items = list(value)
-        return len(items) == len(kept) and all(
-            _same(item, each, kind.value_type) for item, each in zip(items, kept, strict=True)
+        return len(items) == len(stored) and all(
+            _same(item, stored_item, kind.value_type)
+            for item, stored_item in zip(items, stored, strict=True)
         )
-    if isinstance(value, bool) or isinstance(kept, bool):
-        return type(value) is type(kept) and value == kept
+    if isinstance(value, bool) or isinstance(stored, bool):
+        return type(value) is type(stored) and value == stored
     if isinstance(value, float) and pa.types.is_floating(kind) and math.isfinite(value):
-        return math.isfinite(kept)  # Rounded to the column's precision, as floats are.
+        return math.isfinite(stored)  # Rounded to the precision of the column, as usual for floats.
     if isinstance(value, float):
-        return isinstance(kept, float) and (
-            value == kept if not math.isnan(value) else math.isnan(kept)
+        return isinstance(stored, float) and (
+            value == stored if not math.isnan(value) else math.isnan(stored)
         )
-    return bool(value == kept)
+    return bool(value == stored)
 
 
 def _nanoseconds(value: Any, kind: pa.DataType) -> int | None:
-    """How far `value` is from zero as `kind` counts, if it is a value of that kind."""
+    """Return the distance of a temporal value from zero; None, if it is not of this kind."""
     match value:
         case bool():
             return None

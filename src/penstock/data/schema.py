@@ -1,12 +1,11 @@
-"""Row schemas, and how they may grow.
+"""Row schemas and their evolution.
 
-A schema grows by columns at its end that are nullable or have a default, and
-by columns whose type widens. Both ways old rows have exactly one reading in
-the new schema, so an old insertion and a new deletion of the same row still
-meet and cancel; anything else would break that and is refused.
+A new version of a schema may append columns that are nullable or have a default, and may widen
+types. Old rows then have exactly one form in the new schema, so an old insert and a new delete of
+the same row cancel. All other changes are rejected.
 
-A column may have a *label*, in its field's metadata: what its source calls its
-type, so that a reader can show values as the source does.
+A column may have a *label* in the metadata of its field: the type name in its source, for readers
+that print values as the source does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ __all__ = [
 ]
 
 LABEL: Final = b"penstock.label"
-"""The one key of a field's metadata that is kept."""
+"""The only key of field metadata that is stored."""
 
 _INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _NATURALS: Final = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
@@ -53,7 +52,7 @@ _INSTEAD: Final = (
     (pa.date64(), "date32 or timestamp[ms]"),
     (pa.time32("s"), "time32[ms]"),
 )
-"""Parquet keeps seconds as milliseconds, and days of date64 as days: not every value comes back."""
+"""Types that Parquet does not store exactly: seconds become milliseconds, date64 becomes days."""
 
 _STORABLE: Final = (
     pa.types.is_null,
@@ -78,16 +77,20 @@ _STORABLE: Final = (
 
 
 def check_row_schema(schema: pa.Schema, key: Sequence[str], *, collection: str) -> pa.Schema:
-    """The schema as we store it, or an error that says what cannot be stored."""
+    """Return the schema as it is stored.
+
+    Raises:
+        UsageError: a column or a key column cannot be stored.
+    """
     what = f'schema of collection "{collection}"'
     names = schema.names
     if len(set(names)) != len(names):
-        raise UsageError(f"{what} names a column twice", hint="Give every column its own name.")
+        raise UsageError(f"{what} names a column twice", hint="Give every column a unique name.")
     for taken in (TIME, DIFF, PROGRESSED):
         if taken in names:
             raise UsageError(
                 f'{what} has a column "{taken}"',
-                detail="Penstock tells the time, count or progress of updates under that name.",
+                detail="The name is reserved for the time, diff or progress of updates.",
                 hint="Rename the column.",
             )
     for field in schema:
@@ -96,75 +99,81 @@ def check_row_schema(schema: pa.Schema, key: Sequence[str], *, collection: str) 
         if name not in names:
             raise UsageError(
                 f'{what} has no key column "{name}"',
-                hint=f"Name some of its columns: {', '.join(names)}.",
+                hint=f"Choose key columns from {', '.join(names)}.",
             )
         if pa.types.is_nested(schema.field(name).type):
             raise UsageError(
                 f'key column "{name}" of collection "{collection}" is nested',
-                hint="Choose a plain column as key.",
+                hint="Choose a key column that is not nested.",
             )
-    return pa.schema([_kept(field) for field in schema])
+    return pa.schema([_without_other_metadata(field) for field in schema])
 
 
 def label_of(field: pa.Field) -> str | None:
-    """What the source of a column calls its type, if it said so."""
+    """Return the type name of a column in its source, if known."""
     label = (field.metadata or {}).get(LABEL)
     return None if label is None else label.decode()
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
-    """`schema` with the columns for time and diff."""
+    """Return `schema` with the columns for time and diff."""
     return schema.append(pa.field(TIME, pa.int64(), nullable=False)).append(
         pa.field(DIFF, pa.int64(), nullable=False)
     )
 
 
 def evolve(old: pa.Schema, new: pa.Schema, defaults: Mapping[str, Any], *, collection: str) -> None:
-    """Check that rows of `old` have exactly one reading in `new`."""
+    """Check that rows of `old` have exactly one form in `new`.
+
+    Raises:
+        UsageError: the change is not permitted.
+    """
     what = f'schema of collection "{collection}"'
     if new.names[: len(old.names)] != old.names:
         raise UsageError(
             f"{what} cannot drop, rename or reorder columns",
-            detail=f"It has {', '.join(old.names)}; the new one has {', '.join(new.names)}.",
-            hint="Keep the columns as they are and add new ones at the end.",
+            detail=f"The schema has {', '.join(old.names)}. "
+            f"The new version has {', '.join(new.names)}.",
+            hint="Keep the existing columns and append new ones.",
         )
     for was, now in zip(old, new, strict=False):
         if not widens(was.type, now.type):
             raise UsageError(
                 f'column "{was.name}" of collection "{collection}" cannot change '
                 f"from {was.type} to {now.type}",
-                hint="Only a type that holds every old value exactly can follow: a wider integer, "
-                "float or decimal.",
+                hint="Use a type that holds every old value exactly: a wider integer, float or "
+                "decimal.",
             )
         printed = pa.types.is_string(now.type) or pa.types.is_large_string(now.type)
         if was.type == now.type and label_of(was) != label_of(now) and not printed:
             raise UsageError(
                 f'column "{was.name}" of collection "{collection}" cannot change its label '
                 f"from {label_of(was)} to {label_of(now)}",
-                hint="Its values would read differently; the label may change with the type.",
+                hint="Keep the label, or change it together with the type.",
             )
         if was.nullable and not now.nullable:
             raise UsageError(
                 f'column "{was.name}" of collection "{collection}" cannot become not null',
-                hint="Older rows may hold nulls; keep it nullable.",
+                detail="Older rows may hold nulls.",
+                hint="Keep the column nullable.",
             )
     for added in list(new)[len(old.names) :]:
         if not added.nullable and defaults.get(added.name) is None:
             raise UsageError(
                 f'column "{added.name}" is new in collection "{collection}" and has no value for '
                 "older rows",
-                hint="Make it nullable, or give it a default.",
+                hint="Make the column nullable, or give a default.",
             )
     unknown = set(defaults) - set(new.names[len(old.names) :])
     if unknown:
         raise UsageError(
             f'{what} got a default for "{min(unknown)}", which is not a new column',
-            hint="Defaults are for the columns that this version adds.",
+            hint="Give defaults only for columns that this version adds.",
         )
 
 
 def default_row(schema: pa.Schema, defaults: Mapping[str, Any]) -> pa.RecordBatch:
-    """One row that holds the values older rows have in the columns they lack."""
+    """Return one row with the values of new columns in older rows."""
     named = [field for field in schema if field.name in defaults]
     columns = [
         exact_array([defaults[field.name]], field, what=f'the default of column "{field.name}"')
@@ -174,10 +183,10 @@ def default_row(schema: pa.Schema, defaults: Mapping[str, Any]) -> pa.RecordBatc
 
 
 def conform(updates: pa.Table, schema: pa.Schema, defaults: Mapping[str, pa.Scalar]) -> pa.Table:
-    """`updates` as rows of `schema`, a newer or an older version of their own.
+    """Return `updates` as rows of `schema`, a newer or older version of their schema.
 
-    Columns they lack take the default of the version that added them, else
-    null; columns they have too many were added later and are left out.
+    A missing column gets the default of the version that added it, or null. A column that
+    `schema` does not have yet is dropped.
     """
     if updates.schema.equals(schema, check_metadata=True):
         return updates
@@ -195,7 +204,7 @@ def conform(updates: pa.Table, schema: pa.Schema, defaults: Mapping[str, pa.Scal
 
 
 def widens(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether `new` holds every value of `old`, exactly and in one way."""
+    """Return whether `new` holds every value of `old`, exactly and in one form."""
     if old == new:
         return True
     if pa.types.is_decimal(old) and pa.types.is_decimal(new):
@@ -208,7 +217,7 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
     )
 
 
-def _kept(field: pa.Field) -> pa.Field:
+def _without_other_metadata(field: pa.Field) -> pa.Field:
     label = (field.metadata or {}).get(LABEL)
     return pa.field(
         field.name, field.type, field.nullable, None if label is None else {LABEL: label}
@@ -219,24 +228,24 @@ def _check_storable(kind: pa.DataType, *, what: str) -> None:
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         raise UsageError(
             f"{what} is encoded as {kind}",
-            hint=f"Decode it first, for example to {kind.value_type}.",
+            hint=f"Decode the column first, for example to {kind.value_type}.",
         )
     instead = _instead_of(kind)
     if instead:
         raise UsageError(
-            f"{what} has the type {kind}, which cannot be stored exactly", hint=f"Use {instead}."
+            f"{what} has type {kind}, which cannot be stored exactly", hint=f"Use {instead}."
         )
     inner = (
         [kind.key_type, kind.item_type]
         if pa.types.is_map(kind)
         else [kind.field(i).type for i in range(kind.num_fields)]
     )
-    for each in inner:
-        _check_storable(each, what=what)
+    for inner_type in inner:
+        _check_storable(inner_type, what=what)
 
 
 def _instead_of(kind: pa.DataType) -> str:
-    """What to use in place of a type that Arrow IPC, Parquet or a merge would not keep."""
+    """Return a replacement for a type that Arrow IPC, Parquet or a merge does not preserve."""
     for unstorable, instead in _INSTEAD:
         if kind == unstorable:
             return instead
@@ -253,8 +262,8 @@ def _instead_of(kind: pa.DataType) -> str:
         if not names:
             return "a struct with fields, or null"
         if len(set(names)) != len(names):
-            return "a struct whose fields have their own names"
-        # SUBTLE: where the struct is null its fields are too, and Parquet refuses that.
+            return "a struct with unique field names"
+        # SUBTLE: if the struct is null, its fields are null too, and Parquet rejects that.
         return "" if all(inner.nullable for inner in kind) else "fields that may be null"
-    storable = any(a_kind(kind) for a_kind in _STORABLE)
+    storable = any(is_type(kind) for is_type in _STORABLE)
     return "" if storable and not isinstance(kind, pa.BaseExtensionType) else "text or bytes"

@@ -1,7 +1,7 @@
-"""What Spark shows of our columns, since it has fewer types than Arrow.
+"""Arrow types as Spark types.
 
-Every stored type has one Spark type that tells all its values apart, so that
-rows that differ here differ there:
+Spark has fewer types than Arrow. Every stored type maps to one Spark type that distinguishes all
+its values, so rows that differ in a collection differ in Spark:
 
     unsigned integers      the next larger signed one; uint64 is decimal(20, 0)
     float16                float
@@ -11,8 +11,8 @@ rows that differ here differ there:
     decimal beyond 38      text
     null                   int, always null
 
-Spark's own Parquet reader gives most of these by itself; the others have to
-be read by us (see `is_native`).
+Spark's Parquet reader returns most of these types itself. Python tasks read columns of the other
+types (see `is_native`).
 """
 
 from collections.abc import Callable
@@ -23,29 +23,30 @@ __all__ = ["is_native", "to_spark", "to_spark_schema", "to_spark_type"]
 
 
 def to_spark_schema(schema: pa.Schema) -> pa.Schema:
-    """`schema` in types that Spark has."""
+    """Return `schema` with Spark types."""
     return pa.schema([pa.field(f.name, to_spark_type(f.type), f.nullable) for f in schema])
 
 
 def to_spark(rows: pa.Table) -> pa.Table:
-    """`rows` in types that Spark has."""
-    # Arrow knows no way from time32 to int64 but by int32.
-    halfway = [pa.field(f.name, _leaves(f.type, _halfway), f.nullable) for f in rows.schema]
-    return rows.cast(pa.schema(halfway)).cast(to_spark_schema(rows.schema))
+    """Return `rows` with Spark types."""
+    # Arrow casts time32 to int64 only through int32.
+    intermediate = [
+        pa.field(f.name, _leaves(f.type, _time32_as_int32), f.nullable) for f in rows.schema
+    ]
+    return rows.cast(pa.schema(intermediate)).cast(to_spark_schema(rows.schema))
 
 
 def to_spark_type(kind: pa.DataType) -> pa.DataType:
-    """The type under which Spark shows values of `kind`."""
+    """Return the Spark type of values of `kind`, as an Arrow type."""
     return _leaves(kind, _leaf)
 
 
 def is_native(schema: pa.Schema) -> bool:
-    """Whether Spark's own Parquet reader shows these columns so."""
+    """Return whether Spark's Parquet reader returns these columns with their Spark types."""
     return all(_native(field.type) for field in schema)
 
 
 def _leaves(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """`kind`, with each type in it that holds no other made another by `leaf`."""
     if pa.types.is_struct(kind):
         return pa.struct([(inner.name, _leaves(inner.type, leaf)) for inner in kind])
     if pa.types.is_map(kind):
@@ -55,7 +56,7 @@ def _leaves(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa
     return leaf(kind)
 
 
-def _halfway(kind: pa.DataType) -> pa.DataType:
+def _time32_as_int32(kind: pa.DataType) -> pa.DataType:
     return pa.int32() if pa.types.is_time32(kind) else kind
 
 

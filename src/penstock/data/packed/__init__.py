@@ -1,32 +1,28 @@
-"""Tuples as bytes whose order is the order of the tuples.
+"""Packed tuples: tuples encoded as bytes, in the order of the tuples.
 
-The encoding is FoundationDB's tuple layer. Each element is a type code and
-what follows it, and ends by itself, so a packed tuple is its packed elements
-one after another:
+The encoding is FoundationDB's tuple layer. Each element is a type code and its data, and is
+self-delimiting. A packed tuple is the concatenation of its packed elements:
 
     null       00                     inside a nested tuple, 00 ff
-    bytes      01 … 00                a 00 among them is written 00 ff
+    bytes      01 … 00                a 00 in the data is written 00 ff
     text       02 … 00                UTF-8, likewise
     nested     05 … 00                elements
-    integer    0c … 13, 14, 15 … 1c   14 is zero; the distance is the number of bytes
-               0b, 1d                 then that number, if it is above eight
+    integer    0c … 13, 14, 15 … 1c   14 is zero; the distance to 14 is the number of bytes
+               0b, 1d                 followed by the number of bytes, if above eight
     float      20, 21                 of 32 and of 64 bits, ordered as numbers
     bool       26, 27
     uuid       30                     sixteen bytes
     versionstamp  33                  twelve bytes
 
-Negative integers and floats have their bits inverted, lengths included, so
-that the smaller comes first. The distinctions are the encoding's: 1 and 1.0,
-0.0 and -0.0, and any two NaNs of different bits are different elements.
+Negative integers and floats have inverted bits, lengths included, which puts the smaller number
+first. These are different elements: 1 and 1.0, 0.0 and -0.0, two NaNs with different bits.
 
-`pack` and `unpack` go between Arrow columns and packed tuples in compiled
-code; `pack_row` and `unpack_row` do the same for one tuple in plain Python,
-know every type, and say what the others mean. Implementations differ on
-±(2 ** 64 - 1): here it takes eight bytes, as in Go and Rust; the longer form
-that FoundationDB's Python client writes is read as well, as is any integer
-behind leading zeros.
+`pack` and `unpack` convert Arrow columns in compiled code. `pack_row` and `unpack_row` convert one
+tuple in Python, support every type, and define the meaning of the compiled code.
+Implementations differ on ±(2 ** 64 - 1): Penstock writes eight bytes, as Go and Rust do. It also
+reads the longer form of FoundationDB's Python client, and integers with leading zeros.
 
-The format: `design/tuple.md` in the sources of FoundationDB 7.
+Reference: `design/tuple.md` in the sources of FoundationDB 7.
 """
 
 from penstock.data.packed.elements import (

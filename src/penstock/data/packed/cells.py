@@ -1,4 +1,4 @@
-"""The buffers of Arrow columns, as compiled code walks them."""
+"""Buffers of Arrow columns as numpy arrays, for compiled code."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,12 +12,12 @@ from penstock.data.packed.elements import PackedError
 __all__ = ["MOST_BYTES", "Cells", "as_binary", "packed_cells", "present_rows", "raw_values"]
 
 MOST_BYTES: Final = (1 << 31) - 1
-"""What the offsets of a column that is not large reach."""
+"""Maximum size of the data of a binary or string column with 32-bit offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The bytes of each row."""
+    """Binary values, one for each row."""
 
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
@@ -25,7 +25,7 @@ class Cells:
 
     @classmethod
     def of(cls, values: pa.Array) -> "Cells":
-        """The cells of a column of text or bytes, of a fixed width or not."""
+        """Return the values of a text, binary or fixed-size binary column."""
         kind, rows = values.type, len(values)
         data = values.buffers()[-1]
         held = np.zeros(0, np.uint8) if not data else np.frombuffer(data, np.uint8)
@@ -51,26 +51,26 @@ class Cells:
 
 
 def packed_cells(packed: pa.Array) -> Cells:
-    """The packed tuples of a column, of which there is one in each row.
+    """Return the packed tuples of a column, one in each row.
 
     Raises:
-        PackedError: it is not such a column.
+        PackedError: the column is not binary, or contains nulls.
     """
     if not (pa.types.is_binary(packed.type) or pa.types.is_large_binary(packed.type)):
         raise PackedError(
-            f"a column of {packed.type} does not hold packed tuples",
-            hint="Give a column of binary or large_binary.",
+            f"column of type {packed.type} does not hold packed tuples",
+            hint="Give a column of type binary or large_binary.",
         )
     if packed.null_count:
         row = int(np.argmin(present_rows(packed)))
         raise PackedError(
-            f"row {row} is null, not a packed tuple", hint="Drop the nulls before you unpack."
+            f"row {row} is null, not a packed tuple", hint="Drop nulls before unpacking."
         )
     return Cells.of(packed)
 
 
 def present_rows(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """False where a row is null."""
+    """Return a mask of the rows that are not null."""
     if pa.types.is_null(values.type):
         return _frozen(np.zeros(len(values), np.bool_))
     if not values.null_count:
@@ -79,20 +79,19 @@ def present_rows(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def raw_values(values: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The values of a column of a fixed width, whatever they are where it is null."""
+    """Return the values of a fixed-width column. Values of null rows are arbitrary."""
     if pa.types.is_boolean(values.type):
         return _bits(values.buffers()[1], values.offset, len(values))
     if not len(values):
         return np.zeros(0, dtype)
     width = values.type.byte_width
     kind = np.dtype(dtype)
-    each = width // kind.itemsize
-    found = np.frombuffer(values.buffers()[1], kind, each * len(values), values.offset * width)
-    return _frozen(found)
+    count = width // kind.itemsize * len(values)
+    return _frozen(np.frombuffer(values.buffers()[1], kind, count, values.offset * width))
 
 
 def as_binary(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> pa.Array:
-    """A column of bytes, large if it must be."""
+    """Return a binary column; large_binary, if the data exceeds 2 GiB."""
     kind, bounds = pa.large_binary(), offsets
     if offsets[-1] <= MOST_BYTES:
         kind, bounds = pa.binary(), offsets.astype(np.int32)
@@ -109,7 +108,7 @@ def _bits(buffer: pa.Buffer | None, offset: int, rows: int) -> npt.NDArray[np.bo
 
 
 def _frozen(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # One kind of array for kernels, or they compile once more for each other kind.
+    # Kernels are compiled for each kind of array, so all arrays have one kind.
     aligned = np.require(values, requirements=["C", "A"])
     aligned.flags.writeable = False
     return aligned

@@ -1,4 +1,4 @@
-"""One tuple at a time, in plain Python: every type, slowly and exactly."""
+"""Packing and unpacking of one tuple in Python, for every type."""
 
 import math
 import struct
@@ -37,13 +37,13 @@ BYTES: Final = 0x01
 TEXT: Final = 0x02
 NESTED: Final = 0x05
 NEGATIVE: Final = 0x0B
-"""An integer below zero, behind the inverted number of its bytes."""
+"""A negative integer. The inverted number of its bytes follows."""
 
 ZERO: Final = 0x14
-"""The integer zero, and from which other integers of up to eight bytes are counted."""
+"""The integer zero, and the origin of the codes of integers of up to eight bytes."""
 
 POSITIVE: Final = 0x1D
-"""An integer above zero, behind the number of its bytes."""
+"""A positive integer. The number of its bytes follows."""
 
 FLOAT: Final = 0x20
 DOUBLE: Final = 0x21
@@ -54,17 +54,17 @@ VERSIONSTAMP: Final = 0x33
 ESCAPE: Final = 0xFF
 
 _DEEPEST: Final = 100
-"""How far tuples may be nested, so that nobody's bytes exhaust the stack."""
+"""Maximum nesting of tuples. Without a limit, malformed bytes could exhaust the stack."""
 
 _MOST_BYTES: Final = 255
-"""What the length of an integer, one byte, can tell."""
+"""Maximum size of an integer: its length is one byte."""
 
 _QUIET: Final = 1 << 22
-"""The bit that makes a 32-bit NaN a quiet one."""
+"""The bit of a quiet 32-bit NaN."""
 
 
 class PackedError(UsageError):
-    """Values that cannot be packed, or bytes that are not the tuple they should be."""
+    """Values that cannot be packed, or bytes that are not a packed tuple of the given types."""
 
     sqlstate = "22P03"
 
@@ -72,35 +72,35 @@ class PackedError(UsageError):
 class Malformed(Exception):
     """Bytes that are not an element."""
 
-    def __init__(self, at: int, why: str) -> None:
-        super().__init__(at, why)
-        self.at = at
-        self.why = why
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(offset, reason)
+        self.offset = offset
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Float32:
-    """A float of 32 bits, which the encoding tells from one of 64."""
+    """A 32-bit float, which the encoding distinguishes from a 64-bit float."""
 
     value: float
-    """Rounded to 32 bits when it is made."""
+    """The value, rounded to 32 bits by the constructor."""
 
     def __post_init__(self) -> None:
         try:
-            kept = _widened(_narrowed(self.value))
+            rounded = _widened(_narrowed(self.value))
         except OverflowError:
             raise PackedError(
-                f"{self.value!r} does not fit a float of 32 bits", hint="Pack it as a float."
+                f"{self.value!r} does not fit a 32-bit float", hint="Pack the value as a float."
             ) from None
-        object.__setattr__(self, "value", kept)
+        object.__setattr__(self, "value", rounded)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Versionstamp:
-    """When FoundationDB committed something, and which part of it is meant."""
+    """A commit version of FoundationDB, with a user version."""
 
     transaction: bytes
-    """Ten bytes that the database chose."""
+    """Ten bytes, assigned by the database."""
 
     user: int = 0
 
@@ -108,18 +108,18 @@ class Versionstamp:
         if len(self.transaction) != 10 or not 0 <= self.user < 1 << 16:
             raise PackedError(
                 f"{self!r} is not a versionstamp",
-                hint="Give ten bytes and a number below 65536.",
+                hint="Give ten bytes and an integer from 0 to 65535.",
             )
 
 
 def pack_row(values: Sequence[object]) -> bytes:
-    """The tuple of `values` as bytes.
+    """Encode `values` as a packed tuple.
 
-    Takes None, bytes, str, int, float, Float32, bool, UUID, Versionstamp, and
-    tuples and lists of them.
+    Values are None, bytes, str, int, float, Float32, bool, UUID, Versionstamp, and tuples and
+    lists of them.
 
     Raises:
-        PackedError: one of them has no encoding.
+        PackedError: a value has no encoding.
     """
     out = bytearray()
     for element, value in enumerate(values):
@@ -128,7 +128,7 @@ def pack_row(values: Sequence[object]) -> bytes:
 
 
 def unpack_row(data: bytes) -> tuple[object, ...]:
-    """The values that were packed, nested ones as tuples.
+    """Decode a packed tuple. Nested lists become tuples.
 
     Raises:
         PackedError: `data` is not a packed tuple.
@@ -137,7 +137,7 @@ def unpack_row(data: bytes) -> tuple[object, ...]:
 
 
 def read_row(data: bytes, what: str) -> tuple[object, ...]:
-    """The values of a tuple that an error calls `what`."""
+    """Decode a packed tuple. Errors name it `what`."""
     values: list[object] = []
     at = 0
     while at < len(data):
@@ -146,18 +146,18 @@ def read_row(data: bytes, what: str) -> tuple[object, ...]:
         except Malformed as error:
             raise PackedError(
                 f"element {len(values)} of {what} is malformed",
-                detail=f"{error.why} at byte {error.at} of {len(data)}.",
-                hint="Give the bytes as they were packed, whole.",
+                detail=f"{error.reason} at byte {error.offset} of {len(data)}.",
+                hint="Give all bytes of the packed tuple, unchanged.",
             ) from None
         values.append(value)
     return tuple(values)
 
 
 def read_element(data: bytes, at: int, depth: int = 0) -> tuple[object, int]:
-    """The element that starts at `at`, and where the next one does.
+    """Return the element that starts at `at`, and the start of the next one.
 
     Raises:
-        Malformed: there is none.
+        Malformed: the bytes at `at` are not an element.
     """
     code = data[at]
     match code:
@@ -183,11 +183,11 @@ def read_element(data: bytes, at: int, depth: int = 0) -> tuple[object, int]:
             stamp = _taken(data, at + 1, 12)
             return Versionstamp(stamp[:10], int.from_bytes(stamp[10:])), at + 13
         case _:
-            raise Malformed(at, f"There is no type {code:02x}, as it stands")
+            raise Malformed(at, f"Type code {code:02x} does not exist")
 
 
 def kind_of(value: object) -> str:
-    """What to call an element in a message."""
+    """Return the name of the type of an element, for messages."""
     match value:
         case None:
             return "null"
@@ -196,9 +196,9 @@ def kind_of(value: object) -> str:
         case int():
             return "an integer"
         case float():
-            return "a float of 64 bits"
+            return "a 64-bit float"
         case Float32():
-            return "a float of 32 bits"
+            return "a 32-bit float"
         case str():
             return "text"
         case bytes():
@@ -222,8 +222,8 @@ def _write(value: object, out: bytearray, element: int, depth: int) -> None:
                 encoded = value.encode()
             except UnicodeEncodeError:
                 raise PackedError(
-                    f"element {element} of the tuple has characters that are half a surrogate pair",
-                    hint="Pack it as bytes, or mend the text.",
+                    f"element {element} of the tuple contains a lone surrogate",
+                    hint="Remove the surrogate, or pack the value as bytes.",
                 ) from None
             out += bytes([TEXT]) + encoded.replace(b"\0", b"\0\xff") + b"\0"
         case bool():
@@ -253,7 +253,7 @@ def _write(value: object, out: bytearray, element: int, depth: int) -> None:
             raise PackedError(
                 f"element {element} of the tuple is a {type(value).__name__},"
                 " which has no packed form",
-                hint="Convert it to text, bytes or a number first.",
+                hint="Convert the value to text, bytes or a number first.",
             )
 
 
@@ -277,14 +277,14 @@ def _read_string(data: bytes, at: int) -> tuple[object, int]:
     while (end := data.find(b"\0", end)) >= 0 and data[end + 1 : end + 2] == b"\xff":
         end += 2
     if end < 0:
-        raise Malformed(len(data), f"What starts at byte {at} has no end")
+        raise Malformed(len(data), f"The element at byte {at} does not end")
     held = data[at + 1 : end].replace(b"\0\xff", b"\0")
     if data[at] == BYTES:
         return held, end + 1
     try:
         return held.decode(), end + 1
     except UnicodeDecodeError:
-        raise Malformed(at, "Text is not UTF-8, as it stands") from None
+        raise Malformed(at, "Text is not UTF-8") from None
 
 
 def _read_nested(data: bytes, at: int, depth: int) -> tuple[object, int]:
@@ -301,7 +301,7 @@ def _read_nested(data: bytes, at: int, depth: int) -> tuple[object, int]:
             at += 2
         else:
             return tuple(inner), at + 1
-    raise Malformed(at, f"What starts at byte {start} has no end")
+    raise Malformed(at, f"The element at byte {start} does not end")
 
 
 def _read_integer(data: bytes, at: int) -> tuple[int, int]:
@@ -325,7 +325,7 @@ def _taken(data: bytes, at: int, size: int) -> bytes:
 
 
 def _ordered(bits: int, width: int) -> int:
-    """The bits of a float, so that they compare as the number does."""
+    """Return the bits of a float, mapped to unsigned integers in the order of the floats."""
     top = 1 << (width - 1)
     return bits ^ (2 * top - 1) if bits & top else bits ^ top
 
@@ -336,16 +336,16 @@ def _restored(bits: int, width: int) -> int:
 
 
 def _narrowed(value: float) -> int:
-    """The 32 bits of a float; of a NaN, the upper bits of what it carries."""
+    """Return the 32 bits of a float. A NaN keeps the upper bits of its payload."""
     if not math.isnan(value):
         return int(struct.unpack(">I", struct.pack(">f", value))[0])
     (bits,) = struct.unpack(">Q", struct.pack(">d", value))
-    carried = bits >> 29 & 0x7F_FFFF
-    return int(bits >> 63 << 31 | 0x7F80_0000 | (carried or _QUIET))
+    payload = bits >> 29 & 0x7F_FFFF
+    return int(bits >> 63 << 31 | 0x7F80_0000 | (payload or _QUIET))
 
 
 def _widened(bits: int) -> float:
-    """The same number; converting a signalling NaN as such would silence it."""
+    """Return the float of 32 bits. A conversion by struct would quiet a signalling NaN."""
     if bits & 0x7F80_0000 != 0x7F80_0000 or not bits & 0x7F_FFFF:
         return float(struct.unpack(">f", struct.pack(">I", bits))[0])
     wide = bits >> 31 << 63 | 0x7FF << 52 | (bits & 0x7F_FFFF) << 29

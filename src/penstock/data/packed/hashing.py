@@ -1,7 +1,7 @@
-"""The hash by which keys are spread: the upper half of XXH64.
+"""The key hash: the upper half of XXH64.
 
-XXH64 is specified in `doc/xxhash_spec.md` of xxHash 0.8. Keys are short, so
-most take only the steps after the stripes of 32 bytes.
+Reference: `doc/xxhash_spec.md` of xxHash 0.8. Most keys are shorter than 32 bytes and skip the
+loop over stripes.
 """
 
 from typing import Final
@@ -23,10 +23,10 @@ _5: Final = np.uint64(0x27D4EB2F165667C5)
 
 
 def key_hashes(packed: pa.Array) -> npt.NDArray[np.uint32]:
-    """The high 32 bits of XXH64, with seed 0, over the bytes of each row.
+    """Return the high 32 bits of XXH64 with seed 0 over the bytes of each row.
 
     Raises:
-        PackedError: it is not a column of bytes, or has nulls.
+        PackedError: the column is not binary, or contains nulls.
     """
     cells = packed_cells(packed)
     hashes = np.empty(len(cells), np.uint32)
@@ -41,7 +41,7 @@ def _rotated(word, left):  # type: ignore[no-untyped-def]
 
 @compiled
 def _word(data, at, size):  # type: ignore[no-untyped-def]
-    """The next `size` bytes as a number, the least first."""
+    """Return the next `size` bytes as a little-endian integer."""
     word = np.uint64(0)
     for k in range(size):
         word |= np.uint64(data[at + k]) << np.uint64(8 * k)

@@ -1,9 +1,8 @@
-"""Columns into packed tuples.
+"""Packing of Arrow columns.
 
-A column becomes one of three kinds of elements, which know how long each is
-and how to write it. Two passes: the lengths, summed over the columns of a
-row, say where each tuple begins; then every column writes its elements behind
-those of the column before it.
+Each column becomes elements of one of three kinds, which can measure and write themselves. There
+are two passes. The first sums the lengths over the columns of a row and gives the start of each
+tuple. In the second, every column writes its elements after the elements of the previous column.
 """
 
 from collections.abc import Sequence
@@ -36,29 +35,29 @@ _LOW: Final = np.uint64(0xFF)
 
 
 def pack(columns: Sequence[pa.Array]) -> pa.Array:
-    """One packed tuple for each row: binary, or large_binary beyond 2 GiB.
+    """Return one packed tuple for each row: binary, or large_binary beyond 2 GiB.
 
     Raises:
-        PackedError: the columns differ in length, or are of a type without a packed form.
+        PackedError: the columns differ in length, or have a type without a packed form.
     """
     if not columns:
-        raise PackedError("there are no columns to pack", hint="A tuple needs at least one column.")
+        raise PackedError("no columns to pack", hint="Give at least one column.")
     rows = len(columns[0])
     for number, column in enumerate(columns):
         if len(column) != rows:
             raise PackedError(
                 f"column {number} has {len(column)} rows and column 0 has {rows}",
-                hint="Pack columns of one length.",
+                hint="Give columns of one length.",
             )
     elements = [_elements(column, number) for number, column in enumerate(columns)]
     offsets = np.zeros(rows + 1, np.int64)
-    for each in elements:
-        each.measure(offsets[1:])
+    for column_elements in elements:
+        column_elements.measure(offsets[1:])
     np.cumsum(offsets, out=offsets)
     out = np.empty(offsets[-1], np.uint8)
     cursor = offsets[:-1].copy()
-    for each in elements:
-        each.write(out, cursor)
+    for column_elements in elements:
+        column_elements.write(out, cursor)
     return as_binary(out, offsets)
 
 
@@ -69,7 +68,7 @@ class _Integers:
     negative: npt.NDArray[np.bool_]
     high: npt.NDArray[np.uint64]
     low: npt.NDArray[np.uint64]
-    """How far they are from zero: `high << 64 | low`."""
+    """The absolute value is `high << 64 | low`."""
 
     present: npt.NDArray[np.bool_]
 
@@ -82,7 +81,7 @@ class _Integers:
 
 @dataclass(frozen=True, slots=True)
 class _Strings:
-    """Text or bytes, which end with a 00."""
+    """Text or bytes, terminated by 00."""
 
     code: int
     cells: Cells
@@ -98,18 +97,18 @@ class _Strings:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Elements of one width, ready to be copied."""
+    """Encoded elements of one width."""
 
-    made: npt.NDArray[np.uint8]
-    """A line for each row, its type code first."""
+    encoded: npt.NDArray[np.uint8]
+    """One row of bytes for each element, with its type code first."""
 
     present: npt.NDArray[np.bool_]
 
     def measure(self, sizes: npt.NDArray[np.int64]) -> None:
-        sizes += np.where(self.present, self.made.shape[1], 1)
+        sizes += np.where(self.present, self.encoded.shape[1], 1)
 
     def write(self, out: npt.NDArray[np.uint8], cursor: npt.NDArray[np.int64]) -> None:
-        _write_fixed(self.made, self.present, out, cursor)
+        _write_fixed(self.encoded, self.present, out, cursor)
 
 
 def _elements(column: pa.Array, number: int) -> _Integers | _Strings | _Fixed:
@@ -125,7 +124,7 @@ def _elements(column: pa.Array, number: int) -> _Integers | _Strings | _Fixed:
         )
     if pa.types.is_signed_integer(kind):
         signed = raw_values(column, kind.to_pandas_dtype()).astype(np.int64)
-        low = np.abs(signed).view(np.uint64)  # The lowest stays itself, and is then 2 ** 63.
+        low = np.abs(signed).view(np.uint64)  # abs() of the minimum is itself, as unsigned 2 ** 63.
         return _Integers(signed < 0, np.zeros_like(low), low, present)
     if pa.types.is_unsigned_integer(kind):
         low = raw_values(column, kind.to_pandas_dtype()).astype(np.uint64)
@@ -139,7 +138,9 @@ def _elements(column: pa.Array, number: int) -> _Integers | _Strings | _Fixed:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _Strings(TEXT, Cells.of(column), present)
     if isinstance(kind, pa.UuidType):
-        return _Fixed(_coded(raw_values(column.storage, np.uint8).reshape(-1, 16), UUIDS), present)
+        return _Fixed(
+            _with_code(raw_values(column.storage, np.uint8).reshape(-1, 16), UUIDS), present
+        )
     if (
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
@@ -148,9 +149,9 @@ def _elements(column: pa.Array, number: int) -> _Integers | _Strings | _Fixed:
         return _Strings(BYTES, Cells.of(column), present)
     raise PackedError(
         f"column {number} is of type {kind}, which has no packed form",
-        detail="Packed are null, bool, integers, decimal128 of scale 0, float32, float64, text,"
-        " bytes and uuid.",
-        hint="Cast it to one of them first, a time or a decimal to text for example.",
+        detail="Types with a packed form are null, bool, integers, decimal128 of scale 0, float32,"
+        " float64, text, bytes and uuid.",
+        hint="Cast the column first, for example a timestamp or a decimal to text.",
     )
 
 
@@ -171,19 +172,19 @@ def _floats(bits: npt.NDArray[Any], code: int) -> npt.NDArray[np.uint8]:
     top = bits.dtype.type(1 << (8 * bits.itemsize - 1))
     ordered = np.where(bits & top, ~bits, bits ^ top)
     swapped = ordered.astype(ordered.dtype.newbyteorder(">"))
-    return _coded(swapped.view(np.uint8).reshape(len(bits), bits.itemsize), code)
+    return _with_code(swapped.view(np.uint8).reshape(len(bits), bits.itemsize), code)
 
 
-def _coded(held: npt.NDArray[np.uint8], code: int) -> npt.NDArray[np.uint8]:
-    made = np.empty((len(held), held.shape[1] + 1), np.uint8)
-    made[:, 0] = code
-    made[:, 1:] = held
-    return made
+def _with_code(values: npt.NDArray[np.uint8], code: int) -> npt.NDArray[np.uint8]:
+    encoded = np.empty((len(values), values.shape[1] + 1), np.uint8)
+    encoded[:, 0] = code
+    encoded[:, 1:] = values
+    return encoded
 
 
 @compiled
 def _bytes_of(word):  # type: ignore[no-untyped-def]
-    """How many bytes a number needs, zero for zero."""
+    """Return the number of bytes of a word without leading zeros; 0 for zero."""
     size = 0
     for k in range(8):
         size += word >> np.uint64(8 * k) != _0
@@ -257,13 +258,13 @@ def _write_strings(code, data, offsets, present, out, cursor):  # type: ignore[n
 
 
 @compiled
-def _write_fixed(made, present, out, cursor):  # type: ignore[no-untyped-def]
-    width = made.shape[1]
+def _write_fixed(encoded, present, out, cursor):  # type: ignore[no-untyped-def]
+    width = encoded.shape[1]
     for i in range(len(present)):
         at = cursor[i]
         if present[i]:
             for k in range(width):
-                out[at + k] = made[i, k]
+                out[at + k] = encoded[i, k]
             cursor[i] = at + width
         else:
             out[at] = 0

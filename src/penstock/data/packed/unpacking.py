@@ -1,8 +1,8 @@
-"""Packed tuples into columns.
+"""Unpacking to Arrow columns.
 
-Every row has a cursor. A column reads one element from each row and moves the
-cursors on. The compiled readers only tell which row they do not take; what is
-wrong with it, the plain reader finds out.
+Every row has a cursor. Each column reads one element from every row and advances the cursors. A
+compiled kernel returns only the number of a row that it rejects. The Python reader then finds the
+reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.data.packed.cells import MOST_BYTES, Cells, packed_cells
+from penstock.data.packed.element_kernels import (
+    read_bools,
+    read_doubles,
+    read_fixed,
+    read_integers,
+    read_strings,
+)
 from penstock.data.packed.elements import (
     BYTES,
     FLOAT,
@@ -25,13 +32,6 @@ from penstock.data.packed.elements import (
     read_element,
     read_row,
 )
-from penstock.data.packed.reading import (
-    read_bools,
-    read_doubles,
-    read_fixed,
-    read_integers,
-    read_strings,
-)
 from penstock.errors import InternalError
 
 __all__ = ["unpack", "unpack_rows"]
@@ -41,14 +41,13 @@ _NO_CODE: Final = -1
 
 
 def unpack(packed: pa.Array, types: Sequence[pa.DataType]) -> list[pa.Array]:
-    """The elements of each tuple, as columns of `types`.
+    """Return the elements of each tuple as columns of `types`.
 
-    A null is taken by every type. An integer is also taken by float64 if that
-    holds it exactly, because JSON's 1 and 1.0 are one number; no other type
-    takes elements of a kind that it is not packed as.
+    Every type accepts null. float64 also accepts an integer that it represents exactly, because
+    1 and 1.0 are one number in JSON. Other types accept only elements of their own packed type.
 
     Raises:
-        PackedError: a row has other elements than these.
+        PackedError: the elements of a row do not have these types.
     """
     readers = [_reader(kind, element) for element, kind in enumerate(types)]
     tuples = _Tuples.of(packed)
@@ -56,27 +55,29 @@ def unpack(packed: pa.Array, types: Sequence[pa.DataType]) -> list[pa.Array]:
     for element, (kind, read) in enumerate(zip(types, readers, strict=True)):
         try:
             columns.append(read(tuples, kind))
-        except _Refused as refused:
-            raise _explained(tuples.cells[refused.row], refused.row, element, types) from None
+        except _RejectedRow as rejected:
+            raise _explain_rejection(
+                tuples.cells[rejected.row], rejected.row, element, types
+            ) from None
     (longer,) = np.nonzero(tuples.cursor != tuples.ends)
     if len(longer):
         row = int(longer[0])
-        raise _other_number(len(read_row(tuples.cells[row], _named(row))), row, types)
+        raise _wrong_count_error(len(read_row(tuples.cells[row], _tuple_name(row))), row, types)
     return columns
 
 
 def unpack_rows(packed: pa.Array) -> list[tuple[object, ...]]:
-    """Each tuple as `unpack_row` has it.
+    """Return each tuple as `unpack_row` returns it.
 
     Raises:
         PackedError: a row is not a packed tuple.
     """
     cells = packed_cells(packed)
-    return [read_row(cells[row], _named(row)) for row in range(len(cells))]
+    return [read_row(cells[row], _tuple_name(row)) for row in range(len(cells))]
 
 
-class _Refused(Exception):
-    """A row whose element cannot be taken."""
+class _RejectedRow(Exception):
+    """A row with an element that a kernel rejected."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
@@ -85,7 +86,7 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Tuples:
-    """Packed tuples, read up to the cursors."""
+    """Packed tuples, read up to the cursors of the rows."""
 
     cells: Cells
     cursor: npt.NDArray[np.int64]
@@ -100,11 +101,11 @@ class _Tuples:
         return len(self.ends)
 
     def read(self, kernel: Callable[..., int], *args: Any) -> npt.NDArray[np.bool_]:
-        """Let `kernel` read an element of each row. False where it is null."""
+        """Read one element of each row with `kernel`, and return a mask of those not null."""
         present = np.empty(len(self), np.bool_)
         row = kernel(self.cells.data, self.cursor, self.ends, present, *args)
         if row >= 0:
-            raise _Refused(int(row))
+            raise _RejectedRow(int(row))
         return present
 
 
@@ -134,7 +135,7 @@ def _reader(kind: pa.DataType, element: int) -> _Reader:
         return _strings
     raise PackedError(
         f"element {element} cannot be unpacked as {kind}, which has no packed form",
-        hint="Unpack it as it was packed, and cast the column.",
+        hint="Unpack the element with its packed type, and cast the column.",
     )
 
 
@@ -184,7 +185,6 @@ def _uuids(tuples: _Tuples, kind: pa.DataType) -> pa.Array:
 
 
 def _strings(tuples: _Tuples, kind: pa.DataType) -> pa.Array:
-    """Text or bytes."""
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     held = np.empty(int((tuples.ends - tuples.cursor).sum()), np.uint8)
@@ -192,7 +192,7 @@ def _strings(tuples: _Tuples, kind: pa.DataType) -> pa.Array:
     present = tuples.read(read_strings, TEXT if text else BYTES, held, offsets)
     if offsets[-1] > MOST_BYTES and not large:
         raise PackedError(
-            f"{offsets[-1]} bytes are too many for a column of {kind}",
+            f"{offsets[-1]} bytes do not fit a column of type {kind}",
             hint="Unpack fewer rows at once, or unpack as large_string or large_binary.",
         )
     bounds = pa.py_buffer(offsets if large else offsets.astype(np.int32))
@@ -204,7 +204,7 @@ def _strings(tuples: _Tuples, kind: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid:
         for row in range(len(column)):
             if not _casts(column.slice(row, 1), kind):
-                raise _Refused(row) from None
+                raise _RejectedRow(row) from None
         raise
 
 
@@ -225,34 +225,37 @@ def _bitmap(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
 
 
-def _explained(data: bytes, row: int, element: int, types: Sequence[pa.DataType]) -> PackedError:
-    """What is wrong with an element that a kernel did not take."""
+def _explain_rejection(
+    data: bytes, row: int, element: int, types: Sequence[pa.DataType]
+) -> PackedError:
+    """Return the error for an element that a kernel rejected."""
     at, value = 0, None
     for number in range(element + 1):
         if at == len(data):
-            return _other_number(number, row, types)
+            return _wrong_count_error(number, row, types)
         try:
             value, at = read_element(data, at)
         except Malformed as error:
             return PackedError(
-                f"element {number} of {_named(row)} is malformed",
-                detail=f"{error.why} at byte {error.at} of {len(data)}.",
-                hint="Give the bytes as they were packed, whole.",
+                f"element {number} of {_tuple_name(row)} is malformed",
+                detail=f"{error.reason} at byte {error.offset} of {len(data)}.",
+                hint="Give all bytes of the packed tuple, unchanged.",
             )
     if value is None:
-        raise InternalError(f"element {element} of {_named(row)} was not read, and is null")
+        raise InternalError(f"element {element} of {_tuple_name(row)} is null and was rejected")
     return PackedError(
-        f"element {element} of {_named(row)} is {kind_of(value)} that {types[element]} cannot hold",
-        hint="Unpack with the types that were packed, or use unpack_rows, which needs none.",
+        f"element {element} of {_tuple_name(row)} is {kind_of(value)}, "
+        f"which {types[element]} cannot hold",
+        hint="Unpack with the packed types, or use unpack_rows, which needs no types.",
     )
 
 
-def _other_number(number: int, row: int, types: Sequence[pa.DataType]) -> PackedError:
+def _wrong_count_error(number: int, row: int, types: Sequence[pa.DataType]) -> PackedError:
     return PackedError(
-        f"{_named(row)} has {number} elements, not {len(types)}",
-        hint="Name a type for each element that was packed.",
+        f"{_tuple_name(row)} has {number} elements, not {len(types)}",
+        hint="Give one type for each packed element.",
     )
 
 
-def _named(row: int) -> str:
+def _tuple_name(row: int) -> str:
     return f"the packed tuple in row {row}"

@@ -1,4 +1,4 @@
-"""Rows of every type have a JSON line."""
+"""Rows of every type as JSON lines."""
 
 import json
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from penstock.data import BIGINT, UNIT, stored_schema
 ODD = 1_600_000_000_000_000_001
 
 
-def printed(column: pa.Array, codecs: tuple[tuple[str, int], ...] = ()) -> list[Any]:
+def json_values(column: pa.Array, codecs: tuple[tuple[str, int], ...] = ()) -> list[Any]:
     ones = [1] * len(column)
     table = pa.table([column, ones, ones], schema=stored_schema(pa.schema([("c", column.type)])))
     collection = SimpleNamespace(schemas=[SimpleNamespace(codecs=codecs)])
@@ -22,7 +22,7 @@ def printed(column: pa.Array, codecs: tuple[tuple[str, int], ...] = ()) -> list[
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "shown"),
+    ("kind", "value", "expected"),
     [
         (pa.list_(pa.timestamp("ns")), [ODD], ["2020-09-13 12:26:40.000000001"]),
         (pa.list_(pa.timestamp("ns"), 1), [ODD], ["2020-09-13 12:26:40.000000001"]),
@@ -35,11 +35,11 @@ def printed(column: pa.Array, codecs: tuple[tuple[str, int], ...] = ()) -> list[
     ],
     ids=str,
 )
-def test_times_inside_other_values_are_printed_whole(kind, value, shown):
-    assert printed(pa.array([value, None], kind)) == [shown, None]
+def test_json_line_of_nested_times_is_exact(kind, value, expected):
+    assert json_values(pa.array([value, None], kind)) == [expected, None]
 
 
-def test_a_very_large_integer_is_a_number():
+def test_json_line_of_large_integer_is_a_number():
     stored = BIGINT.encode(-(10**5000))
     codecs = ((BIGINT.name, 1), (UNIT.name, 1))
-    assert printed(pa.array([stored]), codecs) == ["-1" + "0" * 5000]
+    assert json_values(pa.array([stored]), codecs) == ["-1" + "0" * 5000]

@@ -1,10 +1,9 @@
-"""One element of each row, in compiled code.
+"""Compiled kernels that read one element of each row.
 
-Every kernel takes the bytes, a cursor for each row and where the rows end,
-fills in which elements are not null and what they hold, and moves the cursors
-behind them. It answers the first row whose element is not what it reads, or
--1. It never reads beyond a row, whatever the bytes say, and leaves it to
-others to find out what is wrong.
+A kernel receives the bytes, a cursor for each row and the ends of the rows. It writes a mask of
+the elements that are not null and their values, and advances the cursors. It returns the first
+row with an element of another type, or -1. A kernel never reads beyond the end of a row. Its
+caller finds out the reason for a rejected element.
 """
 
 from math import ldexp
@@ -21,7 +20,7 @@ _0: Final = np.uint64(0)
 _8: Final = np.uint64(8)
 _TOP: Final = np.uint64(1 << 63)
 _EXACT: Final = np.uint64(1 << 53)
-"""From here on a float does not hold every integer."""
+"""Above this, a double does not represent every integer."""
 
 
 @compiled_when_large
@@ -91,9 +90,9 @@ def read_strings(data, cursor, ends, present, code, held, offsets):  # type: ign
 
 @compiled_when_large
 def _integer_at(data, at, end):  # type: ignore[no-untyped-def]
-    """Where the bytes of an integer start and end, and what they are inverted with.
+    """Return start and end of the bytes of an integer, and the mask that inverts them.
 
-    The start is -1 if there is no integer, and behind zeros that lead.
+    The start is after leading zeros. A start of -1 means that the element is not an integer.
     """
     code = data[at]
     flip = np.uint8(0xFF if code < ZERO else 0)
@@ -173,8 +172,8 @@ def read_doubles(data, cursor, ends, present, bits, floats):  # type: ignore[no-
         start, end, flip = _integer_at(data, at, ends[i])
         if start < 0:
             return i
-        # The first of eight bytes is not zero, so they fill a float, and the
-        # others must be zero.
+        # The first of eight bytes is not zero, so they fill the mantissa. The other bytes must
+        # be zero.
         for k in range(start, min(end, start + 8)):
             word = (word << _8) | np.uint64(data[k] ^ flip)
         for k in range(start + 8, end):
@@ -182,9 +181,9 @@ def read_doubles(data, cursor, ends, present, bits, floats):  # type: ignore[no-
                 return i
         if word and word // (word & (_0 - word)) >= _EXACT:
             return i
-        found = ldexp(float(word), 8 * max(end - start - 8, 0))
-        if found == np.inf:
+        value = ldexp(float(word), 8 * max(end - start - 8, 0))
+        if value == np.inf:
             return i
-        floats[i] = -found if flip and word else found
+        floats[i] = -value if flip and word else value
         cursor[i] = end
     return -1
