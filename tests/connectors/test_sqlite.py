@@ -800,6 +800,20 @@ def test_commit_to_file_that_is_gone_raises_refused(path, harm, file):
     stream.close()
 
 
+def test_commit_to_folder_that_was_replaced_by_a_file_raises_refused(tmp_path):
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "target.db"
+    target = Target(path)
+    target.apply()
+    stream = target.open()
+    stream.store(iter([target.documents({"id": 1})]))
+    path.parent.rename(tmp_path / "moved")
+    path.parent.write_text("a file in the place of the folder")
+    with pytest.raises(Refused, match='target.db" was deleted while it was open'):
+        stream.start_commit(b"lost")
+    stream.close()
+
+
 def test_commit_during_which_the_file_goes_is_not_acknowledged(path, monkeypatch):
     target = Target(path)
     target.apply()

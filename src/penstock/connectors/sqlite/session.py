@@ -285,8 +285,13 @@ def _primary_code(error: sqlite3.Error) -> int:
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; None if there is no file at its path."""
     try:
-        found = file.stat()
-    except FileNotFoundError:
+        status = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    except OSError as error:
+        raise TransientError(
+            f'could not read the status of SQLite file "{file}"', detail=str(error)
+        ) from error
+    return status.st_dev, status.st_ino
