@@ -809,7 +809,7 @@ def test_commit_to_folder_that_was_replaced_by_a_file_raises_refused(tmp_path):
     stream.store(iter([target.documents({"id": 1})]))
     path.parent.rename(tmp_path / "moved")
     path.parent.write_text("a file in the place of the folder")
-    with pytest.raises(Refused, match='target.db" was deleted while it was open'):
+    with pytest.raises(Refused, match=r'target\.db" was deleted while it was open'):
         stream.start_commit(b"lost")
     stream.close()
 
