@@ -232,6 +232,20 @@ def test_disconnected_source_has_no_lag_and_is_not_ready(shop, served):
     ]
 
 
+@pytest.mark.parametrize("state", ["starting", "restarting", "paused"])
+def test_source_that_does_not_run_has_no_lag(shop, served, state):
+    shop.tick()
+    shop.tasks["shop"]["state"] = state
+    [source] = ask(served.url, "/api/state").json["sources"]
+    assert (source["lag_ms"], source["lag_bytes"]) == (None, None)
+
+
+def test_materialization_without_a_transaction_has_no_lag(shop, served):
+    shop.tick()
+    [sink] = ask(served.url, "/api/state").json["materializations"]
+    assert sink["lag_ms"] is None
+
+
 def test_degraded_materialization_is_ready_and_names_collection_time_and_remedy(shop, served):
     shop.tick()
     shop.commit(1)

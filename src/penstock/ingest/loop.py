@@ -70,6 +70,7 @@ LAG: Final = ("lag_bytes", "lag_ms", "lag_records")
 """Status fields that the last probe measured."""
 
 OPENING: Final = "opening"
+NOT_YET: Final = "the connection is being opened"
 RETRYING: Final = "retrying"
 STOPPED: Final = "stopped"
 """Phases that the loop sets, because the source is not open."""
@@ -135,6 +136,8 @@ class IngestLoop:
 
         self._fenced: Fenced | None = None
         self._over = threading.Event()
+        # The status of the previous run does not apply: upstream has not answered yet.
+        self._put_status(phase=OPENING, waits_for="", error=None, **self._disconnected(NOT_YET))
 
     @property
     def bound(self) -> Frontier | None:
@@ -170,9 +173,6 @@ class IngestLoop:
         verifier.start()
         self._source.use_stop(stop)
         try:
-            if self.status().get("phase") in (RETRYING, STOPPED):
-                # The status of the previous process is outdated.
-                self._put_status(phase=OPENING, waits_for="", error=None)
             while not stop.is_set():
                 try:
                     self._open()
@@ -184,25 +184,25 @@ class IngestLoop:
                     self._memory.put({"status": self._status(self._upper)})
                     break
                 except TransientError as error:
+                    # SUBTLE: the status is written before the log line. A fenced process fails
+                    # there, and reports only that.
                     if stop.is_set():
+                        self._put_status(waits_for="", **self._disconnected(_reason(error)))
                         log.warning(
                             "stopped before the tick was complete",
                             extra=fields(source=self.name, error=str(error), detail=error.detail),
                         )
-                        self._put_status(waits_for="", **self._disconnected(error))
                         break
                     if once and not self._opened:
                         raise  # Upstream may not exist; `once` does not wait for it.
                     pause = next(pauses)
+                    reason = _reason(error)
+                    self._put_status(phase=RETRYING, waits_for=reason, **self._disconnected(reason))
                     log.warning(
                         "source disconnected; retrying",
                         extra=fields(
                             source=self.name, error=str(error), detail=error.detail, pause_ms=pause
                         ),
-                    )
-                    waits_for = f"{error}. {error.detail}".strip()
-                    self._put_status(
-                        phase=RETRYING, waits_for=waits_for, **self._disconnected(error)
                     )
                     self._source.close()
                     self._clock.wait(stop, pause)
@@ -219,7 +219,7 @@ class IngestLoop:
         if self._fenced is not None:
             raise self._fenced
 
-    def _disconnected(self, error: TransientError) -> dict[str, Any]:
+    def _disconnected(self, reason: str) -> dict[str, Any]:
         """Return the status fields with the time and reason of the disconnection."""
         status = self.status()
         since = None if status.get("connected") else status.get("disconnected_since_ms")
@@ -227,7 +227,7 @@ class IngestLoop:
             **self._unknown_lag(),
             "connected": False,
             "disconnected_since_ms": since or self._clock.now_ms(),
-            "disconnected_reason": f"{error}. {error.detail}".strip(),
+            "disconnected_reason": reason,
         }
 
     def _unknown_lag(self) -> dict[str, None]:
@@ -488,3 +488,7 @@ class IngestLoop:
             status = {"kind": self._source.kind, **self.status(), **changes}
             status["written_ms"] = self._clock.now_ms()
             self._memory.put({"status": status})
+
+
+def _reason(error: TransientError) -> str:
+    return f"{error}. {error.detail}".strip()

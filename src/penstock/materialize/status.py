@@ -38,7 +38,7 @@ class Status:
     upper: int = 0
     """Everything below it is at the endpoint."""
 
-    lag_ms: int = 0
+    lag_ms: int | None = None
     """How far the collections have gone on meanwhile."""
 
     waits_for: str = ""
@@ -134,7 +134,7 @@ class Status:
     ) -> None:
         """Take in how far the collections are; `stopped` is why it does not continue."""
         self.upper = reached
-        self.lag_ms = max(0, ready.upper - reached) if reached else 0
+        self.lag_ms = max(0, ready.upper - reached) if reached else None
         self.waits_for = ready.behind
         self.degraded = dict(ready.errored) if leaves_behind else {}
         self.stopped = "" if stopped is None else str(stopped)

@@ -18,7 +18,6 @@ Found = Mapping[str, Any]
 
 DELIVERING: Final = ("following", "storing", "degraded")
 LAGS: Final = ("lag_ms", "lag_bytes", "lag_records")
-LIVE: Final = ("starting", "running", "restarting", "paused")
 
 
 def state_of(
@@ -33,7 +32,7 @@ def state_of(
     collections = [_collection(each, where) for where in found for each in where["collections"]]
     uppers = {each["name"]: each["upper"] for each in collections}
     for each in sources:
-        if each["state"] not in LIVE or each.get("connected") is False:
+        if each["state"] != "running" or each.get("connected") is False:
             # Nothing is known of upstream, so nothing of the distance to it.
             each |= {key: None for key in LAGS if key in each or key == "lag_ms"}
         elif each["lag_ms"] is None and each.get("as_of") is not None:
@@ -171,9 +170,14 @@ def _collection(found: Mapping[str, Any], where: Found) -> dict[str, Any]:
 HOLD: Final = ("owner", "kind", "age_ms", "unchanged_ms")
 
 
-def _lag_ms(materialization: Mapping[str, Any], uppers: Mapping[str, int]) -> int:
-    """How far the collections have gone on; by its own word it may have stopped counting."""
-    upper = materialization.get("upper") or 0
+def _lag_ms(materialization: Mapping[str, Any], uppers: Mapping[str, int]) -> int | None:
+    """Return how far the collections are ahead; None before the first transaction.
+
+    The lag in the status is that of the last look of the materialization, which may be old.
+    """
+    upper: int = materialization.get("upper") or 0
+    if not upper:
+        return None
     told: int = materialization.get("lag_ms") or 0
     behind = materialization.get("left_behind") or ()
     reached = [
@@ -181,7 +185,7 @@ def _lag_ms(materialization: Mapping[str, Any], uppers: Mapping[str, int]) -> in
         for binding in materialization.get("bindings", ())
         if (name := binding["collection"]) in uppers and name not in behind and uppers[name] < END
     ]
-    return max([told, min(reached) - upper] if reached and upper else [told])
+    return max([told, min(reached) - upper] if reached else [told])
 
 
 def _error(error: Any) -> dict[str, str] | None:
