@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from penstock.cli.stopping import FENCED
 from penstock.deadlines import stop_timeout_s
 from penstock.errors import UsageError
 
@@ -47,10 +48,15 @@ with stop_in_time(stop, lambda: ['Source "shop" has not ended.']):
 """
 
 
-def hanging(**environment: str) -> "subprocess.Popen[str]":
+HANGING_FENCED = HANGING.replace(
+    "has not ended.']", "has not ended.'], lambda: Fenced('was fenced', hint='Stop one.')"
+).replace("import sys", "from penstock.errors import Fenced\nimport sys")
+
+
+def hanging(program: str = HANGING, **environment: str) -> "subprocess.Popen[str]":
     """A process that never ends by itself, once it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HANGING],
+        [sys.executable, "-c", program],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -68,6 +74,14 @@ def test_process_that_hangs_ends_at_the_stop_deadline_and_names_the_task() -> No
     assert process.returncode == 1
     assert "error: could not stop within 0.1 s\n" in errors
     assert 'detail: Source "shop" has not ended.\n' in errors
+
+
+def test_fenced_process_that_hangs_reports_only_that_and_exits_with_3() -> None:
+    with hanging(HANGING_FENCED, PENSTOCK_STOP_TIMEOUT="0.1") as process:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == FENCED == 3
+    assert errors == "error: was fenced\nhint: Stop one.\n"
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])

@@ -24,6 +24,9 @@ class Runs:
         self.told: dict[str, Any] = dict(STATUS)
         self.looked = threading.Event()
 
+    def fenced(self) -> None:
+        return None
+
     def status(self) -> dict[str, Any]:
         self.looked.set()
         return {"local": dict(self.told)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, TypeAlias
 
 import typer
 
+from penstock.cli.logs import only_errors_if
 from penstock.cli.options import AsJson, File
 from penstock.cli.stopping import stop_in_time, stop_on_signals
 from penstock.cli.telling import Teller
@@ -14,6 +15,7 @@ from penstock.cli.telling import Teller
 if TYPE_CHECKING:
     from penstock.catalog.diff import Change
     from penstock.catalog.objects import Type
+    from penstock.errors import Fenced
     from penstock.pipeline.running import Running
 
 __all__ = ["follows", "print_change"]
@@ -95,8 +97,13 @@ def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]]
             if not as_json:
                 sys.stderr.write(f"the page is at {url}\n")
 
+        def fenced() -> "Fenced | None":
+            return next((error for running in started if (error := running.fenced())), None)
+
         with (
-            stop_in_time(stop, unfinished),
+            stop_in_time(stop, unfinished, fenced),
+            # The tasks of a fenced process fail for no other reason.
+            only_errors_if(lambda: fenced() is not None),
             page_beside(pipeline.location, http, served=served, await_address=take_over) as page,
         ):
 

@@ -3,12 +3,14 @@
 import json
 import logging
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from penstock.errors import UsageError
 
-__all__ = ["FieldsFormatter", "JsonFormatter", "log_to_stderr"]
+__all__ = ["FieldsFormatter", "JsonFormatter", "log_to_stderr", "only_errors_if"]
 
 FORMAT: Final = "PENSTOCK_LOG_FORMAT"
 LEVEL: Final = "PENSTOCK_LOG_LEVEL"
@@ -60,6 +62,23 @@ def log_to_stderr() -> None:
     handler.addFilter(_is_not_from_py4j)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("penstock").setLevel(level.upper())
+
+
+@contextmanager
+def only_errors_if(condition: Callable[[], bool]) -> Iterator[None]:
+    """In the block, drop log lines below ERROR while `condition` holds."""
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR or not condition()
+
+    handlers = logging.getLogger().handlers
+    for handler in handlers:
+        handler.addFilter(passes)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(passes)
 
 
 def _is_not_from_py4j(record: logging.LogRecord) -> bool:

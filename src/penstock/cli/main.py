@@ -8,7 +8,7 @@ output may go away, as in `penstock tail … | head`: that is success.
 """
 
 import sys
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -30,16 +30,13 @@ from penstock.cli.release import release
 from penstock.cli.resync import resync
 from penstock.cli.schema import schema
 from penstock.cli.status import status
-from penstock.cli.stopping import exit_in_time
+from penstock.cli.stopping import FENCED, exit_in_time
 from penstock.cli.tail import tail
 from penstock.cli.up import up
 from penstock.cli.verify import verify
 from penstock.errors import Fenced, PenstockError
 
 __all__ = ["app", "main"]
-
-FENCED: Final = 3
-"""Whoever starts processes again must not start one whose place another has taken."""
 
 app = typer.Typer(
     name="penstock",

@@ -10,9 +10,14 @@ from typing import Final, NoReturn
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.deadlines import STOP_TIMEOUT_S, stop_timeout_s
-from penstock.errors import UsageError
+from penstock.errors import Fenced, UsageError
 
-__all__ = ["exit_in_time", "stop_in_time", "stop_on_signals"]
+__all__ = ["FENCED", "exit_in_time", "stop_in_time", "stop_on_signals"]
+
+FENCED: Final = 3
+"""Exit status of a fenced process: a supervisor must not start it again."""
+
+RESUMES: Final = "What is durable stays; the next start resumes from it."
 
 BURST_MS: Final = 1_000
 """Signals this soon after the first one count as one: a terminal and a supervisor may both send."""
@@ -45,10 +50,15 @@ def stop_on_signals(stop: threading.Event) -> None:
 
 
 @contextmanager
-def stop_in_time(stop: threading.Event, unfinished: Callable[[], Sequence[str]]) -> Iterator[None]:
+def stop_in_time(
+    stop: threading.Event,
+    unfinished: Callable[[], Sequence[str]],
+    fenced: Callable[[], Fenced | None] = lambda: None,
+) -> Iterator[None]:
     """End the process if the block still runs when the stop deadline after `stop` has passed.
 
-    `unfinished` names what the process could not finish.
+    `unfinished` names what the process could not finish. A `fenced` process reports that error
+    and exits with its status.
     """
     done = threading.Event()
     timeout_s = stop_timeout_s()
@@ -56,6 +66,9 @@ def stop_in_time(stop: threading.Event, unfinished: Callable[[], Sequence[str]])
     def watch() -> None:
         while not done.is_set():
             if stop.wait(0.2) and not done.wait(timeout_s):
+                if (error := fenced()) is not None:
+                    details = [f"detail: {error.detail}"] if error.detail else []
+                    _exit(str(error), *details, hint=error.hint, status=FENCED)
                 _exit(
                     f"could not stop within {timeout_s:g} s",
                     *(f"detail: {line}" for line in unfinished()),
@@ -86,13 +99,12 @@ def exit_in_time(status: int) -> None:
     threading.Thread(target=watch, name="exit deadline", daemon=True).start()
 
 
-def _exit(*lines: str, status: int) -> NoReturn:
+def _exit(*lines: str, hint: str = RESUMES, status: int) -> NoReturn:
     """End the process without waiting for anything; durable state is as after a crash."""
     message, *details = lines
-    hint = "hint: What is durable stays; the next start resumes from it."
     with suppress(OSError):
         os.write(
             sys.__stderr__.fileno() if sys.__stderr__ else 2,
-            "\n".join([f"error: {message}", *details, hint, ""]).encode(),
+            "\n".join([f"error: {message}", *details, f"hint: {hint}", ""]).encode(),
         )
     os._exit(status)

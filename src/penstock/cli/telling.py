@@ -55,7 +55,7 @@ class Teller:
             ):
                 self._stop.set()
         self._copies.close()
-        if not self._as_json:
+        if not self._as_json and running.fenced() is None:
             with suppress(OSError):
                 sys.stderr.write("stopping; what is under way is brought to its end\n")
 

@@ -129,6 +129,11 @@ class Running:
                     found.update(client.state.listed())
         return frozenset(found)
 
+    def fenced(self) -> Fenced | None:
+        """Return the error of a task that another process has taken over; None without one."""
+        errors = [task.error for task in self.tasks.values()]
+        return next((error for error in errors if isinstance(error, Fenced)), None)
+
     def unfinished(self) -> list[str]:
         """Return a sentence for each task that has not ended, with what it waits for."""
         lines = []
