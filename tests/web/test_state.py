@@ -349,7 +349,7 @@ def test_a_password_in_the_pipeline_is_nowhere_to_be_seen(tmp_path, clock):
         begun.set()
 
     thread = threading.Thread(
-        target=penstock.ingest.run, args=(str(file),), kwargs={"stop": stop, "told": told}
+        target=penstock.ingest.run, args=(str(file),), kwargs={"stop": stop, "on_start": told}
     )
     thread.start()
     try:
