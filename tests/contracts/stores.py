@@ -13,7 +13,7 @@ from penstock.durable.blob import Blob
 from penstock.durable.files import FileBlob
 from penstock.durable.location import open_blob
 from penstock.durable.memory import MemoryBlob, Shelf
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.testing.stores import PowerCutDisk, UnreliableBlob
 
 Opener = Callable[[], Blob]
@@ -39,9 +39,9 @@ def opener_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Open
             url = request.getfixturevalue("object_url")
             return lambda: open_blob(url, writing=True)
         case "steady":
-            return lambda: SteadyBlob(MemoryBlob(shelf), EagerClock(), chance)
+            return lambda: RetryingBlob(MemoryBlob(shelf), EagerClock(), chance)
         case _:
-            return lambda: SteadyBlob(
+            return lambda: RetryingBlob(
                 UnreliableBlob(MemoryBlob(shelf), chance=chance), EagerClock(), chance
             )
 

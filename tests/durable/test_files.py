@@ -18,7 +18,7 @@ from penstock.durable.blob import Blob
 from penstock.durable.disk import OsDisk
 from penstock.durable.files import FileBlob
 from penstock.durable.location import children, open_blob
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.errors import (
     DeterminateError,
     DurabilityLost,
@@ -178,7 +178,7 @@ def test_a_location_that_disappeared_is_not_begun_anew(
     tmp_path: Path, used: Callable[[str], Blob]
 ) -> None:
     folder = tmp_path / "store"
-    blob = SteadyBlob(used(f"file:{folder}"), EagerClock(), random.Random(1))
+    blob = RetryingBlob(used(f"file:{folder}"), EagerClock(), random.Random(1))
     shutil.rmtree(folder)
     with pytest.raises(StoreRefused, match=f'folder "{folder}" of location .* has disappeared'):
         blob.create("log/1", b"y")

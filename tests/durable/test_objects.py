@@ -14,7 +14,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.durable.blob import Blob
 from penstock.durable.location import children, open_blob
 from penstock.durable.objects import UPLOAD_BYTES
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.errors import (
     DeterminateError,
     IndeterminateError,
@@ -209,7 +209,7 @@ def test_create_in_suspended_store_is_repeated_and_succeeds_once(
     """The store carries out the first attempt when it continues, or does not; both are ours."""
     # A create takes the server a second, and longer while it catches up.
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "5")
-    blob = SteadyBlob(open_blob(object_url, writing=True), SYSTEM_CLOCK, random.Random(3))
+    blob = RetryingBlob(open_blob(object_url, writing=True), SYSTEM_CLOCK, random.Random(3))
     assert blob.create("before", b"x")
     assert object_server.process is not None
     object_server.process.send_signal(signal.SIGSTOP)

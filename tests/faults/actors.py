@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.durable import open_blob
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.errors import Corruption, Fenced, InternalError, PenstockError, UsageError
 from penstock.persist import (
     TEXT,
@@ -175,7 +175,7 @@ class _Process:
         blob: Any = open_blob(self.url, writing=writer is not None)
         if "unreliable" in self.options:
             blob = UnreliableBlob(blob, chance=Mostly(self.chance.getrandbits(32)))
-        steady = SteadyBlob(
+        steady = RetryingBlob(
             blob,
             self.settings.clock,
             self.settings.chance,

@@ -18,7 +18,7 @@ from msgspec import structs
 from penstock.durable import Blob
 from penstock.durable.files import FileBlob
 from penstock.durable.log import Log, Marks, entry_key
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.errors import Corruption, DeterminateError, IndeterminateError
 from penstock.persist import machine as machine_module
 from penstock.persist import state as state_module
@@ -104,7 +104,7 @@ def sweep_reads_state_first() -> Any:
 def missing_means_failed() -> Any:
     """Row 3: after a lost answer, "not there" is taken for "not written"."""
 
-    def create(self: SteadyBlob, key: str, data: bytes) -> bool:
+    def create(self: RetryingBlob, key: str, data: bytes) -> bool:
         try:
             return self._inner.create(key, data)
         except IndeterminateError as error:
@@ -112,7 +112,7 @@ def missing_means_failed() -> Any:
                 raise DeterminateError(f'"{key}" was not written') from error
             return self._inner.get(key) == data
 
-    return mock.patch.object(SteadyBlob, "create", create)
+    return mock.patch.object(RetryingBlob, "create", create)
 
 
 @_bug
@@ -121,7 +121,7 @@ def new_bytes_on_retry() -> Iterator[None]:
     """Row 3: an attempt in doubt is made again from the start, under a new token."""
     commit = Machine.commit
 
-    def impatient(self: SteadyBlob, key: str, data: bytes) -> bool:
+    def impatient(self: RetryingBlob, key: str, data: bytes) -> bool:
         return self._inner.create(key, data)
 
     def commit_again(self: Machine, plan: Any) -> tuple[State, State]:
@@ -130,7 +130,7 @@ def new_bytes_on_retry() -> Iterator[None]:
                 return commit(self, plan)
 
     with (
-        mock.patch.object(SteadyBlob, "create", impatient),
+        mock.patch.object(RetryingBlob, "create", impatient),
         mock.patch.object(Machine, "commit", commit_again),
     ):
         yield

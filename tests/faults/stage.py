@@ -15,7 +15,7 @@ from typing import Any
 from penstock.durable import Blob
 from penstock.durable.blob import Listed
 from penstock.durable.memory import MemoryBlob, Shelf
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.errors import IndeterminateError, PenstockError, StoreRefused
 from penstock.persist import TEXT, UNIT, Client, Collection, Settings
 from penstock.persist.maintenance import Maintenance
@@ -206,7 +206,7 @@ class Stage:
         blob = HookBlob(inner or self.store(clock))
         self.seed += 1
         chosen = replace(self.settings, clock=clock, chance=random.Random(self.seed), **settings)
-        steady = SteadyBlob(blob, clock, chosen.chance, patience_ms=chosen.patience_ms)
+        steady = RetryingBlob(blob, clock, chosen.chance, patience_ms=chosen.patience_ms)
         recorder = Recorder(who)
         self.recorders.append(recorder)
         client = Client(steady, chosen, writer=writer, hold=hold)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.durable.files import FileBlob
 from penstock.durable.location import open_blob
-from penstock.durable.unfinished import new_name
+from penstock.durable.temp_names import new_name
 from tests.durable.children import contents_of, line_of, names_in, started
 from tests.durable.eager_clock import EagerClock
 

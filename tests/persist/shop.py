@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.durable.memory import MemoryBlob, Shelf
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.persist import Client, Settings
 from penstock.testing.clocks import ManualClock
 
@@ -39,7 +39,7 @@ def opened(
     """A client on what lies on `shelf`; `wrap` may put something between the two."""
     settings = by_hand(**changed)
     blob = wrap(MemoryBlob(shelf, name="memory:shop", clock=settings.clock))
-    steady = SteadyBlob(blob, settings.clock, settings.chance, patience_ms=settings.patience_ms)
+    steady = RetryingBlob(blob, settings.clock, settings.chance, patience_ms=settings.patience_ms)
     return Client(steady, settings, writer=writer, hold=hold)
 
 

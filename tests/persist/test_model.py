@@ -39,7 +39,7 @@ import penstock.persist.write
 from penstock.data import DIFF, TIME, stored_schema
 from penstock.durable.memory import MemoryBlob, Shelf
 from penstock.durable.probe import PASSED
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.errors import DeterminateError, Fenced, IndeterminateError, UsageError
 from penstock.persist import (
     END,
@@ -150,8 +150,8 @@ class Persist(RuleBasedStateMachine):
     def store(self) -> MemoryBlob:
         return MemoryBlob(self.shelf, name="memory:model", clock=self.clock)
 
-    def steady(self, blob: Any, patience_ms: int | None = None) -> SteadyBlob:
-        return SteadyBlob(blob, self.clock, self.chance, patience_ms=patience_ms)
+    def steady(self, blob: Any, patience_ms: int | None = None) -> RetryingBlob:
+        return RetryingBlob(blob, self.clock, self.chance, patience_ms=patience_ms)
 
     def settings(self) -> Settings:
         return Settings(
@@ -850,7 +850,7 @@ def says_not_written_of_what_was(patch):
     def outcome(_self, error):
         return DeterminateError(str(error))
 
-    patch.setattr("penstock.durable.steady._Attempts.outcome", outcome)
+    patch.setattr("penstock.durable.retrying_blob._Attempts.outcome", outcome)
 
 
 def lets_the_old_writer_write(patch):

@@ -1,6 +1,6 @@
 """Bytes that survive: keys to bytes (`Blob`), and numbered entries on top (`Log`).
 
-`open_blob` opens a location by its URL; `SteadyBlob` asks again when a store
+`open_blob` opens a location by its URL; `RetryingBlob` retries when a store
 fails; `CachedBlob` reads what is written once and checks it every time. A
 location is probed (`probe.py`) before it is first written to.
 """
@@ -9,7 +9,7 @@ from penstock.durable.blob import Blob, GetBlob, Listed
 from penstock.durable.cache import CachedBlob, CacheStatistics, checksum_of
 from penstock.durable.location import children, disk_error, join, normal, open_blob
 from penstock.durable.log import Log, Marks
-from penstock.durable.steady import Failing, SteadyBlob, SteadyStatistics
+from penstock.durable.retrying_blob import Failing, RetryingBlob, StoreStatistics
 
 __all__ = [
     "Blob",
@@ -20,8 +20,8 @@ __all__ = [
     "Listed",
     "Log",
     "Marks",
-    "SteadyBlob",
-    "SteadyStatistics",
+    "RetryingBlob",
+    "StoreStatistics",
     "checksum_of",
     "children",
     "disk_error",

@@ -28,7 +28,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable.blob import Listed
 from penstock.durable.disk import OS_DISK, Disk
 from penstock.durable.keys import UNFINISHED, checked_key, checked_prefix, word_of_a_key
-from penstock.durable.unfinished import abandoned, new_name
+from penstock.durable.temp_names import is_abandoned, new_name
 from penstock.errors import (
     DeterminateError,
     DurabilityLost,
@@ -152,7 +152,7 @@ class FileBlob:
             for found in self._disk.names(folder):
                 with suppress(*_NOTHING_THERE):
                     _, modified_ms = self._disk.size_and_ctime_ms(f"{folder}/{found.name}")
-                    if abandoned(found.name, age_ms=self._clock.now_ms() - modified_ms):
+                    if is_abandoned(found.name, age_ms=self._clock.now_ms() - modified_ms):
                         self._disk.remove(f"{folder}/{found.name}")
                         swept += 1
         except _NOTHING_THERE:

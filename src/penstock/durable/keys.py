@@ -1,11 +1,9 @@
-"""What an object may be called.
+"""Object keys.
 
-A key is made of words of `[A-Za-z0-9._=-]` joined by `/`, none of which begins
-with a dot. That is what every store takes as it is: no escaping, no case
-trouble, no way out of a folder. Names with a dot are left to the system, which
-puts `.DS_Store` or `.nfs0001` where it likes.
-`tmp/` is left to stores, for what is not finished, and no key is a folder of
-another, since in a folder of files `a` cannot be both.
+A key consists of words of `[A-Za-z0-9._=-]`, joined by `/`. No word begins with a dot. Every store
+accepts such keys without escaping, and they cannot leave a folder. Names with a leading dot, such
+as `.DS_Store` or `.nfs0001`, belong to the operating system. Stores use `tmp/` for temporary files.
+No key is a folder of another key, because a file cannot be a folder too.
 """
 
 import re
@@ -24,18 +22,18 @@ _ONE_WORD: Final = re.compile(_WORD)
 
 
 def checked_key(key: str) -> str:
-    """`key` itself, if an object may be called so."""
+    """Return `key` if it is valid."""
     if _KEY.fullmatch(key) is None:
         raise UsageError(
             f'object key "{key}" is malformed',
-            detail='No key begins with the word "tmp", and no word of one with a dot.',
+            detail='The first word of a key is not "tmp", and no word begins with a dot.',
             hint="Join words of letters, digits, dot, underscore, equals sign and hyphen with /.",
         )
     return key
 
 
 def checked_prefix(prefix: str) -> str:
-    """`prefix` itself, if some key may begin so. Every key begins with the empty one."""
+    """Return `prefix` if it is the beginning of a valid key. The prefix may be empty."""
     if _PREFIX.fullmatch(prefix) is None:
         raise UsageError(
             f'key prefix "{prefix}" is malformed',
@@ -45,5 +43,5 @@ def checked_prefix(prefix: str) -> str:
 
 
 def word_of_a_key(word: str) -> bool:
-    """Whether `word` may stand between the slashes of a key."""
+    """Return whether `word` is a valid word of a key."""
     return _ONE_WORD.fullmatch(word) is not None

@@ -3,7 +3,7 @@
 `create` is a PUT with `If-None-Match: *`, which such a store either honours
 or, worse, ignores; `probe.py` tells which. Credentials, region and endpoint
 come from the usual `AWS_…` environment variables. The client's own retries
-are off, because ours are seen: `SteadyBlob` says what fails and since when.
+are off, because ours are seen: `RetryingBlob` says what fails and since when.
 
 What the client raises was found by experiment (obstore 0.12 against SeaweedFS
 4.48 and a server that answers each status). It has a class for some answers and

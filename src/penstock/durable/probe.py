@@ -29,7 +29,7 @@ def probe(blob: Blob, ids: Callable[[], str], *, racers: int = 16, rounds: int =
     """Check that `blob` creates only once; whether it had to be tried now.
 
     `ids` gives words nobody has used before, so that probes do not meet. Give
-    it a `SteadyBlob`, or a moment's trouble ends the probe with its error.
+    it a `RetryingBlob`, or a moment's trouble ends the probe with its error.
 
     Raises:
         StoreRefused: if the store let two creators win, or lost the winner's bytes.

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from penstock.data import TIME, Codec
 from penstock.data.codec import BUILT_IN
-from penstock.durable.steady import SteadyBlob, SteadyStatistics
+from penstock.durable.retrying_blob import RetryingBlob, StoreStatistics
 from penstock.errors import Fenced, PenstockError, UsageError
 from penstock.persist.collection import AppendTo, Collection, collection_append
 from penstock.persist.collection_change import (
@@ -130,7 +130,7 @@ class Client:
 
     def __init__(
         self,
-        blob: SteadyBlob,
+        blob: RetryingBlob,
         settings: Settings,
         *,
         writer: str | None,
@@ -191,7 +191,7 @@ class Client:
         """The epoch this client writes in."""
         return self._machine.epoch
 
-    def statistics(self) -> SteadyStatistics:
+    def statistics(self) -> StoreStatistics:
         """Store operations so far, and those that are failing right now, since when."""
         return self._blob.statistics()
 

@@ -15,7 +15,7 @@ import threading
 
 from penstock.durable.cache import CachedBlob
 from penstock.durable.probe import probe
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.errors import DeterminateError, PenstockError, UsageError
 from penstock.failpoints import Failpoint, hit
 from penstock.persist.batch import Batches
@@ -40,7 +40,7 @@ log = logger("persist")
 class Runtime:
     """All of it. Nothing here knows the client."""
 
-    def __init__(self, blob: SteadyBlob, settings: Settings) -> None:
+    def __init__(self, blob: RetryingBlob, settings: Settings) -> None:
         self.blob = blob
         self.settings = settings
         self.machine = Machine(blob, settings)

@@ -1,6 +1,6 @@
 """The store of one storage location, opened with retries."""
 
-from penstock.durable import Blob, SteadyBlob, children, join, open_blob
+from penstock.durable import Blob, RetryingBlob, children, join, open_blob
 from penstock.durable.probe import PASSED
 from penstock.errors import UsageError
 from penstock.persist.settings import Settings
@@ -8,9 +8,9 @@ from penstock.persist.settings import Settings
 __all__ = ["check_not_a_lake", "open_store"]
 
 
-def open_store(url: str, settings: Settings, *, writing: bool = False) -> SteadyBlob:
+def open_store(url: str, settings: Settings, *, writing: bool = False) -> RetryingBlob:
     """The store of one storage location, asked again as patiently as `settings` say."""
-    return SteadyBlob(
+    return RetryingBlob(
         open_blob(url, writing=writing),
         settings.clock,
         settings.chance,

@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from penstock.durable import SteadyBlob
+from penstock.durable import RetryingBlob
 from penstock.durable.cache import CachedBlob
 from penstock.persist.batch import Batches, PartScan
 from penstock.persist.lookup import written_rows
@@ -36,13 +36,13 @@ ROWS_AT_ONCE: Final = 1 << 16
 """How many rows are handed to Spark in one Arrow batch."""
 
 
-def store_of(url: str) -> SteadyBlob:
+def store_of(url: str) -> RetryingBlob:
     """The store of a storage location that this process opened."""
     return _store(url, os.getpid())
 
 
 @lru_cache(maxsize=16)
-def _store(url: str, _pid: int) -> SteadyBlob:
+def _store(url: str, _pid: int) -> RetryingBlob:
     return open_store(url, SETTINGS)
 
 

@@ -1,21 +1,21 @@
-"""A store that keeps asking.
+"""RetryingBlob: a store that retries transient errors.
 
-What is about the moment is asked again, with the same bytes, until it is
-known; what is not is told at once (`retry.policy_of`). Nobody above this has
-to wonder whether a write happened, except where they asked for little patience.
+An operation with a transient error is repeated with the same bytes until its outcome is known.
+Other errors are raised at once (`retry.policy_of`). Callers therefore get a determinate outcome,
+unless they limit the time for retries.
 
-The one subtle case is `create`. An attempt whose answer was lost may have
-landed, and the next attempt then finds the key taken, perhaps by ourselves.
-The bytes tell: where it matters they carry a token that nobody else writes.
+`create` is the subtle case. An attempt with a lost answer may have succeeded, and the next
+attempt then finds that the key exists, possibly created by this process. The bytes decide: where
+it matters, they contain a token that no other writer uses.
 
     happened  answered
-       yes       yes     True, or False if it was another's
-       yes       no      asked again: taken, bytes equal, so True
-       no        yes     an error that is asked again, or told
-       no        no      asked again as if it were the first time
+       yes       yes     True, or False if another writer created the key
+       yes       no      repeated: the key exists with equal bytes, so True
+       no        yes     an error, which is retried or raised
+       no        no      repeated like a first attempt
 
-An attempt ends only when its key is occupied (hazard A3): "not there" read
-after a lost answer proves nothing, since the write may still be on its way.
+A `create` ends only when its key exists (hazard A3). A missing key after a lost answer proves
+nothing, because the write may still be in flight.
 """
 
 import random
@@ -33,7 +33,7 @@ from penstock.errors import DeterminateError, IndeterminateError, StoreError, Us
 from penstock.retry import Policy, pauses_ms, policy_of
 from penstock.telemetry import fields, logger
 
-__all__ = ["Failing", "SteadyBlob", "SteadyStatistics"]
+__all__ = ["Failing", "RetryingBlob", "StoreStatistics"]
 
 _Answer = TypeVar("_Answer")
 
@@ -42,20 +42,20 @@ log = logger("durable")
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """An operation that has failed and is being asked again."""
+    """An operation that has failed and is retried."""
 
     operation: str
     key: str
     since_ms: int
-    """When it first failed, by the calendar."""
+    """Calendar time of the first failure."""
 
     attempts: int
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class SteadyStatistics:
-    """What a store has done since it was opened, and what it cannot do right now."""
+class StoreStatistics:
+    """Counters since a store was opened, and the operations that fail now."""
 
     operations: int = 0
     retries: int = 0
@@ -64,27 +64,27 @@ class SteadyStatistics:
     failing: tuple[Failing, ...] = ()
 
 
-class SteadyBlob:
-    """A `Blob` that asks `inner` again.
+class RetryingBlob:
+    """A `Blob` that retries the operations of `inner`.
 
-    With `patience_ms`, an operation that has failed for that long gives its
-    last error: `DeterminateError` if no attempt was ever in doubt, otherwise
-    `IndeterminateError`. Closing ends waiting operations in the same way, and
-    so does `stop`, after a third of the stop deadline.
+    With `patience_ms`, an operation that has failed for that long raises its last error:
+    `DeterminateError` if the outcome of every attempt is known, otherwise `IndeterminateError`.
+    `close` ends waiting operations in the same way, and so does `stop`, after a third of the stop
+    deadline.
     """
 
     def __init__(
         self,
         inner: Blob,
         clock: Clock,
-        chance: random.Random,
+        rng: random.Random,
         patience_ms: int | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         self._stop = stop
         self._inner = inner
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._patience_ms = patience_ms
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -93,42 +93,38 @@ class SteadyBlob:
 
     @property
     def name(self) -> str:
-        """The name of the store within."""
+        """Name of the inner store."""
         return self._inner.name
 
     def get(self, key: str, *, start: int = 0) -> bytes | None:
-        """See `Blob`."""
-        data = self._asked("get", key, lambda: self._inner.get(key, start=start))
+        data = self._run("get", key, lambda: self._inner.get(key, start=start))
         self._count(bytes_read=len(data or b""))
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """See `Blob`."""
-        self._asked("put", key, lambda: self._inner.put(key, data))
+        self._run("put", key, lambda: self._inner.put(key, data))
         self._count(bytes_written=len(data))
 
     def create(self, key: str, data: bytes) -> bool:
-        """See `Blob`. Never false of what was ours, and never true of another's."""
+        """Return whether this call created the object, even if an answer was lost. See `Blob`."""
         with self._operation("create", key) as attempts:
             created = self._answer(attempts, lambda: self._inner.create(key, data))
-            if not created and attempts.in_doubt is not None:
-                created = self._ours(attempts, key, data)
+            if not created and attempts.indeterminate is not None:
+                created = self._is_own(attempts, key, data)
         if created:
             self._count(bytes_written=len(data))
         return created
 
     def settle(self, keys: list[str]) -> None:
-        """See `Blob`."""
-        self._asked("settle", keys[0] if keys else "", lambda: self._inner.settle(keys))
+        self._run("settle", keys[0] if keys else "", lambda: self._inner.settle(keys))
 
     def delete(self, key: str) -> None:
-        """See `Blob`."""
-        self._asked("delete", key, lambda: self._inner.delete(key))
+        self._run("delete", key, lambda: self._inner.delete(key))
 
-    def statistics(self) -> SteadyStatistics:
-        """Counts, and the operations that are failing right now."""
+    def statistics(self) -> StoreStatistics:
+        """Return the counters and the operations that fail now."""
         with self._lock:
-            return SteadyStatistics(
+            return StoreStatistics(
                 operations=self._operations,
                 retries=self._retries,
                 bytes_read=self._bytes_read,
@@ -137,29 +133,28 @@ class SteadyBlob:
             )
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
-        """See `Blob`."""
-        return self._asked("list", prefix, lambda: self._inner.list(prefix, after=after))
+        return self._run("list", prefix, lambda: self._inner.list(prefix, after=after))
 
     def close(self) -> bool:
-        """See `Blob`. Operations that wait to ask again end with their last error."""
+        """Close the store. Operations that wait for a retry raise their last error. See `Blob`."""
         self._stopped.set()
         return self._inner.close()
 
-    def _asked(self, verb: str, key: str, ask: Callable[[], _Answer]) -> _Answer:
+    def _run(self, verb: str, key: str, operation: Callable[[], _Answer]) -> _Answer:
         with self._operation(verb, key) as attempts:
-            return self._answer(attempts, ask)
+            return self._answer(attempts, operation)
 
-    def _ours(self, attempts: "_Attempts", key: str, data: bytes) -> bool:
-        there = self._answer(attempts, lambda: self._inner.get(key))
-        if there is None:
-            # Taken a moment ago and gone now: someone deleted what may have been ours.
+    def _is_own(self, attempts: "_Attempts", key: str, data: bytes) -> bool:
+        stored = self._answer(attempts, lambda: self._inner.get(key))
+        if stored is None:
+            # The key existed a moment ago. The deleted object may have been the one created here.
             raise IndeterminateError(
-                f'create of object "{key}" of location "{self.name}" is in doubt',
-                detail="The key was taken and has been deleted since; by whom is not known.",
-            ) from attempts.in_doubt
-        if there != data:
+                f'outcome of create of object "{key}" of location "{self.name}" is unknown',
+                detail="The key existed and has been deleted since. Its creator is not known.",
+            ) from attempts.indeterminate
+        if stored != data:
             return False
-        # Whoever wrote it was not told so: nobody has seen to it that it lasts.
+        # The answer was lost, so the object may not be durable yet.
         self._answer(attempts, lambda: self._inner.settle([key]))
         return True
 
@@ -178,35 +173,35 @@ class SteadyBlob:
                     self._failing.pop(id(attempts), None)
 
     def _pauses(self) -> Iterator[int]:
-        """Threads do not share one chance: an operation that fails draws its own from it."""
+        # A generator of its own for each operation: threads do not share one.
         with self._lock:
-            chance = random.Random(self._chance.getrandbits(64))
-        yield from pauses_ms(chance)
+            rng = random.Random(self._rng.getrandbits(64))
+        yield from pauses_ms(rng)
 
-    def _answer(self, attempts: "_Attempts", ask: Callable[[], _Answer]) -> _Answer:
-        """Ask until there is an answer, or an error that is not about the moment."""
+    def _answer(self, attempts: "_Attempts", operation: Callable[[], _Answer]) -> _Answer:
+        """Repeat an operation until it succeeds or fails with an error that is not transient."""
         while True:
             try:
-                answer = ask()
+                answer = operation()
             except UsageError:
                 if attempts.error is None or not self._stopped.is_set():
                     raise
-                raise attempts.outcome(attempts.error) from None  # Closed between two attempts.
+                raise attempts.outcome(attempts.error) from None  # Closed between attempts.
             except StoreError as error:
                 first = attempts.error is None
-                attempts.note(error)
+                attempts.record(error)
                 if policy_of(error) is Policy.SURFACE:
                     raise attempts.outcome(error) from error.__cause__
-                self._show(attempts, error, first=first)
-                if not self._waited(attempts):
+                self._report(attempts, error, first=first)
+                if not self._wait(attempts):
                     raise attempts.outcome(error) from error.__cause__
                 self._count(retries=1)
             else:
                 self._recovered(attempts)
                 return answer
 
-    def _waited(self, attempts: "_Attempts") -> bool:
-        """Pause before asking again; False if there is no more asking."""
+    def _wait(self, attempts: "_Attempts") -> bool:
+        """Pause before the next attempt, and return whether there is one."""
         pause_ms = next(attempts.pauses)
         if self._patience_ms is not None:
             left_ms = attempts.since_boot_ms + self._patience_ms - self._clock.boot_ms()
@@ -221,11 +216,11 @@ class SteadyBlob:
                 attempts.stopped_boot_ms = attempts.stopped_boot_ms or now_ms
                 if now_ms - attempts.stopped_boot_ms >= stop_timeout_s() / 3 * 1_000:
                     return False
-            if self._clock.wait(self._stopped, min(until_ms - now_ms, _LOOK_MS)):
+            if self._clock.wait(self._stopped, min(until_ms - now_ms, _STOP_CHECK_MS)):
                 return False
         return True
 
-    def _show(self, attempts: "_Attempts", error: StoreError, *, first: bool) -> None:
+    def _report(self, attempts: "_Attempts", error: StoreError, *, first: bool) -> None:
         boot_ms = self._clock.boot_ms()
         if first:
             attempts.since_ms, attempts.since_boot_ms = self._clock.now_ms(), boot_ms
@@ -237,16 +232,16 @@ class SteadyBlob:
                 attempts=attempts.failed,
                 error=str(error),
             )
-        if first or boot_ms - attempts.told_boot_ms >= _TELL_EVERY_MS:
-            attempts.told_boot_ms = boot_ms
+        if first or boot_ms - attempts.logged_boot_ms >= _LOG_INTERVAL_MS:
+            attempts.logged_boot_ms = boot_ms
             log.warning(
-                "store operation fails",
+                "store operation failed; retrying",
                 extra=fields(
                     operation=attempts.verb,
                     key=attempts.key,
                     store=self.name,
                     error=type(error).__name__,
-                    since=_shown_ms(attempts.since_ms),
+                    since=_format_ms(attempts.since_ms),
                     attempts=attempts.failed,
                 ),
             )
@@ -277,7 +272,7 @@ class SteadyBlob:
 
 @dataclass(slots=True)
 class _Attempts:
-    """What became of one operation's attempts so far."""
+    """The attempts of one operation so far."""
 
     verb: str
     key: str
@@ -285,42 +280,41 @@ class _Attempts:
     failed: int = 0
     since_ms: int = 0
     since_boot_ms: int = 0
-    told_boot_ms: int = 0
+    logged_boot_ms: int = 0
     stopped_boot_ms: int = 0
     """When the operation first found the stop event set; 0 if it did not."""
 
     error: StoreError | None = None
-    """The last attempt's, unless that was answered."""
+    """Error of the last attempt, if it failed."""
 
-    in_doubt: IndeterminateError | None = None
-    """The last attempt of which it is not known whether it happened, if there was one."""
+    indeterminate: IndeterminateError | None = None
+    """Error of the last attempt with an unknown outcome."""
 
-    def note(self, error: StoreError) -> None:
-        """Count a failed attempt."""
+    def record(self, error: StoreError) -> None:
         self.failed += 1
         self.error = error
         if isinstance(error, IndeterminateError):
-            self.in_doubt = error
+            self.indeterminate = error
 
     def outcome(self, error: StoreError) -> StoreError:
-        """What may be said of the whole, given its last error.
+        """Return the error of the operation, given the error of its last attempt.
 
-        SUBTLE: the last attempt did nothing, but an earlier one may have, so
-        "nothing was written" is said only if none was ever in doubt.
+        SUBTLE: the last attempt wrote nothing, but an earlier one may have. The outcome is
+        determinate only if the outcome of every attempt is known.
         """
-        if self.in_doubt is None or not isinstance(error, DeterminateError):
+        if self.indeterminate is None or not isinstance(error, DeterminateError):
             return error
         return IndeterminateError(
-            f'{self.verb} of object "{self.key}" is in doubt',
-            detail=f"An earlier attempt may have succeeded. The last one: {error}.",
+            f'outcome of {self.verb} of object "{self.key}" is unknown',
+            detail=f"An earlier attempt may have succeeded. The last attempt failed: {error}.",
             hint=error.hint,
         )
 
 
-def _shown_ms(ms: int) -> str:
+def _format_ms(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds")
 
 
-_TELL_EVERY_MS: Final = 30_000
-_LOOK_MS: Final = 200
-"""Longest wait between two looks at the stop event."""
+_LOG_INTERVAL_MS: Final = 30_000
+_STOP_CHECK_MS: Final = 200
+"""Interval of checks of the stop event."""

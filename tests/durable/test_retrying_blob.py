@@ -16,7 +16,7 @@ from penstock.deadlines import stop_timeout_s
 from penstock.durable.blob import Blob
 from penstock.durable.location import open_blob
 from penstock.durable.memory import MemoryBlob, Shelf
-from penstock.durable.steady import SteadyBlob
+from penstock.durable.retrying_blob import RetryingBlob
 from penstock.errors import (
     DeterminateError,
     DurabilityLost,
@@ -32,8 +32,8 @@ fates = st.lists(st.sampled_from(Fate), max_size=8)
 
 def steady(
     inner: Blob, clock: EagerClock | None = None, patience_ms: int | None = None
-) -> SteadyBlob:
-    return SteadyBlob(inner, clock or EagerClock(), random.Random(1), patience_ms)
+) -> RetryingBlob:
+    return RetryingBlob(inner, clock or EagerClock(), random.Random(1), patience_ms)
 
 
 @pytest.mark.parametrize("fate", Fate)
@@ -106,7 +106,7 @@ class ForgetfulBlob(UnreliableBlob):
 
 def test_a_key_taken_and_deleted_while_we_are_in_doubt_stays_in_doubt() -> None:
     blob = steady(ForgetfulBlob(MemoryBlob(), script=[Fate.ANSWER_LOST]))
-    with pytest.raises(IndeterminateError, match="is in doubt"):
+    with pytest.raises(IndeterminateError, match="is unknown"):
         blob.create("log/0", b"ours")
 
 
@@ -185,7 +185,7 @@ def test_while_an_operation_fails_statistics_and_log_say_so(
     assert (after.operations, after.retries) == (1, 20)
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     elapsed_ms = clock.now_ms() - began_ms
-    assert {record.message for record in warnings} == {"store operation fails"}
+    assert {record.message for record in warnings} == {"store operation failed; retrying"}
     assert 2 <= len(warnings) <= 1 + elapsed_ms // 30_000
     assert vars(warnings[0])["fields"] == {
         "operation": "get",
@@ -240,7 +240,7 @@ def test_closing_ends_a_waiting_operation_with_its_last_error() -> None:
             failing.set()
             raise DeterminateError("not now")
 
-    blob = SteadyBlob(Unreachable(), SYSTEM_CLOCK, random.Random(1))
+    blob = RetryingBlob(Unreachable(), SYSTEM_CLOCK, random.Random(1))
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(blob.put, "k", b"")
         assert failing.wait(10)
@@ -254,7 +254,7 @@ def test_closing_ends_a_waiting_operation_with_its_last_error() -> None:
 def test_writes_go_on_when_a_server_is_killed_and_started_again(
     object_server: ObjectServer, object_url: str
 ) -> None:
-    blob = SteadyBlob(open_blob(object_url, writing=True), SYSTEM_CLOCK, random.Random(1))
+    blob = RetryingBlob(open_blob(object_url, writing=True), SYSTEM_CLOCK, random.Random(1))
     enough = threading.Event()
 
     def run() -> list[int]:
@@ -287,9 +287,9 @@ def test_writes_go_on_when_a_server_is_killed_and_started_again(
 def test_operation_that_fails_after_stop_ends_with_its_last_error() -> None:
     stop, clock = threading.Event(), EagerClock()
     inner = UnreliableBlob(MemoryBlob(), script=[Fate.REQUEST_LOST] + [Fate.FAILED] * 1_000)
-    blob = SteadyBlob(inner, clock, random.Random(1), stop=stop)
+    blob = RetryingBlob(inner, clock, random.Random(1), stop=stop)
     stop.set()
-    with pytest.raises(IndeterminateError, match="in doubt"):
+    with pytest.raises(IndeterminateError, match="is unknown"):
         blob.create("k", b"x")
     assert sum(clock.waits_ms) <= stop_timeout_s() * 1_000
 
@@ -297,6 +297,6 @@ def test_operation_that_fails_after_stop_ends_with_its_last_error() -> None:
 def test_operation_that_fails_once_after_stop_is_repeated() -> None:
     stop = threading.Event()
     inner = UnreliableBlob(MemoryBlob(), script=[Fate.ANSWER_LOST])
-    blob = SteadyBlob(inner, EagerClock(), random.Random(1), stop=stop)
+    blob = RetryingBlob(inner, EagerClock(), random.Random(1), stop=stop)
     stop.set()
     assert blob.create("k", b"x")
