@@ -41,6 +41,7 @@ LANGUAGE_PATHS := \
 	src/penstock/failpoints.py \
 	src/penstock/progress \
 	src/penstock/reclock \
+	src/penstock/pipeline \
 	src/penstock/reduce \
 	src/penstock/retry.py \
 	src/penstock/telemetry.py \
@@ -53,6 +54,7 @@ LANGUAGE_PATHS := \
 	tests/datasource \
 	tests/progress \
 	tests/reclock \
+	tests/pipeline \
 	tests/reduce \
 
 .PHONY: help

@@ -22,7 +22,7 @@ from penstock.materialize import driver, shard
 from penstock.materialize.here import TasksHere
 from penstock.materialize.running import tasks_of
 from penstock.pipeline import Pipeline
-from penstock.pipeline.running import Running
+from penstock.pipeline.supervisor import Supervisor
 from penstock.sdk import serve
 from tests.chaos.defects import planted
 
@@ -87,7 +87,7 @@ def materializing(pipeline: Mapping[str, Any], moving: bool, defect: str | None,
         for task in tasks_of(Pipeline.model_validate(pipeline), jobs=jobs)
     ]
     with planted(defect):
-        Running(tasks, stop).run(once=False)
+        Supervisor(tasks, stop).run(once=False)
 
 
 @dataclass

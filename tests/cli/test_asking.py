@@ -16,7 +16,7 @@ from penstock.catalog.objects import RequestedObject, known_objects, update_cata
 from penstock.cli.main import app
 from penstock.clock import SYSTEM_CLOCK
 from penstock.persist.state_store import PAUSED, StateStore
-from penstock.pipeline.running import Running, Task
+from penstock.pipeline.supervisor import Supervisor, Task
 
 SOURCE = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none", "tables": ["public.a"]}}
 DESK = {
@@ -76,7 +76,7 @@ def run(lake, name):
     def drop(client, _keep_target):
         client.destroy(*client.collections(hidden=True))
 
-    running = Running([Task(name, "source", f"{lake}/{name}", "w", build, drop)], stop)
+    running = Supervisor([Task(name, "source", f"{lake}/{name}", "w", build, drop)], stop)
     thread = threading.Thread(target=running.run, kwargs={"once": False})
     thread.start()
     try:

@@ -37,7 +37,7 @@ from penstock.materialize.here import TasksHere
 from penstock.materialize.running import tasks_of as materializations
 from penstock.persist.lake import find_collection
 from penstock.pipeline import load
-from penstock.pipeline.running import Running
+from penstock.pipeline.supervisor import Supervisor
 from penstock.testing.kafka import KafkaBroker
 from tests.sources.kafka.clients import Record, consume
 
@@ -48,13 +48,13 @@ def up(
     file: Path,
     *,
     stop: threading.Event,
-    told: Callable[[Running], None],
+    told: Callable[[Supervisor], None],
     say: Callable[[str], None],
 ) -> None:
     """As the engine does it, without Spark."""
     pipeline = load(file)
     tasks = [*sources(pipeline, jobs=None), *materializations(pipeline, jobs=TasksHere())]
-    running = Running(tasks, stop)
+    running = Supervisor(tasks, stop)
     told(running)
     running.run(once=False)
 

@@ -28,7 +28,7 @@ from penstock.materialize import running as materialize
 from penstock.materialize.here import TasksHere
 from penstock.persist.state import END
 from penstock.pipeline import load
-from penstock.pipeline.running import Running
+from penstock.pipeline.supervisor import Supervisor
 from penstock.testing.postgres import Database
 from tests.e2e.process import until
 from tests.ingest.equality import difference
@@ -418,14 +418,14 @@ class Pipeline:
         self.file.write_text(yaml.safe_dump(parsed))
 
     @contextmanager
-    def run(self, *, allow_drop: bool = False) -> Iterator[Running]:
+    def run(self, *, allow_drop: bool = False) -> Iterator[Supervisor]:
         """Run all tasks during the block, as `penstock up` does."""
         pipeline, stop = load(self.file), threading.Event()
         tasks = [
             *ingest.tasks_of(pipeline, jobs=None),
             *materialize.tasks_of(pipeline, jobs=TasksHere(), allow_drop=allow_drop, stop=stop),
         ]
-        running = Running(tasks, stop, restarts=True)
+        running = Supervisor(tasks, stop, restarts=True)
         thread = threading.Thread(target=running.run, kwargs={"once": False})
         thread.start()
         try:

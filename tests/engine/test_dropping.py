@@ -18,7 +18,7 @@ from penstock.ingest.tasks import tasks_of
 from penstock.materialize import TasksHere
 from penstock.persist.holds import list_holds
 from penstock.persist.store import open_store
-from penstock.pipeline import load, load_written
+from penstock.pipeline import load, load_unresolved
 from penstock.testing.postgres import Database
 
 WRITER = "w"
@@ -57,7 +57,7 @@ materializations:
     def bring(self) -> None:
         penstock.ingest.run(self.file, once=True)
         penstock.materialize.run(self.file, jobs=TasksHere(), once=True)
-        written = load_written(self.file)
+        written = load_unresolved(self.file)
         wanted = [RequestedObject("shop", "source", written["sources"]["shop"])]
         wanted += [RequestedObject("desk", "materialization", written["materializations"]["desk"])]
         wanted += [RequestedObject("shop_progress", "source_progress", owner="shop")]

@@ -9,7 +9,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import up
 from penstock.errors import UsageError
 from penstock.pipeline import Pipeline
-from penstock.pipeline.running import Task
+from penstock.pipeline.supervisor import Task
 
 SECTION = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none"}}
 

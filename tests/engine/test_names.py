@@ -14,7 +14,7 @@ from penstock.errors import IndeterminateError, UsageError
 from penstock.failpoints import Action, Failpoint, armed
 from penstock.persist.append.user_collections import USER_LOCATION
 from penstock.pipeline import Pipeline
-from penstock.pipeline.running import Task
+from penstock.pipeline.supervisor import Task
 
 URL = "postgresql://nobody@127.0.0.1:1/none"
 

@@ -20,7 +20,7 @@ import yaml
 import penstock.ingest
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
-from penstock.ingest import Running
+from penstock.ingest import Supervisor
 from penstock.testing.postgres import Database
 
 SOURCE = "shop"
@@ -57,7 +57,7 @@ class Pump:
                 }
             )
         )
-        self.running: Running | None = None
+        self.running: Supervisor | None = None
         self.error: BaseException | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._stop = threading.Event()
@@ -99,7 +99,7 @@ class Pump:
         except BaseException as error:  # noqa: BLE001 - told by whoever waits
             self.error = error
 
-    def _told(self, running: Running) -> None:
+    def _told(self, running: Supervisor) -> None:
         self.running = running
 
     # In a process.

@@ -45,7 +45,7 @@ NAME = f"{SOURCE}.public.changed"
 def handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.ingest.loop.REQUESTS_EVERY_MS", 0)
     # So requests are read also between a crash and the end of the process.
-    monkeypatch.setattr("penstock.pipeline.running.HEAR_EVERY_MS", 1)
+    monkeypatch.setattr("penstock.pipeline.supervisor.REQUEST_POLL_MS", 1)
 
 
 @pytest.fixture

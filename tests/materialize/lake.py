@@ -21,7 +21,7 @@ from penstock.materialize.driver import Jobs, Materializing
 from penstock.materialize.here import TasksHere
 from penstock.materialize.shard import forget_sessions
 from penstock.pipeline.file import CollectionSection, MaterializationSection
-from penstock.pipeline.running import Loop
+from penstock.pipeline.supervisor import Loop
 from penstock.sdk import Connector, serve
 
 SCHEMA = pa.schema(

@@ -18,7 +18,7 @@ from penstock.materialize.errors import ConnectorRefused
 from penstock.materialize.here import TasksHere
 from penstock.materialize.hosting import Hosted
 from penstock.materialize.rounds import Commits, Told
-from penstock.materialize.running import Running, run
+from penstock.materialize.running import Supervisor, run
 from penstock.materialize.shard import ShardPlan, forget_sessions
 from penstock.sdk import serve
 from tests.materialize.lake import (
@@ -168,7 +168,7 @@ class Whole:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._told: list[Running] = []
+        self._told: list[Supervisor] = []
 
     def run(self, stop: threading.Event, *, once: bool) -> None:
         run(self._file, jobs=TasksHere(), once=once, stop=stop, told=self._told.append)

@@ -16,7 +16,7 @@ from penstock import materialize, persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.connectors import built_in
 from penstock.persist.state_store import StateStore
-from penstock.pipeline.running import Running
+from penstock.pipeline.supervisor import Supervisor
 from penstock.sdk import serve
 from penstock.testing.postgres import Database, PostgresServer
 from tests.ingest.proxy import Proxy
@@ -60,7 +60,7 @@ class Run:
     def __init__(self, folder: Path, connector: str, endpoint: Mapping[str, Any]) -> None:
         self.file = folder / "f.yaml"
         self.stop = threading.Event()
-        self._running: Running | None = None
+        self._running: Supervisor | None = None
         self.file.write_text(
             f"location: file:{folder}/lake\nwriter: w\nmaterializations:\n  desk:\n"
             f"    connector: {connector}\n    endpoint: {json.dumps(endpoint)}\n"
@@ -71,7 +71,7 @@ class Run:
     def _run(self) -> None:
         materialize.run(self.file, jobs=materialize.TasksHere(), stop=self.stop, told=self._told)
 
-    def _told(self, running: Running) -> None:
+    def _told(self, running: Supervisor) -> None:
         self._running = running
 
     def status(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""A pipeline's file is read as it says, or refused at the line that is wrong."""
+"""A pipeline file is loaded, or rejected with the line of each problem."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.pipeline import load, load_written
-from penstock.pipeline.measures import bytes_of, milliseconds
-from penstock.pipeline.written import Missing, escaped, interpolated
+from penstock.pipeline import load, load_unresolved
+from penstock.pipeline.units import parse_duration_ms, parse_size
+from penstock.pipeline.yaml_text import UnsetVariable, escape, substitute
 from penstock.sources.postgres.names import TableName
 
 GOOD = """\
@@ -33,17 +33,17 @@ LAUGHS = (
     + "".join(f", c{n + 1}: &c{n + 1} [{', '.join([f'*c{n}'] * 9)}]" for n in range(30))
     + "}"
 )
-"""A line of anchors that each stand for nine of the one before."""
+"""Anchors that each stand for nine of the previous one."""
 
 
-def written(folder: Path, text: str) -> Path:
+def write_file(folder: Path, text: str) -> Path:
     path = folder / "shop.yaml"
     path.write_text(text)
     return path
 
 
-def test_the_file_of_the_readme_is_read(tmp_path):
-    pipeline = load(written(tmp_path, GOOD), {"SHOP_PASSWORD": "s3cr3t"})
+def test_load_reads_the_file_of_the_readme(tmp_path):
+    pipeline = load(write_file(tmp_path, GOOD), {"SHOP_PASSWORD": "s3cr3t"})
     shop = pipeline.sources["shop"]
     assert (pipeline.writer, pipeline.tick, pipeline.retain) == ("laptop-1", 250, 86_400_000)
     assert shop.progress == "shop_progress"
@@ -57,15 +57,15 @@ def test_the_file_of_the_readme_is_read(tmp_path):
     assert "s3cr3t" not in repr(pipeline)
 
 
-def test_what_is_left_out_has_a_default(tmp_path):
+def test_load_applies_defaults(tmp_path):
     text = "location: memory:x\nsources: {s: {postgres: {url: 'postgresql://h/d'}}}\n"
-    pipeline = load(written(tmp_path, text), {})
+    pipeline = load(write_file(tmp_path, text), {})
     assert (pipeline.writer, pipeline.tick, pipeline.retain) == (None, 1_000, 86_400_000)
     assert pipeline.sources["s"].postgres.tables is None
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "told"),
+    ("old", "new", "expected"),
     [
         ("tick: 250ms", "tick: fast", "line 3, tick: this is not a length of time; write a whole"),
         ("tick: 250ms", "tick: 0s", "line 3, tick: this value is not accepted; give more than 0"),
@@ -113,10 +113,10 @@ def test_what_is_left_out_has_a_default(tmp_path):
         ),
         ("text: [odd]", "text: [photo]", 'line 10, sources.shop.postgres.tables.1: column "photo"'),
         ("public.orders,", "a.b.c,", 'postgres.tables.0: table name "a.b.c" cannot be understood'),
-        ("public.orders,", "7,", "give a name like public.orders, or a mapping"),
+        ("public.orders,", "7,", "write a name such as public.orders, or a mapping"),
         ("    postgres:", "    kafka:", "there is no such key here"),
         ("location: file:./penstock-data", "location: [", "is not YAML Line"),
-        ("tick: 250ms", "location: x", "line 3, location: this key is there already, at line 1"),
+        ("tick: 250ms", "location: x", "line 3, location: this key exists already at line 1"),
         (
             "tick: 250ms",
             "collections: {c: {key: 5}}",
@@ -127,7 +127,7 @@ def test_what_is_left_out_has_a_default(tmp_path):
             "collections: {c: {key: [5]}}",
             "collections.c.key.0: this value is not accepted; give text",
         ),
-        ("tick: 250ms", "collections: &c [*c]", "an anchor holds itself"),
+        ("tick: 250ms", "collections: &c [*c]", "an anchor contains itself"),
         (
             "tick: 250ms",
             "materializations: {m: {connector: {grpc: {adress: x}}, bindings: []}}",
@@ -140,22 +140,24 @@ def test_what_is_left_out_has_a_default(tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_is_told_at_its_line(tmp_path, was, now, told):
-    assert was in GOOD
+def test_invalid_value_is_reported_with_line_and_key(tmp_path, old, new, expected):
+    assert old in GOOD
     with pytest.raises(UsageError) as caught:
-        load(written(tmp_path, GOOD.replace(was, now)), {"SHOP_PASSWORD": "s3cr3t"})
+        load(write_file(tmp_path, GOOD.replace(old, new)), {"SHOP_PASSWORD": "s3cr3t"})
     problems = caught.value.problems
-    texts = [f"{each.message}; {each.hint[:1].lower()}{each.hint[1:]}" for each in problems]
+    texts = [
+        f"{problem.message}; {problem.hint[:1].lower()}{problem.hint[1:]}" for problem in problems
+    ]
     texts.append(f"{caught.value} {caught.value.detail} {caught.value.hint}")
-    assert any(told in text for text in texts), texts
+    assert any(expected in text for text in texts), texts
     assert "s3cr3t" not in " ".join(texts)
 
 
-def test_a_variable_that_is_not_set_is_named_with_its_key(tmp_path):
+def test_unset_variable_is_reported_with_its_key(tmp_path):
     with pytest.raises(
         UsageError, match=r"SHOP_PASSWORD. at line 8, sources\.shop\.post"
     ) as caught:
-        load(written(tmp_path, GOOD.replace("laptop-1", "${HOST}-1")), {})
+        load(write_file(tmp_path, GOOD.replace("laptop-1", "${HOST}-1")), {})
     assert caught.value.detail.splitlines() == [
         "${HOST} at line 2, writer",
         "${SHOP_PASSWORD} at line 8, sources.shop.postgres.url",
@@ -163,10 +165,10 @@ def test_a_variable_that_is_not_set_is_named_with_its_key(tmp_path):
     assert "export HOST=… SHOP_PASSWORD=…" in caught.value.hint
 
 
-def test_all_that_is_wrong_is_told_each_on_its_line(tmp_path):
+def test_all_problems_are_reported_together(tmp_path):
     text = GOOD.replace("tick: 250ms", "tick: 5").replace("tables:", "table:")
     with pytest.raises(UsageError, match=r"wrong at line 3, tick: .*, and 1 more") as caught:
-        load(written(tmp_path, text), {"SHOP_PASSWORD": "s3cr3t"})
+        load(write_file(tmp_path, text), {"SHOP_PASSWORD": "s3cr3t"})
     heading, first, first_hint, second, second_hint = caught.value.detail.splitlines()
     assert heading == "2 problems:"
     assert first.startswith("1. line 3, tick: ")
@@ -175,52 +177,52 @@ def test_all_that_is_wrong_is_told_each_on_its_line(tmp_path):
     assert second_hint.startswith('   hint: Did you mean "tables"? Valid keys are: url, connection')
 
 
-def test_an_anchor_is_what_it_stands_for(tmp_path):
+def test_anchor_is_expanded(tmp_path):
     text = """\
 location: memory:x
 sources:
   a: {postgres: &server {url: "postgresql://h/a", publication: p}}
   b: {postgres: {<<: *server, url: "postgresql://h/b"}}
 """
-    sources = load(written(tmp_path, text), {}).sources
-    assert [each.postgres.parameters["dbname"] for each in sources.values()] == ["a", "b"]
+    sources = load(write_file(tmp_path, text), {}).sources
+    assert [problem.postgres.parameters["dbname"] for problem in sources.values()] == ["a", "b"]
     assert sources["b"].postgres.publication == "p"
     with pytest.raises(UsageError, match=r"line 4, sources\.b\.postgres\.url: this value"):
-        load(written(tmp_path, text.replace('"postgresql://h/b"', "5")), {})
+        load(write_file(tmp_path, text.replace('"postgresql://h/b"', "5")), {})
 
 
-def test_two_dollars_are_one(tmp_path):
+def test_double_dollar_is_literal(tmp_path):
     text = 'location: memory:x\nwriter: "$${A}-${A}-$$${A}-$A"\n'
-    assert load(written(tmp_path, text), {"A": "1"}).writer == "${A}-1-$${A}-$A"
+    assert load(write_file(tmp_path, text), {"A": "1"}).writer == "${A}-1-$${A}-$A"
 
 
 @given(st.text(alphabet="$${}{}AB_1 "))
-def test_what_is_escaped_comes_back(text):
-    missing: list[Missing] = []
-    assert interpolated(escaped({"k": [text]}), {}, missing) == {"k": [text]}
+def test_substitute_inverts_escape(text):
+    missing: list[UnsetVariable] = []
+    assert substitute(escape({"k": [text]}), {}, missing) == {"k": [text]}
     assert missing == []
 
 
 @pytest.mark.parametrize("schema", ["[" * 3_000, LAUGHS, "&a [*a]"], ids=["deep", "much", "itself"])
-def test_a_schema_that_is_too_much_is_refused(tmp_path, schema):
+def test_schema_beyond_limits_raises_usage_error(tmp_path, schema):
     (tmp_path / "c.yaml").write_text(schema)
     text = GOOD + "collections: {c: {key: [/id], schema: c.yaml}}\n"
     with pytest.raises(UsageError, match='of collection "c" cannot be read'):
-        load(written(tmp_path, text), {"SHOP_PASSWORD": "s3cr3t"})
+        load(write_file(tmp_path, text), {"SHOP_PASSWORD": "s3cr3t"})
 
 
-def test_what_was_written_holds_no_values_and_means_the_same(tmp_path):
+def test_unresolved_file_has_no_values_and_loads_equally(tmp_path):
     (tmp_path / "c.yaml").write_text("{type: object, title: '${SHOP_PASSWORD}'}")
     text = GOOD + "collections: {c: {key: [/id], schema: '${NAME}.yaml'}}\n"
     environment = {"SHOP_PASSWORD": "s3cr3t", "NAME": "c"}
-    said = load_written(written(tmp_path, text), environment)
-    assert "s3cr3t" not in repr(said)
-    assert "${SHOP_PASSWORD}" in said["sources"]["shop"]["postgres"]["url"]
-    assert said["collections"]["c"]["schema"]["type"] == "object"
-    pipeline = load(written(tmp_path, text), environment)
+    unresolved = load_unresolved(write_file(tmp_path, text), environment)
+    assert "s3cr3t" not in repr(unresolved)
+    assert "${SHOP_PASSWORD}" in unresolved["sources"]["shop"]["postgres"]["url"]
+    assert unresolved["collections"]["c"]["schema"]["type"] == "object"
+    pipeline = load(write_file(tmp_path, text), environment)
     assert pipeline.collections["c"].documents == {"type": "object", "title": "${SHOP_PASSWORD}"}
     (tmp_path / "c.yaml").unlink()
-    again = written(tmp_path, yaml.safe_dump(said))
+    again = write_file(tmp_path, yaml.safe_dump(unresolved))
     assert load(again, environment) == pipeline
 
 
@@ -228,9 +230,9 @@ def test_what_was_written_holds_no_values_and_means_the_same(tmp_path):
     ("text", "expected"),
     [("'${N}'", 3), ("3", 3), ("'3'", 3), ("3.0", None), ("true", None), ("'${WORD}'", None)],
 )
-def test_a_variable_may_be_a_number(tmp_path, text, expected):
+def test_variable_can_be_a_number(tmp_path, text, expected):
     section = f"{{connector: sqlite, bindings: [], consistency: per-shard, shards: {text}}}"
-    path = written(tmp_path, f"location: memory:x\nmaterializations: {{m: {section}}}\n")
+    path = write_file(tmp_path, f"location: memory:x\nmaterializations: {{m: {section}}}\n")
     if expected is None:
         with pytest.raises(UsageError, match=r"(?s)m\.shards: .*Give a whole number"):
             load(path, {"WORD": "s3cr3t"})
@@ -238,15 +240,15 @@ def test_a_variable_may_be_a_number(tmp_path, text, expected):
         assert load(path, {"N": "3"}).materializations["m"].shards == expected
 
 
-def test_a_secret_cannot_change_what_the_file_means(tmp_path):
-    pipeline = load(written(tmp_path, GOOD), {"SHOP_PASSWORD": "a%20b"})
+def test_variable_value_cannot_change_the_structure(tmp_path):
+    pipeline = load(write_file(tmp_path, GOOD), {"SHOP_PASSWORD": "a%20b"})
     assert pipeline.sources["shop"].postgres.parameters["password"] == "a b"
     with pytest.raises(UsageError) as caught:
-        load(written(tmp_path, GOOD), {"SHOP_PASSWORD": "x/y\n: [z"})
+        load(write_file(tmp_path, GOOD), {"SHOP_PASSWORD": "x/y\n: [z"})
     assert "x/y" not in f"{caught.value} {caught.value.detail}"
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_missing_file_is_named_in_the_error(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.yaml.*cannot be read"):
         load(tmp_path / "gone.yaml")
 
@@ -254,22 +256,22 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"), [("250ms", 250), ("1s", 1_000), ("5m", 300_000), ("2 h", 7_200_000)]
 )
-def test_lengths_of_time(text, expected):
-    assert milliseconds(text) == expected
+def test_duration_is_parsed_to_milliseconds(text, expected):
+    assert parse_duration_ms(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1", "s", "1.5s", "-1s", "1w", None, 5])
-def test_what_is_no_length_of_time(text):
+def test_invalid_duration_raises_usage_error(text):
     with pytest.raises(UsageError, match="not a length of time"):
-        milliseconds(text)
+        parse_duration_ms(text)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("64KiB", 1 << 16), (" 1 TiB ", 1 << 40)])
-def test_sizes(text, expected):
-    assert bytes_of(text) == expected
+def test_size_is_parsed_to_bytes(text, expected):
+    assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1", "1GB", "1gib", "-1GiB", "1.5GiB", None, 5])
-def test_what_is_no_size(text):
+def test_invalid_size_raises_usage_error(text):
     with pytest.raises(UsageError, match="not a size"):
-        bytes_of(text)
+        parse_size(text)

@@ -17,7 +17,7 @@ from penstock.catalog.objects import Object, Type
 from penstock.catalog.redaction import objects_without_secrets, without_secrets
 from penstock.data.collection_name import compose_name, source_of
 from penstock.errors import UsageError
-from penstock.pipeline.written import Missing, interpolated
+from penstock.pipeline.yaml_text import UnsetVariable, substitute
 from penstock.sources.postgres.names import TableName
 
 __all__ = ["Action", "Change", "bound_materializations", "plan"]
@@ -363,8 +363,8 @@ def _count(value: Any, environment: Environment) -> int | None:
 
 def _resolve(value: Any, environment: Environment) -> Any:
     """Substitute variables, or return the value unchanged if one is not set."""
-    missing: list[Missing] = []
-    resolved = interpolated(value, environment, missing)
+    missing: list[UnsetVariable] = []
+    resolved = substitute(value, environment, missing)
     return value if missing else resolved
 
 

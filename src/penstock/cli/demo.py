@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.demo.comparing import Compared
     from penstock.demo.running import Up
-    from penstock.pipeline.running import Running
+    from penstock.pipeline.supervisor import Supervisor
 
 __all__ = ["conclude", "demo"]
 
@@ -118,14 +118,14 @@ def _up(http: str) -> "Up":
         file: Path,
         *,
         stop: threading.Event,
-        told: "Callable[[Running], None]",
+        told: "Callable[[Supervisor], None]",
         say: "Callable[[str], None]",
     ) -> None:
         with page_beside(load(file).location, http) as page:
             if page.url:
                 say(f"the page is at {page.url}")
 
-            def watch(running: "Running") -> None:
+            def watch(running: "Supervisor") -> None:
                 told(running)
                 page.watch(running)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.catalog.diff import Change
     from penstock.catalog.objects import Type
     from penstock.errors import Fenced
-    from penstock.pipeline.running import Running
+    from penstock.pipeline.supervisor import Supervisor
 
 __all__ = ["follows", "print_change"]
 
@@ -88,7 +88,7 @@ def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]]
         pipeline = load(file)
         # Before the page: the process that runs has its address.
         up.check_not_running(pipeline, types, take_over=take_over)
-        started: list[Running] = []
+        started: list[Supervisor] = []
 
         def unfinished() -> list[str]:
             return [line for running in started for line in running.unfinished()]
@@ -107,7 +107,7 @@ def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]]
             page_beside(pipeline.location, http, served=served, await_address=take_over) as page,
         ):
 
-            def told(running: "Running") -> None:
+            def told(running: "Supervisor") -> None:
                 started.append(running)
                 teller.start(running)
                 page.watch(running)

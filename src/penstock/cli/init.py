@@ -183,13 +183,13 @@ _NUMBER: Final = re.compile("[1-9][0-9]{0,9}")
 
 def _scalar(text: str) -> str:
     """`text` as YAML has it within a list or mapping on one line, and without variables in it."""
-    from penstock.pipeline.written import escaped
+    from penstock.pipeline.yaml_text import escape
 
     style = None if text.isprintable() else '"'
     import yaml
 
     made = yaml.safe_dump(
-        [escaped(text)], default_flow_style=True, default_style=style, width=1 << 30
+        [escape(text)], default_flow_style=True, default_style=style, width=1 << 30
     )
     return made.strip()[1:-1]
 

@@ -9,7 +9,7 @@ def schema() -> None:
     """Print the JSON schema of a pipeline's file, for editors to complete and check it."""
     # Connectors bring gRPC along, which no other verb should wait for.
     from penstock.connectors import BUILT_IN, built_in
-    from penstock.pipeline.schema import json_schema
+    from penstock.pipeline.json_schema import json_schema
 
     found = {name: built_in(name) for name in BUILT_IN}
     connectors = {

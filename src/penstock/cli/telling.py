@@ -11,7 +11,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.progress.time import describe_time
 
 if TYPE_CHECKING:
-    from penstock.pipeline.running import Running
+    from penstock.pipeline.supervisor import Supervisor
 
 __all__ = ["Teller"]
 
@@ -36,11 +36,11 @@ class Teller:
         self._said: dict[str, object] = {}
         self._copies = Copies()
 
-    def start(self, running: "Running") -> None:
+    def start(self, running: "Supervisor") -> None:
         """Begin to look."""
         threading.Thread(target=self._look, args=(running,), daemon=True).start()
 
-    def _look(self, running: "Running") -> None:
+    def _look(self, running: "Supervisor") -> None:
         first_row_ms: int | None = None
         while not SYSTEM_CLOCK.wait(self._stop, TOLD_EVERY_MS):
             told = running.status()

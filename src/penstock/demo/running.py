@@ -27,7 +27,7 @@ from penstock.demo.postgres import LocalPostgres
 from penstock.demo.shop import TABLES, Made, Traffic, open_shop, what_is_wrong
 from penstock.demo.steady import Steady
 from penstock.errors import UsageError
-from penstock.pipeline.running import Running
+from penstock.pipeline.supervisor import Supervisor
 
 __all__ = ["Up", "pipeline_text", "prepare", "run"]
 
@@ -77,7 +77,7 @@ class Up(Protocol):
         file: Path,
         *,
         stop: threading.Event,
-        told: Callable[[Running], None],
+        told: Callable[[Supervisor], None],
         say: Callable[[str], None],
     ) -> None:
         """Run it; `told` is handed what runs, and `say` tells a person what goes on."""
@@ -312,7 +312,7 @@ class _Carried:
         self._file = file
         self._told = told
         self._stop = threading.Event()
-        self._running: Running | None = None
+        self._running: Supervisor | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
 
@@ -355,7 +355,7 @@ class _Carried:
         except BaseException as error:  # noqa: BLE001 - the thread's door: told by `check`
             self._error = error
 
-    def _tell(self, running: Running) -> None:
+    def _tell(self, running: Supervisor) -> None:
         self._running = running
 
 

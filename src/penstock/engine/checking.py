@@ -42,7 +42,7 @@ from penstock.materialize.shapes import shape_of
 from penstock.persist.batch import defaults_of
 from penstock.persist.lake import is_storage_location, storage_locations_below
 from penstock.persist.state import columns_of
-from penstock.pipeline import Pipeline, load, load_written
+from penstock.pipeline import Pipeline, load, load_unresolved
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.specs import CollectionSpec
 from penstock.sources.postgres.errors import NotReady
@@ -53,7 +53,7 @@ __all__ = ["changes_of", "checked", "planned"]
 
 def planned(file: str | Path, *, clock: Clock = SYSTEM_CLOCK) -> list[Change]:
     """Return what a file would change, and every problem that stands in the way."""
-    pipeline, written = load(file), load_written(file)
+    pipeline, written = load(file), load_unresolved(file)
     changes = changes_of(pipeline, written, types=("source", "materialization"))
     objects: set[tuple[str, str]] = {("source", name) for name in pipeline.sources}
     objects |= {("materialization", name) for name in pipeline.materializations}

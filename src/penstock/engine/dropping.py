@@ -14,8 +14,8 @@ from penstock.ingest.tasks import source_of
 from penstock.materialize.dropping import drop as drop_materialization
 from penstock.persist.state_store import StateStore
 from penstock.pipeline import Pipeline
-from penstock.pipeline.running import writer_of
-from penstock.pipeline.written import Missing, interpolated
+from penstock.pipeline.supervisor import writer_id
+from penstock.pipeline.yaml_text import UnsetVariable, substitute
 
 __all__ = ["drop_object", "leave_tables"]
 
@@ -53,7 +53,7 @@ def drop_object(
 def leave_tables(name: str, pipeline: Pipeline, *, clock: Clock) -> None:
     """Destroy the collections of tables that a source of the file does not name any more."""
     source = source_of(name, pipeline.sources[name], pipeline.location, clock)
-    with persist.open(join(pipeline.location, name), writer=writer_of(pipeline)) as client:
+    with persist.open(join(pipeline.location, name), writer=writer_id(pipeline)) as client:
         source.drop_removed(StateStore(client, name), lambda names: _destroy(client, names))
 
 
@@ -75,8 +75,8 @@ def _alone(known: Object, location: str, environment: Mapping[str, str]) -> Pipe
             hint="Put it back into the file as it was, start it with penstock up, and then: "
             f"penstock drop LOCATION {known.name}. Secrets are better given as ${{NAME}}.",
         )
-    missing: list[Missing] = []
-    section = interpolated(known.definition, environment, missing)
+    missing: list[UnsetVariable] = []
+    section = substitute(known.definition, environment, missing)
     if missing:
         raise UsageError(
             what,

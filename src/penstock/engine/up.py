@@ -46,8 +46,8 @@ from penstock.ingest import tasks as ingest
 from penstock.materialize import running as materialize
 from penstock.persist.lake import is_storage_location
 from penstock.persist.lock import check_lock, lives, owner_of
-from penstock.pipeline import Pipeline, load, load_written
-from penstock.pipeline.running import Loop, Running, Task, told_of, writer_of
+from penstock.pipeline import Pipeline, load, load_unresolved
+from penstock.pipeline.supervisor import Loop, Supervisor, Task, error_fields, writer_id
 from penstock.telemetry import fields, logger
 
 __all__ = ["BOTH", "run"]
@@ -65,7 +65,7 @@ def run(
     types: Sequence[Type] = BOTH,
     once: bool = False,
     stop: threading.Event | None = None,
-    told: Callable[[Running], None] | None = None,
+    told: Callable[[Supervisor], None] | None = None,
     changes: Callable[[Sequence[Change]], None] = lambda _: None,
     master: str | None = None,
     spark_starts: Callable[[], None] = lambda: None,
@@ -86,7 +86,7 @@ def run(
         Fenced: another process follows it now.
         PenstockError: what ended a task, of the first that was, when all have.
     """
-    pipeline, written = load(file), load_written(file)
+    pipeline, written = load(file), load_unresolved(file)
     check_not_running(pipeline, types, take_over=take_over)
     found = changes_of(pipeline, written, types=types)
     if any(each.is_problem for each in found):
@@ -110,7 +110,7 @@ def run(
         return False
     for task in tasks:
         _log_takeover(task)
-    running = Running(tasks, stop, restarts=not once, clock=clock, dropped=catalog.forget)
+    running = Supervisor(tasks, stop, restarts=not once, clock=clock, dropped=catalog.forget)
     if told is not None:
         told(running)
     over = threading.Event()
@@ -132,7 +132,7 @@ def check_not_running(pipeline: Pipeline, types: Sequence[Type], *, take_over: b
     Raises:
         LockHeld: one does, and is not to be taken over from.
     """
-    writer = writer_of(pipeline)
+    writer = writer_id(pipeline)
     names = {
         *(pipeline.sources if "source" in types else ()),
         *(pipeline.materializations if "materialization" in types else ()),
@@ -271,7 +271,7 @@ def _apply(
     gone = sorted({(each.type, each.name) for each in changes if each.action == "drop"})
     if not gone:
         return
-    writer = writer_of(pipeline)
+    writer = writer_id(pipeline)
     for url in {join(pipeline.location, name) for _, name in gone} | {each.url for each in tasks}:
         if is_storage_location(url):
             check_lock(owner_of(url), where=normal(url), writer=writer, take_over=take_over)
@@ -287,7 +287,7 @@ def _warm(kept: KeptSession) -> None:
     try:
         kept.get()
     except PenstockError as error:
-        log.debug("Spark cannot start", extra=told_of("spark", error))
+        log.debug("Spark cannot start", extra=error_fields("spark", error))
 
 
 class _Following:
@@ -327,7 +327,7 @@ class _Following:
 
         return replace(task, build=build)
 
-    def follow(self, over: threading.Event, running: Running) -> None:
+    def follow(self, over: threading.Event, running: Supervisor) -> None:
         """Look whenever sources have made or destroyed something, and at the end."""
         seen: frozenset[str] = frozenset()
         ends = False
@@ -341,7 +341,7 @@ class _Following:
                     self.look()
                 seen = there
             except PenstockError as error:
-                log.warning("the catalog cannot be written", extra=told_of("catalog", error))
+                log.warning("the catalog cannot be written", extra=error_fields("catalog", error))
 
     def forget(self, task: Task) -> None:
         """A task was dropped."""

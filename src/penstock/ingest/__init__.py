@@ -11,9 +11,9 @@ its state commit together.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.ingest.tasks import Running, run
+    from penstock.ingest.tasks import Supervisor, run
 
-__all__ = ["Running", "run"]
+__all__ = ["Supervisor", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,12 +18,12 @@ from penstock.persist.lake import storage_locations_below
 from penstock.persist.state_store import StateStore
 from penstock.pipeline import Pipeline, load
 from penstock.pipeline.file import SourceSection
-from penstock.pipeline.running import Running, Task, writer_of
+from penstock.pipeline.supervisor import Supervisor, Task, writer_id
 from penstock.sources.kafka.topics import kafka_source
 from penstock.sources.postgres.source import PostgresSource
 from penstock.sources.source import Source
 
-__all__ = ["Running", "drop", "run", "source_of", "tasks_of"]
+__all__ = ["Supervisor", "drop", "run", "source_of", "tasks_of"]
 
 TASKS: Final = 2
 
@@ -35,7 +35,7 @@ def run(
     stop: threading.Event | None = None,
     jobs: IngestJobs | None = None,
     spark_bytes: int = SPARK_BYTES,
-    on_start: Callable[[Running], None] | None = None,
+    on_start: Callable[[Supervisor], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Replicate every source of `file` until `stop` is set.
@@ -49,7 +49,7 @@ def run(
     """
     pipeline = file if isinstance(file, Pipeline) else load(file)
     tasks = tasks_of(pipeline, jobs=jobs, spark_bytes=spark_bytes, clock=clock)
-    running = Running(tasks, stop, clock=clock)
+    running = Supervisor(tasks, stop, clock=clock)
     if on_start is not None:
         on_start(running)
     running.run(once=once)
@@ -98,7 +98,7 @@ def tasks_of(
             drop(client, name, source_of(name, section, pipeline.location, clock))
 
         url = join(pipeline.location, name)
-        return Task(name, "source", url, writer_of(pipeline), build, drop_source)
+        return Task(name, "source", url, writer_id(pipeline), build, drop_source)
 
     return [task(name, section) for name, section in pipeline.sources.items()]
 

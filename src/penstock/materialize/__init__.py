@@ -13,20 +13,20 @@ from penstock.materialize.client import Connection, Generation, Stream, connect
 if TYPE_CHECKING:
     from penstock.materialize.driver import Jobs
     from penstock.materialize.here import TasksHere
-    from penstock.materialize.running import Running, run
+    from penstock.materialize.running import Supervisor, run
 
 __all__ = [
     "Connection",
     "Generation",
     "Jobs",
-    "Running",
     "Stream",
+    "Supervisor",
     "TasksHere",
     "connect",
     "run",
 ]
 
-_LATER: Final = {"Jobs": "driver", "TasksHere": "here", "Running": "running", "run": "running"}
+_LATER: Final = {"Jobs": "driver", "TasksHere": "here", "Supervisor": "running", "run": "running"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ from penstock.materialize.driver import Jobs, Materializing
 from penstock.materialize.dropping import drop
 from penstock.pipeline import Pipeline, load
 from penstock.pipeline.file import MaterializationSection
-from penstock.pipeline.running import Running, Task, writer_of
+from penstock.pipeline.supervisor import Supervisor, Task, writer_id
 
-__all__ = ["Running", "run", "tasks_of"]
+__all__ = ["Supervisor", "run", "tasks_of"]
 
 
 def run(
@@ -24,7 +24,7 @@ def run(
     jobs: Jobs,
     once: bool = False,
     stop: threading.Event | None = None,
-    told: Callable[[Running], None] | None = None,
+    told: Callable[[Supervisor], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     connector_host: str | None = None,
 ) -> None:
@@ -42,7 +42,7 @@ def run(
     tasks = tasks_of(
         pipeline, jobs=jobs, clock=clock, connector_host=lambda: connector_host, stop=stop
     )
-    running = Running(tasks, stop, clock=clock)
+    running = Supervisor(tasks, stop, clock=clock)
     if told is not None:
         told(running)
     running.run(once=once)
@@ -93,6 +93,6 @@ def tasks_of(
             drop(name, section, client, pipeline.location, clock=clock, keep_target=keep_target)
 
         url = join(pipeline.location, name)
-        return Task(name, "materialization", url, writer_of(pipeline), build, let_go)
+        return Task(name, "materialization", url, writer_id(pipeline), build, let_go)
 
     return [task(name, section) for name, section in pipeline.materializations.items()]

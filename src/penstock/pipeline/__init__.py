@@ -1,10 +1,9 @@
-"""The file that says what to move: sources, collections, materializations.
+"""The pipeline file: sources, collections and materializations.
 
-One YAML file describes a pipeline. This room reads it, says at which line and
-key it is wrong and what would be right, and puts in what `${NAME}` stands for.
-It starts nothing.
+One YAML file describes a pipeline. This package parses it, reports invalid values with their
+line, key and valid form, and substitutes `${NAME}`.
 """
 
-from penstock.pipeline.file import Pipeline, SourceSection, load, load_written
+from penstock.pipeline.file import Pipeline, SourceSection, load, load_unresolved
 
-__all__ = ["Pipeline", "SourceSection", "load", "load_written"]
+__all__ = ["Pipeline", "SourceSection", "load", "load_unresolved"]

@@ -1,8 +1,8 @@
-"""A pipeline's file, parsed and checked.
+"""A pipeline file, parsed and validated.
 
-Every error names the line and the key and says what would be valid; all of them
-are told at once. None shows a value, which may have come from a variable and be a
-secret; but for the names of tables and their columns, which are none.
+Every error names the line, the key and the valid form; all errors are reported together. An
+error never contains a value, which can be a secret from a variable. Names of tables
+and columns are not secrets.
 """
 
 import os
@@ -23,18 +23,18 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from penstock.errors import UsageError
-from penstock.pipeline.kafka import KafkaSection, kafka_of
-from penstock.pipeline.measures import Duration, Flag, FromOne, FromZero, Size
-from penstock.pipeline.problems import problems, told
+from penstock.pipeline.kafka import KafkaSection, build_kafka_config
 from penstock.pipeline.section import FOLDER, Section
-from penstock.pipeline.written import (
-    Missing,
-    Written,
-    escaped,
-    interpolated,
-    read,
-    value_in,
-    wrong,
+from penstock.pipeline.units import Duration, Flag, FromOne, FromZero, Size
+from penstock.pipeline.validation_errors import to_value_error, validation_problems
+from penstock.pipeline.yaml_text import (
+    UnsetVariable,
+    YamlText,
+    escape,
+    invalid_file_error,
+    parse_value,
+    read_yaml,
+    substitute,
 )
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.postgres.config import PUBLICATION, PostgresConfig, TableSpec
@@ -47,11 +47,11 @@ __all__ = [
     "Pipeline",
     "SourceSection",
     "load",
-    "load_written",
+    "load_unresolved",
 ]
 
 CATALOG: Final = "catalog"
-"""The storage location in which the catalog is."""
+"""Name of the storage location of the catalog."""
 
 _NAME: Final = r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$"
 
@@ -60,23 +60,23 @@ Name = Annotated[str, Field(pattern=_NAME)]
 
 
 class TableSection(Section):
-    """A table to follow, and what to do with some of its columns."""
+    """A table to capture, with options for its columns."""
 
     name: str
     """Schema and table: public.orders."""
 
     exclude: tuple[str, ...] = ()
-    """Columns that are left out."""
+    """Columns to omit."""
 
     text: tuple[str, ...] = ()
-    """Columns that are kept as the server's text, whatever their type."""
+    """Columns to store as the text of the server, regardless of their type."""
 
     @model_validator(mode="after")
-    def _can_be_meant(self) -> Self:
+    def _check_table(self) -> Self:
         try:
             TableSpec.parse(self.model_dump())
         except UsageError as error:
-            raise told(error) from None
+            raise to_value_error(error) from None
         return self
 
 
@@ -85,11 +85,11 @@ def _table(value: object) -> object:
         return {"name": value}
     if isinstance(value, Mapping):
         return value
-    raise ValueError("give a name like public.orders, or a mapping with name, exclude and text")
+    raise ValueError("write a name such as public.orders, or a mapping with name, exclude and text")
 
 
 class PostgresSection(Section):
-    """A Postgres to follow."""
+    """A Postgres database to capture."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -101,7 +101,7 @@ class PostgresSection(Section):
     )
 
     url: str | None = Field(None, repr=False)
-    """postgresql://user:password@host:5432/database; the password best as ${NAME}."""
+    """URL postgresql://user:password@host:5432/database; write the password as ${NAME}."""
 
     connection: dict[str, Any] | None = Field(
         None,
@@ -113,10 +113,10 @@ class PostgresSection(Section):
             }
         },
     )
-    """Instead of a url, libpq's parameters by their names."""
+    """libpq connection parameters, instead of a URL."""
 
     publication: str = PUBLICATION
-    """The publication to follow; it is created if it does not exist and the role may."""
+    """Publication to read; it is created if it does not exist and the role has permission."""
 
     tables: (
         tuple[
@@ -127,24 +127,24 @@ class PostgresSection(Section):
         ]
         | None
     ) = None
-    """Which tables; without it, all that are published."""
+    """Tables to capture. Default: all published tables."""
 
     snapshot_tasks: FromOne | None = None
-    """Into how many pieces the first copy of a large table is split."""
+    """Number of splits for the initial snapshot of a large table."""
 
     slot_warning: FromOne = 1 << 30
-    """How many bytes of log the slot may hold back on the server before a warning."""
+    """Warn if the slot retains more than this many bytes of WAL."""
 
 
 def _postgres(section: PostgresSection) -> PostgresConfig:
     try:
         return PostgresConfig.parse(section.model_dump(exclude_unset=True))
     except UsageError as error:
-        raise told(error) from None
+        raise to_value_error(error) from None
 
 
 class SourceSection(Section):
-    """One source: what it is, and how its progress is called."""
+    """A source, with the name of its progress relation."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": ["postgres"]}, {"required": ["kafka"]}]}
@@ -161,53 +161,53 @@ class SourceSection(Section):
         ]
         | None
     ) = None
-    """A database."""
+    """A Postgres database."""
 
     kafka: (
         Annotated[
             KafkaConfig,
             GetPydanticSchema(
                 lambda _, handler: core_schema.no_info_after_validator_function(
-                    kafka_of, handler.generate_schema(KafkaSection)
+                    build_kafka_config, handler.generate_schema(KafkaSection)
                 )
             ),
         ]
         | None
     ) = None
-    """A topic."""
+    """Kafka topics."""
 
     progress: Name | None = None
-    """What its progress relation is called; else after the source, with _progress."""
+    """Name of the progress relation. Default: the name of the source and _progress."""
 
     @model_validator(mode="after")
-    def _is_one(self) -> Self:
+    def _check_kind(self) -> Self:
         if (self.postgres is None) == (self.kafka is None):
             raise ValueError("a source is either postgres or kafka")
         return self
 
 
 class CollectionSection(Section):
-    """What a collection's rows are as documents, where its source does not say."""
+    """Documents of a collection, if its source does not define them."""
 
     key: tuple[str, ...] | Literal["row"] | None = None
-    """Pointers into the document, or `row`: whole rows, with their number."""
+    """JSON pointers of the key, or `row`: complete rows with their number."""
 
     documents: Annotated[dict[str, Any], WithJsonSchema({"type": ["object", "string"]})] | None = (
         Field(None, alias="schema")
     )
-    """A JSON schema, with its `reduce` annotations: rows are reduced into those before."""
+    """JSON schema with `reduce` annotations to reduce rows by."""
 
     document: str | None = None
-    """The column that has the document; without, each row is one."""
+    """Column that contains the document. Default: each row is a document."""
 
     order: tuple[str, ...] = ()
-    """Columns that say in which order documents of a key are reduced."""
+    """Columns that define the reduction order of the documents of a key."""
 
     projections: dict[str, str] = Field(default_factory=dict)
-    """Names for pointers into the document."""
+    """Field names for JSON pointers into the document."""
 
     @model_validator(mode="after")
-    def _says_what_is_reduced(self) -> Self:
+    def _check_reduction(self) -> Self:
         if self.documents is None and (self.document or self.order or self.projections):
             raise ValueError("document, order and projections need a schema")
         if self.documents is not None and not isinstance(self.key, tuple):
@@ -216,77 +216,77 @@ class CollectionSection(Section):
 
 
 class FieldsSection(Section):
-    """Which fields of a collection a binding takes."""
+    """Fields of a collection that a binding selects."""
 
     recommended: Flag = True
-    """Whether to take what the connector recommends."""
+    """Select the fields that the connector recommends."""
 
     include: tuple[str, ...] = ()
-    """Fields to take besides."""
+    """Additional fields to select."""
 
     exclude: tuple[str, ...] = ()
-    """Fields to leave out."""
+    """Fields to omit."""
 
 
 class BindingSection(Section):
     """A collection bound to a resource of the endpoint."""
 
     collection: str
-    """Its name: SOURCE.SCHEMA.TABLE for a table."""
+    """Name of the collection: SOURCE.SCHEMA.TABLE for a table."""
 
     resource: dict[str, Any]
-    """Where it goes, as the connector has it."""
+    """Resource configuration of the connector."""
 
     fields: FieldsSection = FieldsSection()
-    """Which fields; without it, those that the connector recommends."""
+    """Fields to write. Default: the fields that the connector recommends."""
 
     delete: Literal["hard", "soft", "ignore"] = "hard"
-    """What becomes of a deleted row."""
+    """Handling of deleted rows."""
 
     backfill: FromZero = 0
-    """Raise it to have the resource written anew."""
+    """Increase to backfill the resource again."""
 
     delta_updates: Flag = False
-    """Store each change, load nothing."""
+    """Store every change without loading documents."""
 
 
 class TlsSection(Section):
-    """Certificates for the line to a connector."""
+    """TLS files for the connection to a connector."""
 
     ca: Path | None = None
-    """A file: who must have signed."""
+    """CA file to verify the connector with."""
 
     certificate: Path | None = None
-    """A file: our own certificate."""
+    """Client certificate file."""
 
     key: Path | None = None
-    """A file: its key."""
+    """Key file of the client certificate."""
 
 
 class GrpcSection(Section):
-    """A connector that somebody else runs."""
+    """A connector that runs as a separate server."""
 
     address: str
-    """host:port or unix:PATH, as every task sees it."""
+    """Address host:port or unix:PATH, reachable from every Spark task."""
 
     tls: TlsSection | None = None
-    """Certificates; without it, and beyond this machine, there is no line."""
+    """TLS files; required unless the connector is local or plaintext is set."""
 
     token: str = Field("", repr=False)
-    """The bearer token that it asks for."""
+    """Bearer token for the connector."""
 
     plaintext: Flag = False
-    """Go without TLS beyond loopback and unix sockets."""
+    """Allow connections without TLS beyond loopback and Unix sockets."""
 
 
 class ConnectorSection(Section):
-    """Where a connector is, if it is not one of ours."""
+    """Address of a connector that is not built in."""
 
     grpc: GrpcSection
 
 
 class MaterializationSection(Section):
-    """Collections into resources of one endpoint."""
+    """Collections bound to resources of one endpoint."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -302,65 +302,65 @@ class MaterializationSection(Section):
     )
 
     connector: str | ConnectorSection
-    """The name of a built-in one, or where another one is."""
+    """Name of a built-in connector, or the address of another."""
 
     endpoint: dict[str, Any] = Field(default_factory=dict)
-    """How the connector is configured."""
+    """Endpoint configuration of the connector."""
 
     bindings: tuple[BindingSection, ...]
-    """Collections, and where they go."""
+    """Collections with their resources."""
 
     on_error: Literal["leave_behind", "stop"] = "leave_behind"
-    """What to do about a collection in error: freeze its bindings, or stop all of them there."""
+    """Handling of an errored collection: freeze its bindings, or stop the materialization."""
 
     pace: Duration | None = None
-    """How long to wait between transactions; without it, the file's tick."""
+    """Pause between transactions. Default: the tick of the file."""
 
     size: Size = 1 << 30
-    """About how much of a backlog goes into one transaction: 64MiB; 1GiB is the default."""
+    """Approximate size of a transaction during catch-up, such as 64MiB. Default: 1GiB."""
 
     shards: FromOne = 1
-    """Over how many streams, each with a range of keys."""
+    """Number of shards, each with a range of keys."""
 
     consistency: Literal["per-shard"] | None = None
-    """That changes of several keys may be seen half done, as more than one shard has it."""
+    """Required with several shards: transactions are atomic per shard only."""
 
     @model_validator(mode="after")
-    def _says_what_shards_cost(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.shards > 1 and self.consistency is None:
             raise ValueError(
-                "more than one shard tears changes of several rows apart; to have it so, say "
-                "consistency: per-shard"
+                "with more than one shard, changes of several rows are not atomic; to accept "
+                "this, write consistency: per-shard"
             )
         return self
 
 
 class Pipeline(Section):
-    """A whole file."""
+    """A pipeline file."""
 
     location: str
-    """The lake: file:./penstock-data, s3://bucket/prefix."""
+    """URL of the lake: file:./penstock-data, s3://bucket/prefix."""
 
     writer: Annotated[str, Field(min_length=1)] | None = None
-    """Under which id its lock is taken; without it, one of the lake and the host."""
+    """Writer id of the locks. Default: derived from the lake and the host."""
 
     tick: Annotated[Duration, Field(gt=0)] = 1_000
-    """How often times are sealed: 250ms, 1s, which is the default."""
+    """Interval of ticks, such as 250ms. Default: 1s."""
 
     retain: Duration = 86_400_000
-    """How far back collections can be read: 7d; 24h is the default."""
+    """Retained history of collections, such as 7d. Default: 24h."""
 
     sources: dict[Name, SourceSection] = Field(default_factory=dict)
-    """Where data comes from, by name."""
+    """Sources, by name."""
 
     collections: dict[str, CollectionSection] = Field(default_factory=dict)
-    """What rows are as documents, by the name of the collection, where that must be said."""
+    """Documents of collections, by collection name."""
 
     materializations: dict[Name, MaterializationSection] = Field(default_factory=dict)
-    """Where data goes, by name."""
+    """Materializations, by name."""
 
     def append_only(self) -> frozenset[str]:
-        """Return the collections of which no row is ever deleted."""
+        """Return the collections whose rows are never deleted."""
         names = set()
         for name, source in self.sources.items():
             if source.kafka is not None:
@@ -370,82 +370,86 @@ class Pipeline(Section):
         return frozenset(names)
 
     @model_validator(mode="after")
-    def _names_each_once(self) -> Self:
+    def _check_names(self) -> Self:
         if CATALOG in self.sources or CATALOG in self.materializations:
             raise ValueError(
-                f'"{CATALOG}" is where a lake keeps its catalog, so nothing else can be called so'
+                f'the name "{CATALOG}" is reserved for the catalog of the lake; use another name'
             )
         for name in self.materializations:
             if name in self.sources:
                 raise ValueError(
-                    f'"{name}" is the name of a source and of a materialization; each has a '
-                    "storage location of its own, so name one of them otherwise"
+                    f'"{name}" names a source and a materialization; each has a storage location '
+                    "of that name, so rename one of them"
                 )
         return self
 
 
 def load(path: str | Path, environment: Mapping[str, str] | None = None) -> Pipeline:
-    """The pipeline in a file.
+    """Load a pipeline file.
 
     Raises:
-        UsageError: it cannot be read, or says something it cannot mean.
+        UsageError: The file cannot be read or is invalid.
     """
     environment = os.environ if environment is None else environment
-    written = _with_schemas(read(Path(path)), environment)
-    missing: list[Missing] = []
-    content = interpolated(written.content, environment, missing)
+    yaml_text = _with_schemas(read_yaml(Path(path)), environment)
+    missing: list[UnsetVariable] = []
+    content = substitute(yaml_text.content, environment, missing)
     if missing:
-        raise _unset(written, missing)
+        raise _unset(yaml_text, missing)
     try:
-        return Pipeline.model_validate(content, context={FOLDER: written.path.parent})
+        return Pipeline.model_validate(content, context={FOLDER: yaml_text.path.parent})
     except ValidationError as error:
-        found = problems(written, error, Pipeline.model_json_schema())
-        raise wrong(written.path, list(found)) from None
+        problems = validation_problems(yaml_text, error, Pipeline.model_json_schema())
+        raise invalid_file_error(yaml_text.path, list(problems)) from None
 
 
-def load_written(path: str | Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a file says before variables are put in, with the schemas that it names.
+def load_unresolved(
+    path: str | Path, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the content of a file before substitution, including the referenced schemas.
 
-    Within those, whose variables are none, `${NAME}` is written `$${NAME}`.
+    In the schemas, which have no variables, `${NAME}` is escaped as `$${NAME}`.
 
     Raises:
-        UsageError: it, or a schema, cannot be read.
+        UsageError: The file or a schema cannot be read.
     """
     environment = os.environ if environment is None else environment
-    return _with_schemas(read(Path(path)), environment).content
+    return _with_schemas(read_yaml(Path(path)), environment).content
 
 
-def _with_schemas(written: Written, environment: Mapping[str, str]) -> Written:
-    """Put in the schemas that are in files of their own, named from the pipeline's."""
-    sections = written.content.get("collections")
+def _with_schemas(yaml_text: YamlText, environment: Mapping[str, str]) -> YamlText:
+    """Insert the schemas that are in separate files, relative to the pipeline file."""
+    sections = yaml_text.content.get("collections")
     for name, section in sections.items() if isinstance(sections, dict) else ():
         if not isinstance(section, dict) or not isinstance(section.get("schema"), str):
             continue
-        missing: list[Missing] = []
+        missing: list[UnsetVariable] = []
         keys = ("collections", str(name), "schema")
-        where = written.path.parent / interpolated(section["schema"], environment, missing, keys)
+        schema_path = yaml_text.path.parent / substitute(
+            section["schema"], environment, missing, keys
+        )
         if missing:
-            raise _unset(written, missing)
+            raise _unset(yaml_text, missing)
         try:
-            section["schema"] = escaped(value_in(where.read_text(encoding="utf-8")))
+            section["schema"] = escape(parse_value(schema_path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise UsageError(
-                f'schema "{where}" of collection "{name}" cannot be read',
+                f'schema "{schema_path}" of collection "{name}" cannot be read',
                 detail=f"{error}.",
-                hint="Name a file of JSON or YAML, from the folder of the pipeline's file.",
+                hint="Write the path of a JSON or YAML file, relative to the pipeline file.",
             ) from error
-    return written
+    return yaml_text
 
 
-def _unset(written: Written, missing: Sequence[Missing]) -> UsageError:
+def _unset(yaml_text: YamlText, missing: Sequence[UnsetVariable]) -> UsageError:
     uses = [
-        f"${{{each.name}}} at line {written.place(each.keys)[0]}, {'.'.join(each.keys)}"
-        for each in missing
+        f"${{{unset.name}}} at line {yaml_text.place(unset.keys)[0]}, {'.'.join(unset.keys)}"
+        for unset in missing
     ]
     more = f", and {len(uses) - 1} more" if len(uses) > 1 else ""
-    names = " ".join(f"{name}=…" for name in dict.fromkeys(each.name for each in missing))
+    names = " ".join(f"{name}=…" for name in dict.fromkeys(variable.name for variable in missing))
     return UsageError(
-        f'pipeline file "{written.path}" uses {uses[0]}, which is not set{more}',
+        f'pipeline file "{yaml_text.path}" uses {uses[0]}, which is not set{more}',
         detail="\n".join(uses) if more else "",
-        hint=f"Set it in the environment: export {names}; or write $${{…}} for the characters.",
+        hint=f"Set it in the environment: export {names}. To write the characters, use $${{…}}.",
     )

@@ -1,4 +1,4 @@
-"""The section of a topic, or of several."""
+"""The section of a Kafka source."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,87 +7,87 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.errors import UsageError
-from penstock.pipeline.measures import Flag, FromOne, FromZero
-from penstock.pipeline.problems import told
 from penstock.pipeline.section import File, Section
+from penstock.pipeline.units import Flag, FromOne, FromZero
+from penstock.pipeline.validation_errors import to_value_error
 from penstock.sources.kafka.chosen import Chosen, Kind
 from penstock.sources.kafka.config import BITE, KafkaConfig, Sasl, Start, Tls
 from penstock.sources.kafka.formats import Registry
 
-__all__ = ["KafkaSection", "kafka_of"]
+__all__ = ["KafkaSection", "build_kafka_config"]
 
 
 class RegistrySection(Section):
-    """A registry of schemas."""
+    """A schema registry."""
 
     url: str
     """https://registry.example:8081"""
 
     user: str | None = None
-    """Who asks."""
+    """User name."""
 
     password: str | None = Field(None, repr=False)
-    """The password, best as ${NAME}."""
+    """Password; write ${NAME}."""
 
     ca: File | None = None
-    """A file: who must have signed its certificate."""
+    """CA file to verify the registry with."""
 
 
 class JsonSection(Section):
-    """Records that are JSON."""
+    """JSON records."""
 
     columns: dict[str, Any] | Literal["infer"] | None = None
-    """A word for the type of each member that is a column; `infer` for those of a sample."""
+    """Type name of each member that becomes a column; `infer` derives them from a sample."""
 
 
 class AvroSection(Section):
-    """Records that are Avro, with a registry or with a schema that is given."""
+    """Avro records, with a schema registry or with a fixed schema."""
 
     document: File | None = Field(None, alias="schema")
-    """A file: the schema that all records have."""
+    """Schema file for all records."""
 
     registry: RegistrySection | None = None
-    """Where schemas are known by the ids that records begin with."""
+    """Registry of the schema ids that records start with."""
 
     subject: str | None = None
-    """Whose newest schema is read; without it, the topic's."""
+    """Subject whose newest schema is the reader schema. Default: the subject of the topic."""
 
 
 class ProtobufSection(Section):
-    """Records that are messages of Protocol Buffers."""
+    """Protobuf records."""
 
     descriptor: File
-    """A file: what protoc --descriptor_set_out --include_imports wrote."""
+    """Descriptor file of protoc --descriptor_set_out --include_imports."""
 
     message: str
-    """The full name of the message."""
+    """Full name of the message type."""
 
     framed: Flag = False
-    """Whether records begin with the id of a schema, as with a registry."""
+    """Records start with a schema id, as with a registry."""
 
 
 class CsvSection(Section):
-    """Records that are lines of CSV."""
+    """CSV records."""
 
     columns: dict[str, Any] | tuple[str, ...]
-    """Their names in order, with a word for the type of each or without."""
+    """Column names in order, optionally with type names."""
 
     delimiter: str = ","
-    """What stands between two."""
+    """Delimiter between values."""
 
 
 class PlainSection(Section):
-    """Records that are one value."""
+    """Records that consist of one value."""
 
     column: str | None = None
-    """What its column is called."""
+    """Name of the column."""
 
 
 class FormatSection(Section):
-    """How records are decoded: one of these."""
+    """Format of records: exactly one of these."""
 
     json_: JsonSection | None = Field(None, alias="json")
-    """JSON; without columns, the whole document in one."""
+    """JSON. Without columns, the document is one column."""
 
     avro: AvroSection | None = None
     """Avro."""
@@ -102,10 +102,10 @@ class FormatSection(Section):
     """UTF-8."""
 
     bytes_: PlainSection | None = Field(None, alias="bytes")
-    """Anything."""
+    """Bytes, unchanged."""
 
     @model_validator(mode="after")
-    def _is_one(self) -> Self:
+    def _check_format(self) -> Self:
         if len(self.model_fields_set) != 1:
             raise ValueError("choose one format: json, avro, protobuf, csv, text or bytes")
         return self
@@ -115,115 +115,115 @@ def _format(value: object) -> object:
     return {value: {}} if isinstance(value, str) else value
 
 
-SaidFormat = Annotated[
+FormatChoice = Annotated[
     FormatSection, BeforeValidator(_format, json_schema_input_type=str | FormatSection)
 ]
 
 
 class SaslSection(Section):
-    """Who we say we are."""
+    """SASL credentials."""
 
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-    """How it is said."""
+    """SASL mechanism."""
 
     username: str
-    """The name."""
+    """User name."""
 
     password: str = Field(repr=False)
-    """The password, best as ${NAME}."""
+    """Password; write ${NAME}."""
 
 
 class KafkaTlsSection(Section):
-    """Certificates for the line to brokers, as files that every task sees."""
+    """TLS files for brokers; every Spark task must be able to read them."""
 
     ca: File | None = None
-    """Who must have signed theirs."""
+    """CA file to verify the brokers with."""
 
     certificate: File | None = None
-    """Our own."""
+    """Client certificate file."""
 
     key: File | None = None
-    """Its key."""
+    """Key file of the client certificate."""
 
 
-def _no_number(value: object) -> object:
-    # Of which pydantic would make a time soon after 1970.
+def _reject_number(value: object) -> object:
+    # pydantic would parse a number as a time soon after 1970.
     if isinstance(value, int | float) or (isinstance(value, str) and value.strip().isdecimal()):
         raise ValueError("give a time as 2026-01-31T12:00:00Z, or offsets by partition as {0: 5}")
     return value
 
 
-Time = Annotated[datetime, BeforeValidator(_no_number)]
+Time = Annotated[datetime, BeforeValidator(_reject_number)]
 
 Included = Literal["partition", "offset", "timestamp", "headers", "key"]
 
 
 class KafkaSection(Section):
-    """A topic to follow."""
+    """Topics to read."""
 
     brokers: str | tuple[str, ...]
-    """Some of the cluster: broker-1:9092,broker-2:9092."""
+    """Bootstrap brokers: broker-1:9092,broker-2:9092."""
 
     topic: str | None = None
-    """Its name."""
+    """Name of the topic."""
 
     topics: tuple[str, ...] | dict[str, str | None] = ()
-    """Instead of one, several; each may have what Debezium calls its table."""
+    """Several topics instead of one, each optionally with its table name in Debezium."""
 
     transactions: str | None = None
-    """The topic in which Debezium tells of the transactions that topics have events of."""
+    """Transaction metadata topic of Debezium."""
 
-    format: SaidFormat
-    """How values are decoded."""
+    format: FormatChoice
+    """Format of values."""
 
-    key_format: SaidFormat | None = None
-    """How keys are; without it they are not, but for envelope upsert, where they are text."""
+    key_format: FormatChoice | None = None
+    """Format of keys. Default: keys are not decoded; for envelope upsert they are text."""
 
     envelope: Literal["none", "upsert", "debezium"] = "none"
-    """What a record means: a row, the row of its key, or a change of a row."""
+    """Meaning of a record: a row, the row of its key, or a change of a row."""
 
     key: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
-    """The columns that tell rows apart; of several topics, those of each, or of all."""
+    """Key columns, for all topics or by topic."""
 
     include: tuple[Included, ...] | dict[Included, str] = ()
-    """What else of a record becomes a column, and its name if that is to be another."""
+    """Other parts of a record that become columns, optionally with a column name."""
 
     start: Literal["earliest", "latest"] | dict[FromZero, FromZero] | Time = "earliest"
-    """Where to begin: an end of the topic, offsets by partition, or a time."""
+    """Start position: an end of the topic, offsets by partition, or a time."""
 
     group: Annotated[str, Field(min_length=1)] | None = None
-    """A consumer group that is told what is durable, for those who watch lags; never read."""
+    """Consumer group that receives the durable offsets, for lag monitors; it is never read."""
 
     on_bad_record: Literal["stop", "set_aside"] = "stop"
-    """What to do about a record that cannot be decoded: stop, or keep it in SOURCE_errors."""
+    """Handling of records that cannot be decoded: stop, or write them to SOURCE_errors."""
 
     bite: FromOne = BITE
-    """How many records are drawn at once while catching up."""
+    """Number of records per read during catch-up."""
 
     bites_of_compacted: Flag = False
-    """Whether that goes for a compacted topic, too, whose older states cannot be told any more."""
+    """Apply bite to a compacted topic too, whose older states are no longer available."""
 
     tls: KafkaTlsSection | None = None
-    """Certificates; without it, there is no TLS."""
+    """TLS files. Default: no TLS."""
 
     sasl: SaslSection | None = None
-    """Who we say we are, if the brokers ask."""
+    """SASL credentials for the brokers."""
 
     properties: dict[str, str] = Field({}, repr=False)
-    """Of the clients, by Kafka's own names."""
+    """Kafka properties of all clients."""
 
     reader_properties: dict[str, str] = Field({}, repr=False)
-    """Of the client alone by which Spark reads."""
+    """Kafka properties of the clients in Spark tasks only."""
 
 
-def kafka_of(section: KafkaSection) -> KafkaConfig:
-    """What the section means."""
+def build_kafka_config(section: KafkaSection) -> KafkaConfig:
+    """Convert the section to the config of the source."""
     try:
         config = _config(section)
         config.check_columns()
         return config
     except UsageError as error:
-        raise told(error) from None
+        raise to_value_error(error) from None
 
 
 def _config(section: KafkaSection) -> KafkaConfig:
@@ -231,7 +231,7 @@ def _config(section: KafkaSection) -> KafkaConfig:
     if key_format is None and section.envelope == "upsert":
         key_format = FormatSection.model_validate({"text": {"column": "key"}})
     include = section.include
-    named = include if isinstance(include, dict) else {each: each for each in include}
+    named = include if isinstance(include, dict) else {column: column for column in include}
     start: Start
     match section.start:
         case datetime() as time:
@@ -246,12 +246,12 @@ def _config(section: KafkaSection) -> KafkaConfig:
         topic=section.topic or "",
         topics=topics if isinstance(topics, dict) else dict.fromkeys(topics),
         transactions=section.transactions,
-        value=_chosen(section.format),
-        key_format=None if key_format is None else _chosen(key_format),
+        value=_format_spec(section.format),
+        key_format=None if key_format is None else _format_spec(key_format),
         envelope=section.envelope,
         key=() if isinstance(key, dict) else key,
         keys=key if isinstance(key, dict) else {},
-        include={str(each): name for each, name in named.items()},
+        include={str(column): name for column, name in named.items()},
         start=start,
         group=section.group,
         on_bad_record=section.on_bad_record,
@@ -264,26 +264,30 @@ def _config(section: KafkaSection) -> KafkaConfig:
     )
 
 
-def _chosen(section: FormatSection) -> Chosen:
+def _format_spec(section: FormatSection) -> Chosen:
     (name,) = section.model_fields_set
     kind: Kind = name.rstrip("_")  # type: ignore[assignment]
     match getattr(section, name):
-        case JsonSection(columns=columns) | CsvSection(columns=columns) as said:
-            delimiter = said.delimiter if isinstance(said, CsvSection) else ","
+        case JsonSection(columns=columns) | CsvSection(columns=columns) as format_section:
+            delimiter = format_section.delimiter if isinstance(format_section, CsvSection) else ","
             return Chosen(kind, columns=columns, delimiter=delimiter)
-        case AvroSection() as said:
+        case AvroSection() as format_section:
             return Chosen(
                 kind,
-                schema=None if said.document is None else _read_file(said.document).decode(),
-                registry=None if said.registry is None else _registry(said.registry),
-                subject=said.subject,
+                schema=None
+                if format_section.document is None
+                else _read_file(format_section.document).decode(),
+                registry=None
+                if format_section.registry is None
+                else _registry(format_section.registry),
+                subject=format_section.subject,
             )
-        case ProtobufSection() as said:
+        case ProtobufSection() as format_section:
             return Chosen(
                 kind,
-                descriptors=_read_file(said.descriptor),
-                message=said.message,
-                framed=said.framed,
+                descriptors=_read_file(format_section.descriptor),
+                message=format_section.message,
+                framed=format_section.framed,
             )
         case PlainSection(column=column):
             return Chosen(kind, name=column)
@@ -303,5 +307,5 @@ def _read_file(path: Path) -> bytes:
         raise UsageError(
             f'file "{path}" cannot be read',
             detail=f"{error.strerror}.",
-            hint="Name one that is there.",
+            hint="Check the path.",
         ) from None

@@ -1,4 +1,4 @@
-"""What every section of a pipeline's file is."""
+"""Base class of the sections of a pipeline file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
 __all__ = ["FOLDER", "File", "Section"]
 
 FOLDER = "folder"
-"""What the context of a validation calls the folder of the pipeline's file."""
+"""Context key of a validation: the folder of the pipeline file."""
 
 
 def _from_folder(path: Path, info: ValidationInfo) -> Path:
@@ -16,11 +16,11 @@ def _from_folder(path: Path, info: ValidationInfo) -> Path:
 
 
 File = Annotated[Path, AfterValidator(_from_folder)]
-"""A file, named from the folder of the pipeline's."""
+"""A path relative to the folder of the pipeline file."""
 
 
 class Section(BaseModel):
-    """A mapping whose keys are known, and whose values do not change."""
+    """A mapping with a fixed set of keys; immutable."""
 
     model_config = ConfigDict(
         extra="forbid",

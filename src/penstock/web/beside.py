@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.pipeline.running import Running
+from penstock.pipeline.supervisor import Supervisor
 from penstock.telemetry import logger
 from penstock.web.serving import AddressTaken, serve
 from penstock.web.view import LakeView
@@ -34,9 +34,9 @@ class Page:
         self.url = ""
         """Empty if there is none."""
 
-        self._running: Running | None = None
+        self._running: Supervisor | None = None
 
-    def watch(self, running: Running) -> None:
+    def watch(self, running: Supervisor) -> None:
         """Show what runs."""
         self._running = running
 

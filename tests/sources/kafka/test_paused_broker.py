@@ -13,7 +13,7 @@ import penstock.ingest
 from penstock.catalog.inspect import inspect_lake
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.kept.spark import KeptSession
-from penstock.ingest import Running
+from penstock.ingest import Supervisor
 from penstock.persist import Settings
 from penstock.sources.kafka.source import KafkaSource
 from tests.e2e.process import until
@@ -33,7 +33,7 @@ class Run:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.stop = threading.Event()
-        self._running: Running | None = None
+        self._running: Supervisor | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -42,7 +42,7 @@ class Run:
             self.topic.write_file(), stop=self.stop, jobs=self.topic.kept, on_start=self._told
         )
 
-    def _told(self, running: Running) -> None:
+    def _told(self, running: Supervisor) -> None:
         self._running = running
 
     def await_texts(self, texts: str) -> None:

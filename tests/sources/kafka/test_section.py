@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.errors import UsageError
-from penstock.pipeline.kafka import KafkaSection, kafka_of
+from penstock.pipeline.kafka import KafkaSection, build_kafka_config
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.formats import Registry
@@ -16,7 +16,7 @@ from penstock.sources.kafka.formats import Registry
 def section(**options: Any) -> KafkaConfig:
     said = {"brokers": "b:9092", "topic": "t", "format": "text", **options}
     said = {name: value for name, value in said.items() if value is not None}
-    return kafka_of(KafkaSection.model_validate(said))
+    return build_kafka_config(KafkaSection.model_validate(said))
 
 
 def columns(**kinds: str) -> dict[str, Any]:

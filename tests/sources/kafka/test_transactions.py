@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DefiniteError, PenstockError, UsageError
-from penstock.pipeline.kafka import KafkaSection, kafka_of
+from penstock.pipeline.kafka import KafkaSection, build_kafka_config
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.topics import TopicsSource
@@ -644,9 +644,9 @@ def test_what_a_file_says_of_several_topics() -> None:
         "envelope": "debezium",
         "key": {"a": ["id"], "b": ["id", "n"]},
     }
-    config = kafka_of(KafkaSection.model_validate(section))
+    config = build_kafka_config(KafkaSection.model_validate(section))
     assert config.topics == {"a": "public.a", "b": None}
     assert config.of("b").key == ("id", "n")
     assert (config.of("t").envelope, config.of("t").value) == ("none", Chosen("json"))
-    listed = kafka_of(KafkaSection.model_validate({**section, "topics": ["a", "b"]}))
+    listed = build_kafka_config(KafkaSection.model_validate({**section, "topics": ["a", "b"]}))
     assert listed.topics == {"a": None, "b": None}

@@ -1,4 +1,4 @@
-"""The schema for editors takes what `load` takes, and refuses what nobody could mean."""
+"""The schema for editors accepts every file that `load` accepts."""
 
 import copy
 import re
@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from penstock.connectors import BUILT_IN, built_in
 from penstock.errors import UsageError
-from penstock.pipeline import load, load_written
-from penstock.pipeline.schema import json_schema
+from penstock.pipeline import load, load_unresolved
+from penstock.pipeline.json_schema import json_schema
 
 ROOT = Path(__file__).parents[2]
 RULES = re.MULTILINE | re.DOTALL
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = {
-    f"{page.relative_to(ROOT)}:{page.read_text()[: found.start()].count(chr(10)) + 2}": found[1]
+    f"{page.relative_to(ROOT)}:{page.read_text()[: match.start()].count(chr(10)) + 2}": match[1]
     for page in PAGES
-    for found in re.finditer(r"^```yaml\n(location:.*?)^```$", page.read_text(), RULES)
+    for match in re.finditer(r"^```yaml\n(location:.*?)^```$", page.read_text(), RULES)
 }
 VARIABLES = {"SHOP_PASSWORD": "s3cr3t", "TEN": "10", "YES": "true", "WORD": "soft", "TIME": "5m"}
 
@@ -31,29 +31,29 @@ VARIABLES = {"SHOP_PASSWORD": "s3cr3t", "TEN": "10", "YES": "true", "WORD": "sof
 @cache
 def validator() -> jsonschema.Draft202012Validator:
     connectors = {
-        name: (found.endpoint.model_json_schema(), found.resource.model_json_schema())
+        name: (match.endpoint.model_json_schema(), match.resource.model_json_schema())
         for name in BUILT_IN
-        for found in [built_in(name)]
+        for match in [built_in(name)]
     }
     schema = json_schema(connectors)
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
 
-def test_there_are_examples():
+def test_pages_have_examples():
     assert len(EXAMPLES) >= 4
 
 
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES.keys())
-def test_the_examples_of_the_pages_load_and_fit(example, tmp_path):
+def test_examples_of_pages_load_and_match_schema(example, tmp_path):
     path = tmp_path / "shop.yaml"
     path.write_text(example)
     load(path, dict.fromkeys(re.findall(r"\$\{(\w+)\}", example), "x"))
-    validator().validate(load_written(path))
+    validator().validate(load_unresolved(path))
 
 
 def file(**changes: Any) -> dict[str, Any]:
-    """A whole file, but for what `changes` puts at its keys, with __ between, or takes out."""
+    """Return a file with `changes` applied; __ separates keys, and None removes one."""
     made: dict[str, Any] = {
         "location": "file:./lake",
         "tick": "1s",
@@ -111,7 +111,7 @@ LOCAL = "materializations__local"
     ],
     ids=str,
 )
-def test_what_load_refuses_by_itself_does_not_fit(changes, tmp_path):
+def test_file_that_load_rejects_does_not_match_schema(changes, tmp_path):
     wrong = file(**changes)
     path = tmp_path / "wrong.yaml"
     path.write_text(yaml.safe_dump(wrong))
@@ -131,11 +131,11 @@ def test_what_load_refuses_by_itself_does_not_fit(changes, tmp_path):
     ],
     ids=str,
 )
-def test_what_the_connector_would_refuse_does_not_fit(changes):
+def test_invalid_connector_config_does_not_match_schema(changes):
     assert not validator().is_valid(file(**changes))
 
 
-def test_a_connector_elsewhere_may_be_configured_in_any_way():
+def test_remote_connector_accepts_any_config():
     elsewhere = {"grpc": {"address": "h:1", "tls": {"ca": "x"}, "plaintext": True}}
     validator().validate(
         file(**{f"{LOCAL}__connector": elsewhere, f"{LOCAL}__endpoint": {"any": [1]}})
@@ -182,7 +182,7 @@ values = st.sampled_from((OUT, *SCALARS, *LISTS, *MAPPINGS))
 
 
 @given(st.dictionaries(places, values, max_size=3))
-def test_whatever_load_takes_fits(tmp_path_factory, changes):
+def test_file_that_load_accepts_matches_schema(tmp_path_factory, changes):
     try:
         made = file(**copy.deepcopy(changes))
     except (LookupError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Tasks that are kept running: what fails alone, what waits for a person, what ends all."""
+"""The supervisor: restarts, requests and errors that end one task or all."""
 
 import json
 import random
@@ -15,13 +15,13 @@ from penstock.persist.lock import owner_of
 from penstock.persist.requests import ask, forget_old_answers
 from penstock.persist.state_store import PAUSED, StateStore
 from penstock.persist.store import open_store
-from penstock.pipeline import running as under_test
-from penstock.pipeline.running import Running, Task
+from penstock.pipeline import supervisor
+from penstock.pipeline.supervisor import Supervisor, Task
 
 
 @dataclass
 class Scripted:
-    """A loop that raises what it is told to, one at a time, and then runs until it is stopped."""
+    """A loop that raises the given errors in turn, and then runs until it is stopped."""
 
     errors: list = field(default_factory=list)
     starts: int = 0
@@ -42,7 +42,7 @@ class Scripted:
 
 
 class Tasks:
-    """Tasks in a lake of their own, run in a thread."""
+    """Tasks in a separate lake, run in a thread."""
 
     def __init__(self, folder):
         self.lake = f"file:{folder}/lake"
@@ -72,7 +72,7 @@ class Tasks:
             raise self.catalog_errors.pop(0)
 
     def start(self, *, restarts=True, once=False, clock=SYSTEM_CLOCK):
-        self.running = Running(
+        self.running = Supervisor(
             self.tasks, self.stop, restarts=restarts, clock=clock, dropped=self._forget
         )
 
@@ -93,7 +93,7 @@ class Tasks:
         self._thread.join(60)
         assert not self._thread.is_alive()
 
-    def ask(self, name, verb, **options):
+    def request(self, name, verb, **options):
         blob = open_store(f"{self.lake}/{name}", persist.Settings())
         try:
             return ask(
@@ -107,8 +107,8 @@ class Tasks:
         finally:
             blob.close()
 
-    def leave_ask(self, name, verb, *, until_ms=60_000):
-        """A request for which nobody waits at this end; its id."""
+    def leave_request(self, name, verb, *, until_ms=60_000):
+        """Store a request without waiting for its answer, and return its id."""
         now = SYSTEM_CLOCK.now_ms()
         id = f"{now:013d}-{random.getrandbits(32):08x}"
         blob = open_store(f"{self.lake}/{name}", persist.Settings())
@@ -120,8 +120,8 @@ class Tasks:
         blob = open_store(f"{self.lake}/{name}", persist.Settings())
         try:
             for _ in range(3_000):
-                if (found := blob.get(f"answers/{id}")) is not None:
-                    return json.loads(found)
+                if (status := blob.get(f"answers/{id}")) is not None:
+                    return json.loads(status)
                 SYSTEM_CLOCK.wait(threading.Event(), 10)
         finally:
             blob.close()
@@ -144,7 +144,7 @@ def tasks(tmp_path):
         made._thread.join(60)
 
 
-def test_what_is_of_the_moment_is_tried_again(tasks):
+def test_transient_error_restarts_task(tasks):
     loop = tasks.add("a", TransientError("away"), RuntimeError("a mistake of ours"))
     tasks.start()
     assert loop.runs.wait(60)
@@ -154,7 +154,7 @@ def test_what_is_of_the_moment_is_tried_again(tasks):
     assert tasks.error is None
 
 
-def test_a_failed_task_leaves_the_others_running(tasks):
+def test_failed_task_leaves_others_running(tasks):
     tasks.add("a", DefiniteError("no such column", hint="Add it."))
     other = tasks.add("b")
     tasks.start()
@@ -165,14 +165,14 @@ def test_a_failed_task_leaves_the_others_running(tasks):
         "detail": "",
         "hint": "Add it.",
     }
-    assert tasks.ask("a", "resume") == {"done": True, "left": {}}
+    assert tasks.request("a", "resume") == {"done": True, "left": {}}
     assert tasks.loops["a"].runs.wait(60)
     assert tasks.running.status()["a"]["error"] is None
     tasks.end()
     assert tasks.error is None
 
 
-def test_when_nothing_runs_any_more_it_ends_with_the_error(tasks):
+def test_supervisor_ends_with_error_when_no_task_runs(tasks):
     tasks.add("a", DefiniteError("first"))
     tasks.add("b", UsageError("second"))
     tasks.start()
@@ -180,7 +180,7 @@ def test_when_nothing_runs_any_more_it_ends_with_the_error(tasks):
     assert str(tasks.error) in ("first", "second")
 
 
-def test_a_writer_that_was_fenced_ends_everything(tasks):
+def test_fenced_writer_ends_all_tasks(tasks):
     tasks.add("a", Fenced("a newer one is there"))
     tasks.add("b")
     tasks.start()
@@ -189,7 +189,7 @@ def test_a_writer_that_was_fenced_ends_everything(tasks):
     assert tasks.loops["a"].starts == 1
 
 
-def test_without_restarts_a_mistake_of_ours_ends_everything(tasks):
+def test_unexpected_error_without_restarts_ends_all_tasks(tasks):
     tasks.add("a", RuntimeError("a mistake"))
     tasks.add("b")
     tasks.start(restarts=False)
@@ -197,7 +197,7 @@ def test_without_restarts_a_mistake_of_ours_ends_everything(tasks):
     assert isinstance(tasks.error, RuntimeError)
 
 
-def test_a_lock_that_another_holds_stops_that_task_alone(tasks):
+def test_held_lock_stops_only_its_task(tasks):
     with persist.open(f"{tasks.lake}/a", writer="somebody else"):
         tasks.add("a")
         other = tasks.add("b")
@@ -209,7 +209,7 @@ def test_a_lock_that_another_holds_stops_that_task_alone(tasks):
     assert tasks.error is not None
 
 
-def test_once_brings_sources_to_their_end_before_what_takes_from_them(tasks):
+def test_once_runs_sources_before_materializations(tasks):
     order = []
     for name, kind in (("m", "materialization"), ("s", "source")):
         loop = tasks.add(name, kind=kind)
@@ -228,11 +228,11 @@ def test_once_with_a_failed_source_materializes_nothing(tasks):
     assert later.starts == 0
 
 
-def test_a_paused_task_rests_also_when_all_is_started_again(tasks):
+def test_paused_task_stays_paused_after_restart(tasks):
     loop = tasks.add("a")
     tasks.start()
     assert loop.runs.wait(60)
-    assert tasks.ask("a", "pause")["done"]
+    assert tasks.request("a", "pause")["done"]
     tasks.await_state("a", PAUSED)
     tasks.end()
     with persist.open(f"{tasks.lake}/a", hold=False) as client:
@@ -241,43 +241,43 @@ def test_a_paused_task_rests_also_when_all_is_started_again(tasks):
     tasks.stop.clear()
     tasks.start()
     tasks.await_state("a", PAUSED)
-    refused = tasks.ask("a", "resync")
+    refused = tasks.request("a", "resync")
     assert refused["error"] == 'source "a" cannot resync: it is paused'
     assert loop.starts == starts
-    assert tasks.ask("a", "resume")["done"]
+    assert tasks.request("a", "resume")["done"]
     assert loop.runs.wait(60)
     tasks.end()
 
 
-def test_what_is_dropped_does_not_come_back(tasks):
+def test_dropped_task_does_not_restart(tasks):
     loop = tasks.add("a")
     other = tasks.add("b", kind="materialization")
     tasks.start()
     assert loop.runs.wait(60)
     assert other.runs.wait(60)
-    assert tasks.ask("b", "drop", keep_target=True)["done"]
+    assert tasks.request("b", "drop", keep_target=True)["done"]
     assert tasks.dropped == ["b True"]
     tasks.await_state("b", "ended")
     assert loop.runs.is_set()
     tasks.end()
 
 
-def test_what_cannot_be_done_is_answered_and_the_task_goes_on(tasks):
+def test_unsupported_request_is_answered_and_task_continues(tasks):
     loop = tasks.add("a")
     other = tasks.add("m", kind="materialization")
     tasks.start()
     assert loop.runs.wait(60)
     assert other.runs.wait(60)
-    assert tasks.ask("a", "dance")["error"] == 'source "a" cannot dance'
-    assert tasks.ask("m", "resync")["error"] == 'materialization "m" cannot resync'
-    assert tasks.ask("a", "compact")["done"]
+    assert tasks.request("a", "dance")["error"] == 'source "a" cannot dance'
+    assert tasks.request("m", "resync")["error"] == 'materialization "m" cannot resync'
+    assert tasks.request("a", "compact")["done"]
     assert loop.runs.wait(60)
     tasks.end()
     assert tasks.error is None
 
 
 @pytest.mark.parametrize("age_ms", [7_200_000, 660_000])
-def test_a_drop_does_not_come_long_after_it_was_meant(tasks, age_ms):
+def test_expired_drop_is_not_executed(tasks, age_ms):
     loop = tasks.add("a")
     persist.open(f"{tasks.lake}/a", writer="w").close()
     blob = open_store(f"{tasks.lake}/a", persist.Settings())
@@ -295,7 +295,7 @@ def test_a_drop_does_not_come_long_after_it_was_meant(tasks, age_ms):
     assert tasks.dropped == []
 
 
-def test_answers_that_nobody_came_for_are_removed_once_they_are_old(tmp_path):
+def test_old_answers_are_removed(tmp_path):
     url = f"file:{tmp_path}/src"
     persist.open(url, writer="w").close()
     blob = open_store(url, persist.Settings())
@@ -313,25 +313,25 @@ def still_writes(client, name):
     client.close()
 
 
-def test_a_stopped_task_that_was_fenced_takes_nothing_back(tasks):
+def test_fenced_stopped_task_does_not_take_lock_back(tasks):
     tasks.add("a", DefiniteError("no such column"))
     tasks.add("b")
     tasks.start()
     tasks.await_state("a", "stopped")
     other = persist.open(f"{tasks.lake}/a", writer="w")
-    tasks.leave_ask("a", "resume")
+    tasks.leave_request("a", "resume")
     tasks.wait()
     assert isinstance(tasks.error, Fenced)
     assert tasks.loops["a"].starts == 1
     still_writes(other, "a")
 
 
-def test_a_task_that_rests_learns_that_it_was_fenced(tasks, monkeypatch):
-    monkeypatch.setattr(under_test, "PROVE_EVERY_MS", 20)
+def test_idle_task_detects_fencing(tasks, monkeypatch):
+    monkeypatch.setattr(supervisor, "LOCK_CHECK_MS", 20)
     loop = tasks.add("a")
     tasks.start()
     assert loop.runs.wait(60)
-    assert tasks.ask("a", "pause")["done"]
+    assert tasks.request("a", "pause")["done"]
     tasks.await_state("a", PAUSED)
     other = persist.open(f"{tasks.lake}/a", writer="w")
     tasks.wait()
@@ -339,7 +339,7 @@ def test_a_task_that_rests_learns_that_it_was_fenced(tasks, monkeypatch):
     still_writes(other, "a")
 
 
-def test_a_place_taken_between_two_starts_is_not_taken_back(tasks):
+def test_lock_taken_between_restarts_is_not_taken_back(tasks):
     class Overtaken(SystemClock):
         other = None
 
@@ -357,7 +357,7 @@ def test_a_place_taken_between_two_starts_is_not_taken_back(tasks):
     still_writes(clock.other, "a")
 
 
-def test_task_that_waits_to_be_restarted_keeps_its_lock_and_answers(tasks):
+def test_task_in_backoff_keeps_lock_and_answers_requests(tasks):
     paused = threading.Event()
 
     class Watching(SystemClock):
@@ -376,68 +376,68 @@ def test_task_that_waits_to_be_restarted_keeps_its_lock_and_answers(tasks):
     assert paused.wait(60)
     assert tasks.running.status()["a"]["state"] == "restarting"
     assert clock.holder.id == "w"
-    assert tasks.ask("a", "pause")["done"]
+    assert tasks.request("a", "pause")["done"]
     tasks.await_state("a", PAUSED)
     assert loop.starts == 1
     tasks.end()
 
 
-def test_upkeep_that_was_fenced_ends_everything(tasks):
+def test_fenced_maintenance_ends_all_tasks(tasks):
     loop = tasks.add("a")
     tasks.start()
     assert loop.runs.wait(60)
     other = persist.open(f"{tasks.lake}/a", writer="w")
-    tasks.leave_ask("a", "compact")
+    tasks.leave_request("a", "compact")
     tasks.wait()
     assert isinstance(tasks.error, Fenced)
     still_writes(other, "a")
 
 
-def test_what_is_dropped_stays_so_though_the_catalog_cannot_be_written(tasks):
+def test_dropped_task_stays_dropped_if_catalog_write_fails(tasks):
     loop = tasks.add("a")
     other = tasks.add("b")
     tasks.catalog_errors.append(UsageError("the catalog is locked"))
     tasks.start()
     assert loop.runs.wait(60)
     assert other.runs.wait(60)
-    assert tasks.ask("a", "drop")["done"]
+    assert tasks.request("a", "drop")["done"]
     tasks.await_state("a", "ended")
     tasks.end()
     assert (tasks.error, tasks.dropped, loop.starts) == (None, ["a False"], 1)
 
 
-def test_of_two_drops_at_once_both_are_answered(tasks):
+def test_concurrent_drops_are_both_answered(tasks):
     loop = tasks.add("a")
     other = tasks.add("b")
     persist.open(f"{tasks.lake}/a", writer="w").close()
-    asked = [tasks.leave_ask("a", verb) for verb in ("drop", "drop", "pause")]
+    ids = [tasks.leave_request("a", verb) for verb in ("drop", "drop", "pause")]
     tasks.start()
     assert other.runs.wait(60)
-    answers = [tasks.await_answer("a", id) for id in sorted(asked)]
+    answers = [tasks.await_answer("a", id) for id in sorted(ids)]
     tasks.end()
-    gone = [each for each in answers if each["done"]]
-    assert len(gone) >= 2
+    done = [answer for answer in answers if answer["done"]]
+    assert len(done) >= 2
     assert tasks.dropped == ["a False"]
     assert loop.starts <= 2
 
 
-def test_what_was_not_foreseen_is_answered_too(tasks):
+def test_unexpected_error_of_request_is_answered(tasks):
     loop = tasks.add("a")
     tasks.drop_errors.append(OSError("boom"))
     tasks.start()
     assert loop.runs.wait(60)
-    answer = tasks.ask("a", "drop")
+    answer = tasks.request("a", "drop")
     assert answer["error"] == 'source "a" could not drop'
     assert "OSError: boom" in answer["detail"]
-    assert tasks.ask("a", "drop")["done"]
+    assert tasks.request("a", "drop")["done"]
     tasks.wait()
     assert tasks.error is None
 
 
-def test_a_request_for_which_nobody_waits_any_more_is_refused(tasks):
+def test_expired_request_is_rejected(tasks):
     loop = tasks.add("a")
     persist.open(f"{tasks.lake}/a", writer="w").close()
-    late = tasks.leave_ask("a", "drop", until_ms=-1)
+    late = tasks.leave_request("a", "drop", until_ms=-1)
     tasks.start()
     assert loop.runs.wait(60)
     assert "came too late" in tasks.await_answer("a", late)["error"]
@@ -445,7 +445,7 @@ def test_a_request_for_which_nobody_waits_any_more_is_refused(tasks):
     assert tasks.dropped == []
 
 
-def test_a_request_that_was_withdrawn_while_the_task_was_busy_is_not_carried_out(tasks):
+def test_withdrawn_request_is_not_executed(tasks):
     loop = tasks.add("a")
     busy, goes_on = threading.Event(), threading.Event()
 
@@ -457,7 +457,7 @@ def test_a_request_that_was_withdrawn_while_the_task_was_busy_is_not_carried_out
     loop.run = slow
     tasks.start()
     tasks.await_state("a", "running")
-    id = tasks.leave_ask("a", "drop")
+    id = tasks.leave_request("a", "drop")
     assert busy.wait(60)
     blob = open_store(f"{tasks.lake}/a", persist.Settings())
     blob.delete(f"asks/{id}")
@@ -469,7 +469,7 @@ def test_a_request_that_was_withdrawn_while_the_task_was_busy_is_not_carried_out
     assert tasks.dropped == []
 
 
-def test_whatever_ends_the_waiting_withdraws_the_request(tmp_path):
+def test_interrupted_wait_withdraws_request(tmp_path):
     class Ended(SystemClock):
         def wait(self, event, timeout_ms):
             raise SystemExit(143)
@@ -483,36 +483,36 @@ def test_whatever_ends_the_waiting_withdraws_the_request(tmp_path):
     blob.close()
 
 
-def test_a_stopped_task_is_heard_once_it_can_be_opened_again(tasks):
+def test_stopped_task_accepts_requests_after_reopening(tasks):
     with persist.open(f"{tasks.lake}/a", writer="somebody else"):
         loop = tasks.add("a")
         tasks.add("b")
         tasks.start()
         tasks.await_state("a", "stopped")
         SYSTEM_CLOCK.wait(threading.Event(), 100)
-    assert tasks.ask("a", "resume")["done"]
+    assert tasks.request("a", "resume")["done"]
     assert loop.runs.wait(60)
     tasks.end()
 
 
-def test_requests_that_cannot_be_read_do_not_keep_others_from_being_heard(tasks, monkeypatch):
+def test_unreadable_requests_do_not_block_other_tasks(tasks, monkeypatch):
     tasks.add("a")
     loop = tasks.add("b")
-    read = under_test.requests
+    read = supervisor.requests
 
     def broken(blob, *, now_ms):
         if blob.name.endswith("/a"):
             raise RuntimeError("not foreseen")
         return read(blob, now_ms=now_ms)
 
-    monkeypatch.setattr(under_test, "requests", broken)
+    monkeypatch.setattr(supervisor, "requests", broken)
     tasks.start()
     assert loop.runs.wait(60)
-    assert tasks.ask("b", "pause")["done"]
+    assert tasks.request("b", "pause")["done"]
     tasks.end()
 
 
-def test_once_is_no_success_if_a_task_is_paused(tasks):
+def test_once_with_paused_task_fails(tasks):
     with persist.open(f"{tasks.lake}/a", writer="w") as client:
         StateStore(client, "a").put({PAUSED: True})
     loop = tasks.add("a")
@@ -524,7 +524,7 @@ def test_once_is_no_success_if_a_task_is_paused(tasks):
     assert (loop.starts, later.starts) == (0, 0)
 
 
-def test_once_is_no_success_if_a_table_is_in_error(tasks):
+def test_once_with_table_in_error_fails(tasks):
     loop = tasks.add("s")
     loop.tables = [
         {"name": "public.a", "error": ""},
@@ -541,7 +541,7 @@ def test_once_is_no_success_if_a_table_is_in_error(tasks):
     assert str(tasks.error) == 'source "s" has tables in error: public.b'
     assert tasks.error.detail == "table public.b has changed. Its key is another."
     assert tasks.error.hint == "Copy it again."
-    assert later.starts == 1, "what can be brought is brought"
+    assert later.starts == 1, "the materialization runs all the same"
 
 
 @pytest.mark.parametrize("once", [False, True])
@@ -553,8 +553,8 @@ def test_error_that_stops_a_task_is_reported_by_status_until_it_runs_again(tmp_p
     tasks.start(once=once)
     tasks.wait()
     assert tasks.error is error
-    (found,) = inspect_lake(tasks.lake, persist.Settings())
-    [task] = found[f"{kind}s"]
+    (status,) = inspect_lake(tasks.lake, persist.Settings())
+    [task] = status[f"{kind}s"]
     assert (task["phase"], task["error"]) == (
         "stopped",
         {"message": "slot is lost", "detail": "It was dropped.", "hint": "Create it."},
@@ -564,5 +564,5 @@ def test_error_that_stops_a_task_is_reported_by_status_until_it_runs_again(tmp_p
     again.start(once=True)
     again.wait()
     assert again.error is None
-    (found,) = inspect_lake(tasks.lake, persist.Settings())
-    assert found[f"{kind}s"] == []
+    (status,) = inspect_lake(tasks.lake, persist.Settings())
+    assert status[f"{kind}s"] == []

@@ -1,16 +1,16 @@
-"""The JSON schema of a pipeline's file, for editors: what can be written, and what it means.
+"""JSON schema of the pipeline file, for editors.
 
-It is made of the sections that `load` checks with, and of what the connectors say of
-themselves. Whatever `load` takes it takes, so a value that stands for another, `${NAME}`,
-is taken wherever there are words or patterns; the reverse does not hold, as what must agree
-with something elsewhere is for `load` alone.
+The schema consists of the sections that `load` validates with, and of the schemas of the
+connectors. It accepts every file that `load` accepts, so `${NAME}` is valid wherever an
+enumeration or a pattern is. The reverse does not hold: only `load` checks that values agree
+with each other.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.pipeline.file import Pipeline
-from penstock.pipeline.written import VARIABLE
+from penstock.pipeline.yaml_text import VARIABLE
 
 __all__ = ["DRAFT", "json_schema"]
 
@@ -20,10 +20,10 @@ DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 def json_schema(
     connectors: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """The schema, where a materialization can be into one of `connectors`.
+    """Return the schema for the built-in connectors.
 
     Args:
-        connectors: by name, the schemas of endpoint and resource.
+        connectors: Schemas of endpoint and resource, by connector name.
     """
     schema = _for_editors(Pipeline.model_json_schema())
     section = schema["$defs"]["MaterializationSection"]
@@ -49,28 +49,28 @@ def _configured(endpoint: Mapping[str, Any], resource: Mapping[str, Any]) -> dic
 
 
 def _for_editors(schema: Any) -> Any:
-    """Without pydantic's titles and defaults that cannot be written, and with variables."""
+    """Drop titles and unwritable defaults of pydantic, and accept variables."""
     if isinstance(schema, list):
-        return [_for_editors(each) for each in schema]
+        return [_for_editors(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {
+    result = {
         key: _for_editors(value)
         for key, value in schema.items()
         if not (key == "title" and isinstance(value, str))
     }
-    if "patternProperties" in made:
-        made["additionalProperties"] = False
-    default = made.get("default")
-    if default is None or ("pattern" in made and not isinstance(default, str)):
-        made.pop("default", None)
+    if "patternProperties" in result:
+        result["additionalProperties"] = False
+    default = result.get("default")
+    if default is None or ("pattern" in result and not isinstance(default, str)):
+        result.pop("default", None)
     # A mapping under one of these keys is a property of that name.
-    narrow = any(not isinstance(made.get(key, {}), dict) for key in ("enum", "const", "pattern"))
-    return _or_variable(made) if narrow else made
+    narrow = any(not isinstance(result.get(key, {}), dict) for key in ("enum", "const", "pattern"))
+    return _or_variable(result) if narrow else result
 
 
 def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
-    """What `schema` takes, or what a variable may make of it."""
+    """Return a schema that also accepts a variable."""
     named: dict[str, Any] = {
         key: schema.pop(key) for key in ("default", "description") if key in schema
     }
