@@ -37,6 +37,17 @@ LANGUAGE_PATHS := \
 	src/penstock/data \
 	src/penstock/datasource \
 	src/penstock/deadlines.py \
+	src/penstock/durable/__init__.py \
+	src/penstock/durable/blob.py \
+	src/penstock/durable/cache.py \
+	src/penstock/durable/keys.py \
+	src/penstock/durable/location.py \
+	src/penstock/durable/log.py \
+	src/penstock/durable/memory.py \
+	src/penstock/durable/probe.py \
+	src/penstock/durable/process.py \
+	src/penstock/durable/retrying_blob.py \
+	src/penstock/durable/temp_names.py \
 	src/penstock/errors.py \
 	src/penstock/failpoints.py \
 	src/penstock/progress \

@@ -53,8 +53,8 @@ DATA = b"a batch"
 @pytest.mark.parametrize(
     ("stored", "detail"),
     [
-        (b"a batc", "It has 6 bytes and was written with 7."),
-        (b"a bbtch", "Its checksum is"),
+        (b"a batc", "The object has 6 bytes and was written with 7."),
+        (b"a bbtch", "The checksum is"),
         (None, "The object is missing."),
     ],
     ids=["truncated", "flipped", "missing"],

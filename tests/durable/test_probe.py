@@ -37,7 +37,7 @@ def test_a_real_server_passes_and_is_not_asked_again(
     object_url: str, ids: Callable[[], str]
 ) -> None:
     blob = open_blob(object_url, writing=True)
-    assert probe(blob, ids, racers=3, rounds=2)
+    assert probe(blob, ids, racers=3, races=2)
     assert [listed.key for listed in blob.list("")] == ["probe/passed-1"]
     assert not probe(open_blob(object_url, writing=True), ids)
 
@@ -46,7 +46,7 @@ def test_a_store_that_lets_two_win_is_refused_and_left_clean(ids: Callable[[], s
     blob = UnreliableBlob(MemoryBlob(name="memory:liar"), lying_create=True)
     with pytest.raises(StoreRefused, match="memory:liar") as refused:
         probe(blob, ids)
-    assert "16 racing creators" in refused.value.detail
+    assert "16 concurrent creators" in refused.value.detail
     assert "If-None-Match" in refused.value.hint
     assert blob.list("") == []
 
@@ -55,7 +55,7 @@ def test_a_store_that_only_lies_to_the_late_is_refused(ids: Callable[[], str]) -
     blob = UnreliableBlob(MemoryBlob(), lying_create=True)
     with pytest.raises(StoreRefused) as refused:
         probe(blob, ids, racers=1)
-    assert refused.value.detail == "A key that was there already was created a second time."
+    assert refused.value.detail == "A create of an existing key succeeded."
 
 
 @pytest.fixture
@@ -115,6 +115,6 @@ def test_a_real_server_behind_a_proxy_that_drops_the_header_is_refused(
     blob = open_blob(object_url, writing=True)
     blob.put("through", b"the proxy")
     assert blob.get("through") == b"the proxy"
-    with pytest.raises(StoreRefused, match="does not keep to one creator"):
-        probe(blob, ids, racers=4, rounds=1)
+    with pytest.raises(StoreRefused, match="accepts several creators of one key"):
+        probe(blob, ids, racers=4, races=1)
     assert [listed.key for listed in blob.list("probe/")] == []

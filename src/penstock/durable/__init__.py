@@ -1,8 +1,8 @@
-"""Bytes that survive: keys to bytes (`Blob`), and numbered entries on top (`Log`).
+"""Durable storage: objects by key (`Blob`), and numbered entries (`Log`).
 
-`open_blob` opens a location by its URL; `RetryingBlob` retries when a store
-fails; `CachedBlob` reads what is written once and checks it every time. A
-location is probed (`probe.py`) before it is first written to.
+`open_blob` opens a location by its URL. `RetryingBlob` retries transient errors. `CachedBlob`
+caches write-once objects and verifies them at every read. `probe` checks a location before the
+first write.
 """
 
 from penstock.durable.blob import Blob, GetBlob, Listed

@@ -1,11 +1,10 @@
-"""Blob: keys to bytes, the only thing we ask of a store.
+"""Blob: the interface of a store, a map from keys to bytes.
 
-Six verbs, and one promise that everything stands on: of any number of callers
-that `create` the same key, at whatever time and from whatever process, at
-most one is told that it was created. `probe.py` tests a store for it.
+Guarantee: of all callers that `create` the same key, in any process and at any time, at most one
+receives True. `probe.py` tests a store for it. An object exists completely or not at all, after
+any crash.
 
-Keys are `/`-separated, relative, of `[A-Za-z0-9._=-]` (see `keys.py`). An object is there
-whole or not at all, whatever dies when.
+Keys are relative, `/`-separated words of `[A-Za-z0-9._=-]` (see `keys.py`).
 """
 
 from dataclasses import dataclass
@@ -21,54 +20,54 @@ class Listed:
     key: str
     size: int
     modified_ms: int
-    """When it was written, by the store's own clock."""
+    """Time of the write, by the clock of the store."""
 
 
 class GetBlob(Protocol):
-    """The reading half, for those who need no more."""
+    """The read operation of a `Blob`."""
 
     def get(self, key: str, *, start: int = 0) -> bytes | None:
-        """The bytes at `key` from `start` on, or None if there is no such object."""
+        """Return the bytes at `key` from `start` on, or None if the object does not exist."""
         ...
 
 
 class Blob(GetBlob, Protocol):
-    """A durable map from key to bytes. Safe to share between threads.
+    """A durable map from keys to bytes, safe for use by several threads.
 
-    Every method raises `DeterminateError` if nothing happened, `StoreRefused`
-    if nothing happened and nothing will, `IndeterminateError` if it may have,
-    `DurabilityLost` if a sync failed; and `UsageError` after `close`.
+    Every method raises `DeterminateError` if nothing was written, `StoreRefused` if in addition a
+    retry does not help, `IndeterminateError` if the outcome is unknown, `DurabilityLost` if an
+    fsync failed, and `UsageError` after `close`.
     """
 
     @property
     def name(self) -> str:
-        """The URL of the store as people know it, without secrets."""
+        """URL of the store, without secrets."""
         ...
 
     def put(self, key: str, data: bytes) -> None:
-        """Make `data` durable at `key`, replacing what was there."""
+        """Write `data` durably at `key`, and replace an existing object."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Make `data` durable at `key` if nothing is there; whether it was done."""
+        """Write `data` durably at `key` if it does not exist, and return whether it was created."""
         ...
 
     def settle(self, keys: list[str]) -> None:
-        """Return once the objects at `keys`, which the caller has read, will survive a power cut.
+        """Make the objects at `keys`, which the caller has read, durable.
 
-        Local files are seen by readers a moment before they are durable; a
-        reader settles a new log entry before acting on it (hazard A5).
+        Readers can see a local file before it is durable. A reader therefore settles a new log
+        entry before it acts on the entry (hazard A5).
         """
         ...
 
     def delete(self, key: str) -> None:
-        """Remove `key`; a missing one is no error."""
+        """Delete the object at `key`, if it exists."""
         ...
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
-        """The objects whose key starts with `prefix` and sorts after `after`, in order of key."""
+        """Return the objects with `prefix` and a key above `after`, in order of key."""
         ...
 
     def close(self) -> bool:
-        """Refuse all further calls. Whether this call was the one that closed it."""
+        """Reject all further calls, and return whether the store was still open."""
         ...

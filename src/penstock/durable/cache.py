@@ -1,8 +1,8 @@
-"""Objects that are written once, kept near and checked at every reading.
+"""A cache of write-once objects, verified at every read.
 
-Whoever links an object knows its size and checksum, and asks with them. What
-comes back is what was written, or `Corruption`: a missing, shortened or
-flipped object is never passed on, from the store or from memory.
+A reference to an object contains its size and checksum. `read` returns exactly the bytes that were
+written, or raises `Corruption`. A missing, truncated or damaged object is never returned, neither
+from the store nor from memory.
 """
 
 import threading
@@ -18,13 +18,13 @@ __all__ = ["CacheStatistics", "CachedBlob", "checksum_of"]
 
 
 def checksum_of(data: bytes | memoryview) -> int:
-    """XXH64 with seed 0, the one checksum of the house."""
+    """Return XXH64 with seed 0, the checksum of all stored objects."""
     return xxhash.xxh64_intdigest(data)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """How well the cache does."""
+    """Counters of a cache."""
 
     hits: int
     misses: int
@@ -32,7 +32,7 @@ class CacheStatistics:
 
 
 class CachedBlob:
-    """Reads write-once objects of `blob`, holding at most `bound_bytes` of the latest used."""
+    """A least-recently-used cache of write-once objects, of at most `bound_bytes`."""
 
     def __init__(self, blob: Blob, *, bound_bytes: int) -> None:
         self._blob = blob
@@ -44,17 +44,17 @@ class CachedBlob:
         self._misses = 0
 
     def read(self, key: str, size: int, checksum: int) -> bytes:
-        """The object at `key`, which is known to have this size and checksum.
+        """Return the object at `key` with the given size and checksum.
 
         Raises:
-            Corruption: if the store has no such object, or another.
+            Corruption: the object is missing, or has another size or checksum.
         """
-        near = self._near(key)
-        if near is not None and _fault(near, size, checksum) is None:
+        cached = self._cached(key)
+        if cached is not None and _fault(cached, size, checksum) is None:
             with self._lock:
                 self._hits += 1
-            return near
-        self._forget(key)  # A damaged copy says nothing of the object; the store is asked.
+            return cached
+        self._drop(key)  # A damaged copy in memory does not mean that the object is damaged.
         with self._lock:
             self._misses += 1
         data = self._blob.get(key)
@@ -63,26 +63,26 @@ class CachedBlob:
         fault = _fault(data, size, checksum)
         if fault is not None:
             raise Corruption(key, where=self._blob.name, detail=fault)
-        self._keep(key, data)
+        self._add(key, data)
         return data
 
     def statistics(self) -> CacheStatistics:
-        """Hits, misses and what is held now."""
+        """Return hits, misses and the current size."""
         with self._lock:
             return CacheStatistics(self._hits, self._misses, self._bytes_held)
 
-    def _near(self, key: str) -> bytes | None:
+    def _cached(self, key: str) -> bytes | None:
         with self._lock:
             data = self._held.get(key)
             if data is not None:
                 self._held.move_to_end(key)
             return data
 
-    def _forget(self, key: str) -> None:
+    def _drop(self, key: str) -> None:
         with self._lock:
             self._bytes_held -= len(self._held.pop(key, b""))
 
-    def _keep(self, key: str, data: bytes) -> None:
+    def _add(self, key: str, data: bytes) -> None:
         if len(data) > self._bound:
             return
         with self._lock:
@@ -95,8 +95,8 @@ class CachedBlob:
 
 def _fault(data: bytes, size: int, checksum: int) -> str | None:
     if len(data) != size:
-        return f"It has {len(data)} bytes and was written with {size}."
-    found = checksum_of(data)
-    if found != checksum:
-        return f"Its checksum is {found:016x} and was {checksum:016x} when it was written."
+        return f"The object has {len(data)} bytes and was written with {size}."
+    actual = checksum_of(data)
+    if actual != checksum:
+        return f"The checksum is {actual:016x} and was {checksum:016x} at the write."
     return None

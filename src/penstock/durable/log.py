@@ -1,18 +1,16 @@
 """Log: numbered entries, each created once.
 
-Entry *n* is an object that is created only if it does not exist, and that
-creation is the one linearization point of everything above. Numbers start at
-0 and have no gaps.
+Entry *n* is an object that is created only if it does not exist. This creation is the only
+linearization point of a storage location. Numbers start at 0 and have no gaps.
 
     mark/floor-3             entries below 3 are void, present or not
-    log/…0/003  log/…0/004   dense from the floor to the head, a thousand to a folder
+    log/…0/003  log/…0/004   dense from the floor to the head, 1000 in a folder
     mark/head-5              entries below 5 existed when this was written
 
-Truncation writes the floor first and deletes after, so that an entry created
-at a number that had been truncated is never taken for one that counts
-(hazard A1). A head mark is a witness: it lets `verify` and any reader notice
-that the newest entry has been lost, which its absence alone would not show.
-Objects called otherwise are not ours, and are neither read nor deleted.
+Truncation writes the floor first and deletes entries second. An entry that is created later at a
+truncated number is therefore void (hazard A1). A head mark records that entries existed: without
+it, `verify` and readers could not detect the loss of the newest entry. Objects with other names do
+not belong to the log, and are neither read nor deleted.
 """
 
 import re
@@ -30,32 +28,32 @@ ENTRIES: Final = "log/"
 MARKS: Final = "mark/"
 
 SEGMENT: Final = 1_000
-"""Entries to a folder: a look at one end of the log need not list all of it."""
+"""Entries in a folder. A listing of one end of the log need not include all of it."""
 
-FEW: Final = 8
-AT_ONCE: Final = 16
+SERIAL_READS: Final = 8
+PARALLEL_READS: Final = 16
 
 
 def entry_key(number: int) -> str:
-    """What the object of entry `number` is called."""
+    """Return the key of entry `number`."""
     return f"{_folder(number)}{number % SEGMENT:03d}"
 
 
 def entry_number(key: str) -> int | None:
-    """The number of the entry whose object is called `key`; None if it is not ours."""
-    found = _ENTRY.fullmatch(key)
-    return None if found is None else int(found[1] + found[2])
+    """Return the number of the entry at `key`; None, if `key` is not the key of an entry."""
+    match = _ENTRY.fullmatch(key)
+    return None if match is None else int(match[1] + match[2])
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What is known of a log's two ends without reading it."""
+    """Bounds of a log that are known without reading it."""
 
     floor: int
-    """Entries below it are void."""
+    """Entries below this number are void."""
 
     head: int
-    """Entries below it existed once."""
+    """Entries below this number have existed."""
 
 
 class Log:
@@ -65,49 +63,51 @@ class Log:
         self._blob = blob
 
     def create(self, number: int, data: bytes) -> bool:
-        """Make `data` entry `number` if there is none; whether it was done."""
+        """Create entry `number` if it does not exist, and return whether it was created."""
         hit(Failpoint.LOG_CREATE_BEGIN)
         created = self._blob.create(entry_key(number), data)
         hit(Failpoint.LOG_CREATE_DONE)
         return created
 
     def read(self, number: int) -> bytes | None:
-        """Entry `number`, settled, or None if there is none (yet, or any more)."""
+        """Return entry `number`, settled; None, if it does not exist yet or any more."""
         data = self._blob.get(entry_key(number))
         if data is not None:
             self._blob.settle([entry_key(number)])
         return data
 
     def read_from(self, number: int, *, limit: int) -> list[bytes]:
-        """The entries from `number` on, settled, up to the first that is missing or `limit`."""
-        found: list[bytes] = []
-        while len(found) < limit:
-            data = self._blob.get(entry_key(number + len(found)))
+        """Return at most `limit` entries from `number` to the first missing one, settled."""
+        entries: list[bytes] = []
+        while len(entries) < limit:
+            data = self._blob.get(entry_key(number + len(entries)))
             if data is None:
                 break
-            found.append(data)
-            if len(found) == FEW and limit > FEW:
-                found += self._read_many(number + FEW, limit - FEW)
+            entries.append(data)
+            if len(entries) == SERIAL_READS and limit > SERIAL_READS:
+                entries += self._read_many(number + SERIAL_READS, limit - SERIAL_READS)
                 break
-        if found:
-            self._blob.settle([entry_key(number + i) for i in range(len(found))])
-        return found
+        if entries:
+            self._blob.settle([entry_key(number + i) for i in range(len(entries))])
+        return entries
 
     def _read_many(self, number: int, limit: int) -> list[bytes]:
-        """The same, several at once: a store far away takes its time over each."""
-        found: list[bytes] = []
-        with ThreadPoolExecutor(AT_ONCE, "penstock-log") as pool:
-            while len(found) < limit:
-                first = number + len(found)
-                keys = [entry_key(first + i) for i in range(min(AT_ONCE, limit - len(found)))]
+        # Several at a time: a remote store has a high latency.
+        entries: list[bytes] = []
+        with ThreadPoolExecutor(PARALLEL_READS, "penstock-log") as pool:
+            while len(entries) < limit:
+                first = number + len(entries)
+                keys = [
+                    entry_key(first + i) for i in range(min(PARALLEL_READS, limit - len(entries)))
+                ]
                 for data in pool.map(self._blob.get, keys):
                     if data is None:
-                        return found
-                    found.append(data)
-        return found
+                        return entries
+                    entries.append(data)
+        return entries
 
     def marks(self) -> Marks:
-        """The floor and the newest witness of the head."""
+        """Return the floor and the newest head mark."""
         floor = head = 0
         for listed in self._blob.list(MARKS):
             match _mark_of(listed.key):
@@ -120,40 +120,39 @@ class Log:
         return Marks(floor=floor, head=max(floor, head))
 
     def nothing_beyond(self, number: int) -> None:
-        """Check that `number` is where the log ends, not a hole in it."""
+        """Check that the log ends at `number`, and that `number` is not a gap."""
         listed = self._blob.list(ENTRIES, after=entry_key(number))
-        beyond = [each.key for each in listed if entry_number(each.key) is not None]
-        # The number itself may have been created since the caller looked.
+        beyond = [entry.key for entry in listed if entry_number(entry.key) is not None]
+        # Another writer may have created the entry since the caller read it.
         if beyond and self._blob.get(entry_key(number)) is None and self.marks().floor <= number:
             raise Corruption(
                 entry_key(number),
                 where=self._blob.name,
-                detail=f"The log entry is missing, though {beyond[0]} exists after it.",
+                detail=f"The log entry is missing, and a later entry {beyond[0]} exists.",
             )
 
     def entries(self) -> list[int]:
-        """The numbers that have an object, voided ones included."""
+        """Return the numbers of all stored entries, void ones included."""
         numbers = (entry_number(listed.key) for listed in self._blob.list(ENTRIES))
         return [number for number in numbers if number is not None]
 
     def written_ms(self, number: int) -> int | None:
-        """When entry `number` was written, by the store's clock; None if it is not there."""
+        """Return the time of the write of an entry, by the clock of the store; None, if missing."""
         key = entry_key(number)
-        found = [listed.modified_ms for listed in self._blob.list(key) if listed.key == key]
-        return found[0] if found else None
+        times = [listed.modified_ms for listed in self._blob.list(key) if listed.key == key]
+        return times[0] if times else None
 
     def truncate(self, floor: int, *, head: int) -> None:
-        """Make entries below `floor` void, then delete them. Exclusive.
+        """Void the entries below `floor`, then delete them.
 
-        The caller vouches that everything below is in a rollup and that no
-        entry below `floor` is young enough for a paused writer to believe it
-        stands at the head.
+        The caller guarantees that a rollup contains them, and that each of them is too old to be
+        the head in the view of a paused writer.
         """
         marks = self.marks()
         if not marks.floor <= floor <= head:
             raise UsageError(
                 f'log of location "{self._blob.name}" cannot be truncated to {floor}',
-                detail=f"Its entries are {marks.floor} up to {head}, the latter not included.",
+                detail=f"The log has entries in [{marks.floor}, {head}).",
                 hint=f"Truncate to a number from {marks.floor} to {head}.",
             )
         hit(Failpoint.FLOOR_BEGIN)
@@ -164,7 +163,7 @@ class Log:
         hit(Failpoint.TRUNCATE_DONE)
 
     def sweep(self) -> None:
-        """Delete what lies below the floor, such as a void entry that landed late."""
+        """Delete entries below the floor, such as a void entry that was created late."""
         self._delete_below(self.marks().floor, ENTRIES)
 
     def _delete_below(self, floor: int, prefix: str) -> None:
@@ -177,7 +176,7 @@ class Log:
             self._blob.delete(listed.key)
 
     def witness(self, head: int) -> None:
-        """Note down that entries below `head` exist."""
+        """Record that entries below `head` exist."""
         self._mark("head", head)
 
     def _mark(self, kind: str, number: int) -> None:
@@ -194,8 +193,8 @@ _MARK: Final = re.compile(rf"{MARKS}(floor|head)-([0-9]{{20}})")
 
 
 def _mark_of(key: str) -> tuple[str, int] | None:
-    found = _MARK.fullmatch(key)
-    return None if found is None else (found[1], int(found[2]))
+    match = _MARK.fullmatch(key)
+    return None if match is None else (match[1], int(match[2]))
 
 
 def _folder(number: int) -> str:

@@ -1,8 +1,7 @@
-"""A store in memory, for trying things out and for tests.
+"""A store in memory, for experiments and tests.
 
-It keeps every promise of `Blob` except that it outlives the process. Handles
-opened on one `Shelf` see the same objects, as processes see one folder; each
-closes by itself.
+The store keeps all guarantees of `Blob`, but does not outlive the process. Handles of one `Shelf`
+share its objects, as processes share a folder. Each handle is closed separately.
 """
 
 import threading
@@ -18,16 +17,16 @@ __all__ = ["MemoryBlob", "Shelf"]
 
 @dataclass(slots=True)
 class Shelf:
-    """The objects themselves, which several handles may share."""
+    """Objects that several handles may share."""
 
     objects: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    """Bytes, and when they were written, by key."""
+    """Bytes and time of the write, by key."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class MemoryBlob:
-    """A `Blob` in a dictionary. A prefix makes it a folder of the shelf."""
+    """A `Blob` in a dictionary. With a prefix, it is a folder of the shelf."""
 
     def __init__(
         self,
@@ -45,24 +44,21 @@ class MemoryBlob:
 
     @property
     def name(self) -> str:
-        """`memory:`, and the name it is shared by, if any."""
+        """`memory:`, with the name of the shelf, if it has one."""
         return self._name
 
     def get(self, key: str, *, start: int = 0) -> bytes | None:
-        """See `Blob`."""
         whole = self._checked(key)
         with self._shelf.lock:
-            found = self._shelf.objects.get(whole)
-        return None if found is None else found[0][start:]
+            entry = self._shelf.objects.get(whole)
+        return None if entry is None else entry[0][start:]
 
     def put(self, key: str, data: bytes) -> None:
-        """See `Blob`."""
         whole = self._checked(key)
         with self._shelf.lock:
             self._shelf.objects[whole] = (bytes(data), self._clock.now_ms())
 
     def create(self, key: str, data: bytes) -> bool:
-        """See `Blob`."""
         whole = self._checked(key)
         with self._shelf.lock:
             if whole in self._shelf.objects:
@@ -71,18 +67,16 @@ class MemoryBlob:
             return True
 
     def settle(self, keys: list[str]) -> None:
-        """Nothing here survives a power cut, so there is nothing to wait for."""
+        """Do nothing: no object survives a power cut."""
         for key in keys:
             self._checked(key)
 
     def delete(self, key: str) -> None:
-        """See `Blob`."""
         whole = self._checked(key)
         with self._shelf.lock:
             self._shelf.objects.pop(whole, None)
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
-        """See `Blob`."""
         self._open()
         whole = self._prefix + checked_prefix(prefix)
         beyond = self._prefix + after
@@ -94,7 +88,7 @@ class MemoryBlob:
             )
 
     def close(self) -> bool:
-        """Close this handle; others on the same shelf stay open."""
+        """Close this handle. Other handles of the shelf stay open."""
         with self._shelf.lock:
             closing, self._closed = not self._closed, True
         return closing

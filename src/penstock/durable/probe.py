@@ -1,11 +1,9 @@
-"""Whether a store really creates only once.
+"""Check that a store creates each key only once.
 
-Some servers take `If-None-Match` and ignore it. On such a store two writers
-could both be told that entry *n* is theirs, and everything above would be
-wrong without a sign. So before a location is first written to, many threads
-race to create one key; each time exactly one may win, its bytes must be what
-is read, and a late creator must be refused. What passed is remembered in the
-store itself.
+Some servers accept `If-None-Match` and ignore it. On such a store two writers could both create
+entry *n*, without any error. Before the first write to a location, several threads therefore race
+to create one key. In each race exactly one thread must succeed, a read must return its bytes, and
+a later creator must be rejected. The store records that it has passed.
 """
 
 import threading
@@ -22,22 +20,22 @@ __all__ = ["PASSED", "probe"]
 log = logger("durable")
 
 PASSED: Final = "probe/passed-1"
-"""The object that says so; the number is that of the test it passed."""
+"""Object that records a passed probe, with the version of the probe."""
 
 
-def probe(blob: Blob, ids: Callable[[], str], *, racers: int = 16, rounds: int = 3) -> bool:
-    """Check that `blob` creates only once; whether it had to be tried now.
+def probe(blob: Blob, ids: Callable[[], str], *, racers: int = 16, races: int = 3) -> bool:
+    """Check that `blob` creates each key only once; return False if it has passed before.
 
-    `ids` gives words nobody has used before, so that probes do not meet. Give
-    it a `RetryingBlob`, or a moment's trouble ends the probe with its error.
+    `ids` returns unique words, which keeps concurrent probes apart. `blob` should be a
+    `RetryingBlob`: otherwise a transient error ends the probe.
 
     Raises:
-        StoreRefused: if the store let two creators win, or lost the winner's bytes.
+        StoreRefused: two creators succeeded, or the bytes of the winner were lost.
     """
     if blob.get(PASSED) is not None:
         return False
     nonce = ids()
-    keys = [f"probe/{nonce}-{number}" for number in range(rounds)]
+    keys = [f"probe/{nonce}-{number}" for number in range(races)]
     try:
         for key in keys:
             _race(blob, key, racers)
@@ -45,7 +43,7 @@ def probe(blob: Blob, ids: Callable[[], str], *, racers: int = 16, rounds: int =
         for key in keys:
             blob.delete(key)
     blob.create(PASSED, b"")
-    log.info("probed store", extra=fields(store=blob.name, racers=racers, rounds=rounds))
+    log.info("probed store", extra=fields(store=blob.name, racers=racers, races=races))
     return True
 
 
@@ -58,23 +56,21 @@ def _race(blob: Blob, key: str, racers: int) -> None:
 
     entries = [f"{key} by racer {number}".encode() for number in range(racers)]
     with ThreadPoolExecutor(racers) as threads:
-        # Taken one by one, so that every racer is through before an error is told.
+        # All racers end before the first result is read, which may be an error.
         futures = [threads.submit(run, entry) for entry in entries]
     won = [entry for entry, future in zip(entries, futures, strict=True) if future.result()]
     if len(won) != 1:
-        raise _refused(
-            blob, f"Of {racers} racing creators of one key {len(won)} were told they won."
-        )
+        raise _refused(blob, f"Of {racers} concurrent creators of one key, {len(won)} succeeded.")
     if blob.get(key) != won[0]:
-        raise _refused(blob, "A creator was told it won, and other bytes were read back.")
+        raise _refused(blob, "A create succeeded, and a read returned other bytes.")
     if blob.create(key, b"late"):
-        raise _refused(blob, "A key that was there already was created a second time.")
+        raise _refused(blob, "A create of an existing key succeeded.")
 
 
-def _refused(blob: Blob, seen: str) -> StoreRefused:
+def _refused(blob: Blob, detail: str) -> StoreRefused:
     return StoreRefused(
-        f'location "{blob.name}" does not keep to one creator for each key',
-        detail=seen,
-        hint="Use a store with conditional create (If-None-Match: *), as S3 has it, and no proxy "
-        "in front of it that drops the header.",
+        f'location "{blob.name}" accepts several creators of one key',
+        detail=detail,
+        hint="Use a store with conditional create (If-None-Match: *), such as S3, without a proxy "
+        "that drops the header.",
     )

@@ -2,7 +2,7 @@
 
 A process number alone identifies nothing: numbers are reused, and each PID
 namespace has its own. A number counts only within one boot and one namespace,
-and together with the time at which the process started.
+and together with the start time of the process.
 
     same boot and namespace    decided by the start time of the process
     same machine, other boot   dead: the machine was restarted since
@@ -32,7 +32,7 @@ _INIT_PID_NAMESPACE: Final = "pid:[4026531836]"
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process of some machine, as one that runs there can recognize it."""
+    """A process of a machine. Another process of that machine can recognize it."""
 
     pid: int
     start: int
@@ -42,7 +42,7 @@ class ProcessIdentity:
     """Boot and PID namespace, hashed; empty if it was not recorded."""
 
     machine: str
-    """Machine, hashed; empty in a container, and where the system does not tell."""
+    """Machine, hashed; empty in a container, and where the system does not provide it."""
 
 
 def identify(pid: int | None = None) -> ProcessIdentity:

@@ -30,7 +30,7 @@ def is_abandoned(name: str, *, age_ms: int) -> bool:
     parsed = _NAME.fullmatch(name)
     if parsed is None or parsed[1] != boot_id():
         return age_ms > _OLD_MS
-    # A later process may have the number of one that ended, with another start time.
+    # A later process may reuse the number, with another start time.
     return has_ended(int(parsed[2]), int(parsed[3]))
 
 
