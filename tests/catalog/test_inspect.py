@@ -12,9 +12,9 @@ import pytest
 
 from penstock import persist
 from penstock.catalog.inspect import inspect_lake
-from penstock.cli.showing import shown
+from penstock.cli.status_table import shown
 from penstock.persist.state_store import FAILURE, StateStore
-from penstock.web.state import state_of
+from penstock.web.page_state import state_of
 
 SETTINGS = persist.Settings()
 

@@ -17,7 +17,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import penstock.persist as persist
-from penstock.cli.logs import FieldsFormatter
+from penstock.cli.log_format import FieldsFormatter
 from penstock.cli.main import app
 from penstock.errors import Fenced
 from penstock.telemetry import fields

@@ -26,9 +26,9 @@ import pytest
 from penstock import persist
 from penstock.cli.demo import conclude
 from penstock.clock import SYSTEM_CLOCK
-from penstock.demo import running as demo
+from penstock.demo import run as demo
 from penstock.demo.clicks import TOPIC, Clicking, Sent, open_topic
-from penstock.demo.comparing import Compared, Places, compare
+from penstock.demo.comparison import Compared, Places, compare
 from penstock.demo.postgres import LocalPostgres, bundled
 from penstock.demo.shop import TABLES, Made
 from penstock.errors import UsageError

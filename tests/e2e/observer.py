@@ -12,7 +12,7 @@ from typing import Final
 import psycopg
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.demo.comparing import Row, rows_in_postgres, rows_in_sqlite
+from penstock.demo.comparison import Row, rows_in_postgres, rows_in_sqlite
 from tests.e2e.ledger import History, State, read_state
 
 PAUSE_MS: Final = 150

@@ -26,7 +26,7 @@ from typing import Final
 import psycopg
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.demo.comparing import FEWEST_ROWS, position, rows_in_collection, time_at
+from penstock.demo.comparison import FEWEST_ROWS, position, rows_in_collection, time_at
 from penstock.errors import PenstockError
 from penstock.failpoints import ENVIRONMENT, Action, Failpoint
 from penstock.testing.postgres import Database

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK
-from tests.web.asking import Answer, ask
+from tests.web.http_client import Answer, ask
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.demo.comparing import Places
+from penstock.demo.comparison import Places
 from penstock.testing.postgres import Database, PostgresServer
 from tests.e2e.ledger import TABLES, LedgerTraffic
 from tests.e2e.observer import Endpoint, PostgresEndpoint, SqliteEndpoint

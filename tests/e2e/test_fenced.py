@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.stopping import FENCED
+from penstock.cli.signals import FENCED
 from penstock.testing.postgres import Database
 from tests.e2e.process import Up, lines, until, well
 

@@ -16,7 +16,7 @@ KILLED = """
 import os, signal, threading
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
-from penstock.cli.logs import log_to_stderr
+from penstock.cli.log_format import log_to_stderr
 from penstock.engine.kept.spark import KeptSession
 from penstock.errors import TransientError
 

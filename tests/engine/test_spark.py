@@ -26,7 +26,7 @@ import logging
 import os
 import sys
 
-from penstock.cli.logs import FieldsFormatter
+from penstock.cli.log_format import FieldsFormatter
 from penstock.engine.spark import local, session
 from penstock.errors import UsageError
 

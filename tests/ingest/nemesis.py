@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psycopg
 
-from penstock.cli.logs import FieldsFormatter
+from penstock.cli.log_format import FieldsFormatter
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, arm, disarm

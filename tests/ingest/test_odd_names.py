@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.catalog.inspect import inspect_lake
-from penstock.cli.showing import shown
+from penstock.cli.status_table import shown
 from penstock.data.collection_name import compose_name
 from penstock.persist import Settings
 from penstock.sources.postgres.names import identifier
@@ -13,7 +13,7 @@ from penstock.testing.postgres import Database
 from penstock.web import LakeView, serve
 from tests.cli.test_verbs import lines, penstock
 from tests.ingest.pump import SOURCE, Pump
-from tests.web.asking import ask, query
+from tests.web.http_client import ask, query
 
 NAMES = [
     ("weird", "dot.t"),

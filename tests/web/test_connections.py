@@ -11,7 +11,7 @@ import pytest
 
 from penstock.web import Served, connection_limit
 from penstock.web.connection_limit import MOST_CONNECTIONS, LogRate
-from tests.web.asking import ask
+from tests.web.http_client import ask
 
 HALF = b"GET /api/state HTTP/1.1\r\nHost: localhost\r\n"
 

@@ -7,7 +7,7 @@ import typer
 
 from penstock import persist
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.asking import Wait, asked, here
+from penstock.cli.control import Wait, asked, here
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.persist.lake import storage_locations
 from penstock.persist.merge.merger import BigMerges, LazyBigMerges

@@ -17,7 +17,7 @@ import typer
 
 from penstock.catalog.json_rows import encode_line
 from penstock.cli.options import AsJson, Command, CommandGroup
-from penstock.cli.stopping import stop_on_signals
+from penstock.cli.signals import stop_on_signals
 from penstock.errors import UsageError
 from penstock.protocol.transport_security import Security
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.stopping import stop_on_signals
+from penstock.cli.signals import stop_on_signals
 from penstock.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.demo.comparing import Compared
-    from penstock.demo.running import Up
+    from penstock.demo.comparison import Compared
+    from penstock.demo.run import Up
     from penstock.pipeline.supervisor import Supervisor
 
 __all__ = ["conclude", "demo"]
@@ -61,7 +61,7 @@ def demo(
     stop = threading.Event()
     stop_on_signals(stop)
     _say("loading …")
-    from penstock.demo.running import prepare, run
+    from penstock.demo.run import prepare, run
 
     own = folder or Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     remove = folder is None and not keep
@@ -112,7 +112,7 @@ def _up(http: str) -> "Up":
     """What runs the pipeline, and serves the page beside it."""
     from penstock.engine.up import run
     from penstock.pipeline import load
-    from penstock.web.beside import page_beside
+    from penstock.web.embedded import page_beside
 
     def up(
         file: Path,

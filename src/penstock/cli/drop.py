@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.asking import AlreadyDropped, Place, Wait, asked, here, place_of
+from penstock.cli.control import AlreadyDropped, Place, Wait, asked, here, place_of
 from penstock.cli.options import AsJson, Location, Task
 from penstock.errors import UsageError
 

@@ -1,6 +1,6 @@
 """`penstock ingest`: the sources of a file into collections."""
 
-from penstock.cli.following import follows
+from penstock.cli.run_options import follows
 
 __all__ = ["ingest"]
 

@@ -19,7 +19,7 @@ from penstock.cli.demo import demo
 from penstock.cli.drop import drop
 from penstock.cli.ingest import ingest
 from penstock.cli.init import init
-from penstock.cli.logs import log_to_stderr
+from penstock.cli.log_format import log_to_stderr
 from penstock.cli.materialize import materialize
 from penstock.cli.options import Command, CommandGroup
 from penstock.cli.output import OutputFailed, give_up_output, watch_output
@@ -29,8 +29,8 @@ from penstock.cli.read import read
 from penstock.cli.release import release
 from penstock.cli.resync import resync
 from penstock.cli.schema import schema
+from penstock.cli.signals import FENCED, exit_in_time
 from penstock.cli.status import status
-from penstock.cli.stopping import FENCED, exit_in_time
 from penstock.cli.tail import tail
 from penstock.cli.up import up
 from penstock.cli.verify import verify

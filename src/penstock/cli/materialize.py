@@ -1,6 +1,6 @@
 """`penstock materialize`: collections into the endpoints that a file names."""
 
-from penstock.cli.following import follows
+from penstock.cli.run_options import follows
 
 __all__ = ["materialize"]
 

@@ -2,7 +2,7 @@
 
 from penstock import persist
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.asking import Wait, asked, here, place_of
+from penstock.cli.control import Wait, asked, here, place_of
 from penstock.cli.options import SETTINGS, AsJson, Location, Task
 from penstock.persist.state_store import PAUSED, StateStore
 

@@ -3,8 +3,8 @@
 import sys
 
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.following import print_change
 from penstock.cli.options import AsJson, File
+from penstock.cli.run_options import print_change
 from penstock.errors import UsageError
 
 __all__ = ["plan"]

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.asking import Wait, asked, place_of
+from penstock.cli.control import Wait, asked, place_of
 from penstock.cli.options import AsJson, Location
 from penstock.errors import UsageError
 

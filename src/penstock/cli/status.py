@@ -24,6 +24,6 @@ def status(
     if as_json:
         print(encode_line({"location": location, "storage_locations": found}))
         return
-    from penstock.cli.showing import shown
+    from penstock.cli.status_table import shown
 
     print(shown(found), end="")

@@ -1,6 +1,6 @@
 """`penstock up`: a whole file, validated, applied and followed."""
 
-from penstock.cli.following import follows
+from penstock.cli.run_options import follows
 
 __all__ = ["up"]
 

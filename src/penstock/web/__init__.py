@@ -6,7 +6,7 @@ A `View` says what there is; the app serves it as a page, as JSON and as metrics
 """
 
 from penstock.web.app import app
-from penstock.web.serving import Served, serve
-from penstock.web.view import LakeView, View
+from penstock.web.http_server import Served, serve
+from penstock.web.lake_view import LakeView, View
 
 __all__ = ["LakeView", "Served", "View", "app", "serve"]

@@ -25,10 +25,10 @@ from starlette.routing import Route
 from penstock.errors import PenstockError, StoreError, UsageError
 from penstock.persist.errors import CollectionMissing
 from penstock.telemetry import fields, logger
-from penstock.web.guard import HEADERS, Guard
+from penstock.web.auth import HEADERS, Guard
+from penstock.web.lake_view import View
 from penstock.web.metrics import CONTENT_TYPE, exposition
-from penstock.web.state import degraded, told, unhealthy, waited_for
-from penstock.web.view import View
+from penstock.web.page_state import degraded, told, unhealthy, waited_for
 
 __all__ = ["app"]
 

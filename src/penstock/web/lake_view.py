@@ -12,8 +12,8 @@ from penstock.persist.errors import CollectionMissing
 from penstock.persist.lake import find_collection, find_generation
 from penstock.persist.state import is_hidden
 from penstock.web.history import History
-from penstock.web.sample import latest_changes, sample
-from penstock.web.state import state_of
+from penstock.web.page_state import state_of
+from penstock.web.row_sample import latest_changes, sample
 
 __all__ = ["LakeView", "View"]
 

@@ -7,7 +7,7 @@ import pytest
 from penstock import persist
 from penstock.errors import UsageError
 from penstock.web import LakeView, serve
-from tests.web.asking import ask
+from tests.web.http_client import ask
 
 TOKEN = "a token; with = and spaces"
 

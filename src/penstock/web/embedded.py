@@ -10,8 +10,8 @@ from penstock import persist
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.pipeline.supervisor import Supervisor
 from penstock.telemetry import logger
-from penstock.web.serving import AddressTaken, serve
-from penstock.web.view import LakeView
+from penstock.web.http_server import AddressTaken, serve
+from penstock.web.lake_view import LakeView
 
 __all__ = ["NONE", "Page", "page_beside"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cli.showing import _behind
+from penstock.cli.status_table import _behind
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import uvicorn
 from penstock.errors import UsageError
 from penstock.telemetry import logger
 from penstock.web.app import app
+from penstock.web.auth import is_loopback
 from penstock.web.connection_limit import ACCEPTED_AT_ONCE, LimitedProtocol, LogRate
-from penstock.web.guard import is_loopback
-from penstock.web.view import View
+from penstock.web.lake_view import View
 
 __all__ = ["AddressTaken", "Served", "serve"]
 

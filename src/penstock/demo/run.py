@@ -21,7 +21,7 @@ from penstock.demo.clicks import (
     jars_to_fetch,
     open_topic,
 )
-from penstock.demo.comparing import Compared, Places, books_in_sqlite, compare, position, time_at
+from penstock.demo.comparison import Compared, Places, books_in_sqlite, compare, position, time_at
 from penstock.demo.compiling import compiled_beside
 from penstock.demo.postgres import LocalPostgres
 from penstock.demo.shop import TABLES, Made, Traffic, open_shop, what_is_wrong

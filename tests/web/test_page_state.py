@@ -14,7 +14,7 @@ from penstock.catalog.inspect import LakeInspector, inspect_lake
 from penstock.persist.state import END
 from penstock.web import LakeView, serve
 from penstock.web.metrics import METRICS
-from tests.web.asking import ask, query
+from tests.web.http_client import ask, query
 from tests.web.shop import SECRET
 
 ROOT = Path(__file__).parents[2]

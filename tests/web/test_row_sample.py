@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import persist
-from penstock.web import sample as sampling
-from penstock.web.sample import latest_changes, sample
-from tests.web.asking import ask, query
+from penstock.web import row_sample as sampling
+from penstock.web.row_sample import latest_changes, sample
+from tests.web.http_client import ask, query
 
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
 SETTINGS = persist.Settings(background=False, notify="", inline_bytes=1, part_bytes=1, fan_in=2)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO, TypeAlias
 
 import typer
 
-from penstock.cli.logs import only_errors_if
+from penstock.cli.log_format import only_errors_if
 from penstock.cli.options import AsJson, File
-from penstock.cli.stopping import stop_in_time, stop_on_signals
-from penstock.cli.telling import Teller
+from penstock.cli.progress import Teller
+from penstock.cli.signals import stop_in_time, stop_on_signals
 
 if TYPE_CHECKING:
     from penstock.catalog.diff import Change
@@ -80,7 +80,7 @@ def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]]
         # Sources bring a compiler along, which no other verb should wait for.
         from penstock.engine import up
         from penstock.pipeline import load
-        from penstock.web.beside import page_beside
+        from penstock.web.embedded import page_beside
 
         stop = threading.Event()
         stop_on_signals(stop)

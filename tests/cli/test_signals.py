@@ -8,13 +8,13 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.cli.stopping import FENCED
+from penstock.cli.signals import FENCED
 from penstock.deadlines import stop_timeout_s
 from penstock.errors import UsageError
 
 SCRIPT = """
 import signal, threading
-from penstock.cli.stopping import stop_on_signals
+from penstock.cli.signals import stop_on_signals
 
 stop = threading.Event()
 stop_on_signals(stop)
@@ -36,7 +36,7 @@ def test_a_signal_that_another_thread_gets_is_heard(name: str) -> None:
 
 HANGING = """
 import sys, threading
-from penstock.cli.stopping import stop_in_time, stop_on_signals
+from penstock.cli.signals import stop_in_time, stop_on_signals
 
 stop = threading.Event()
 stop_on_signals(stop)

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from penstock.cli.logs import JsonFormatter, log_to_stderr
+from penstock.cli.log_format import JsonFormatter, log_to_stderr
 from penstock.errors import UsageError
 from penstock.telemetry import fields
 

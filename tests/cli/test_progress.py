@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import telling
-from penstock.cli.telling import Teller
+from penstock.cli import progress
+from penstock.cli.progress import Teller
 
 STATUS = {
     "kind": "materialization",
@@ -39,7 +39,7 @@ class Gone(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "TOLD_EVERY_MS", 10)
+    monkeypatch.setattr(progress, "TOLD_EVERY_MS", 10)
 
 
 def test_it_ends_in_time_though_nobody_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
