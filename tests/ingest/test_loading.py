@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import persist
-from penstock.errors import TransientError
+from penstock.errors import InternalError, TransientError
 from penstock.ingest.snapshot_loader import SnapshotLoader
 from tests.ingest.pump import until
 
@@ -104,4 +104,19 @@ def test_snapshot_reports_the_rows_of_the_splits_that_are_read(tmp_path: Path) -
         assert [split.before for split in splits] == [0, 2, 2, 3]
         assert load.rows() == 3
         load.abandon()
+        loader.close()
+
+
+def test_drop_of_a_collection_rejects_one_that_readers_can_see(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int64())])
+    with persist.open(f"file:{tmp_path}/x", writer="w") as client:
+        loader = SnapshotLoader(client, "src", jobs=None)
+        for name in ("src.hidden", "src.seen"):
+            loader.create(name, schema, ["a"])
+        client.collection("src.seen").seal(1).result()
+        with pytest.raises(InternalError, match=r'could not drop collection "src\.seen"'):
+            loader.drop_collection("src.seen")
+        loader.drop_collection("src.hidden")
+        assert client.collections(hidden=True) == ["src.seen"]
+        loader.drop_collection("src.hidden")
         loader.close()

@@ -144,3 +144,48 @@ def test_resync_request_of_a_table_that_stays_in_error_raises_only_if_named(
     tables.ask_for_resync([])
     assert tables._asked == set()
     assert "table stays in error" in caplog.messages
+
+
+class Catalog:
+    """Answers in place of the server, and records the drift actions that are carried out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, publication: object) -> None:
+        self.fingerprint = SimpleNamespace(publication=publication)
+        self.compared: list[tuple[Any, ...]] = []
+        self.done: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(Followed, "_look", lambda _: self.fingerprint)
+        monkeypatch.setattr(Followed, "_wanted", self._actions)
+        monkeypatch.setattr(Followed, "_obey", lambda _, *given: self.done.append(given))
+
+    def _actions(self, *given: Any) -> list[str]:
+        self.compared.append(given[-3:])
+        return ["mark t1 errored", "mark t2 errored"]
+
+
+def test_dropped_publication_carries_out_the_actions_for_all_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog = Catalog(monkeypatch, publication=None)
+    tables = table_set(tracked(1, Phase.LIVE), tracked(2, Phase.LIVE))
+    before: Any = SimpleNamespace(publication="all")
+    tick, reading = cast("Any", "tick"), cast("Any", "reading")
+    tables.fingerprint, tables._asked = before, {"public.t1"}
+    assert tables.give_up_without_publication(tick, reading) is True
+    assert catalog.compared == [(before, catalog.fingerprint, reading)]
+    assert catalog.done == [(tick, reading, f"mark t{oid} errored") for oid in (1, 2)]
+    assert tables.fingerprint is cast("Any", catalog.fingerprint)
+    assert tables._asked is None
+
+
+@pytest.mark.parametrize(("known", "publication"), [(False, None), (True, "all"), (False, "all")])
+def test_publication_that_exists_or_was_never_seen_changes_no_table(
+    monkeypatch: pytest.MonkeyPatch, known: bool, publication: object
+) -> None:
+    catalog = Catalog(monkeypatch, publication)
+    tables = table_set(tracked(1, Phase.LIVE))
+    before: Any = SimpleNamespace(publication="all") if known else None
+    tables.fingerprint, tables._asked = before, {"public.t1"}
+    assert not tables.give_up_without_publication(cast("Any", "tick"), cast("Any", "reading"))
+    assert catalog.done == []
+    assert tables.fingerprint is before
+    assert tables._asked == {"public.t1"}
