@@ -40,6 +40,7 @@ LANGUAGE_PATHS := \
 	src/penstock/durable/__init__.py \
 	src/penstock/durable/blob.py \
 	src/penstock/durable/cache.py \
+	src/penstock/durable/disk.py \
 	src/penstock/durable/keys.py \
 	src/penstock/durable/location.py \
 	src/penstock/durable/log.py \
@@ -50,9 +51,9 @@ LANGUAGE_PATHS := \
 	src/penstock/durable/temp_names.py \
 	src/penstock/errors.py \
 	src/penstock/failpoints.py \
+	src/penstock/pipeline \
 	src/penstock/progress \
 	src/penstock/reclock \
-	src/penstock/pipeline \
 	src/penstock/reduce \
 	src/penstock/retry.py \
 	src/penstock/telemetry.py \
@@ -63,9 +64,9 @@ LANGUAGE_PATHS := \
 	tests/contracts \
 	tests/data \
 	tests/datasource \
+	tests/pipeline \
 	tests/progress \
 	tests/reclock \
-	tests/pipeline \
 	tests/reduce \
 
 .PHONY: help

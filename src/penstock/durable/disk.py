@@ -1,12 +1,11 @@
-"""The few things we ask of a disk, one system call each.
+"""The disk operations of `FileBlob`, one system call each.
 
-`FileBlob` decides in which order they happen, and that order is what survives
-a power cut; so a double that records it (`penstock.testing.stores`) can stand
-in here and the very same code runs over it. Every method raises `OSError` as
-the system does, and nothing here catches, retries or decides.
+`FileBlob` decides their order, which determines the contents after a power cut. Tests replace
+`OsDisk` by a disk that records the order (`penstock.testing.stores`), under the same code. Every
+method raises `OSError` as the system does. No method retries.
 
-Folders are held open and named by a number, for speed and because a name may
-come to mean another folder while the number does not.
+Folders are held open and identified by a file descriptor: this is faster, and a path may later
+denote another folder while a descriptor does not.
 """
 
 import fcntl
@@ -18,11 +17,11 @@ from typing import Final, Protocol
 
 from penstock.errors import UsageError
 
-__all__ = ["OS_DISK", "Disk", "Found", "OsDisk", "lake_umask"]
+__all__ = ["OS_DISK", "Disk", "FolderEntry", "OsDisk", "lake_umask"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FolderEntry:
     """One name in a folder."""
 
     name: str
@@ -30,77 +29,76 @@ class Found:
 
 
 class Disk(Protocol):
-    """What `FileBlob` does to a disk. Paths are absolute; handles are closed by their owner."""
+    """Disk operations. Paths are absolute; the caller closes handles."""
 
     def make_folder(self, path: str) -> bool:
-        """Make one folder below an existing one; False if it is there already."""
+        """Create a folder in an existing one, and return False if it exists."""
         ...
 
     def open_folder(self, path: str) -> int:
-        """A handle on a folder."""
+        """Return a handle of a folder."""
         ...
 
     def same_device(self, path: str, other: str) -> bool:
-        """Whether both lie on one file system."""
+        """Return whether both paths are on one file system."""
         ...
 
     def write_new(self, folder: int, name: str, data: bytes) -> int:
-        """Make a file that was not there, write all of `data`, and return a handle on it."""
+        """Create a file, write all of `data`, and return a handle of the file."""
         ...
 
     def open_file(self, path: str) -> int:
-        """A handle on a file, for syncing what someone else wrote; needs only to read it."""
+        """Return a handle for an fsync of a file of another writer; needs read permission only."""
         ...
 
     def sync_file(self, file: int) -> None:
-        """Make what was written to `file` survive a power cut."""
+        """Make the contents of `file` durable."""
         ...
 
     def link(self, source: int, name: str, target: int, as_name: str) -> None:
-        """Give a file a second name in the folder `target`, if that name is free."""
+        """Link a file into the folder `target`; fail if the name exists there."""
         ...
 
     def replace(self, source: int, name: str, target: int, as_name: str) -> None:
-        """Move a file over whatever bears the name in the folder `target`."""
+        """Move a file into the folder `target`, and replace an existing file."""
         ...
 
     def sync_folder(self, folder: int) -> None:
-        """Make the names in `folder` survive a power cut."""
+        """Make the names in `folder` durable."""
         ...
 
     def unlink(self, folder: int, name: str) -> None:
-        """Take a name away from a folder that is held open."""
+        """Remove a name from an open folder."""
         ...
 
     def remove(self, path: str) -> None:
-        """Take a name away, wherever its path leads now."""
+        """Remove the file at `path`."""
         ...
 
     def close(self, handle: int) -> None:
-        """Give a handle back."""
+        """Close a handle."""
         ...
 
     def read(self, path: str, start: int = 0) -> bytes:
-        """A file, from `start` on."""
+        """Return the contents of a file from `start` on."""
         ...
 
-    def names(self, path: str) -> list[Found]:
-        """What is in a folder, in no order."""
+    def names(self, path: str) -> list[FolderEntry]:
+        """Return the names in a folder, in no order."""
         ...
 
     def size_and_ctime_ms(self, path: str) -> tuple[int, int]:
-        """How large a file is, and when it came to stand there, in milliseconds.
+        """Return the size of a file and the time of its link, in milliseconds.
 
-        Not when it was written: a writer may pause between writing and linking.
+        The file may have been written earlier: a writer may pause between write and link.
         """
         ...
 
 
 class OsDisk:
-    """The real one."""
+    """Disk operations of the operating system."""
 
     def make_folder(self, path: str) -> bool:
-        """See `Disk`."""
         try:
             os.mkdir(path, 0o777 & ~lake_umask())  # noqa: PTH102 - a plain path is what the seam speaks.
         except FileExistsError:
@@ -108,15 +106,12 @@ class OsDisk:
         return True
 
     def open_folder(self, path: str) -> int:
-        """See `Disk`."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def same_device(self, path: str, other: str) -> bool:
-        """See `Disk`."""
         return os.stat(path).st_dev == os.stat(other).st_dev  # noqa: PTH116
 
     def write_new(self, folder: int, name: str, data: bytes) -> int:
-        """See `Disk`."""
         file = os.open(name, _NEW, 0o666 & ~lake_umask(), dir_fd=folder)
         try:
             written = os.write(file, data)
@@ -128,51 +123,40 @@ class OsDisk:
         return file
 
     def open_file(self, path: str) -> int:
-        """See `Disk`."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def sync_file(self, file: int) -> None:
-        """See `Disk`."""
         _sync(file)
 
     def link(self, source: int, name: str, target: int, as_name: str) -> None:
-        """See `Disk`."""
         os.link(name, as_name, src_dir_fd=source, dst_dir_fd=target)
 
     def replace(self, source: int, name: str, target: int, as_name: str) -> None:
-        """See `Disk`."""
         os.replace(name, as_name, src_dir_fd=source, dst_dir_fd=target)
 
     def sync_folder(self, folder: int) -> None:
-        """See `Disk`."""
         _sync(folder)
 
     def unlink(self, folder: int, name: str) -> None:
-        """See `Disk`."""
         os.unlink(name, dir_fd=folder)
 
     def remove(self, path: str) -> None:
-        """See `Disk`."""
         os.unlink(path)  # noqa: PTH108
 
     def close(self, handle: int) -> None:
-        """See `Disk`."""
         os.close(handle)
 
     def read(self, path: str, start: int = 0) -> bytes:
-        """See `Disk`."""
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - half the time of Path.
             if start:
                 file.seek(start)
             return file.readall()
 
-    def names(self, path: str) -> list[Found]:
-        """See `Disk`."""
+    def names(self, path: str) -> list[FolderEntry]:
         with os.scandir(path) as entries:
-            return [Found(entry.name, entry.is_dir()) for entry in entries]
+            return [FolderEntry(entry.name, entry.is_dir()) for entry in entries]
 
     def size_and_ctime_ms(self, path: str) -> tuple[int, int]:
-        """See `Disk`."""
         status = os.stat(path)  # noqa: PTH116
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(path)
@@ -205,7 +189,7 @@ def lake_umask() -> int:
 
 
 def _sync(handle: int) -> None:
-    # On macOS fsync stops at the drive's cache, and this goes through it.
+    # On macOS, fsync does not flush the cache of the drive; F_FULLFSYNC does.
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is None:
         os.fsync(handle)

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable.blob import Blob, Listed
-from penstock.durable.disk import Disk, Found
+from penstock.durable.disk import Disk, FolderEntry
 from penstock.errors import DeterminateError, IndeterminateError
 
 __all__ = [
@@ -280,11 +280,13 @@ class PowerCutDisk:
         with self._lock:
             return self._file(path).data[start:]
 
-    def names(self, path: str) -> list[Found]:
+    def names(self, path: str) -> list[FolderEntry]:
         """See `Disk`."""
         with self._lock:
             names = self._folder(path).names
-            return [Found(name, isinstance(node, _FolderNode)) for name, node in names.items()]
+            return [
+                FolderEntry(name, isinstance(node, _FolderNode)) for name, node in names.items()
+            ]
 
     def size_and_ctime_ms(self, path: str) -> tuple[int, int]:
         """See `Disk`."""
