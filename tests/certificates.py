@@ -1,32 +1,32 @@
-"""Certificates for tests, made by openssl."""
+"""Certificates for tests, created by openssl."""
 
 import subprocess
 from pathlib import Path
 
 
 def authority(folder: Path, name: str) -> Path:
-    """The certificate of one who signs others."""
-    found = folder / f"{name}.crt"
+    """Create the certificate and key of a certificate authority; return the certificate."""
+    path = folder / f"{name}.crt"
     _openssl(
         *("req", "-x509", "-days", "2", "-subj", f"/CN={name}"),
-        *("-keyout", folder / f"{name}.key", "-out", found),
+        *("-keyout", folder / f"{name}.key", "-out", path),
         *_NEW_KEY,
     )
-    return found
+    return path
 
 
 def certificate(folder: Path, name: str, by: Path) -> tuple[Path, Path]:
-    """A certificate of `name`, and its key, signed by an authority."""
-    found, key = folder / f"{name}.crt", folder / f"{name}.key"
+    """Create a certificate of `name` signed by an authority, and its key."""
+    path, key = folder / f"{name}.crt", folder / f"{name}.key"
     request, names = folder / f"{name}.csr", folder / f"{name}.ext"
     names.write_text(f"subjectAltName=DNS:{name}\n")
     _openssl("req", "-subj", f"/CN={name}", "-keyout", key, "-out", request, *_NEW_KEY)
     _openssl(
-        *("x509", "-req", "-days", "2", "-in", request, "-out", found, "-extfile", names),
+        *("x509", "-req", "-days", "2", "-in", request, "-out", path, "-extfile", names),
         *("-CA", by, "-CAkey", by.with_suffix(".key"), "-CAcreateserial"),
     )
     key.chmod(0o600)
-    return found, key
+    return path, key
 
 
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")

@@ -1,4 +1,4 @@
-"""Run a script of directives and compare what each one prints.
+"""Scripts of directives with their expected output.
 
 A script is blocks separated by blank lines:
 
@@ -9,9 +9,9 @@ A script is blocks separated by blank lines:
     appended upper=[5]
 
 The first line is a directive with `name=value` arguments, the lines up to
-`----` are its input, and the rest is what it must print. `pytest --rewrite`
-writes down what it did print; read that diff as carefully as code. Whoever obeys
-may leave a directive out, and answer None: then it stays as it is.
+`----` are its input, and the remaining lines are its expected output. `pytest --rewrite`
+replaces the expected output by the actual one; review that diff. A handler may skip a
+directive by returning None: its block then stays unchanged.
 """
 
 from collections.abc import Callable
@@ -31,26 +31,28 @@ class Directive:
     input: tuple[str, ...]
 
 
-def run_script(path: Path, obey: Callable[[Directive], str | None], *, rewrite: bool) -> None:
-    """Obey every directive in `path`, in order, and check what each prints."""
-    blocks = [_obeyed(block, obey) for block in path.read_text().strip().split("\n\n")]
+def run_script(path: Path, execute: Callable[[Directive], str | None], *, rewrite: bool) -> None:
+    """Execute every directive in `path`, in order, and compare the output of each."""
+    blocks = [_execute_block(block, execute) for block in path.read_text().strip().split("\n\n")]
     actual = "\n\n".join(blocks) + "\n"
     if rewrite:
         path.write_text(actual)
     expected = path.read_text()
-    diff = unified_diff(expected.splitlines(), actual.splitlines(), "said", "printed", lineterm="")
+    diff = unified_diff(
+        expected.splitlines(), actual.splitlines(), "expected", "printed", lineterm=""
+    )
     assert actual == expected, "\n".join([f"{path} (run with --rewrite and read the diff)", *diff])
 
 
-def _obeyed(block: str, obey: Callable[[Directive], str | None]) -> str:
-    said, bar, _ = block.partition("\n----")
+def _execute_block(block: str, execute: Callable[[Directive], str | None]) -> str:
+    directive, bar, _ = block.partition("\n----")
     if not bar:
-        return block  # A comment standing alone.
-    lines = [line for line in said.split("\n") if not line.startswith("#")]
+        return block  # A comment without a directive.
+    lines = [line for line in directive.split("\n") if not line.startswith("#")]
     name, *words = lines[0].split()
     args = dict(word.split("=", 1) for word in words)
-    printed = obey(Directive(name, args, tuple(lines[1:])))
+    printed = execute(Directive(name, args, tuple(lines[1:])))
     if printed is None:
         return block
     assert "\n\n" not in printed, f"{name} printed a blank line, which would end its block"
-    return f"{said}\n----\n{printed}".rstrip()
+    return f"{directive}\n----\n{printed}".rstrip()

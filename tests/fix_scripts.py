@@ -1,6 +1,6 @@
-"""Scripts: stories of several steps, told in tests/scripts/ and run by `datadriven`.
+"""Scripts of several steps in tests/scripts/, run by `datadriven`.
 
-A test takes `script` and hands it the story and whoever obeys its directives:
+A test calls the fixture `script` with a path and a function that executes directives:
 
     @pytest.mark.parametrize("path", stories("persist"), ids=lambda path: path.stem)
     def test_script(path, script):
@@ -22,27 +22,27 @@ Script = Callable[[Path, Callable[[Directive], str | None]], None]
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 
 
-def stories(room: str) -> list[Path]:
-    """The scripts of one room, in order of name; at least one."""
-    found = sorted((SCRIPTS / room).glob("*.txt"))
-    assert found, f"no scripts in {SCRIPTS / room}"
-    return found
+def stories(package: str) -> list[Path]:
+    """Return the scripts of one package, sorted by name; at least one."""
+    paths = sorted((SCRIPTS / package).glob("*.txt"))
+    assert paths, f"no scripts in {SCRIPTS / package}"
+    return paths
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite",
         action="store_true",
-        help="write what scripts printed into them instead of comparing; read the diff",
+        help="Replace the expected output of scripts by the actual output.",
     )
 
 
 @pytest.fixture
 def script(request: pytest.FixtureRequest) -> Script:
-    """Run one script, or with `--rewrite` write down what it printed."""
+    """Return a function that runs one script, or with `--rewrite` rewrites its output."""
     rewrite = bool(request.config.getoption("--rewrite"))
 
-    def run(path: Path, obey: Callable[[Directive], str | None]) -> None:
-        run_script(path, obey, rewrite=rewrite)
+    def run(path: Path, execute: Callable[[Directive], str | None]) -> None:
+        run_script(path, execute, rewrite=rewrite)
 
     return run

@@ -1,11 +1,9 @@
-"""One Spark session for all tests that need one, started as a user's is.
+"""Spark sessions of the tests, started in the same way as a user's.
 
-Starting costs 5 to 20 seconds, so there is one in a run, and only if a test
-asks for it. Such tests carry the marker `spark`: `-m "not spark"` leaves out
-every one that starts a JVM.
-
-Beside it there is `cluster`, for what only happens where executors are
-processes of their own. It runs in another process, `spark/on_cluster.py`.
+A start takes 5 to 20 seconds, so a run has one session, and only if a test uses the
+fixture `spark`. Such tests have the marker `spark`: `-m "not spark"` deselects every test
+that starts a JVM. The fixture `cluster` has executors in separate processes; its driver
+runs in a child process, `spark/on_cluster.py`.
 """
 
 import os
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-# pyspark is imported where it is used: every run loads this file, few need Spark.
+# pyspark is imported lazily: every run loads this file, few need Spark.
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -42,13 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
-    """A session on two cores, and afterwards no trace of its JVM."""
+    """Yield a session on two cores; end its JVM afterwards."""
     from penstock.engine.spark import session
 
     with pytest.MonkeyPatch.context() as patch:
-        # The launcher of Java is not left in the cache of whoever runs the tests.
+        # Do not leave the launcher of Java in the user's cache.
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        made = session(
+        created = session(
             master=MASTER,
             config={
                 "spark.driver.memory": "1g",
@@ -57,13 +55,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
             },
         )
     try:
-        yield made
+        yield created
     finally:
-        end(made)
+        end(created)
 
 
 def end(spark: "SparkSession") -> None:
-    """Stop the session and wait for its JVM to be gone; `stop` alone leaves it running."""
+    """Stop the session and wait for the end of its JVM; `stop` alone leaves it running."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -76,12 +74,12 @@ def end(spark: "SparkSession") -> None:
 
 @dataclass
 class Cluster:
-    """A session on `local-cluster` in a process of its own."""
+    """Session on `local-cluster` in a child process."""
 
     process: "subprocess.Popen[bytes]"
 
     def run(self, name: str, /, **arguments: Any) -> Any:
-        """Have it do what `on_cluster.py` knows under that name."""
+        """Run the function of `on_cluster.py` with that name and return its result."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         pickle.dump((name, arguments), self.process.stdin)
@@ -91,7 +89,7 @@ class Cluster:
         return answer
 
     def end(self) -> None:
-        """Let it stop its session and be gone, with its JVM and the executors."""
+        """Stop the session and wait for the end of the process, its JVM and the executors."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -104,14 +102,14 @@ class Cluster:
 
 
 def home_of_links(folder: Path) -> Path:
-    """A SPARK_HOME of our own, of links: executors leave their files in its `work`."""
+    """Create a SPARK_HOME of symbolic links: executors write files into its `work`."""
     import pyspark
 
     home = folder / "home"
     home.mkdir()
-    for each in Path(pyspark.__file__).parent.iterdir():
-        if each.name != "work":
-            (home / each.name).symlink_to(each)
+    for path in Path(pyspark.__file__).parent.iterdir():
+        if path.name != "work":
+            (home / path.name).symlink_to(path)
     return home
 
 
@@ -119,7 +117,7 @@ def home_of_links(folder: Path) -> Path:
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, object_server: "ObjectServer"
 ) -> Iterator[Cluster]:
-    """Two executors of one core each, with speculation on, that know the S3 server."""
+    """Yield a cluster of two executors with one core each, speculation, and the S3 server."""
     folder = tmp_path_factory.mktemp("cluster")
     home = home_of_links(folder)
     process = subprocess.Popen(
@@ -135,8 +133,8 @@ def cluster(
             "XDG_CACHE_HOME": str(folder / "cache"),
         },
     )
-    made = Cluster(process)
+    created = Cluster(process)
     try:
-        yield made
+        yield created
     finally:
-        made.end()
+        created.end()

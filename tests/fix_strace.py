@@ -1,4 +1,4 @@
-"""The program strace, which makes the system's own calls fail; missing in CI is a failure."""
+"""The program strace, which injects failing system calls; required in CI."""
 
 import os
 import shutil
@@ -8,10 +8,10 @@ import pytest
 
 @pytest.fixture
 def strace() -> str:
-    found = shutil.which("strace")
-    if found is None:
+    path = shutil.which("strace")
+    if path is None:
         message = "no strace: apt-get install strace"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
-    return found
+    return path

@@ -1,4 +1,4 @@
-"""The pages on connectors agree with the code."""
+"""Consistency of the reference pages with protocol, connectors and conformance suite."""
 
 import inspect
 import re
@@ -40,21 +40,21 @@ CONNECTORS = (REFERENCE / "connectors.md").read_text()
 
 
 def section(page: str, heading: str) -> str:
-    """What stands below a heading, down to the next one."""
-    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
-    assert found is not None, heading
-    return found[1]
+    """Return the text below a heading, up to the next one."""
+    match = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    assert match is not None, heading
+    return match[1]
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of the rows of all tables in a text, without their headings."""
-    found: list[list[str]] = []
+    """Return the cells of all table rows in a text, without headings."""
+    cells: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith("|---"):
-            found.pop()
+            cells.pop()
         elif line.startswith("|"):
-            found.append([cell.strip() for cell in line.strip("|").split(" | ")])
-    return found
+            cells.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return cells
 
 
 # The protocol.
@@ -71,56 +71,56 @@ def messages(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from within(prefix + name, message)
 
 
-def test_messages_are_told_with_the_numbers_of_their_fields():
+def test_protocol_page_lists_messages_with_field_numbers():
     known = {**dict(messages(materialize_pb2)), **dict(messages(flow_pb2, "flow."))}
-    told = {
+    listed = {
         cells[0].strip("`"): dict(re.findall(r"`(\w+)` = (\d+)", cells[1]))
         for cells in rows(PROTOCOL)
         if cells[0].strip("`") in known
     }
-    for name, fields in told.items():
-        assert fields == {each.name: str(each.number) for each in known[name].fields}, name
+    for name, fields in listed.items():
+        assert fields == {field.name: str(field.number) for field in known[name].fields}, name
     of_the_wire = {name for name, _ in messages(materialize_pb2) if not name.startswith("Extra")}
-    assert of_the_wire <= told.keys()
+    assert of_the_wire <= listed.keys()
 
 
-def test_the_order_of_messages_is_that_of_the_table():
-    told = {name: (after, given) for name, after, given in rows(section(PROTOCOL, "Order"))}
-    assert list(told) == [str(kind) for kind in RULES]
+def test_protocol_page_order_table_equals_rules():
+    listed = {name: (after, given) for name, after, given in rows(section(PROTOCOL, "Order"))}
+    assert list(listed) == [str(kind) for kind in RULES]
     for kind, rule in RULES.items():
         given = "any" if rule.given == REQUESTS else ", ".join(sorted(map(str, rule.given)))
-        assert told[str(kind)] == (", ".join(sorted(map(str, rule.after))), given), kind
+        assert listed[str(kind)] == (", ".join(sorted(map(str, rule.after))), given), kind
 
 
-def test_constraints_are_told_with_their_numbers():
-    told = {cells[0].strip("`"): cells[1] for cells in rows(section(PROTOCOL, "Validate"))}
-    for each in ConstraintType:
-        assert told[each.name] == str(each.value)
+def test_protocol_page_lists_constraints_with_numbers():
+    listed = {cells[0].strip("`"): cells[1] for cells in rows(section(PROTOCOL, "Validate"))}
+    for constraint in ConstraintType:
+        assert listed[constraint.name] == str(constraint.value)
 
 
-def test_every_method_is_told():
+def test_protocol_page_lists_every_method():
     service = materialize_pb2.DESCRIPTOR.services_by_name["Driver"]
-    told = [cells[0].strip("`") for cells in rows(section(PROTOCOL, "Methods"))]
-    assert told == [f"/{service.full_name}/{each.name}" for each in service.methods]
+    listed = [cells[0].strip("`") for cells in rows(section(PROTOCOL, "Methods"))]
+    assert listed == [f"/{service.full_name}/{method.name}" for method in service.methods]
 
 
-def test_the_checkpoint_of_the_beginning_is_told():
+def test_protocol_page_has_the_start_checkpoint():
     assert f"`{START_FROM_ZERO.hex(' ')}`" in section(PROTOCOL, "Open")
 
 
 @pytest.mark.parametrize("kind", sorted(REQUESTS, key=str), ids=str)
-def test_every_request_has_a_section(kind: Kind):
+def test_protocol_page_has_a_section_for_every_request(kind: Kind):
     assert section(PROTOCOL, str(kind))
 
 
-def test_statuses_lead_to_the_errors_that_are_told():
+def test_protocol_page_statuses_map_to_raised_errors():
     from penstock.materialize.client import _REFUSED, _UNREACHABLE
 
     for names, _, error in rows(section(PROTOCOL, "Statuses")):
         for name in re.findall(r"`(\w+)`", names):
             expected = {
-                name in [each.name for each in _REFUSED]: "ConnectorRefused",
-                name in [each.name for each in _UNREACHABLE]: "ConnectorUnreachable",
+                name in [status.name for status in _REFUSED]: "ConnectorRefused",
+                name in [status.name for status in _UNREACHABLE]: "ConnectorUnreachable",
             }.get(True, "ConnectorError")
             assert error.partition(";")[0] == f"`{expected}`", name
 
@@ -140,13 +140,13 @@ NEEDS = {
 
 
 def checks_table() -> str:
-    """What the page on the protocol must say of the checks."""
+    """Return the table of checks of the protocol page."""
     lines = ["| Check | Rule | Needs | For |", "|---|---|---|---|"]
-    for each in CHECKS.values():
-        needs = ", ".join(NEEDS[need] for need in each.needs)
-        some = [pattern.value for pattern in Pattern if pattern in each.patterns]
+    for check in CHECKS.values():
+        needs = ", ".join(NEEDS[need] for need in check.needs)
+        some = [pattern.value for pattern in Pattern if pattern in check.patterns]
         patterns = "" if len(some) == len(Pattern) else ", ".join(some)
-        cells = [f"`{each.name}`", f"{each.rule} ({where(each.source)})", needs, patterns]
+        cells = [f"`{check.name}`", f"{check.rule} ({where(check.source)})", needs, patterns]
         lines.append("| " + " | ".join(cells).replace("|  |", "| |") + " |")
     return "\n".join(line.replace("  ", " ") for line in lines)
 
@@ -156,28 +156,28 @@ def where(source: str) -> str:
     return f"[{name}](#{name.lower()})"
 
 
-def test_the_page_lists_every_check_with_its_rule():
+def test_protocol_page_lists_every_check_with_its_rule():
     assert checks_table() in section(PROTOCOL, "The checks"), (
-        "print checks_table() of this file into the page"
+        "replace the table of the page by the output of checks_table()"
     )
 
 
-def test_every_check_leads_to_a_section_of_the_page():
-    for each in CHECKS.values():
-        room, name = each.source.split(", ")
-        assert room == "protocol"
-        assert section(PROTOCOL, name), each.name
+def test_every_check_links_to_a_section_of_the_protocol_page():
+    for check in CHECKS.values():
+        page, name = check.source.split(", ")
+        assert page == "protocol"
+        assert section(PROTOCOL, name), check.name
 
 
-def test_the_page_lists_every_key_of_the_file():
-    told = {cells[0].strip("`"): cells[1] for cells in rows(section(PROTOCOL, "The file"))}
+def test_protocol_page_lists_every_key_of_the_conformance_file():
+    listed = {cells[0].strip("`"): cells[1] for cells in rows(section(PROTOCOL, "The file"))}
     fields = conformance.Config.model_fields
-    assert list(told) == list(fields)
+    assert list(listed) == list(fields)
     for name, field in fields.items():
-        assert shown_default(field) == told[name].strip("`"), name
+        assert render_default(field) == listed[name].strip("`"), name
 
 
-def shown_default(field: pydantic.fields.FieldInfo) -> str:
+def render_default(field: pydantic.fields.FieldInfo) -> str:
     default = field.default
     if default is PydanticUndefined:
         return "required"
@@ -210,16 +210,16 @@ def test_documentation_url_prefers_the_pages_of_the_wheel(
     assert penstock.documentation_url("a.md#b") == f"{(installed / 'docs').as_uri()}/a.md#b"
 
 
-def test_the_page_lists_every_connector():
-    told = re.findall(r"^\| \[`([\w-]+)`\]\(#[\w-]+\) \|", CONNECTORS, re.MULTILINE)
-    assert set(BUILT_IN) <= set(told)
-    for name in told:
+def test_connectors_page_lists_every_connector():
+    listed = re.findall(r"^\| \[`([\w-]+)`\]\(#[\w-]+\) \|", CONNECTORS, re.MULTILINE)
+    assert set(BUILT_IN) <= set(listed)
+    for name in listed:
         package = "files" if name.endswith("-files") else name
         assert import_module(f"penstock.connectors.{package}")
 
 
 def keys_of(model: type[pydantic.BaseModel]) -> dict[str, str]:
-    """What can be configured, with defaults as the page tells them."""
+    """Return the configuration keys with their defaults in the notation of the page."""
     return {
         field.alias or name: "required"
         if field.is_required()
@@ -240,18 +240,18 @@ TABLES = {
 
 
 @pytest.mark.parametrize("heading", TABLES)
-def test_the_page_lists_every_key_of(heading: str):
-    told = {cells[0].strip("`"): cells[1] for cells in rows(section(CONNECTORS, heading))}
+def test_connectors_page_lists_every_key_of(heading: str):
+    listed = {cells[0].strip("`"): cells[1] for cells in rows(section(CONNECTORS, heading))}
     known = keys_of(TABLES[heading])
-    assert list(told) == list(known)
+    assert list(listed) == list(known)
     for name, default in known.items():
-        assert not default or told[name].strip("`") == default, name
+        assert not default or listed[name].strip("`") == default, name
 
 
-def test_the_page_lists_every_key_of_the_others():
+def test_connectors_page_lists_every_key_of_postgres_and_file_resources():
     own = keys_of(PostgresConnector.resource).keys() - keys_of(SqlResource).keys()
-    told = rows(section(CONNECTORS, "Resource of Postgres"))
-    assert {cells[0].strip("`") for cells in told} == own
+    listed = rows(section(CONNECTORS, "Resource of Postgres"))
+    assert {cells[0].strip("`") for cells in listed} == own
     files = {cells[0].strip("`") for cells in rows(section(CONNECTORS, "Files"))}
     for name in ("staged-files", "plain-files", "push-files"):
         own = {cells[0].strip("`") for cells in rows(section(CONNECTORS, name))}
@@ -259,30 +259,30 @@ def test_the_page_lists_every_key_of_the_others():
         assert files | own == {*keys_of(connector.endpoint), *keys_of(connector.resource)}, name
 
 
-def test_the_page_tells_the_columns_of_sqlite():
-    told = {cells[0]: cells[1] for cells in rows(section(CONNECTORS, "Values in SQLite"))}
+def test_connectors_page_lists_sqlite_column_types():
+    listed = {cells[0]: cells[1] for cells in rows(section(CONNECTORS, "Values in SQLite"))}
     names = {"bytes": "string in base 64", "json": "object, array"}
     for kind, column in SQLITE_TYPES.items():
-        assert told[names.get(kind.value, kind.value)] == f"`{column}`"
+        assert listed[names.get(kind.value, kind.value)] == f"`{column}`"
     assert SqliteDialect().folded("A") == "a"
 
 
-def test_the_page_tells_the_columns_of_postgres():
+def test_connectors_page_lists_postgres_column_types():
     from penstock.connectors.postgres.dialect import _FORMATS, _TYPES
 
     text = section(CONNECTORS, "Values in Postgres")
-    told = {cells[0]: re.findall(r"`([A-Z ]+)`", cells[1])[0] for cells in rows(text)}
+    listed = {cells[0]: re.findall(r"`([A-Z ]+)`", cells[1])[0] for cells in rows(text)}
     names = {"bytes": "string in base 64", "json": "object, array, the whole document"}
     for kind, column in _TYPES.items():
-        assert told[names.get(kind.value, kind.value)] == column
+        assert listed[names.get(kind.value, kind.value)] == column
     for name, column in _FORMATS.items():
-        [shown] = [key for key in told if f"`{name}`" in key]
-        assert told[shown] == column
+        [shown] = [key for key in listed if f"`{name}`" in key]
+        assert listed[shown] == column
 
 
-def test_the_page_tells_the_tables_beside():
-    told = [cells[0].strip("`") for cells in rows(section(CONNECTORS, "Tables of the connector"))]
-    assert told == [fence.TABLE, applied_spec.TABLE]
+def test_connectors_page_lists_tables_of_the_connector():
+    listed = [cells[0].strip("`") for cells in rows(section(CONNECTORS, "Tables of the connector"))]
+    assert listed == [fence.TABLE, applied_spec.TABLE]
     assert f"`{DELETED}`" in CONNECTORS
 
 
@@ -290,31 +290,35 @@ def test_the_page_tells_the_tables_beside():
 
 
 @pytest.mark.parametrize(
-    "room", [sdk, materialize, conformance], ids=lambda room: room.__name__.rpartition(".")[2]
+    "module", [sdk, materialize, conformance], ids=lambda module: module.__name__.rpartition(".")[2]
 )
-def test_the_page_on_python_lists_the_names_of(room: Any):
+def test_python_page_lists_public_names_of(module: Any):
     text = (REFERENCE / "python.md").read_text().partition("## Connectors\n")[2]
-    assert [name for name in room.__all__ if not re.search(rf"`{name}\b", text)] == []
+    assert [name for name in module.__all__ if not re.search(rf"`{name}\b", text)] == []
 
 
 @pytest.mark.parametrize("kind", [sdk.Connector, sdk.Transactor], ids=lambda kind: kind.__name__)
-def test_the_page_on_python_lists_the_methods_of(kind: type):
+def test_python_page_lists_methods_of(kind: type):
     text = (REFERENCE / "python.md").read_text()
     table = text.partition(f"| Method of {kind.__name__} |")[2].partition("\n\n")[0]
-    told = re.findall(r"^\| `(\w+\(.*?\))` \|", table, re.MULTILINE)
-    found = {
-        name: [each for each in inspect.signature(member).parameters if each != "self"]
+    listed = re.findall(r"^\| `(\w+\(.*?\))` \|", table, re.MULTILINE)
+    methods = {
+        name: [
+            parameter for parameter in inspect.signature(member).parameters if parameter != "self"
+        ]
         for name, member in vars(kind).items()
         if inspect.isfunction(member) and not name.startswith("_")
     }
-    assert set(told) == {f"{name}({', '.join(given)})" for name, given in found.items()}
+    assert set(listed) == {f"{name}({', '.join(given)})" for name, given in methods.items()}
 
 
-def test_the_page_on_errors_lists_those_of_connectors():
+def test_errors_page_lists_connector_errors():
     text = (REFERENCE / "errors.md").read_text().partition("| Connector error |")[2]
     table = rows("| Connector error |" + text.partition("\n\n")[0])
-    told = {name.strip("`"): (sqlstate, room.strip("`")) for name, sqlstate, room, *_ in table}
-    rooms = (penstock.materialize.errors, penstock.protocol.errors, penstock.sdk.errors)
-    assert set(told) == {name for room in rooms for name in room.__all__}
-    for name, (sqlstate, room) in told.items():
-        assert getattr(import_module(room), name).sqlstate == sqlstate
+    listed = {
+        name.strip("`"): (sqlstate, module.strip("`")) for name, sqlstate, module, *_ in table
+    }
+    modules = (penstock.materialize.errors, penstock.protocol.errors, penstock.sdk.errors)
+    assert set(listed) == {name for module in modules for name in module.__all__}
+    for name, (sqlstate, module) in listed.items():
+        assert getattr(import_module(module), name).sqlstate == sqlstate

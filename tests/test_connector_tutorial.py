@@ -1,4 +1,4 @@
-"""The tutorial's connector is what its page shows, and keeps the protocol."""
+"""Consistency of the connector tutorial with its example, which passes the suite."""
 
 import json
 import os
@@ -23,11 +23,11 @@ FILE = ROOT / "examples/write_a_connector.yaml"
 
 SLOW = {
     name
-    for name, each in CHECKS.items()
-    if Need.COMMAND in each.needs
+    for name, check in CHECKS.items()
+    if Need.COMMAND in check.needs
     and name not in ("restart-after-started-commit", "zombie-stages-in-vain")
 }
-"""Each starts a process or two; `penstock connector check` makes them all."""
+"""Checks that start processes; `penstock connector check` runs all."""
 
 
 def blocks(kind: str) -> list[str]:
@@ -38,19 +38,19 @@ def lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def test_the_blocks_of_the_page_are_the_file():
+def test_tutorial_page_code_equals_the_example():
     parts = blocks("python part")
     for part in parts:
         assert part in SOURCE.read_text()
     assert lines("\n".join(parts)) == lines(SOURCE.read_text())
 
 
-def test_the_page_shows_the_file_of_the_suite():
+def test_tutorial_page_shows_the_conformance_file():
     assert blocks("yaml") == [FILE.read_text()]
 
 
 def described(folder: Path, source: Path = SOURCE) -> Config:
-    """What the suite is told, with tables in another folder."""
+    """Return the configuration of the suite, with tables in another folder."""
     moved = FILE.read_text().replace("/tmp/tables", str(folder))
     assert str(folder) in moved
     config = load_text(moved, folder)
@@ -66,14 +66,14 @@ def load_text(text: str, folder: Path) -> Config:
     return load(path)
 
 
-def test_the_connector_keeps_the_protocol(tmp_path: Path):
+def test_tutorial_connector_passes_the_conformance_suite(tmp_path: Path):
     report = run(described(tmp_path / "tables"), only=sorted(CHECKS.keys() - SLOW))
     assert not report.failed, report.as_table()
-    [told] = re.findall(r"^    (\d+) passed, 0 failed, (\d+) skipped$", PAGE, re.MULTILINE)
-    # Those that were left out would have passed, or say by themselves that they do not apply.
-    skipped = {each.check.name for each in report.results if each.outcome is Outcome.SKIPPED}
+    [counts] = re.findall(r"^    (\d+) passed, 0 failed, (\d+) skipped$", PAGE, re.MULTILINE)
+    # Slow checks pass, or do not apply to the pattern.
+    skipped = {result.check.name for result in report.results if result.outcome is Outcome.SKIPPED}
     skipped |= {name for name in SLOW if "idempotent-apply" not in CHECKS[name].patterns}
-    assert (len(CHECKS) - len(skipped), len(skipped)) == (int(told[0]), int(told[1]))
+    assert (len(CHECKS) - len(skipped), len(skipped)) == (int(counts[0]), int(counts[1]))
 
 
 APPLY = "            apply_once(self._endpoint.folder, name)\n"
@@ -92,11 +92,11 @@ BREAKS = {
     "zombie-stages-in-vain": (STAGED, f"{STAGED}        apply_once(self._endpoint.folder, name)\n"),
     "cancelled-stream-is-rolled-back": (STORE, f"{STORE}{WRITE_THROUGH}"),
 }
-"""By the check that finds it, what the page tells readers to break."""
+"""Breakages of the page, by the check that reports them."""
 
 
 @pytest.mark.parametrize("check", BREAKS)
-def test_what_the_page_says_to_break_is_found(check: str, tmp_path: Path):
+def test_tutorial_breakage_is_reported_by_its_check(check: str, tmp_path: Path):
     right, wrong = BREAKS[check]
     source = SOURCE.read_text()
     assert source.count(right) == 1
@@ -106,17 +106,17 @@ def test_what_the_page_says_to_break_is_found(check: str, tmp_path: Path):
     if Need.COMMAND in CHECKS[check].needs:
         report = run(config, only=[check])
     else:
-        made = runpy.run_path(str(broken))["JsonTables"]()
-        with sdk.serve(made, "127.0.0.1:0") as server:
+        connector = runpy.run_path(str(broken))["JsonTables"]()
+        with sdk.serve(connector, "127.0.0.1:0") as server:
             alone = config.model_copy(update={"command": ()})
             report = run(alone, server.address, only=[check])
-    assert [each.check.name for each in report.failed] == [check], report.as_table()
+    assert [result.check.name for result in report.failed] == [check], report.as_table()
     assert f"| `{check}`" in PAGE
 
 
 @pytest.fixture
 def serving() -> Iterator[str]:
-    """The connector, as the page serves it."""
+    """Yield the address of the connector, served as on the page."""
     process = subprocess.Popen(
         [sys.executable, SOURCE, "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
     )
@@ -126,14 +126,14 @@ def serving() -> Iterator[str]:
         os.kill(process.pid, signal.SIGKILL)
 
 
-def test_the_connector_tells_what_can_be_configured(serving: str):
+def test_connector_spec_of_tutorial_connector_lists_its_options(serving: str):
     assert "penstock connector spec 127.0.0.1:9000" in PAGE
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "penstock.cli.main", "connector", "spec", serving],
         capture_output=True,
         text=True,
         check=True,
     )
-    spec = json.loads(told.stdout)
+    spec = json.loads(process.stdout)
     assert list(spec["endpoint"]["properties"]) == ["folder"]
     assert list(spec["resource"]["properties"]) == ["table"]

@@ -1,4 +1,4 @@
-"""What is written agrees with what is there."""
+"""Consistency of pages, change fragments, failpoints and requirements."""
 
 import ast
 import re
@@ -29,31 +29,31 @@ def on_spark(page: Path) -> bool:
 
 
 def blocks_to_run(page: Path) -> Iterator[tuple[int, str]]:
-    """The ```python run blocks of a page, each with the line before it."""
+    """Yield the ```python run blocks of a page, each with the line before it."""
     text = page.read_text()
     for block in re.finditer(r"^```python run\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield text[: block.start(1)].count("\n"), block[1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_relative_links_lead_somewhere(page: Path):
-    assert [link for link in links(page) if not leads_somewhere(page, link)] == []
+def test_relative_links_of_a_page_resolve(page: Path):
+    assert [link for link in links(page) if not resolves(page, link)] == []
 
 
-def test_every_page_can_be_reached_from_the_readme():
+def test_every_page_is_reachable_from_the_readme():
     pages = {page for page in PAGES if not FRAGMENT.fullmatch(page.name)}
     assert pages - reachable_from(ROOT / "README.md") == set()
 
 
 @pytest.mark.parametrize("page", [p for p in RUN_PAGES if not on_spark(p)], ids=name_of)
-def test_code_marked_run_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_page_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     run(page)
 
 
-@pytest.mark.usefixtures("spark")  # The session that pages find running, and use as it is.
+@pytest.mark.usefixtures("spark")  # Pages use the running session.
 @pytest.mark.parametrize("page", [p for p in RUN_PAGES if on_spark(p)], ids=name_of)
-def test_code_marked_run_runs_on_spark(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_page_code_runs_on_spark(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     run(page)
 
@@ -66,7 +66,7 @@ def run(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/adr").glob("0*.md")), ids=name_of)
-def test_an_adr_has_its_four_parts(page: Path):
+def test_adr_has_title_status_and_four_sections(page: Path):
     number = page.name[:4]
     title, _, status, *_ = page.read_text().splitlines()
     assert title.startswith(f"# {number}. ")
@@ -77,34 +77,34 @@ def test_an_adr_has_its_four_parts(page: Path):
     assert re.findall(r"^## (.*)", page.read_text(), re.MULTILINE) == parts
 
 
-def test_a_fragment_says_in_its_name_what_it_is():
+def test_change_fragment_name_has_a_known_kind():
     fragments = {page.name for page in (ROOT / "changes").iterdir()} - {"README.md"}
     assert [name for name in sorted(fragments) if not FRAGMENT.fullmatch(name)] == []
 
 
-def test_the_glossary_has_each_word_once_and_in_order():
-    words = glossary()
-    assert words == sorted(set(words), key=str.casefold)
+def test_glossary_terms_are_unique_and_sorted():
+    terms = glossary()
+    assert terms == sorted(set(terms), key=str.casefold)
 
 
-def test_the_glossary_has_what_failpoints_are_named_for():
-    things = {point.value.partition(".")[0] for point in Failpoint}
-    assert things - set(glossary()) == set()
+def test_glossary_has_every_failpoint_prefix():
+    prefixes = {point.value.partition(".")[0] for point in Failpoint}
+    assert prefixes - set(glossary()) == set()
 
 
-def test_every_failpoint_is_tripped_by_some_test():
+def test_every_failpoint_is_used_by_a_test():
     tests = [path.read_text() for path in (ROOT / "tests").glob("**/*.py")]
     if any(re.search(r"parametrize\(.*\bFailpoint\b(?!\.)", test) for test in tests):
-        return  # One test goes through all of them.
-    untripped = [
+        return  # One test is parametrized with all of them.
+    unused = [
         point
         for point in Failpoint
         if not any(f"Failpoint.{point.name}" in test or point.value in test for test in tests)
     ]
-    assert untripped == []
+    assert unused == []
 
 
-def test_requirements_list_what_the_package_declares():
+def test_requirements_equal_declared_dependencies():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     required = (ROOT / "requirements.in").read_text().splitlines()
     assert [line for line in required if not line.startswith("#")] == declared
@@ -112,11 +112,11 @@ def test_requirements_list_what_the_package_declares():
 
 def links(page: Path) -> list[str]:
     prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    found = re.findall(r"\]\(([^)\s]+)\)", prose)
-    return [link for link in found if not re.match(r"[a-z]+:", link)]
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose)
+    return [link for link in targets if not re.match(r"[a-z]+:", link)]
 
 
-def leads_somewhere(page: Path, link: str) -> bool:
+def resolves(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
     return target.exists() and (not anchor or anchor in anchors(target))

@@ -1,4 +1,4 @@
-"""The reference pages are true: a reader made from one reads, and lists are whole."""
+"""Consistency of the reference pages with the code, and a reader written from one."""
 
 import ast
 import dataclasses
@@ -50,32 +50,32 @@ def settings(**others: Any) -> persist.Settings:
 
 
 def contents(snapshot: persist.Snapshot) -> Counter[Any]:
-    """As the reader counts them."""
-    found: Counter[Any] = Counter()
+    """Count rows in the notation of the reader."""
+    counts: Counter[Any] = Counter()
     for data, _, diff in snapshot:
-        found[reader.shown(data)] += diff
-    return found
+        counts[reader.shown(data)] += diff
+    return counts
 
 
 def changes(given: persist.Changes) -> Counter[Any]:
-    found: Counter[Any] = Counter()
+    counts: Counter[Any] = Counter()
     for data, time, diff in given:
-        found[reader.shown(data), time] += diff
-    return found
+        counts[reader.shown(data), time] += diff
+    return counts
 
 
-def assert_read_alike(location: reader.Location, client: persist.Client) -> None:
-    """Same names, same bounds, same contents as of every time, same changes from everywhere."""
+def assert_equal_reads(location: reader.Location, client: persist.Client) -> None:
+    """Compare names, bounds, contents as of every time, and changes."""
     assert location.names() == client.collections()
     for name in client.collections():
         collection = client.collection(name)
-        found = location.collection(name)
-        assert (found.get("since", 0), found.get("upper", 0)) == (
+        stored = location.collection(name)
+        assert (stored.get("since", 0), stored.get("upper", 0)) == (
             collection.since,
             collection.upper,
         )
         ids = [batch.id for batch in collection.state.batches]
-        assert [batch["id"] for batch in found.get("batches", [])] == ids
+        assert [batch["id"] for batch in stored.get("batches", [])] == ids
         for time in range(collection.since, collection.upper):
             snapshot = collection.snapshot(time)
             assert location.as_of(name, time) == contents(snapshot), (name, time)
@@ -85,7 +85,7 @@ def assert_read_alike(location: reader.Location, client: persist.Client) -> None
             assert location.changes(name, given.lower, given.upper) == changes(given), name
 
 
-def test_the_reader_knows_nothing_of_penstock():
+def test_reader_does_not_import_penstock():
     tree = ast.parse(Path(reader.__file__).read_text())
     imported = {
         (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
@@ -97,17 +97,17 @@ def test_the_reader_knows_nothing_of_penstock():
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda folder: folder.name)
-def test_the_reader_reads_golden_locations(golden):
+def test_reader_reads_golden_locations(golden):
     codecs = {"mood": make_golden.MOOD_2.decode}
     location = reader.Location(golden / "location", codecs)
     expected = json.loads((golden / "expected.json").read_text())
     assert location.names() == sorted(expected)
-    for name, told in expected.items():
-        for time, rows in told["as_of"].items():
+    for name, listed in expected.items():
+        for time, rows in listed["as_of"].items():
             assert (name, time, location.as_of(name, int(time))) == (name, time, rows)
 
 
-def test_the_golden_location_has_something_of_everything():
+def test_golden_location_covers_all_features():
     location = reader.Location(GOLDEN[-1] / "location")
     floor, head = location.marks()
     assert 0 < floor < head == location.state["seqno"]
@@ -122,12 +122,12 @@ def test_the_golden_location_has_something_of_everything():
     assert any(batch.get("since") for batch in batches)
 
 
-def test_the_reader_reads_what_was_just_written(tmp_path):
+def test_reader_after_writes_and_compaction_equals_client(tmp_path):
     url = f"file:{tmp_path}/location"
     with persist.open(url, writer="w", settings=settings()) as client:
-        write_a_life(client)
+        write_history(client)
         client.compact()
-        write_more(client)
+        write_more_history(client)
         client.compact()
         plant(url, client, epoch=0, operation=SEAL)
         client.compact()
@@ -139,54 +139,54 @@ def test_the_reader_reads_what_was_just_written(tmp_path):
         assert location.state["next_id"] == client.state.next_id
         assert location.state["garbage"] == dict(client.state.garbage)
         assert location.state["rollups"] == list(client.state.rollups)
-        assert_read_alike(location, client)
+        assert_equal_reads(location, client)
         assert (tmp_path / "location" / "rollup").is_dir()
         assert not (tmp_path / "location" / "log" / f"{0:017d}" / "000").exists()
 
 
-def test_the_reader_folds_the_whole_log_without_a_rollup(tmp_path):
+def test_reader_without_rollup_replays_complete_log(tmp_path):
     url = f"file:{tmp_path}/location"
     with persist.open(url, writer="w", settings=settings()) as client:
-        write_a_life(client)
+        write_history(client)
         for _ in range(20):
-            client.run_maintenance()  # Merges what is due, and writes no rollup yet.
-        write_more(client)
+            client.run_maintenance()  # Merges, but does not write a rollup yet.
+        write_more_history(client)
         plant(url, client, epoch=1, operation=LINK_UNDER_A_CLOSED_ID)
         client.create_or_load("after the void", key=persist.UNIT, value=persist.UNIT)
         location = reader.Location(tmp_path / "location")
         assert len(location.void) == 1
-        assert_read_alike(location, client)
+        assert_equal_reads(location, client)
         assert not (tmp_path / "location" / "rollup").exists()
 
 
-def test_the_reader_follows_a_takeover(tmp_path):
+def test_reader_after_takeover_equals_new_writer(tmp_path):
     url = f"file:{tmp_path}/location"
     first = persist.open(url, writer="w", settings=settings())
-    write_a_life(first)
+    write_history(first)
     with persist.open(url, writer="w", settings=settings()) as second:
         plant(url, second, epoch=1, operation=SEAL)
-        write_more(second)
+        write_more_history(second)
         location = reader.Location(tmp_path / "location")
         assert len(location.void) == 1
-        assert_read_alike(location, second)
+        assert_equal_reads(location, second)
     with pytest.raises(penstock.errors.Fenced):
         first.collection("words").seal(1_000).result()
     with pytest.raises(penstock.errors.Fenced):
         first.close()
 
 
-def test_the_reader_heeds_nothing_after_a_release(tmp_path):
+def test_reader_ignores_entries_after_release(tmp_path):
     url = f"file:{tmp_path}/location"
     with persist.open(url, writer="w", settings=settings()) as client:
-        write_a_life(client)
+        write_history(client)
     with persist.open(url, hold=False, settings=settings()) as client:
         plant(url, client, epoch=1, operation=SEAL)
         location = reader.Location(tmp_path / "location")
         assert len(location.void) == 1
-        assert_read_alike(location, client)
+        assert_equal_reads(location, client)
 
 
-def write_a_life(client: persist.Client) -> None:
+def write_history(client: persist.Client) -> None:
     words = client.create_or_load("words", key=persist.TEXT, value=persist.UNIT)
     for time in range(30):
         words.write([((f"word {time % 7}", None), time, +1)])
@@ -210,11 +210,11 @@ def write_a_life(client: persist.Client) -> None:
     gone.compare_and_append([((n, b"x" * 40), 0, +1) for n in range(100)], 0, 1)
 
 
-def write_more(client: persist.Client) -> None:
+def write_more_history(client: persist.Client) -> None:
     rows = client.collection("rows")
     rows.compare_and_append(
         [
-            ({"id": 4, "f": 1.0, "l": [1], "n": 7}, 11, -1),  # As the narrow one was.
+            ({"id": 4, "f": 1.0, "l": [1], "n": 7}, 11, -1),  # Equal to the narrow row.
             ({"id": 2**40, "f": -0.0, "l": None, "n": None}, 12, +1),
             ({"id": 2**40, "f": 0.0, "l": None, "n": None}, 12, +1),
         ],
@@ -236,7 +236,7 @@ def write_more(client: persist.Client) -> None:
 
 
 def plant(url: str, client: persist.Client, *, epoch: int, operation: Operation) -> None:
-    """An entry that no writer of ours would make, or one that was on its way when it was fenced."""
+    """Append an entry that only a fenced or faulty writer would create."""
     entry = Entry(
         location=client.state.location,
         epoch=epoch,
@@ -273,13 +273,13 @@ STRUCTURES = {
 
 
 @pytest.mark.parametrize("heading", STRUCTURES)
-def test_the_page_on_the_format_lists_the_fields_of(heading):
+def test_format_page_lists_fields_of(heading):
     kind = STRUCTURES[heading]
-    told = re.findall(r"^\| `(\w+)` \| ([^|]*)", section("format.md", heading), re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)` \| ([^|]*)", section("format.md", heading), re.MULTILINE)
     fields = msgspec.structs.fields(kind)
-    assert [name for name, _ in told] == [field.encode_name for field in fields]
+    assert [name for name, _ in listed] == [field.encode_name for field in fields]
     omitted = kind.__struct_config__.omit_defaults
-    for field, (_, shown) in zip(fields, told, strict=True):
+    for field, (_, shown) in zip(fields, listed, strict=True):
         default = re.search(r"`= (.*)`", shown)
         assert (default is not None) == (omitted and field.default is not msgspec.NODEFAULT)
         if default is not None:
@@ -298,12 +298,12 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("heading", ["Operations", "Part"])
-def test_the_page_on_the_format_lists_every_kind_of(heading):
+def test_format_page_lists_every_kind_of(heading):
     union = {"Operations": state.Operation, "Part": state.Part}[heading]
-    told = re.findall(r"^\| `(\w+)` \| (.*) \|$", section("format.md", heading), re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", section("format.md", heading), re.MULTILINE)
     kinds = {kind.__struct_config__.tag: kind for kind in get_args(union)}
-    assert [name for name, _ in told] == list(kinds)
-    for name, fields in told:
+    assert [name for name, _ in listed] == list(kinds)
+    for name, fields in listed:
         config, defined = kinds[name].__struct_config__, msgspec.structs.fields(kinds[name])
         assert config.tag_field == "type"
         listed = dict(re.findall(r"`(\w+)`: ([^;]*)", fields))
@@ -315,18 +315,18 @@ def test_the_page_on_the_format_lists_every_kind_of(heading):
             assert default is None or DEFAULTS[default[1]] == field.default
 
 
-def test_the_page_on_the_format_says_what_each_operation_does():
-    told = re.findall(r"^\| `(\w+)` \|", section("format.md", "Replay"), re.MULTILINE)
-    assert told == [kind.__struct_config__.tag for kind in get_args(state.Operation)]
+def test_format_page_replay_lists_every_operation():
+    listed = re.findall(r"^\| `(\w+)` \|", section("format.md", "Replay"), re.MULTILINE)
+    assert listed == [kind.__struct_config__.tag for kind in get_args(state.Operation)]
 
 
-def test_the_page_on_the_format_says_what_an_entry_is_called():
+def test_format_page_has_the_key_of_an_entry():
     assert f"entry 1234 is `{entry_key(1234)}`" in section("format.md", "Objects")
 
 
 def table_rows(page: str, first: str) -> list[list[str]]:
-    """The cells of every row of the tables whose first heading is `first`."""
-    found: list[list[str]] = []
+    """Return the cells of every row of the tables whose first heading is `first`."""
+    rows: list[list[str]] = []
     inside = False
     for line in (REFERENCE / page).read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -335,34 +335,34 @@ def table_rows(page: str, first: str) -> list[list[str]]:
         elif cells[0] == first:
             inside = True
         elif inside and not line.startswith("|---"):
-            found.append(cells)
-    return found
+            rows.append(cells)
+    return rows
 
 
-def test_the_page_on_settings_lists_each_with_its_default():
-    told = {cells[0].strip("`"): cells[1] for cells in table_rows("settings.md", "Setting")}
+def test_settings_page_lists_settings_with_defaults():
+    listed = {cells[0].strip("`"): cells[1] for cells in table_rows("settings.md", "Setting")}
     fields = dataclasses.fields(persist.Settings)
-    assert list(told) == [field.name for field in fields]
+    assert list(listed) == [field.name for field in fields]
     for field in fields:
-        if told[field.name].startswith("`"):
-            assert ast.literal_eval(told[field.name].strip("`")) == field.default, field.name
-    by_the_system = [name for name, default in told.items() if not default.startswith("`")]
+        if listed[field.name].startswith("`"):
+            assert ast.literal_eval(listed[field.name].strip("`")) == field.default, field.name
+    by_the_system = [name for name, default in listed.items() if not default.startswith("`")]
     assert by_the_system == ["clock", "chance"]
 
 
 @pytest.mark.parametrize(
-    "room", [penstock.errors, penstock.persist.errors], ids=lambda r: r.__name__
+    "module", [penstock.errors, penstock.persist.errors], ids=lambda r: r.__name__
 )
-def test_the_page_on_errors_lists_each_with_its_sqlstate(room):
-    told = {cells[0].strip("`"): cells[1] for cells in table_rows("errors.md", "Error")}
-    for name in errors_of(room):
-        assert told.get(name) == getattr(room, name).sqlstate, name
-    assert set(told) == {*errors_of(penstock.errors), *errors_of(penstock.persist.errors)}
+def test_errors_page_lists_errors_with_sqlstate(module):
+    listed = {cells[0].strip("`"): cells[1] for cells in table_rows("errors.md", "Error")}
+    for name in errors_of(module):
+        assert listed.get(name) == getattr(module, name).sqlstate, name
+    assert set(listed) == {*errors_of(penstock.errors), *errors_of(penstock.persist.errors)}
 
 
-def errors_of(room: Any) -> list[str]:
+def errors_of(module: Any) -> list[str]:
     """Names of the public error classes of a module."""
-    public = {name: getattr(room, name) for name in room.__all__}
+    public = {name: getattr(module, name) for name in module.__all__}
     return [
         name
         for name, value in public.items()
@@ -370,75 +370,75 @@ def errors_of(room: Any) -> list[str]:
     ]
 
 
-def test_the_page_on_errors_draws_the_tree():
+def test_errors_page_tree_equals_class_hierarchy():
     drawing = (REFERENCE / "errors.md").read_text().partition("    PenstockError\n")[2]
     parents = ["PenstockError"]
     for line in drawing.partition("\n\n")[0].splitlines():
         depth, name = re.match(r"    ([│ ]*)[├└]── (\w+)", line).groups()
-        room = penstock.errors if hasattr(penstock.errors, name) else penstock.persist
+        module = penstock.errors if hasattr(penstock.errors, name) else penstock.persist
         parents[len(depth) // 4 + 1 :] = [name]
-        assert [base.__name__ for base in getattr(room, name).__bases__] == parents[-2:-1]
+        assert [base.__name__ for base in getattr(module, name).__bases__] == parents[-2:-1]
 
 
-def test_the_page_on_the_command_line_has_every_verb_and_option():
+def test_cli_page_lists_every_command_and_option():
     page = (REFERENCE / "cli.md").read_text()
     program: Any = typer.main.get_command(app)
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == list(program.commands)
-    for verb, command in verbs(program):
+    for name, command in commands(program):
         usage = re.search(
-            rf"^    penstock {verb}(?: LOCATION| FILE| NAME| URL| \[|)(.*?)\n\n",
+            rf"^    penstock {name}(?: LOCATION| FILE| NAME| URL| \[|)(.*?)\n\n",
             page,
             re.MULTILINE | re.DOTALL,
         )
-        assert usage is not None, verb
+        assert usage is not None, name
         options = {
             name
-            for each in command.params
-            if each.param_type_name == "option"
-            for name in (*each.opts, *each.secondary_opts)
+            for parameter in command.params
+            if parameter.param_type_name == "option"
+            for name in (*parameter.opts, *parameter.secondary_opts)
         }
         short = {"--help", "-o"}
-        assert set(re.findall(r"--[\w-]+", usage[1])) == options - short, verb
+        assert set(re.findall(r"--[\w-]+", usage[1])) == options - short, name
 
 
-def verbs(program: Any) -> Iterator[tuple[str, Any]]:
-    """Each verb as it is typed; those of a group after its name."""
+def commands(program: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each command as typed; the commands of a group after its name."""
     for name, command in program.commands.items():
         if hasattr(command, "commands"):
-            yield from ((f"{name} {verb}", each) for verb, each in verbs(command))
+            yield from ((f"{name} {inner_name}", inner) for inner_name, inner in commands(command))
         else:
             yield name, command
 
 
-def test_the_page_on_python_lists_what_there_is():
+def test_python_page_lists_persist_members():
     page = (REFERENCE / "python.md").read_text()
     assert [name for name in persist.__all__ if not re.search(rf"`{name}\b", page)] == []
     for name in ("open", "release"):
         assert f"| `{signature(getattr(persist, name), name)}` |" in page
     for kind in (persist.Client, persist.Collection, persist.Listener, persist.DurableHold):
         section = page.partition(f"## {kind.__name__}\n")[2].partition("\n## ")[0]
-        told = {
+        listed = {
             re.match(r"`(.*)`", line)[1] for line in re.findall(r"^\| (`.*)", section, re.MULTILINE)
         }
-        told = {each.partition("`")[0] for each in told}
-        assert told >= public(kind), kind
-        assert {each for each in told if "(" in each} <= public(kind), kind
+        listed = {member.partition("`")[0] for member in listed}
+        assert listed >= public(kind), kind
+        assert {member for member in listed if "(" in member} <= public(kind), kind
 
 
-def test_the_page_on_python_lists_the_fields_of_values():
+def test_python_page_lists_fields_of_values():
     for name, fields in table_rows("python.md", "Value"):
         kind = getattr(persist, name.strip("`"))
-        told = re.findall(r"`(\w+)`", fields)
-        assert told == [field.name for field in dataclasses.fields(kind)]
+        listed = re.findall(r"`(\w+)`", fields)
+        assert listed == [field.name for field in dataclasses.fields(kind)]
 
 
-def test_the_page_on_spark_lists_every_function():
+def test_spark_page_lists_every_function():
     import penstock.spark as ps
 
-    told = [cells[0].strip("`") for cells in table_rows("spark.md", "Call") if "(" in cells[0]]
-    found = [signature(getattr(ps, name), name) for name in ps.__all__]
+    listed = [cells[0].strip("`") for cells in table_rows("spark.md", "Call") if "(" in cells[0]]
+    defined = [signature(getattr(ps, name), name) for name in ps.__all__]
     # The clock is for tests.
-    assert sorted(told) == sorted(re.sub(r", clock=<.*?>", "", each) for each in found)
+    assert sorted(listed) == sorted(re.sub(r", clock=<.*?>", "", text) for text in defined)
 
 
 OPTIONS = {
@@ -449,21 +449,21 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("heading", OPTIONS)
-def test_the_page_on_spark_lists_every_option_to(heading):
-    told = re.findall(r"^\| `(\w+)` \|", section("spark.md", heading), re.MULTILINE)
-    assert told == list(OPTIONS[heading])
+def test_spark_page_lists_every_option_to(heading):
+    listed = re.findall(r"^\| `(\w+)` \|", section("spark.md", heading), re.MULTILINE)
+    assert listed == list(OPTIONS[heading])
 
 
 @pytest.mark.parametrize("heading", OPTIONS)
-def test_the_page_on_spark_tells_the_default_of_every_option_to(heading):
+def test_spark_page_has_the_default_of_every_option_to(heading):
     parse = options.parse_write_options if heading == "Write" else options.parse_read_options
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", section("spark.md", heading), re.MULTILINE)
     required = {name: "1" for name, default in rows if default == "required"}
     for name, default in rows:
         if default == "required":
-            lacking = {each: "1" for each in required if each != name}
-            # What is no stream without startAt is a batch.
-            assert name == "startAt" or raises_usage(parse, lacking), name
+            others = {option: "1" for option in required if option != name}
+            # Without startAt, the options select a batch read.
+            assert name == "startAt" or raises_usage(parse, others), name
         elif default != "none":
             assert parse({**required, name: default.strip("`")}) == parse(required), name
 
@@ -474,19 +474,19 @@ def raises_usage(function: Any, *given: Any) -> bool:
     return True
 
 
-def test_the_page_on_spark_tells_the_type_that_spark_shows():
+def test_spark_page_lists_the_spark_type_of_arrow_types():
     from penstock.persist.scan.spark import _spark_schema
 
     rows = table_rows("spark.md", "Arrow")
     kinds = [eval(arrow.strip("`"), {"pa": pa}) for arrow, _, _ in rows]
-    for kind, (_, told, natively) in zip(kinds, rows, strict=True):
+    for kind, (_, listed, natively) in zip(kinds, rows, strict=True):
         columns = pa.schema([("c", kind)])
-        assert _spark_schema(columns).simpleString() == f"struct<c:{told.strip('`')}>"
+        assert _spark_schema(columns).simpleString() == f"struct<c:{listed.strip('`')}>"
         assert natively == ("yes" if is_native(columns) else "no")
     assert set(_SMALL) - set(kinds) == set()
 
 
-def test_the_page_on_spark_tells_what_is_set_on_each_read():
+def test_spark_page_lists_options_of_each_read():
     from penstock.persist.scan.spark import BROADCAST_ROWS, PER_READ
 
     page = section("spark.md", "Options of each read")
@@ -495,17 +495,17 @@ def test_the_page_on_spark_tells_what_is_set_on_each_read():
 
 
 def public(kind: type) -> set[str]:
-    """The methods of a class with their signatures, and its properties."""
-    found: set[str] = set()
+    """Return the methods of a class with their signatures, and its properties."""
+    members: set[str] = set()
     for name, member in vars(kind).items():
         if name.startswith("_"):
             continue
         if isinstance(member, property):
-            found.add(name)
+            members.add(name)
         elif inspect.isfunction(member):
-            found.add(signature(member, name))
-    # For the rooms beside it.
-    return found - {
+            members.add(signature(member, name))
+    # For other packages.
+    return members - {
         "committer",
         "piece(updates, *, expected=None, upper=None, time=None)",
         "share_staged(batch)",
@@ -513,12 +513,12 @@ def public(kind: type) -> set[str]:
 
 
 def signature(function: Any, name: str) -> str:
-    """A signature without types and without self."""
+    """Return a signature without types and without self."""
     given = inspect.signature(function)
     parameters = [
-        each.replace(annotation=inspect.Parameter.empty)
-        for each in given.parameters.values()
-        if each.name != "self"
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in given.parameters.values()
+        if parameter.name != "self"
     ]
     bare = given.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
     return f"{name}{bare}"

@@ -1,4 +1,4 @@
-"""The first tutorial, typed as it stands: a server, the command line, SQLite, kill -9."""
+"""The first tutorial, executed: a server, the command line, SQLite, kill -9."""
 
 import os
 import re
@@ -26,16 +26,16 @@ def blocks(kind: str) -> list[str]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Where a server's user can get to, who is not root, by a path that is not too long."""
-    with tempfile.TemporaryDirectory(prefix="penstock-tutorial-") as made:
-        Path(made).chmod(0o711)
-        yield Path(made)
+    """Yield a folder with a short path that the server's user, who is not root, can enter."""
+    with tempfile.TemporaryDirectory(prefix="penstock-tutorial-") as path:
+        Path(path).chmod(0o711)
+        yield Path(path)
 
 
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.timeout(1_800)  # Two sessions of Spark, and a dozen commands.
-def test_the_tutorial_is_typed_and_prints_what_it_shows(folder: Path):
+@pytest.mark.timeout(1_800)  # Two Spark sessions, and a dozen commands.
+def test_tutorial_commands_print_the_output_of_the_page(folder: Path):
     script = "".join(blocks("sh run"))
     assert FOLDER in script
     script = script.replace(FOLDER, str(folder / "own"))
@@ -52,19 +52,19 @@ def test_the_tutorial_is_typed_and_prints_what_it_shows(folder: Path):
         start_new_session=True,
     )
     try:
-        printed, said = typed.communicate()
+        printed, errors = typed.communicate()
     finally:
         if typed.poll() is None:
             os.killpg(typed.pid, signal.SIGKILL)
-    assert typed.returncode == 0, printed + said
-    rest = printed
-    for shown in blocks("text"):
-        assert shown in rest, f"{shown}is not in what follows:\n{rest}\n{said}"
-        rest = rest.partition(shown)[2]
+    assert typed.returncode == 0, printed + errors
+    remaining = printed
+    for expected in blocks("text"):
+        assert expected in remaining, f"{expected}is not in:\n{remaining}\n{errors}"
+        remaining = remaining.partition(expected)[2]
     assert not (folder / "own").exists()
 
 
-def test_the_folder_to_copy_from_can_be_loaded():
+def test_example_pipeline_file_loads():
     names = re.findall(r"\$\{(\w+)\}", EXAMPLE.read_text())
     pipeline = load(EXAMPLE, dict.fromkeys(names, "x"))
     assert set(pipeline.sources) == {"shop"}

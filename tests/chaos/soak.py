@@ -23,7 +23,7 @@ from tests.chaos.playing import Verdict, play
 from tests.chaos.scenarios import LONG, LONG_ON_SPARK, Scenario
 from tests.chaos.spark import OnSpark
 from tests.fix_postgres import QUICK
-from tests.rounds import Tally, say
+from tests.nemesis_driver import Tally, say
 
 SPARK_EVERY = 10
 """One scenario in so many runs on Spark, where it takes as long as ten others."""

@@ -36,7 +36,7 @@ from tests.e2e.process import PATIENCE_S, Up, lines, rest, until, well
 from tests.e2e.sampling import Sampler, table, unbounded
 from tests.e2e.shop import Stage, staged
 from tests.ingest.proxy import Proxy
-from tests.rounds import Tally, Turn, in_folder, parser_of, play_rounds, say
+from tests.nemesis_driver import Tally, Turn, argument_parser, in_folder, run_nemesis, say
 
 STARTING_S: Final = (0.5, 12.0)
 """The time after its start at which a pipeline is killed that perhaps follows nothing yet."""
@@ -487,7 +487,7 @@ def main() -> int:
     def play_turn(turn: Turn) -> list[str]:
         return in_folder(lambda folder: play(folder, random.Random(turn.seed), turn.seconds, tally))
 
-    return play_rounds(parser_of(__doc__).parse_args(), tally, play_turn)
+    return run_nemesis(argument_parser(__doc__).parse_args(), tally, play_turn)
 
 
 if __name__ == "__main__":

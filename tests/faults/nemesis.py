@@ -38,7 +38,7 @@ from tests.faults.history import Event, Listening, Recorder, read_history
 from tests.faults.inspect import inspected
 from tests.faults.stage import HOUR_MS, Actor, ManualClock, SlowClock, Stage
 from tests.faults.validator import Violation, violations
-from tests.rounds import Tally, Turn, in_folder, parser_of, play_rounds, say
+from tests.nemesis_driver import Tally, Turn, argument_parser, in_folder, run_nemesis, say
 
 STORES = ("file", "power", "memory")
 
@@ -418,7 +418,7 @@ def _count(event: Event, tally: Tally) -> None:
 
 
 def main() -> int:
-    parser = parser_of(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--store", choices=STORES, action="append")
     asked = parser.parse_args()
     stores = asked.store or [*STORES]
@@ -435,7 +435,7 @@ def main() -> int:
         seconds = max(5, min(30, turn.seconds))
         return in_folder(partial(play_processes, turn.seed, seconds, tally=tally))
 
-    return play_rounds(asked, tally, play)
+    return run_nemesis(asked, tally, play)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from tests.ingest.checker import broken, differing, histories
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
-from tests.rounds import Tally, Turn, in_folder, parser_of, play_rounds, say, wait
+from tests.nemesis_driver import Tally, Turn, argument_parser, in_folder, run_nemesis, say, wait
 
 STEPS = (
     Failpoint.SLOT_INTENDED,
@@ -239,7 +239,7 @@ def play(seed: int, seconds: float, tally: Tally, *, processes: bool = True) -> 
 
 
 def main() -> int:
-    asked = parser_of(__doc__).parse_args()
+    asked = argument_parser(__doc__).parse_args()
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(FieldsFormatter("    %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -248,7 +248,7 @@ def main() -> int:
     def play_turn(turn: Turn) -> list[str]:
         return play(turn.seed, max(10, min(60, turn.seconds)), tally)
 
-    return play_rounds(asked, tally, play_turn)
+    return run_nemesis(asked, tally, play_turn)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import os
 
 from tests.ingest.nemesis import play
-from tests.rounds import Tally
+from tests.nemesis_driver import Tally
 
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
 

@@ -25,7 +25,7 @@ from confluent_kafka import KafkaException, Producer
 from penstock.clock import SYSTEM_CLOCK
 from penstock.testing.kafka import KafkaBroker
 from tests.e2e.process import Up, until
-from tests.rounds import Tally, Turn, in_folder, parser_of, play_rounds, say, wait
+from tests.nemesis_driver import Tally, Turn, argument_parser, in_folder, run_nemesis, say, wait
 from tests.sources.kafka.checker import Stored, bound_ends, stored, wrong_in
 from tests.sources.kafka.clients import consume, ends
 
@@ -311,7 +311,7 @@ def main() -> int:
     def play_turn(turn: Turn) -> list[str]:
         return play(turn.seed, max(10, min(60, turn.seconds)), tally)
 
-    return play_rounds(parser_of(__doc__).parse_args(), tally, play_turn)
+    return run_nemesis(argument_parser(__doc__).parse_args(), tally, play_turn)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from penstock.demo.process import await_claim
 from penstock.sources.kafka.source import KafkaSource
 from penstock.sources.kafka.upstream import Upstream
 from penstock.testing.kafka import KafkaBroker
-from tests.rounds import Tally
+from tests.nemesis_driver import Tally
 from tests.sources.kafka.checker import Change, Place, Stored, wrong_in
 from tests.sources.kafka.clients import PATIENCE_S, consume, ends, produce, transactional
 from tests.sources.kafka.nemesis import play

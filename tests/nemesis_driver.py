@@ -1,9 +1,9 @@
-"""Rounds, each by a seed, until the time is over or one breaks a promise.
+"""Command line of the nemeses: rounds with a seed, until the time is over or a check fails.
 
     python -m tests.….nemesis --for SECONDS [--seed N]
 
-This is what the nemeses have in common. A round has a folder, which stays if something was
-wrong, and a seed, which is printed. To play it again: --seed N --for 1.
+A round has a folder, which is kept after a violation, and a seed, which is printed. To
+replay it: --seed N --for 1.
 """
 
 import argparse
@@ -47,33 +47,33 @@ class Tally:
 
 
 class Turn(NamedTuple):
-    """A round that is to be played."""
+    """Arguments of one round."""
 
     number: int
     seed: int
     seconds: float
-    """How many are left for it and all after it."""
+    """Remaining time of the run."""
 
 
-def parser_of(doc: str) -> argparse.ArgumentParser:
-    """What every nemesis can be asked for."""
+def argument_parser(doc: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that all nemeses have."""
     parser = argparse.ArgumentParser(description=doc.split("\n", 1)[0])
     parser.add_argument("--for", dest="seconds", type=float, default=60)
     parser.add_argument("--seed", type=int)
     return parser
 
 
-def play_rounds(
-    asked: argparse.Namespace, tally: Tally, play: Callable[[Turn], Sequence[object]]
+def run_nemesis(
+    options: argparse.Namespace, tally: Tally, play: Callable[[Turn], Sequence[object]]
 ) -> int:
-    """Play rounds until the time is over or a promise is broken; the exit status."""
-    tally.seed = asked.seed
+    """Run rounds until the time is over or a check fails; return the exit status."""
+    tally.seed = options.seed
     if tally.seed is None:
         tally.seed = int(
             os.environ.get("PENSTOCK_TEST_SEED") or random.SystemRandom().getrandbits(31)
         )
     began_ms = SYSTEM_CLOCK.boot_ms()
-    deadline_ms = began_ms + int(asked.seconds * 1_000)
+    deadline_ms = began_ms + int(options.seconds * 1_000)
     while not tally.violations and (tally.rounds == 0 or SYSTEM_CLOCK.boot_ms() < deadline_ms):
         left_s = (deadline_ms - SYSTEM_CLOCK.boot_ms()) / 1_000
         turn = Turn(tally.rounds, tally.seed + tally.rounds, left_s)
@@ -86,18 +86,18 @@ def play_rounds(
 
 
 def in_folder(play: Callable[[Path], list[T]]) -> list[T]:
-    """What is wrong after a round in a folder of its own, which is then told and kept."""
+    """Run a round in a new folder; print and keep the folder if the round has violations."""
     folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
     try:
-        wrong = play(folder)
+        violations = play(folder)
     except BaseException:
-        say(f"what was stored is in {folder}")
+        say(f"files of the round: {folder}")
         raise
-    if wrong:
-        say("\n".join([*map(str, wrong[:20]), f"what was stored is in {folder}"]))
+    if violations:
+        say("\n".join([*map(str, violations[:20]), f"files of the round: {folder}"]))
     else:
         shutil.rmtree(folder)
-    return wrong
+    return violations
 
 
 def wait(ms: int) -> None:
