@@ -1,8 +1,8 @@
-"""Processes that can be killed: connectors and runtimes, forked from one that has imported all.
+"""Connector and runtime processes that can be killed.
 
-A process of its own takes a second to start, most of it imports, and a suite of
-crashes starts hundreds. So they are forked by multiprocessing's forkserver, which
-itself runs nothing. What they say goes to a file; a bug is planted in them by name.
+A new process takes a second to start, mostly for imports, and the suite starts hundreds. So
+processes are forked by multiprocessing's forkserver, which has imported all modules. Their
+output is redirected to a file; a bug is planted in them by name.
 """
 
 import faulthandler
@@ -31,8 +31,8 @@ FORKS.set_forkserver_preload(
     [
         "tests.chaos.warm",
         *(
-            f"penstock.connectors.{each}"
-            for each in (
+            f"penstock.connectors.{name}"
+            for name in (
                 "sqlite",
                 "postgres",
                 "files.plain_files",
@@ -46,24 +46,24 @@ FORKS.set_forkserver_preload(
 PATIENCE_MS = 60_000
 
 
-def spoken(said: str) -> None:
-    """From now on, what is said goes to a file, and of the parents nothing is left."""
-    out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def redirect_output(log_path: str) -> None:
+    """Redirect stdout and stderr to a file."""
+    out = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def serving(name: str, address: str, defect: str | None, said: str) -> None:
-    """Be a connector."""
-    spoken(said)
+def serve_connector(name: str, address: str, defect: str | None, log_path: str) -> None:
+    """Run a connector process."""
+    redirect_output(log_path)
     with planted(defect), serve(built_in(name), address) as server:
         server.wait()
 
 
-class Moving(TasksHere):
-    """Tasks that go to one of two workers in turn; each has the streams that it has kept."""
+class AlternatingTasks(TasksHere):
+    """Runs tasks on two workers in turn; each has its own open streams."""
 
     def __init__(self) -> None:
         self._workers: list[dict[Any, Any]] = [{}, {}]
@@ -74,13 +74,15 @@ class Moving(TasksHere):
             return super().run(*given)
 
 
-def materializing(pipeline: Mapping[str, Any], moving: bool, defect: str | None, said: str) -> None:
-    """Be a runtime, with a thread for each shard."""
-    spoken(said)
+def run_materializations(
+    pipeline: Mapping[str, Any], moving: bool, defect: str | None, log_path: str
+) -> None:
+    """Run a runtime process, with a thread for each shard."""
+    redirect_output(log_path)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     driver.LOOK_MS = 10  # type: ignore[misc]
-    jobs = Moving() if moving else TasksHere()
+    jobs = AlternatingTasks() if moving else TasksHere()
     # A stalled runtime is still alive when the next one takes its place.
     tasks = [
         replace(task, take_over=True)
@@ -92,7 +94,7 @@ def materializing(pipeline: Mapping[str, Any], moving: bool, defect: str | None,
 
 @dataclass
 class Runtime:
-    """Runs a pipeline in a process, and another after it was killed."""
+    """Runs a pipeline in a process; can be killed and started again."""
 
     folder: Path
     defect: str | None = None
@@ -103,7 +105,7 @@ class Runtime:
     def start(self, pipeline: Mapping[str, Any]) -> None:
         self.starts += 1
         process = FORKS.Process(
-            target=materializing,
+            target=run_materializations,
             args=(pipeline, self.moving, self.defect, str(self.folder / "runtime.log")),
             daemon=True,
         )
@@ -115,15 +117,15 @@ class Runtime:
         return bool(self.processes) and self.processes[-1].is_alive()
 
     def kill(self) -> None:
-        """As the kernel would when memory runs out."""
+        """Kill the newest process."""
         self.processes[-1].kill()
 
     def kill_executors(self) -> None:
-        """They are threads of the driver."""
+        """Kill the driver: executors are its threads."""
         self.kill()
 
     def stop(self) -> None:
-        """Ask all of them to end, and see that they have."""
+        """Terminate all processes and wait for their end."""
         for process in self.processes:
             if process.is_alive():
                 process.terminate()
@@ -133,15 +135,15 @@ class Runtime:
                 process.kill()
                 process.join()
 
-    def said(self) -> str:
-        """What went wrong, in their own words."""
+    def log_tail(self) -> str:
+        """Return the end of the log."""
         log = self.folder / "runtime.log"
         return log.read_text(errors="replace")[-4_000:] if log.exists() else ""
 
 
 @dataclass
 class Connectors:
-    """Processes of one connector, each a host of its own, started when they are called."""
+    """Processes of one connector, one for each host, started on demand."""
 
     name: str
     folder: Path
@@ -151,7 +153,7 @@ class Connectors:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def address(self, host: int = 0) -> str:
-        """Where a host listens."""
+        """Return the address of a host; start its process if necessary."""
         with self._lock:
             process, address = self._running.get(host, (None, ""))
             if process is not None and process.is_alive():
@@ -159,7 +161,7 @@ class Connectors:
             self._starts += 1
             socket = self.folder / f"c{self._starts}.sock"
             process = FORKS.Process(
-                target=serving,
+                target=serve_connector,
                 args=(
                     self.name,
                     f"unix:{socket}",
@@ -178,7 +180,7 @@ class Connectors:
             return f"unix:{socket}"
 
     def kill(self, host: int = 0) -> None:
-        """As the kernel would."""
+        """Kill the process of a host."""
         with self._lock:
             process, _ = self._running[host]
             process.kill()
@@ -196,7 +198,7 @@ def pause(ms: int) -> None:
 
 
 def until(true: Any, *, patience_ms: int, pause_ms: int = 10) -> bool:
-    """Wait until something is true; whether it was, in time."""
+    """Wait until a condition is true; return whether it was true in time."""
     deadline = SYSTEM_CLOCK.boot_ms() + patience_ms
     while not true():
         if SYSTEM_CLOCK.boot_ms() > deadline:

@@ -1,8 +1,9 @@
-"""Bugs to plant, by name, each what a reasonable person might have written.
+"""Planted bugs by name: plausible mistakes that the checks must detect.
 
     with planted("unplanned"): …
 
-Those of the runtime take effect in the runtime's process, those of connectors in theirs.
+Bugs of the runtime take effect in the runtime's process, bugs of connectors in theirs. Rows
+and hazards refer to docs/explanation/hazards.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ def _defect(plant: Callable[[], Any]) -> Callable[[], Any]:
 
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
-    """With the bug of that name, or with none."""
+    """Plant the bug of that name, or none."""
     if name is None:
         yield
     else:
@@ -50,12 +51,12 @@ def planted(name: str | None) -> Iterator[None]:
             yield
 
 
-# Of the runtime.
+# Runtime.
 
 
 @_defect
 def unplanned() -> Any:
-    """Row 20: the upper is not written down before Store."""
+    """Row 20: the upper is not recorded before Store."""
     commit = Log.commit
     return _all(
         mock.patch.object(Log, "plan", lambda self, _upper, _frozen=(): self),
@@ -65,7 +66,7 @@ def unplanned() -> Any:
 
 @_defect
 def equality_only() -> Any:
-    """Row 19: a shard is left alone if it has this very upper; else the log knows its lower."""
+    """Row 19: the lower of a shard is the recovery log's, unless its upper is equal."""
     opened = Session.open.__func__  # type: ignore[attr-defined]
 
     def open(cls: Any, connection: Any, request: Any, *, id: str, logged: Any) -> Session:
@@ -83,10 +84,10 @@ def acknowledge_late() -> Any:
     acknowledge, settle, begin = Session.acknowledge, Session.settle, Session.begin
     late: set[int] = set()
 
-    def later(self: Session) -> None:
+    def postpone(self: Session) -> None:
         late.add(id(self))
 
-    def unless_late(self: Session) -> None:
+    def settle_unless_postponed(self: Session) -> None:
         if id(self) not in late:
             settle(self)
 
@@ -97,8 +98,8 @@ def acknowledge_late() -> Any:
         begin(self, *given)
 
     return _all(
-        mock.patch.object(Session, "acknowledge", later),
-        mock.patch.object(Session, "settle", unless_late),
+        mock.patch.object(Session, "acknowledge", postpone),
+        mock.patch.object(Session, "settle", settle_unless_postponed),
         mock.patch.object(Session, "begin", before),
         mock.patch.object(Session, "idle", True),
     )
@@ -106,7 +107,7 @@ def acknowledge_late() -> Any:
 
 @_defect
 def forget_state() -> Any:
-    """What a connector answered to StartCommit is not in the recovery log."""
+    """Connector state of StartedCommit is not in the recovery log."""
     return mock.patch.object(shard, "_with", lambda state_json, _update: state_json)
 
 
@@ -120,10 +121,10 @@ def ignore_key_range() -> Any:
 
 @_defect
 def no_bindings() -> Any:
-    """Row 23: the checkpoint is a frontier, and says nothing of bindings."""
+    """Row 23: the checkpoint has a frontier, but no bindings."""
     interval_of = shard.interval_of
 
-    def blind(bound: Any, opened: Any, upper: int) -> Any:
+    def interval_without_bindings(bound: Any, opened: Any, upper: int) -> Any:
         if opened.bindings and bound.path not in opened.bindings:
             frontier = max(each.frontier for each in opened.bindings.values())
             any_of = next(iter(opened.bindings.values()))
@@ -131,26 +132,26 @@ def no_bindings() -> Any:
             opened = replaced(opened, bindings={**opened.bindings, bound.path: held})
         return interval_of(bound, opened, upper)
 
-    return mock.patch.object(shard, "interval_of", blind)
+    return mock.patch.object(shard, "interval_of", interval_without_bindings)
 
 
 @_defect
 def any_session() -> Any:
-    """Row 21: whatever stream is kept is gone on with."""
+    """Row 21: any open stream continues."""
     return mock.patch.object(shard, "_continues", return_value=True)
 
 
 @_defect
 def hold_at_upper() -> Any:
-    """C7: what is planned is not held any more."""
+    """C7: the hold advances before the planned interval is acknowledged."""
     transact = driver.Materializing._transact
 
-    def let_go(self: driver.Materializing, upper: int, **more: Any) -> None:
+    def release_early(self: driver.Materializing, upper: int, **more: Any) -> None:
         names = [each.collection for each in self._section.bindings]
         self._lake.hold(dict.fromkeys(names, upper - 1))
         transact(self, upper, **more)
 
-    return mock.patch.object(driver.Materializing, "_transact", let_go)
+    return mock.patch.object(driver.Materializing, "_transact", release_early)
 
 
 @_defect
@@ -165,26 +166,26 @@ def lost_resource_created_again() -> Any:
     return mock.patch.object(driver, "lost_resources", return_value=())
 
 
-# Of connectors.
+# Connectors.
 
 
 @_defect
 def drop_documents() -> Any:
-    """Of each few batches one is not stored."""
+    """One of three batches is not stored."""
     batches = sdk_stream._Stores.__iter__
     count = iter(range(10**9))
 
-    def some(self: Any) -> Iterator[Any]:
-        for each in batches(self):
+    def batches_to_keep(self: Any) -> Iterator[Any]:
+        for batch in batches(self):
             if next(count) % 3 != 2:
-                yield each
+                yield batch
 
-    return mock.patch.object(sdk_stream._Stores, "__iter__", some)
+    return mock.patch.object(sdk_stream._Stores, "__iter__", batches_to_keep)
 
 
 @_defect
 def apply_twice() -> Any:
-    """What is acknowledged again is applied again, if it is still there; and there it is."""
+    """Staged files are not deleted, and a second Acknowledge applies them again."""
 
     def apply(self: Table, staged: Any, key_range: str, number: int, gave_up: Any) -> None:
         resource = last_applied(self.folder)
@@ -204,21 +205,21 @@ def apply_twice() -> Any:
 
 @_defect
 def unconditional_write() -> Any:
-    """Row 22: a store without transactions takes every write, whoever it is of."""
+    """Row 22: a store without transactions accepts every write of any owner."""
 
     store = PlainTransactor.store
 
-    def unasked(self: PlainTransactor, documents: Iterator[Any]) -> None:
+    def store_unchecked(self: PlainTransactor, documents: Iterator[Any]) -> None:
         ours = {str(self._key_range): self._own}
         with mock.patch.object(plain_files, "_writers", return_value=ours):
             store(self, documents)
 
-    return mock.patch.object(PlainTransactor, "store", unasked)
+    return mock.patch.object(PlainTransactor, "store", store_unchecked)
 
 
 @_defect
 def unfenced_commit() -> Any:
-    """A commit that is not the fence's any more counts all the same."""
+    """A commit succeeds although its fence is outdated."""
 
     def commit(
         session: Any,
@@ -242,17 +243,17 @@ def unfenced_commit() -> Any:
 
 @_defect
 def truncate_in_apply() -> Any:
-    """Row 18: Apply empties what the first transaction would write anew."""
+    """Row 18: Apply truncates the resources instead of the first transaction."""
     apply = SqliteConnector.apply
 
-    def emptied(self: SqliteConnector, applying: Any) -> str:
+    def apply_and_truncate(self: SqliteConnector, applying: Any) -> str:
         done = apply(self, applying)
         with self.session(applying.endpoint, touch=True) as session:
             for each in applying.bindings:
                 session.run(f"DELETE FROM {self.dialect.quoted_path(each.path)}")
         return done
 
-    return mock.patch.object(SqliteConnector, "apply", emptied)
+    return mock.patch.object(SqliteConnector, "apply", apply_and_truncate)
 
 
 @_defect
@@ -264,6 +265,6 @@ def add_column_without_fill() -> Any:
 @contextmanager
 def _all(*bugs: Any) -> Iterator[None]:
     with ExitStack() as stack:
-        for each in bugs:
-            stack.enter_context(each)
+        for bug in bugs:
+            stack.enter_context(bug)
         yield

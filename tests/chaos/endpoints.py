@@ -1,7 +1,8 @@
-"""The endpoints of the built-in connectors: what the file says of them, and what they hold.
+"""Endpoints of the built-in connectors: their configuration and their contents.
 
-Two are databases, whose commit is authoritative. Three are files, for which the recovery
-log is: staged, which are applied once; plain, which have no transactions; and pushed.
+Two are databases, whose commit is authoritative. For three file connectors the recovery log
+is authoritative: staged files are applied once, plain files have no transactions, and pushed
+files are append-only.
 """
 
 import fcntl
@@ -23,15 +24,15 @@ from tests.ingest.proxy import Proxy
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a connector writes."""
+    """Endpoint of one scenario."""
 
     connector: str
     folder: Path
     database: Database | None = None
-    """If it is a Postgres."""
+    """Postgres database, if the connector needs one."""
 
     proxy: Proxy | None = None
-    """By which the connector is led there."""
+    """Proxy between the connector and the database."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -48,18 +49,18 @@ class Endpoint:
                 return {"folder": str(self.folder / "files")}
 
     def binding(self, bound: Bound) -> Mapping[str, Any]:
-        """As the pipeline's file has it."""
+        """Return the binding as in a pipeline file."""
         files = self.connector.endswith("files")
-        said = {
+        binding = {
             "collection": bound.collection,
             "resource": {"name" if files else "table": bound.resource},
         }
-        # What is pushed is always delta updates, and has no such setting.
+        # Push-only bindings are always delta updates, without a setting.
         delta = bound.delta and self.connector != "push-files"
-        return {**said, "delta_updates": True} if delta else said
+        return {**binding, "delta_updates": True} if delta else binding
 
     def read(self, bounds: Sequence[Bound]) -> State:
-        """What it holds; of a database, as of one moment."""
+        """Return the contents; for a database, in one transaction."""
         match self.connector:
             case "sqlite":
                 return self._sqlite(bounds)
@@ -70,7 +71,7 @@ class Endpoint:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Meanwhile nobody else can write."""
+        """Block all other writers within the block."""
         with ExitStack() as stack:
             if self.proxy is not None:
                 self.proxy.refuses = True
@@ -87,7 +88,7 @@ class Endpoint:
             yield
 
     def staged(self) -> list[str]:
-        """What waits to be applied."""
+        """Return the paths of staged files."""
         return sorted(str(each) for each in (self.folder / "files").glob("*/staged/*"))
 
     def _sqlite(self, bounds: Sequence[Bound]) -> State:
@@ -97,8 +98,8 @@ class Endpoint:
         connection = sqlite3.connect(path, timeout=30, isolation_level=None)
         try:
             connection.execute("BEGIN")
-            there = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            names = {name for (name,) in there}
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            names = {name for (name,) in tables}
             return {
                 each.resource: [
                     Line(doc_of(json.loads(text)))
@@ -116,10 +117,10 @@ class Endpoint:
         assert self.database is not None
         with psycopg.connect(self.database.url()) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            there = connection.execute(
+            tables = connection.execute(
                 "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
             )
-            names = {name for (name,) in there}
+            names = {name for (name,) in tables}
             return {
                 each.resource: [
                     Line(doc_of(json.loads(text)))
@@ -138,7 +139,7 @@ class Endpoint:
                 try:
                     yield Line(doc_of(json.loads(path.read_bytes())))
                 except FileNotFoundError:
-                    continue  # Deleted since.
+                    continue  # Deleted after the listing.
             return
         path = folder / ("table.jsonl" if self.connector == "staged-files" else "pushed.jsonl")
         if not path.exists():

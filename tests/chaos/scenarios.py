@@ -1,21 +1,20 @@
-"""Every scenario: a pattern, a fault at a step, and a bug that it must bring to light.
+"""Scenarios: a connector pattern, a fault at a message, and a bug that must be detected.
 
-What a pattern promises, and what is therefore not asked of it:
+Guarantees of the patterns:
 
     sqlite, postgres   the endpoint is authoritative. Exactly once; with one shard all
-                       resources are as of one tick at every moment. With several, each
-                       range is, and a transfer between two of them may be seen half done.
-    staged-files       the recovery log is, and what is staged is applied idempotently.
-                       Exactly once; a resource is whole at every moment, but two of them
-                       may be a transaction apart until it is acknowledged.
-    plain-files        the recovery log is, and the store has no transactions. A torn
-                       transaction is seen until it is finished; nothing goes back in time,
-                       and at rest it is right. Sums may count twice what was stored twice.
-    push-files         push-only. At least once: without the lines that are there twice
-                       it is as good as the others.
+                       resources are always as of one tick. With several, each key range
+                       is, and a transfer between two ranges may be seen partially.
+    staged-files       the recovery log is authoritative, with idempotent apply. Exactly
+                       once; a resource is always complete, but two resources may be one
+                       transaction apart until it is acknowledged.
+    plain-files        the recovery log is authoritative, without transactions. A partial
+                       transaction is visible until it is finished; no value is replaced by
+                       an older one. Sums may count a transaction twice.
+    push-files         push-only. At least once: correct after deduplication of lines.
 
-A connector that counts documents in its own checkpoint there is none, so the two
-`counter-*` scenarios of that class have nothing to run on.
+No connector counts documents in its own checkpoint, so the two `counter-*` scenarios of the
+vectors do not apply.
 """
 
 from collections.abc import Set
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.protocol.messages import Kind
-from tests.chaos.shim import Deed, Fault
+from tests.chaos.shim import Action, Fault
 
 TRANSACTIONAL: Final = ("sqlite", "postgres")
 CONNECTORS: Final = (*TRANSACTIONAL, "staged-files", "plain-files", "push-files")
@@ -45,67 +44,69 @@ EVERY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One story; it is told clean, and with its bug."""
+    """One scenario; it runs clean, and with its bug."""
 
     connector: str
     defect: str
-    """Which bug must be found."""
+    """Bug that must be detected."""
 
     fault: Fault | None = None
     rows: tuple[int, ...] = ()
-    """Of the table of invariants."""
+    """Rows of the table of invariants."""
 
     shards: int = 1
     title: str = ""
     steps: int = 3
-    """After the first."""
+    """Number of steps after the first."""
 
     spread: bool = False
-    """Whether streams go to two connectors in turn."""
+    """Streams alternate between two connectors."""
 
     moving: bool = False
-    """Whether tasks go to two workers in turn."""
+    """Tasks alternate between two workers."""
 
     idle: bool = False
-    """Whether nothing comes after the last transaction, and that is the one to be harmed."""
+    """The fault is in the last transaction, without later changes."""
 
     compacts: bool = False
-    """Whether the collections are compacted as far as they may be, while nothing runs."""
+    """Collections are compacted as far as possible while no runtime runs."""
 
     late_binding: bool = False
-    """Whether one of the bindings is added on the way."""
+    """One of the bindings is added after half of the steps."""
 
     restarts: bool = False
-    """Whether the runtime is stopped and started on the way."""
+    """The runtime is restarted after half of the steps."""
 
     then_shards: tuple[int, ...] = ()
-    """How many shards there are after each step, as long as it is told; or after a crash."""
+    """Numbers of shards after each step, or after a crash."""
 
     whole: bool = False
-    """Whether all shards are held to one tick, which they do not promise."""
+    """All shards must be as of one tick, which is not guaranteed."""
 
     cut_off: bool = False
-    """Whether the endpoint is locked, or cannot be reached, for a while."""
+    """The endpoint is locked or unreachable during a step."""
 
     expects: tuple[str, ...] = field(default=())
-    """Of these at least one must be broken by the bug; none: any."""
+    """Checks of which at least one must report the bug; empty: any."""
 
     @property
-    def deed(self) -> str:
-        """What is done, for a count."""
+    def action(self) -> str:
+        """Return the fault as text, for statistics."""
         if self.fault is not None:
-            return f"{self.fault.deed} at {self.fault.at}"
+            return f"{self.fault.action} at {self.fault.at}"
         return "endpoint away" if self.cut_off else "no fault"
 
-    def is_found_by(self, broken: Set[str]) -> bool:
-        """Whether what is broken is what the bug would break; to stand still is not enough."""
-        return bool(broken & set(self.expects) if self.expects else broken - {"progress", "shim"})
+    def is_detected_by(self, violations: Set[str]) -> bool:
+        """Return whether the violations report the bug; missing progress is not sufficient."""
+        return bool(
+            violations & set(self.expects) if self.expects else violations - {"progress", "shim"}
+        )
 
     def __str__(self) -> str:
         if self.title:
             return f"{self.connector}-{self.title}"
         assert self.fault is not None
-        return f"{self.connector} {self.fault.deed} at {self.fault.at}".replace(" ", "-")
+        return f"{self.connector} {self.fault.action} at {self.fault.at}".replace(" ", "-")
 
 
 OWN: Final = {
@@ -114,20 +115,20 @@ OWN: Final = {
     ("staged-files", Kind.ACKNOWLEDGE): "forget_state",
     ("plain-files", Kind.STARTED_COMMIT): "unplanned",
 }
-"""The bugs that such a crash brings to light; where there is none, documents are dropped."""
+"""Bugs that such a crash detects; by default, documents are dropped."""
 
 IN_TASKS: Final = ("equality_only", "forget_state")
-"""Bugs of what runs in tasks, which cannot be planted in processes of Spark."""
+"""Bugs in Spark tasks, which cannot be planted in processes of Spark."""
 
 
-def crash(connector: str, deed: Deed, at: Kind, *, on_spark: bool = False) -> Scenario:
-    """A crash, or a cut, at a message."""
+def crash(connector: str, action: Action, at: Kind, *, on_spark: bool = False) -> Scenario:
+    """Return a scenario with a crash, or a cut, at a message."""
     defect = OWN.get((connector, at), "drop_documents")
     if on_spark and defect in IN_TASKS:
         defect = "drop_documents"
     restarts = at in (Kind.OPEN, Kind.OPENED)
     # Two steps may be one commit, and there is one restart.
-    fault = Fault(deed, at, after_commits=1) if restarts else Fault(deed, at)
+    fault = Fault(action, at, after_commits=1) if restarts else Fault(action, at)
     return Scenario(connector, defect, fault, restarts=restarts)
 
 
@@ -164,7 +165,7 @@ VECTORS: Final = {
         rows=(24,),
     ),
 }
-"""Those of the vectors, by the names they have there."""
+"""Scenarios of the vectors, by name."""
 
 ROWS: Final = (
     Scenario(
@@ -288,7 +289,7 @@ ROWS: Final = (
         for each in ("sqlite", "postgres", "staged-files")
     ),
 )
-"""Those of the table of invariants, and of the hazards."""
+"""Scenarios of the invariants and hazards."""
 
 SHORT: Final = (
     *VECTORS.values(),
@@ -324,17 +325,17 @@ ON_SPARK: Final = (
         expects=("no-ghosts",),
     ),
 )
-"""Where tasks are processes of their own."""
+"""Scenarios with executors in separate processes."""
 
-CRASHES: Final[tuple[Deed, ...]] = ("crash connector", "crash runtime", "cut")
-KILLS: Final[tuple[Deed, ...]] = ("crash executor", "crash runtime")
+CRASHES: Final[tuple[Action, ...]] = ("crash connector", "crash runtime", "cut")
+KILLS: Final[tuple[Action, ...]] = ("crash executor", "crash runtime")
 
 LONG: Final = (
     *SHORT,
     *(
-        crash(connector, deed, at)
+        crash(connector, action, at)
         for connector in CONNECTORS
-        for deed in CRASHES
+        for action in CRASHES
         for at in EVERY
         if connector != "push-files" or at not in (Kind.LOAD, Kind.LOADED)
     ),
@@ -356,7 +357,7 @@ LONG: Final = (
         )
     ),
 )
-"""The whole table, for a long run."""
+"""All scenarios without Spark, for a long run."""
 
 LONG_ON_SPARK: Final = (
     *ON_SPARK,
@@ -368,12 +369,12 @@ LONG_ON_SPARK: Final = (
         title="executors-killed-with-as-many-shards-as-slots",
     ),
     *(
-        crash(connector, deed, at, on_spark=True)
+        crash(connector, action, at, on_spark=True)
         for connector in CONNECTORS
-        for deed in KILLS
+        for action in KILLS
         for at in (Kind.STORE, Kind.START_COMMIT, Kind.STARTED_COMMIT, Kind.ACKNOWLEDGE)
     ),
     crash("sqlite", "crash executor", Kind.OPEN, on_spark=True),
     crash("sqlite", "crash executor", Kind.LOAD, on_spark=True),
 )
-"""And with tasks that are processes of their own."""
+"""All scenarios on Spark, for a long run."""

@@ -1,22 +1,23 @@
-"""Between runtime and connector: passes every message on, until it does harm.
+"""Proxy between runtime and connector that forwards messages and injects a fault.
 
     runtime ◄──► shim ◄──► connector (host 0, host 1)
 
-All methods pass as bytes. Of a Transactions stream it reads along: it counts the messages
-of each kind, and at the nth of one kind, once it is armed, does what its `Fault` says:
+Messages are forwarded as bytes. In a Transactions stream the shim decodes them, counts the
+messages of each kind, and injects its `Fault` at the nth of one kind, once it is armed:
 
-    crash connector   kill -9, before a request arrives or before an answer is heard
-    crash runtime     kill -9 of the driver, at the same moments
-    crash executor    kill -9 of every process that runs tasks, where those are others
-    cut               the line is cut; both ends live
-    stall             nothing passes until it is told to go on
+    crash connector   kill -9, before a request or a response is delivered
+    crash runtime     kill -9 of the driver, at the same points
+    crash executor    kill -9 of every process that runs tasks, if separate
+    cut               close the stream; both ends stay alive
+    stall             forward nothing until `resume` is set
     replay            after Acknowledged: a new stream with the same state acknowledges
-                      again, `times` times; then the line is cut, so the runtime does, too
-    zombie            the connector's end stays open with what was sent, the runtime's is cut,
-                      and new streams go to another host; later, the old one goes on
+                      again, `times` times; then the stream is cut
+    zombie            the connector's end stays open with the messages sent so far, the
+                      runtime's end is cut, and new streams use another host; later, the
+                      old stream resumes
 
-It writes down what was committed and acknowledged, and whether the fault has fired: one
-that has not is no test of anything.
+The shim records commits, acknowledgements and whether the fault has fired. A run without a
+fired fault proves nothing.
 """
 
 import threading
@@ -44,7 +45,7 @@ from penstock.protocol.messages import (
 from penstock.protocol.wire import METHODS, decode_request, decode_response, encode_request
 from tests.chaos.actors import Connectors, until
 
-Deed = Literal[
+Action = Literal[
     "crash connector", "crash runtime", "crash executor", "cut", "stall", "replay", "zombie"
 ]
 
@@ -54,40 +55,39 @@ UNLIMITED: Final = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 AWAITS: Final = (Kind.OPEN, Kind.FLUSH, Kind.START_COMMIT, Kind.ACKNOWLEDGE)
-"""After these a runtime says nothing more until it is answered."""
+"""Requests after which a runtime waits for a response."""
 
 BEHIND_MS: Final = 10_000
-CUT: Final = (grpc.StatusCode.UNAVAILABLE, "the line was cut")
+CUT: Final = (grpc.StatusCode.UNAVAILABLE, "the stream was cut")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is done, at which message."""
+    """Fault and the message that triggers it."""
 
-    deed: Deed
+    action: Action
     at: Kind
     nth: int = 1
     after_commits: int = 2
-    """It is armed once so many StartedCommits were heard, of all shards."""
+    """Number of StartedCommits, of all shards, that arm the fault."""
 
     shard: int | None = None
-    """Which one's messages count, in order of their ranges; None: all."""
+    """Index of the shard whose messages count, in order of key ranges; None: all."""
 
     times: int = 1
     behind: bool = False
-    """Whether it waits until another shard has committed the same."""
+    """True to wait until another shard has committed the same checkpoint."""
 
     def __str__(self) -> str:
         which = "" if self.shard is None else f" of shard {self.shard}"
         times = f" {self.times} times" if self.times > 1 else ""
-        return (
-            f"{self.deed}{times} at {self.at} {self.nth}{which}, after {self.after_commits} commits"
-        )
+        where = f"at {self.at} {self.nth}{which}"
+        return f"{self.action}{times} {where}, after {self.after_commits} commits"
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A checkpoint that a connector has committed, or said it would."""
+    """Checkpoint that a connector has committed or prepared."""
 
     key_range: KeyRange
     checkpoint: Checkpoint
@@ -96,21 +96,21 @@ class Committed:
 
 @dataclass
 class Shim:
-    """A server for one materialization's streams."""
+    """Proxy server of one materialization."""
 
     address: str
     connectors: Connectors
     fault: Fault | None = None
-    fired_now: Callable[[], None] = lambda: None
-    """Called when the fault fires, before anything is done."""
+    on_fired: Callable[[], None] = lambda: None
+    """Called when the fault fires, before it is injected."""
 
     kill_runtime: Callable[[], None] = lambda: None
     kill_executors: Callable[[], None] = lambda: None
     watch: Callable[[Kind, KeyRange], None] = lambda _kind, _range: None
-    """Called before each message of a stream is passed on."""
+    """Called before each message of a stream is forwarded."""
 
     spread: bool = False
-    """Whether every other stream goes to another host."""
+    """True to alternate streams between two hosts."""
 
     fired: int = 0
     streams: int = 0
@@ -118,9 +118,9 @@ class Shim:
     acknowledged: int = 0
     commits: list[Committed] = field(default_factory=list)
     planned: list[Committed] = field(default_factory=list)
-    zombie_heard: list[str] = field(default_factory=list)
-    go_on: threading.Event = field(default_factory=threading.Event)
-    """Whoever stalls, or is a zombie, waits for this."""
+    zombie_responses: list[str] = field(default_factory=list)
+    resume: threading.Event = field(default_factory=threading.Event)
+    """Ends a stall, and resumes a zombie."""
 
     zombie_done: threading.Event = field(default_factory=threading.Event)
     errors: list[BaseException] = field(default_factory=list)
@@ -139,12 +139,12 @@ class Shim:
         self._server.start()
 
     def close(self) -> None:
-        self.go_on.set()
+        self.resume.set()
         self._server.stop(0).wait()
         for channel in self._channels.values():
             channel.close()
 
-    # What passes.
+    # Forwarding.
 
     def channel(self, host: int) -> grpc.Channel:
         address = self.connectors.address(host)
@@ -153,7 +153,7 @@ class Shim:
                 self._channels[address] = grpc.insecure_channel(address, options=UNLIMITED)
             return self._channels[address]
 
-    def ask(self, method: str, data: bytes, context: grpc.ServicerContext) -> bytes:
+    def call_method(self, method: str, data: bytes, context: grpc.ServicerContext) -> bytes:
         try:
             answer: bytes = self.channel(self.host).unary_unary(method)(data, timeout=60)
         except grpc.RpcError as error:
@@ -166,12 +166,12 @@ class Shim:
         with self.lock:
             self.streams += 1
             host = self.streams % 2 if self.spread else self.host
-        return _Line(self, context, host).run(requests)
+        return _StreamProxy(self, context, host).run(requests)
 
-    # What is seen.
+    # Observations.
 
-    def strikes(self, line: "_Line", kind: Kind) -> Fault | None:
-        """Whether it is now, and what."""
+    def due_fault(self, line: "_StreamProxy", kind: Kind) -> Fault | None:
+        """Return the fault if this message triggers it."""
         with self.lock:
             fault = self.fault
             if fault is None or self.fired or kind is not fault.at or line.zombie:
@@ -184,21 +184,21 @@ class Shim:
             if self._counts < fault.nth:
                 return None
             self.fired = 1
-        self.fired_now()
+        self.on_fired()
         return fault
 
-    def look(self, line: "_Line", kind: Kind) -> None:
+    def observe(self, line: "_StreamProxy", kind: Kind) -> None:
         if line.key_range is None:
             return
         self.messages += 1
         try:
             self.watch(kind, line.key_range)
-        except BaseException as error:  # noqa: BLE001 - told by whoever judges
+        except BaseException as error:  # noqa: BLE001 - reported as a violation
             self.errors.append(error)
 
 
-class _Line:
-    """One stream, both ways."""
+class _StreamProxy:
+    """One stream in both directions."""
 
     def __init__(self, shim: Shim, context: grpc.ServicerContext, host: int) -> None:
         self.shim = shim
@@ -218,16 +218,16 @@ class _Line:
     def run(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         method = self.shim.channel(self.host).stream_stream(METHODS + "Transactions")
         self._call = method(iter(self._up.get, None))
-        self._context.add_callback(self._left)
-        for pump in (lambda: self._ask(requests), self._answer):
-            threading.Thread(target=pump, name="shim line", daemon=True).start()
-        while (found := self._down.get()) is not None:
-            if not isinstance(found, bytes):
-                self._context.abort(*found)
-            yield found
+        self._context.add_callback(self._runtime_disconnected)
+        for pump in (lambda: self._forward_requests(requests), self._forward_responses):
+            threading.Thread(target=pump, name="shim stream", daemon=True).start()
+        while (data := self._down.get()) is not None:
+            if not isinstance(data, bytes):
+                self._context.abort(*data)
+            yield data
 
-    def _left(self) -> None:
-        """The runtime is gone."""
+    def _runtime_disconnected(self) -> None:
+        """Cancel the call when the runtime disconnects."""
         if not self.zombie:
             self._call.cancel()
         self._down.put(None)
@@ -240,12 +240,12 @@ class _Line:
 
     # From the runtime.
 
-    def _ask(self, requests: Iterator[bytes]) -> None:
+    def _forward_requests(self, requests: Iterator[bytes]) -> None:
         try:
             for data in requests:
                 if not self._pass_on(data):
                     return
-        except Exception:  # noqa: BLE001 - gRPC raises many things when a line is cut
+        except Exception:  # noqa: BLE001 - gRPC raises several exceptions when a stream is cut
             return
         self._up.put(None)
 
@@ -256,50 +256,50 @@ class _Line:
             self.shard = round(request.key_range.begin / request.key_range.width)
             self._state = StateUpdate(request.state_json or b"{}")
         if isinstance(request, StartCommit):
-            found = decode(request.checkpoint, connector="shim")
-            assert found is not None
+            checkpoint = decode(request.checkpoint, connector="shim")
+            assert checkpoint is not None
             assert self.key_range is not None
-            self._last = Committed(self.key_range, found, self.zombie)
+            self._last = Committed(self.key_range, checkpoint, self.zombie)
             self.shim.planned.append(self._last)
         if self._held is not None:
             return self._hold(request.kind, data)
-        self.shim.look(self, request.kind)
-        fault = self.shim.strikes(self, request.kind)
+        self.shim.observe(self, request.kind)
+        fault = self.shim.due_fault(self, request.kind)
         if fault is not None:
-            if fault.deed == "zombie":
+            if fault.action == "zombie":
                 self.zombie, self._held = True, []
                 self.shim.host = 1
                 return self._hold(request.kind, data)
-            if not self._harm(fault):
+            if not self._inject(fault):
                 return False
         self._up.put(data)
         return True
 
     def _hold(self, kind: Kind, data: bytes) -> bool:
-        """Keep what a zombie will say, until the runtime can say no more."""
+        """Buffer the requests of a zombie, then cut the runtime off at a request that awaits."""
         assert self._held is not None
         self._held.append(data)
         if kind not in AWAITS:
             return True
         self.cut()
-        threading.Thread(target=self._haunt, name="zombie", daemon=True).start()
+        threading.Thread(target=self._resume_zombie, name="zombie", daemon=True).start()
         return False
 
-    def _haunt(self) -> None:
+    def _resume_zombie(self) -> None:
         assert self._held is not None
-        self.shim.go_on.wait()
+        self.shim.resume.wait()
         for data in self._held:
             self._up.put(data)
 
     # From the connector.
 
-    def _answer(self) -> None:
+    def _forward_responses(self) -> None:
         try:
             for data in self._call:
                 response = decode_response(data)
                 if self.zombie:
-                    self.shim.zombie_heard.append(str(response.kind))
-                    if self.shim.go_on.is_set():
+                    self.shim.zombie_responses.append(str(response.kind))
+                    if self.shim.resume.is_set():
                         return
                     continue
                 if isinstance(response, StartedCommit):
@@ -308,16 +308,16 @@ class _Line:
                         self.shim.commits.append(self._last)
                     if response.state is not None:
                         self._state = add_up(self._state, response.state)
-                self.shim.look(self, response.kind)
-                fault = self.shim.strikes(self, response.kind)
-                if fault is not None and not self._harm(fault):
+                self.shim.observe(self, response.kind)
+                fault = self.shim.due_fault(self, response.kind)
+                if fault is not None and not self._inject(fault):
                     return
                 self._down.put(data)
                 self.shim.acknowledged += response.kind is Kind.ACKNOWLEDGED
             self._down.put(None)
         except grpc.RpcError as error:
             if self.zombie:
-                self.shim.zombie_heard.append(error.code().name)
+                self.shim.zombie_responses.append(error.code().name)
             elif not self._cut:
                 self._down.put((error.code(), error.details()))
         finally:
@@ -325,13 +325,13 @@ class _Line:
                 self._call.cancel()
                 self.shim.zombie_done.set()
 
-    # Harm.
+    # Faults.
 
-    def _harm(self, fault: Fault) -> bool:
-        """Do it; whether the message passes afterwards."""
+    def _inject(self, fault: Fault) -> bool:
+        """Inject the fault; return whether to forward the message afterwards."""
         if fault.behind:
             until(self._other_committed, patience_ms=BEHIND_MS)
-        match fault.deed:
+        match fault.action:
             case "crash connector":
                 self.shim.connectors.kill(self.host)
                 self.cut()
@@ -344,7 +344,7 @@ class _Line:
             case "cut":
                 self.cut()
             case "stall":
-                self.shim.go_on.wait()
+                self.shim.resume.wait()
                 return True
             case "replay":
                 for _ in range(fault.times):
@@ -360,19 +360,19 @@ class _Line:
         )
 
     def _acknowledge_again(self) -> None:
-        """As a runtime does that does not know whether the last was heard."""
+        """Acknowledge again in a new stream, as a runtime does after a lost response."""
         assert self._opening is not None
         opening = self._opening
         again = Open(
             opening.materialization, opening.version, opening.key_range, self._state.json or b"{}"
         )
         method = self.shim.channel(self.host).stream_stream(METHODS + "Transactions")
-        said: SimpleQueue[bytes | None] = SimpleQueue()
-        answers = method(iter(said.get, None))
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        answers = method(iter(requests.get, None))
         for request, kind in ((again, Opened), (Acknowledge(), Acknowledged)):
-            said.put(encode_request(request))
+            requests.put(encode_request(request))
             assert isinstance(decode_response(next(answers)), kind)
-        said.put(None)
+        requests.put(None)
         list(answers)
 
 
@@ -385,5 +385,5 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if method == METHODS + "Transactions":
             return grpc.stream_stream_rpc_method_handler(self._shim.transactions)
         return grpc.unary_unary_rpc_method_handler(
-            lambda data, context: self._shim.ask(method, data, context)
+            lambda data, context: self._shim.call_method(method, data, context)
         )

@@ -1,11 +1,11 @@
-"""Every scenario again and again, in another order and with other data each time.
+"""Repeated runs of all scenarios, in random order and with random data.
 
     python -m tests.chaos.soak --for SECONDS [--seed N] [--only TEXT] [--runtime local|spark]
 
-Each is told clean and with its bug, and has a line that says what came of it. Some run on
-Spark, whose executors and driver are killed; the others in two processes of ours. The status
-is 1 if a scenario did not end as it must. Without `--once` the run ends at the first such
-scenario. The options that repeat it are printed.
+Each scenario runs clean and with its bug, and prints a line with the result. Some run on
+Spark, whose executors and driver are killed; the others in two processes. The exit status is
+1 if a scenario failed. Without `--once` the run ends at the first failure. The options that
+repeat it are printed.
 """
 
 import argparse
@@ -19,56 +19,56 @@ from pathlib import Path
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.testing.postgres import PostgresServer
-from tests.chaos.playing import Verdict, play
+from tests.chaos.scenario_run import Verdict, run_scenario
 from tests.chaos.scenarios import LONG, LONG_ON_SPARK, Scenario
-from tests.chaos.spark import OnSpark
+from tests.chaos.spark import SparkRuntime
 from tests.fix_postgres import QUICK
 from tests.nemesis_driver import Tally, say
 
 SPARK_EVERY = 10
-"""One scenario in so many runs on Spark, where it takes as long as ten others."""
+"""One scenario in this many runs on Spark, where it takes ten times as long."""
 
 
 class Soak:
-    """What all scenarios share: a server, a cluster, and what was counted."""
+    """Server, cluster and statistics of all scenarios."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._server = stack.enter_context(PostgresServer(settings=QUICK))
-        self._spark = OnSpark()
+        self._spark = SparkRuntime()
         stack.callback(self._spark.close)
         self._databases = 0
         self.counts: Counter[str] = Counter()
         self.tally = Tally("chaos")
 
-    def tells(self, scenario: Scenario, seed: int, *, spark: bool) -> bool:
-        """Both versions of a story; whether they ended as they must."""
+    def run_both(self, scenario: Scenario, seed: int, *, spark: bool) -> bool:
+        """Run a scenario clean and with its bug; return whether both ended as expected."""
         clean = self._play(scenario, seed, None, spark=spark)
         bug = self._play(scenario, seed, scenario.defect, spark=spark)
-        well = clean.fired and not clean.broken
-        found = bug.fired and scenario.is_found_by(bug.names)
+        well = clean.fired and not clean.violations
+        found = bug.fired and scenario.is_detected_by(bug.names)
         where, names = "spark " if spark else "", ", ".join(sorted(bug.names))
         say(
             f"{'ok ' if well and found else 'BAD'} {where}{scenario} seed={seed}: "
             f"{'fired' if clean.fired else 'DID NOT FIRE'}, "
-            f"{'clean' if not clean.broken else 'BROKEN'}, "
+            f"{'clean' if not clean.violations else 'BROKEN'}, "
             f"{scenario.defect} {'found' if found else 'NOT FOUND'} ({names}); "
             f"{clean.commits} commits, {clean.streams} streams, {clean.runtimes} runtimes"
         )
         for verdict in (clean, bug):
             self._count(scenario, verdict)
-        self.tally.violations += len(clean.broken)
-        for each in clean.broken[:5] if not well else ():
+        self.tally.violations += len(clean.violations)
+        for each in clean.violations[:5] if not well else ():
             say(f"    {each.name}: {each.detail}")
         self.counts[f"{where}{scenario.connector}"] += 1
-        self.counts[f"{where}{scenario.deed}"] += 1
+        self.counts[f"{where}{scenario.action}"] += 1
         return well and found
 
     def _count(self, scenario: Scenario, verdict: Verdict) -> None:
         self.tally.rounds += 1
         self.tally.observations["endpoint reads"] += verdict.observations
-        if not verdict.fired or scenario.deed == "no fault":
+        if not verdict.fired or scenario.action == "no fault":
             return
-        kind = scenario.fault.deed if scenario.fault is not None else scenario.deed
+        kind = scenario.fault.action if scenario.fault is not None else scenario.action
         if kind.startswith("crash"):
             self.tally.kills += 1
         else:
@@ -77,11 +77,13 @@ class Soak:
     def _play(self, scenario: Scenario, seed: int, defect: str | None, *, spark: bool) -> Verdict:
         runtime = self._spark if spark else None
         if scenario.connector != "postgres":
-            return play(scenario, defect=defect, seed=seed, runtime=runtime)
+            return run_scenario(scenario, defect=defect, seed=seed, runtime=runtime)
         self._databases += 1
         database = self._server.create_database(f"chaos{self._databases}")
         try:
-            return play(scenario, defect=defect, seed=seed, database=database, runtime=runtime)
+            return run_scenario(
+                scenario, defect=defect, seed=seed, database=database, runtime=runtime
+            )
         finally:
             database.drop()
 
@@ -90,20 +92,22 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak")
     parser.add_argument("--for", dest="seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("PENSTOCK_TEST_SEED", "1")))
-    parser.add_argument("--only", default="", help="scenarios with this in their name")
-    parser.add_argument("--once", action="store_true", help="each of them once, however long")
-    parser.add_argument("--runtime", choices=["local", "spark"], help="leave out the other one")
+    parser.add_argument("--only", default="", help="Run scenarios whose name contains this.")
+    parser.add_argument(
+        "--once", action="store_true", help="Run each scenario once, regardless of the time."
+    )
+    parser.add_argument("--runtime", choices=["local", "spark"], help="Use only this runtime.")
     given = parser.parse_args(arguments)
     began_ms = SYSTEM_CLOCK.boot_ms()
     deadline = began_ms + int(given.seconds * 1_000)
-    chance = random.Random(given.seed)
+    rng = random.Random(given.seed)
     with ExitStack() as stack:
         soak = Soak(stack)
         failed: list[str] = []
         for number in itertools.count():
-            for scenario, spark in _order(chance, given.only, runtime=given.runtime):
+            for scenario, spark in _order(rng, given.only, runtime=given.runtime):
                 seed = random.Random(f"{given.seed} {number} {scenario}").randrange(10**6)
-                if not soak.tells(scenario, seed, spark=spark):
+                if not soak.run_both(scenario, seed, spark=spark):
                     failed.append(f"--seed {given.seed} --only {scenario} --once")
                 if not given.once and (failed or SYSTEM_CLOCK.boot_ms() > deadline):
                     break
@@ -119,15 +123,15 @@ def main(arguments: list[str]) -> int:
     return int(bool(failed))
 
 
-def _order(chance: random.Random, only: str, *, runtime: str | None) -> list[tuple[Scenario, bool]]:
+def _order(rng: random.Random, only: str, *, runtime: str | None) -> list[tuple[Scenario, bool]]:
     local = [(scenario, False) for scenario in dict.fromkeys(LONG) if only in str(scenario)]
     on_spark = [(scenario, True) for scenario in LONG_ON_SPARK if only in str(scenario)]
     if runtime == "local":
         on_spark = []
     if runtime == "spark":
         local = []
-    chance.shuffle(local)
-    chance.shuffle(on_spark)
+    rng.shuffle(local)
+    rng.shuffle(on_spark)
     mixed = []
     while local or on_spark:
         mixed += local[:SPARK_EVERY] + on_spark[:1]

@@ -1,11 +1,10 @@
-"""A runtime whose tasks run on `local-cluster`, in a process that can be killed.
+"""Runtime with tasks on `local-cluster`, in a process that can be killed.
 
     python -m tests.chaos.spark
 
-A line of JSON on standard input says what to run, `{"pipeline": …, "defect": …}`, or that
-it is enough, `{}`; what becomes of it is a line on standard output. `OnSpark` is the other
-end: a runtime as `playing.py` knows it, which starts another such process when the last
-was killed.
+A line of JSON on standard input starts a pipeline, `{"pipeline": …, "defect": …}`, or stops
+it, `{}`; results are lines on standard output. `SparkRuntime` is the client: it starts
+another process after a kill.
 """
 
 import json
@@ -40,63 +39,63 @@ CONFIG: Final = {
     "spark.task.maxFailures": "4",
     "spark.deploy.maxExecutorRetries": "20",
     "spark.ui.enabled": "false",
-    # Else a job that finds an executor missing looks again after 15 seconds.
+    # Otherwise a job with a missing executor checks again after 15 seconds.
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
 }
 PATIENCE_S: Final = 600.0
 
 
-class OnSpark:
-    """Runs pipelines on Spark, one after the other; outlives each of them."""
+class SparkRuntime:
+    """ScenarioRuntime pipelines on Spark, one after the other; outlives each of them."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-spark-"))
         self.defect: str | None = None
         self.starts = 0
         self._process: subprocess.Popen[str] | None = None
-        self._heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._runs = False
 
     def start(self, pipeline: Mapping[str, Any]) -> None:
         self.starts += 1
         if self._process is None or self._process.poll() is not None:
             self._begin()
-        self._say({"pipeline": pipeline, "defect": self.defect})
+        self._send({"pipeline": pipeline, "defect": self.defect})
         self._runs = True
 
     @property
     def running(self) -> bool:
         if self._process is None or self._process.poll() is not None:
             return False
-        while not self._heard.empty():
-            if self._heard.get() == "stopped":
+        while not self._received.empty():
+            if self._received.get() == "stopped":
                 self._runs = False
         return self._runs
 
     def kill(self) -> None:
-        """The driver, as the kernel would."""
+        """Kill the driver."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
-        self._hang_up()
+        self._close_pipes()
 
     def kill_executors(self) -> None:
-        """All of them, and not what they have started."""
+        """Kill all executors, but not their children."""
         assert self._process is not None
         for pid in _executors(self._process.pid):
             os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask for the end of what runs, and wait for it."""
+        """Stop the running pipeline and wait for its end."""
         if not self.running:
             return
-        # The shim's thread may kill the process at this moment.
+        # The shim's thread may kill the process at the same time.
         with suppress(BrokenPipeError, ValueError):
-            self._say({})
+            self._send({})
         if not until(lambda: not self.running, patience_ms=60_000):
             self.kill()
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         log = self.folder / "spark.log"
         return log.read_text(errors="replace")[-4_000:] if log.exists() else ""
 
@@ -108,10 +107,10 @@ class OnSpark:
                 self._process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self.kill()
-            self._hang_up()
+            self._close_pipes()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _hang_up(self) -> None:
+    def _close_pipes(self) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -123,11 +122,11 @@ class OnSpark:
     def _begin(self) -> None:
         home = self.folder / "home"
         if not home.exists():
-            # Executors leave their files in SPARK_HOME/work; so it is one of our own, of links.
+            # Executors write files into SPARK_HOME/work, so it is a folder of links.
             home.mkdir()
-            for each in Path(pyspark.__file__).parent.iterdir():
-                if each.name != "work":
-                    (home / each.name).symlink_to(each)
+            for path in Path(pyspark.__file__).parent.iterdir():
+                if path.name != "work":
+                    (home / path.name).symlink_to(path)
         with (self.folder / "spark.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.chaos.spark"],
@@ -144,28 +143,28 @@ class OnSpark:
                 },
             )
         assert self._process.stdout is not None
-        self._heard = queue.SimpleQueue()
+        self._received = queue.SimpleQueue()
         self._listener = threading.Thread(
-            target=_listen, args=(self._process.stdout, self._heard), daemon=True
+            target=_listen, args=(self._process.stdout, self._received), daemon=True
         )
         self._listener.start()
-        assert self._heard.get(timeout=PATIENCE_S) == "ready", self.said()
+        assert self._received.get(timeout=PATIENCE_S) == "ready", self.log_tail()
 
-    def _say(self, what: Mapping[str, Any]) -> None:
+    def _send(self, request: Mapping[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
 
 
-def _listen(output: TextIO, heard: "queue.SimpleQueue[str]") -> None:
+def _listen(output: TextIO, received: "queue.SimpleQueue[str]") -> None:
     for line in output:
-        heard.put(line.strip())
-    heard.put("gone")
+        received.put(line.strip())
+    received.put("gone")
 
 
 def _executors(driver_pid: int) -> list[int]:
-    """Those processes below a driver that are executors."""
+    """Return the PIDs of the executors below a driver."""
     parents: dict[int, int] = {}
     commands: dict[int, bytes] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -192,11 +191,11 @@ def main(questions: TextIO, answers: TextIO) -> None:
         answers.write(f"{word}\n")
         answers.flush()
 
-    def materialize(asked: Mapping[str, Any], stop: threading.Event) -> None:
+    def materialize(request: Mapping[str, Any], stop: threading.Event) -> None:
         try:
-            with planted(asked["defect"]):
-                run(Pipeline.model_validate(asked["pipeline"]), jobs=jobs, stop=stop)
-        except Exception:  # noqa: BLE001 - told
+            with planted(request["defect"]):
+                run(Pipeline.model_validate(request["pipeline"]), jobs=jobs, stop=stop)
+        except Exception:  # noqa: BLE001 - printed
             sys.excepthook(*sys.exc_info())
         finally:
             say("stopped")
@@ -205,13 +204,13 @@ def main(questions: TextIO, answers: TextIO) -> None:
     stop = threading.Event()
     thread: threading.Thread | None = None
     for line in questions:
-        asked = json.loads(line)
+        request = json.loads(line)
         stop.set()
         if thread is not None:
             thread.join()
-        if asked:
+        if request:
             stop = threading.Event()
-            thread = threading.Thread(target=materialize, args=(asked, stop))
+            thread = threading.Thread(target=materialize, args=(request, stop))
             thread.start()
     stop.set()
     if thread is not None:
@@ -220,7 +219,7 @@ def main(questions: TextIO, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    # SUBTLE: what Spark prints must not get between the answers.
+    # SUBTLE: output of Spark must not mix with the answers.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     main(sys.stdin, out)

@@ -1,4 +1,4 @@
-"""The checks, checked: deliveries that are wrong in a known way, as the vectors have them."""
+"""Tests of the checks, by deliveries with known errors."""
 
 import json
 from collections.abc import Callable
@@ -9,16 +9,16 @@ import pytest
 
 from tests.chaos import scenarios
 from tests.chaos.invariants import (
-    Broken,
     Delivery,
     Line,
+    Violation,
+    check_delivery,
     counted_twice,
-    judged,
     monotonic,
     never_back,
     one_tick,
 )
-from tests.chaos.workload import Bank, Bound, Doc, Moment
+from tests.chaos.workload import Bank, Bound, Contents, Doc
 
 CASES = {
     case["id"]: case
@@ -56,7 +56,7 @@ MUTATIONS: dict[str, Callable[[Lines, Lines], tuple[Lines, Lines]]] = {
 @pytest.mark.parametrize(
     "id", [id for id, case in CASES.items() if case["kind"] == "consistency_invariant"]
 )
-def test_a_delivery_is_judged_as_its_vector_says(id: str) -> None:
+def test_delivery_of_a_vector_has_its_violations(id: str) -> None:
     case = CASES[id]
     fixture = case["input"]["fixture"]
     assert fixture["columns"] == ["id", "seq", "balanceDelta", "oracle.balance"]
@@ -64,17 +64,20 @@ def test_a_delivery_is_judged_as_its_vector_says(id: str) -> None:
     standard = [Line(Doc(*row)) for row in fixture["standard"]]
     expected = {line.doc.id: line.doc for line in standard}
     standard, delta = MUTATIONS[case["input"]["mutation"]](standard, delta)
-    found = {each.name for each in judged(Delivery("balances", expected, standard, delta))}
-    assert set(case["expect"]["violations_include"]) <= found
-    assert not set(case["expect"]["violations_exclude"]) & found
+    names = {
+        violation.name
+        for violation in check_delivery(Delivery("balances", expected, standard, delta))
+    }
+    assert set(case["expect"]["violations_include"]) <= names
+    assert not set(case["expect"]["violations_exclude"]) & names
     if not case["expect"]["violations_include"]:
-        assert found == set()
+        assert names == set()
 
 
 @pytest.mark.parametrize(
     "id", [id for id, case in CASES.items() if case["kind"] == "chaos_scenario"]
 )
-def test_every_scenario_of_the_vectors_is_there_or_has_nothing_to_run_on(id: str) -> None:
+def test_every_scenario_of_the_vectors_exists_or_does_not_apply(id: str) -> None:
     case = CASES[id]
     assert (case["title"] in scenarios.VECTORS) != (case["input"]["class"] == "documentCounter")
 
@@ -83,12 +86,12 @@ ONE, TWO = Doc(1, 1, 5, 5), Doc(1, 2, 3, 3)
 TABLE = (Bound("accounts"), Bound("log"))
 
 
-def names(broken: Any) -> set[str]:
-    return {each.name for each in broken}
+def names(violations: Any) -> set[str]:
+    return {each.name for each in violations}
 
 
 @pytest.mark.parametrize(
-    ("given", "broken"),
+    ("given", "violations"),
     [
         (Delivery("accounts", {1: TWO}, [Line(TWO)], [Line(ONE), Line(TWO)]), set()),
         (Delivery("accounts", {}, [Line(ONE)]), {"no-ghosts", "conservation"}),
@@ -104,11 +107,11 @@ def names(broken: Any) -> set[str]:
     ],
     ids=["well", "ghost", "old", "gone", "not-gone", "cannot-go", "twice", "untrue"],
 )
-def test_what_is_wrong_has_its_name(given: Delivery, broken: set[str]) -> None:
-    assert names(judged(given)) == broken
+def test_wrong_delivery_has_its_violation(given: Delivery, violations: set[str]) -> None:
+    assert names(check_delivery(given)) == violations
 
 
-def test_checkpoints_rise_by_range() -> None:
+def test_checkpoint_that_decreases_violates_monotonic_checkpoints() -> None:
     assert not names(monotonic([("a", 3), ("b", 1), ("a", 3), ("a", 6)]))
     assert names(monotonic([("a", 3), ("b", 6), ("a", 1)])) == {"monotonic-checkpoints"}
 
@@ -118,7 +121,7 @@ class History(Bank):
 
     def __init__(self) -> None:
         log = {1: Doc(1, 1, 5, 5), 2: Doc(2, 1, -2, -2)}
-        self.at = {0: Moment({1: ONE}, {1: log[1]}, {}), 1: Moment({1: TWO}, log, {})}
+        self.at = {0: Contents({1: ONE}, {1: log[1]}, {}), 1: Contents({1: TWO}, log, {})}
 
 
 def states(*of: tuple[int, int]) -> list[dict[str, Lines]]:
@@ -143,25 +146,32 @@ def states(*of: tuple[int, int]) -> list[dict[str, Lines]]:
     ],
     ids=["each", "some", "torn", "back"],
 )
-def test_all_bindings_are_of_one_tick_which_rises(seen: list[tuple[int, int]], fails: bool) -> None:
-    found: list[Broken] = list(one_tick(states(*seen), History(), TABLE, [1, 2]))
-    assert names(found) == ({"one-tick"} if fails else set())
+def test_bindings_of_different_ticks_violate_one_tick(
+    seen: list[tuple[int, int]], fails: bool
+) -> None:
+    found_violations: list[Violation] = list(one_tick(states(*seen), History(), TABLE, [1, 2]))
+    assert names(found_violations) == ({"one-tick"} if fails else set())
 
 
-def test_a_sum_counts_one_transaction_twice_at_most() -> None:
+def test_sum_that_counts_two_transactions_twice_violates_counted_twice() -> None:
     bank = History()
-    bank.at[0] = Moment({}, {}, {1: Doc(1, 1, 5, 5), 2: Doc(2, 1, 5, 5)})
-    bank.at[1] = Moment({}, {}, {1: Doc(1, 2, 8, 8), 2: Doc(2, 2, 2, 2)})
+    bank.at[0] = Contents({}, {}, {1: Doc(1, 1, 5, 5), 2: Doc(2, 1, 5, 5)})
+    bank.at[1] = Contents({}, {}, {1: Doc(1, 2, 8, 8), 2: Doc(2, 2, 2, 2)})
 
-    def found(one: int, other: int) -> set[str]:
+    def violations_of(one: int, other: int) -> set[str]:
         lines = [Line(Doc(1, 2, one, 8)), Line(Doc(2, 2, other, 2))]
         return names(counted_twice(lines, bank, [0, 1, 2]))
 
-    assert not found(8, 2) | found(11, 2) | found(11, -1) | found(13, 7)
-    assert found(14, 2) == found(9, 2) == found(13, -1) == {"counted-twice"}
+    assert (
+        not violations_of(8, 2)
+        | violations_of(11, 2)
+        | violations_of(11, -1)
+        | violations_of(13, 7)
+    )
+    assert violations_of(14, 2) == violations_of(9, 2) == violations_of(13, -1) == {"counted-twice"}
 
 
-def test_a_document_never_goes_back() -> None:
+def test_older_document_violates_never_back() -> None:
     assert not names(never_back(states((1, 1), (2, 1), (2, 2)), TABLE))
     assert names(never_back(states((2, 2), (1, 2)), TABLE)) == {"never-back"}
     assert names(never_back(states((1, 1), (0, 1), (1, 1)), TABLE)) == {"never-back"}

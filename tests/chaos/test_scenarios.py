@@ -1,25 +1,25 @@
-"""Each scenario is told twice: clean, and nothing is wrong; with its bug, and it is found."""
+"""Each scenario runs clean without violations, and with a bug that is detected."""
 
 from dataclasses import replace
 
 import pytest
 
 from penstock.testing.postgres import Database
-from tests.chaos.playing import Verdict, play
+from tests.chaos.scenario_run import Verdict, run_scenario
 from tests.chaos.scenarios import SHORT, Scenario
 
 SEED = 7
 
-OFTEN = {(each.connector, each.fault, each.shards > 1): each for each in reversed(SHORT)}
-"""Of those that differ in little, the first; all of them by `make soak`."""
+DISTINCT = {(each.connector, each.fault, each.shards > 1): each for each in reversed(SHORT)}
+"""The first of similar scenarios; `make soak` runs all."""
 
 BUGS = {each.defect: each for each in reversed(SHORT)}
-"""Each bug once; with every scenario that has it, by `make soak`."""
+"""One scenario for each bug; `make soak` runs all."""
 
 
 @pytest.fixture
 def endpoint(request: pytest.FixtureRequest) -> Database | None:
-    """An empty database, if the scenario needs one."""
+    """Return an empty database, if the scenario needs one."""
     scenario: Scenario = request.node.callspec.params["scenario"]
     if scenario.connector != "postgres":
         return None
@@ -27,26 +27,28 @@ def endpoint(request: pytest.FixtureRequest) -> Database | None:
     return database
 
 
-def told(verdict: Verdict) -> str:
-    return "\n".join(f"{each.name}: {each.detail}" for each in verdict.broken[:5])
+def describe(verdict: Verdict) -> str:
+    return "\n".join(f"{each.name}: {each.detail}" for each in verdict.violations[:5])
 
 
-@pytest.mark.parametrize("scenario", [*reversed(OFTEN.values())], ids=str)
-def test_it_passes_clean(scenario: Scenario, endpoint: Database | None) -> None:
-    verdict = play(scenario, seed=SEED, database=endpoint)
+@pytest.mark.parametrize("scenario", [*reversed(DISTINCT.values())], ids=str)
+def test_scenario_without_bug_has_no_violation(
+    scenario: Scenario, endpoint: Database | None
+) -> None:
+    verdict = run_scenario(scenario, seed=SEED, database=endpoint)
     assert verdict.fired
-    assert not verdict.broken, told(verdict)
+    assert not verdict.violations, describe(verdict)
 
 
 @pytest.mark.parametrize("scenario", [*reversed(BUGS.values())], ids=str)
-def test_its_bug_is_found(scenario: Scenario, endpoint: Database | None) -> None:
-    verdict = play(scenario, defect=scenario.defect, seed=SEED, database=endpoint)
+def test_scenario_with_bug_reports_it(scenario: Scenario, endpoint: Database | None) -> None:
+    verdict = run_scenario(scenario, defect=scenario.defect, seed=SEED, database=endpoint)
     assert verdict.fired
-    assert scenario.is_found_by(verdict.names)
+    assert scenario.is_detected_by(verdict.names)
 
 
-def test_shards_that_commit_apart_are_not_of_one_tick() -> None:
+def test_shards_that_commit_separately_violate_one_tick() -> None:
     apart = next(each for each in SHORT if each.fault is not None and each.fault.behind)
-    verdict = play(replace(apart, whole=True), seed=SEED)
+    verdict = run_scenario(replace(apart, whole=True), seed=SEED)
     assert verdict.fired
     assert verdict.names == {"one-tick"}

@@ -1,4 +1,4 @@
-"""Imported by the process that all others are forked from: loads what they would load anew."""
+"""Imports of the forkserver, shared by all forked processes."""
 
 import jsonschema
 import numpy as np

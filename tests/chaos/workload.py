@@ -1,15 +1,15 @@
-"""A bank whose documents carry the truth, and what must be at an endpoint as of each tick.
+"""A bank whose documents contain their expected values, and its contents at each tick.
 
     accounts   a table: rows are updated, opened and closed; their sum is always the same
     log        append-only: one document for each posting
-    balances   summed: the same postings by account, reduced into what is there
+    balances   summed: the same postings by account, reduced
 
-A document is `id, seq, amount, oracle`. `seq` counts the versions of an id, so what was
-delivered twice, or went back, can be told from the document alone; `oracle` is what
-`amount` must be once everything up to this document is in it.
+A document is `id, seq, amount, oracle`. `seq` counts the versions of an id, so a duplicate or
+an older version is visible in the document alone. `oracle` is the value of `amount` after all
+documents up to this one.
 
-Each step opens an account that the next one closes, so whoever crashes in one step and
-goes on with both as one interval meets a document that came and went in between.
+Each step opens an account that the next step closes. A runtime that crashes in one step and
+continues with both as one interval sees an account that was opened and closed.
 """
 
 import random
@@ -28,7 +28,7 @@ from penstock.persist.client import Client
 ACCOUNTS: Final = 6
 TOTAL: Final = 600
 TICKS: Final = 3
-"""So many times are written in one step."""
+"""Number of times in one step."""
 
 SCHEMA: Final = pa.schema(
     [pa.field(name, pa.int64(), nullable=False) for name in ("id", "seq", "amount", "oracle")]
@@ -49,11 +49,11 @@ SUMMED: Final[Mapping[str, Any]] = {
         "reduce": {"strategy": "merge"},
     },
 }
-"""What the pipeline's file says of the collection of postings."""
+"""Section of the collection of postings in the pipeline file."""
 
 
 class Advanced(SystemClock):
-    """A clock that is ahead."""
+    """Clock that runs ahead."""
 
     ahead_ms = 0
 
@@ -62,7 +62,7 @@ class Advanced(SystemClock):
 
 
 class Doc(NamedTuple):
-    """One document, of any collection."""
+    """Document of any collection."""
 
     id: int
     seq: int
@@ -71,8 +71,8 @@ class Doc(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What is true as of one time, by what is bound."""
+class Contents:
+    """Expected contents as of one time, by collection."""
 
     accounts: Mapping[int, Doc]
     log: Mapping[int, Doc]
@@ -82,12 +82,12 @@ class Moment:
         return {"accounts": self.accounts, "log": self.log, "balances": self.balances}[what]
 
 
-NOTHING: Final = Moment({}, {}, {})
+EMPTY: Final = Contents({}, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A collection bound to a resource."""
+    """Collection bound to a resource."""
 
     what: str
     delta: bool = False
@@ -103,15 +103,15 @@ class Bound:
 
 @dataclass
 class Bank:
-    """The collections, who writes them, and their history."""
+    """Collections of the bank, their writer and their history."""
 
     url: str
-    chance: random.Random
-    at: dict[int, Moment] = field(default_factory=dict)
-    """By time, what is true as of it."""
+    rng: random.Random
+    at: dict[int, Contents] = field(default_factory=dict)
+    """Expected contents by time."""
 
     versions: set[Doc] = field(default_factory=set)
-    """Every row of the accounts that ever was."""
+    """All versions of rows of the accounts."""
 
     def __post_init__(self) -> None:
         self.clock = Advanced()
@@ -123,7 +123,7 @@ class Bank:
         self._postings = make("bank.postings", schema=SCHEMA, key_columns=["id", "seq"])
         self._held: dict[int, int] = {}
         self._seqs: dict[int, int] = {}
-        self._now = NOTHING
+        self._now = EMPTY
         self._posted: list[tuple[Doc, Doc]] = []
         self._opened: int | None = None
         self._ids = iter(range(100, 1_000_000))
@@ -136,7 +136,7 @@ class Bank:
         self.client.close()
 
     def step(self) -> int:
-        """Post for some ticks; the upper that they lead to."""
+        """Post for some ticks; return the new upper."""
         lower = self.upper
         accounts: list[tuple[int, ...]] = []
         postings: list[tuple[int, ...]] = []
@@ -144,7 +144,7 @@ class Bank:
         for tick in range(TICKS):
             time, before = lower + tick, self._now
             self._post(first=not before.accounts, middle=tick == 1)
-            after = self._moment()
+            after = self._contents()
             for id in sorted(before.accounts.keys() | after.accounts.keys()):
                 was, now = before.accounts.get(id), after.accounts.get(id)
                 if was != now:
@@ -161,25 +161,25 @@ class Bank:
             (self._accounts, self._log, self._postings), (accounts, log, postings), strict=True
         )
         self.client.append_all(
-            [AppendTo(each, _table(rows), lower, upper) for each, rows in written]
+            [AppendTo(collection, _table(rows), lower, upper) for collection, rows in written]
         )
         return upper
 
     def outlast_leases(self) -> None:
-        """Forget what only a reader held that was killed."""
+        """Compact the history that only killed readers held."""
         self.compact()
         self.clock.ahead_ms += 2 * persist.Settings().lease_ms
         self.compact()
 
     def compact(self) -> None:
-        """Forget what nobody holds."""
-        for each in (self._accounts, self._log, self._postings):
-            each.allow_compaction(each.upper - 1).result()
+        """Compact all history that is not held."""
+        for collection in (self._accounts, self._log, self._postings):
+            collection.allow_compaction(collection.upper - 1).result()
         self.client.compact()
 
-    def as_of(self, frontier: int) -> Moment:
-        """What is true of all times below a frontier."""
-        return self.at[frontier - 1] if frontier else NOTHING
+    def as_of(self, frontier: int) -> Contents:
+        """Return the expected contents at a frontier."""
+        return self.at[frontier - 1] if frontier else EMPTY
 
     def _post(self, *, first: bool, middle: bool) -> None:
         if first:
@@ -187,8 +187,8 @@ class Bank:
                 self._entry(id, TOTAL // ACCOUNTS)
             return
         for _ in range(2):
-            one, other = self.chance.sample(range(ACCOUNTS), 2)
-            self._transfer(one, other, self.chance.randrange(1, 20))
+            one, other = self.rng.sample(range(ACCOUNTS), 2)
+            self._transfer(one, other, self.rng.randrange(1, 20))
         if middle:
             opened = next(self._ids)
             self._transfer(0, opened, 7)
@@ -209,13 +209,13 @@ class Bank:
             (Doc(id, self._seqs[id], delta, self._held[id]), Doc(number, 1, delta, delta))
         )
 
-    def _moment(self) -> Moment:
+    def _contents(self) -> Contents:
         accounts = {id: Doc(id, self._seqs[id], held, held) for id, held in self._held.items()}
         log, balances = dict(self._now.log), dict(self._now.balances)
         for posting, entry in self._posted:
             log[entry.id] = entry
             balances[posting.id] = Doc(posting.id, posting.seq, posting.oracle, posting.oracle)
-        return Moment(accounts, log, balances)
+        return Contents(accounts, log, balances)
 
 
 def _table(rows: Sequence[tuple[int, ...]]) -> pa.Table:

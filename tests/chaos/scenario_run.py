@@ -1,7 +1,7 @@
-"""Plays a scenario with real processes, and judges what is there afterwards.
+"""Runs a scenario with real processes, and checks the endpoint.
 
-A bank posts, a runtime follows through the shim, and harm is done. While it is, the
-endpoint is looked at before each message passes; at rest, everything is compared.
+A bank posts, a runtime materializes through the shim, and the shim injects the fault. The
+endpoint is read before each message is forwarded; at the end, everything is compared.
 """
 
 import inspect
@@ -26,11 +26,11 @@ from penstock.testing.postgres import Database
 from tests.chaos.actors import Connectors, Runtime, pause, until
 from tests.chaos.endpoints import Endpoint
 from tests.chaos.invariants import (
-    Broken,
     Delivery,
     State,
+    Violation,
+    check_delivery,
     counted_twice,
-    judged,
     monotonic,
     never_back,
     one_tick,
@@ -41,19 +41,19 @@ from tests.chaos.workload import SUMMED, Bank, Bound
 from tests.ingest.proxy import Proxy
 
 SUMS: Final = "collections" in inspect.signature(Materializing).parameters
-"""Whether rows of a collection can be reduced."""
+"""True if rows of a collection can be reduced."""
 
 PATIENCE_MS: Final = 60_000
 SUMMED_TWICE: Final = ("conservation", "oracle-agreement")
-"""What a store without transactions does not promise of sums; see `counted_twice`."""
+"""Checks that do not apply to sums in a store without transactions; see `counted_twice`."""
 
 LOOK_MS: Final = 300
 DEATHS: Final = 5
-"""So often a runtime may end by itself before it is given up."""
+"""Number of unexpected ends of a runtime that are tolerated."""
 
 
-class Runs(Protocol):
-    """Who runs a pipeline, and can be killed."""
+class ScenarioRuntime(Protocol):
+    """Runtime of a pipeline that can be killed."""
 
     defect: str | None
     starts: int
@@ -64,56 +64,56 @@ class Runs(Protocol):
     def kill(self) -> None: ...
     def kill_executors(self) -> None: ...
     def stop(self) -> None: ...
-    def said(self) -> str: ...
+    def log_tail(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of it."""
+    """Result of a scenario run."""
 
     fired: bool
-    broken: tuple[Broken, ...]
+    violations: tuple[Violation, ...]
     commits: int
     streams: int
     runtimes: int
     observations: int
-    """How often the endpoint was read."""
+    """Number of reads of the endpoint."""
 
     @property
     def names(self) -> set[str]:
-        return {each.name for each in self.broken}
+        return {each.name for each in self.violations}
 
 
-def bounds_of(connector: str) -> list[Bound]:
-    """What is bound: each collection, in each mode that the connector has."""
+def bindings_of(connector: str) -> list[Bound]:
+    """Return a binding for each collection, in each mode that the connector supports."""
     modes = {"plain-files": (False,), "push-files": (True,)}.get(connector, (False, True))
     kinds = ("accounts", "log", "balances") if SUMS else ("accounts", "log")
     return [Bound(what, delta) for what in kinds for delta in modes]
 
 
-def play(
+def run_scenario(
     scenario: Scenario,
     *,
     defect: str | None = None,
     seed: int = 1,
     database: Database | None = None,
-    runtime: Runs | None = None,
+    runtime: ScenarioRuntime | None = None,
 ) -> Verdict:
-    """Tell the story; `database` is an empty one, where one is needed.
+    """Run a scenario and return its verdict; `database` is empty, if one is needed.
 
     Without a `runtime`, tasks are threads of the driver's process.
     """
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     try:
-        with Play(scenario, folder, defect, seed, database, runtime) as story:
-            story.tell()
-            return story.verdict()
+        with ScenarioRun(scenario, folder, defect, seed, database, runtime) as scenario_run:
+            scenario_run.run()
+            return scenario_run.verdict()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
-class Play:
+class ScenarioRun:
     """One run of a scenario."""
 
     scenario: Scenario
@@ -121,33 +121,35 @@ class Play:
     defect: str | None
     seed: int
     database: Database | None
-    given: Runs | None
+    given: ScenarioRuntime | None
     bounds: list[Bound] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
-    broken: list[Broken] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
     deaths: int = 0
     observations: int = 0
 
-    def __enter__(self) -> "Play":
+    def __enter__(self) -> "ScenarioRun":
         self._stack = ExitStack()
         self._writing, self._watching = threading.Lock(), threading.Lock()
         self._reader: persist.Client | None = None
-        self._looked = (-1, 0)
+        self._last_check = (-1, 0)
         self._overtaken = False
         self.lake = f"file:{self.folder / 'lake'}"
         self.bank = Bank(f"{self.lake}/bank", random.Random(self.seed))
         self._stack.callback(self.bank.close)
         self.endpoint = self._endpoint()
-        self.bounds = bounds_of(self.scenario.connector)
+        self.bounds = bindings_of(self.scenario.connector)
         self.connectors = Connectors(self.scenario.connector, self.folder, self.defect)
         self._stack.callback(self.connectors.close)
-        self.runtime: Runs = self.given or Runtime(self.folder, moving=self.scenario.moving)
+        self.runtime: ScenarioRuntime = self.given or Runtime(
+            self.folder, moving=self.scenario.moving
+        )
         self.runtime.defect, self.runtime.starts = self.defect, 0
         self.shim = Shim(
             f"unix:{self.folder / 's.sock'}",
             self.connectors,
             self.scenario.fault,
-            fired_now=self._fired,
+            on_fired=self._fired,
             kill_runtime=self.runtime.kill,
             kill_executors=self.runtime.kill_executors,
             watch=self._watch,
@@ -156,15 +158,15 @@ class Play:
         self._stack.callback(self.shim.close)
         self._stack.callback(self.runtime.stop)
         self.shards = self.scenario.shards
-        self._to_come = list(self.scenario.then_shards)
+        self._next_shards = list(self.scenario.then_shards)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    # The story.
+    # Steps.
 
-    def tell(self) -> None:
+    def run(self) -> None:
         scenario = self.scenario
         late = self.bounds[-1] if scenario.late_binding else None
         self._pipeline = self.pipeline(without=late)
@@ -174,23 +176,23 @@ class Play:
         for number in range(scenario.steps):
             if number == scenario.steps // 2:
                 self._turn(late)
-            if number == scenario.steps - 1 and self._haunted():
-                self.shim.go_on.set()
+            if number == scenario.steps - 1 and self._has_zombie():
+                self.shim.resume.set()
                 self.shim.zombie_done.wait(PATIENCE_MS / 1_000)
-            if self._to_come and scenario.fault is None:
+            if self._next_shards and scenario.fault is None:
                 self._reshard()
             if number == 1 and scenario.cut_off:
                 self._cut_off()
             self.step()
             self.arrive()
-            if self.broken:
+            if self.violations:
                 break
-        if self.scenario.fault is not None and self.scenario.fault.deed == "stall":
-            self.shim.go_on.set()
+        if self.scenario.fault is not None and self.scenario.fault.action == "stall":
+            self.shim.resume.set()
         self.rest()
 
     def _turn(self, late: Bound | None) -> None:
-        """What happens half of the way."""
+        """Restart the runtime after half of the steps, if the scenario requires it."""
         scenario = self.scenario
         if scenario.restarts or late is not None:
             self.runtime.stop()
@@ -198,26 +200,26 @@ class Play:
             self.runtime.start(self._pipeline)
 
     def _reshard(self) -> None:
-        """Let there be another number of shards."""
+        """Restart the runtime with the next number of shards."""
         self.runtime.stop()
-        self.shards = self._to_come.pop(0)
+        self.shards = self._next_shards.pop(0)
         self._pipeline = self.pipeline()
         self.runtime.start(self._pipeline)
 
-    def _haunted(self) -> bool:
+    def _has_zombie(self) -> bool:
         fault = self.scenario.fault
-        return fault is not None and fault.deed == "zombie" and bool(self.shim.fired)
+        return fault is not None and fault.action == "zombie" and bool(self.shim.fired)
 
     def step(self) -> None:
         with self._writing:
             self.bank.step()
 
     def arrive(self) -> None:
-        """Wait until all that is written has been committed; whoever died is started again."""
+        """Wait until all written changes are committed; restart a runtime that ended."""
 
         def arrived() -> bool:
             fault = self.scenario.fault
-            stalled = self.shim.fired and fault is not None and fault.deed == "stall"
+            stalled = self.shim.fired and fault is not None and fault.action == "stall"
             if stalled and not self._overtaken:
                 self._overtaken = True
                 self.runtime.start(self._pipeline)
@@ -225,7 +227,7 @@ class Play:
                 self.deaths += 1
                 if self.scenario.compacts:
                     self.bank.outlast_leases()
-                if self._to_come:
+                if self._next_shards:
                     self._reshard()
                 else:
                     self.runtime.start(self._pipeline)
@@ -233,19 +235,19 @@ class Play:
 
         patience_ms = PATIENCE_MS if self.given is None else 3 * PATIENCE_MS
         if not until(arrived, patience_ms=patience_ms, pause_ms=30) or self.deaths > DEATHS:
-            self.broken.append(Broken("progress", self.runtime.said()))
+            self.violations.append(Violation("progress", self.runtime.log_tail()))
 
     def rest(self) -> None:
-        """All is said; end the runtime, and look at what is there."""
-        if not self.broken:
-            self.broken += self._waiting()
+        """Stop the runtime and read the endpoint."""
+        if not self.violations:
+            self.violations += self._waiting()
         self.runtime.stop()
         self.states.append(self.endpoint.read(self.bounds))
 
-    def _waiting(self) -> Iterator[Broken]:
-        """Yield a violation if committed files stay staged though nothing else is to come."""
+    def _waiting(self) -> Iterator[Violation]:
+        """Yield a violation if committed files stay staged while the source is idle."""
         if not until(lambda: not self._unapplied(), patience_ms=10_000):
-            yield Broken("applied-when-idle", f"{len(self._unapplied())} files are staged")
+            yield Violation("applied-when-idle", f"{len(self._unapplied())} files are staged")
 
     def _unapplied(self) -> list[str]:
         """Return the staged files that the recovery log names.
@@ -261,13 +263,13 @@ class Play:
         return [path for path in staged if Path(path).name in named]
 
     def _may_have_arrived(self) -> bool:
-        """Whether it is worth a look, which costs a hold on the log: something was acknowledged."""
+        """Return whether to check the log again: an acknowledgement arrived, or time passed."""
         now = (self.shim.acknowledged, SYSTEM_CLOCK.boot_ms() // LOOK_MS)
-        changed, self._looked = now != self._looked, now
+        changed, self._last_check = now != self._last_check, now
         return changed
 
     def _committed(self) -> bool:
-        """Whether all that is written is committed and acknowledged, as the log has it."""
+        """Return whether the recovery log has acknowledged all written changes."""
         known = self.log()
         if known is None or not known.is_settled or len(known.shards) != self.shards:
             return False
@@ -280,21 +282,21 @@ class Play:
         )
 
     def log(self) -> Log | None:
-        """What the recovery log says."""
+        """Return the recovery log, or None if it cannot be read yet."""
         if not (self.folder / "lake" / "m").exists():
             return None
         try:
             if self._reader is None:
                 self._reader = self._stack.enter_context(persist.open(f"{self.lake}/m"))
-            notes = self._reader.collection("m/state")
-            if not notes.upper:
+            state = self._reader.collection("m/state")
+            if not state.upper:
                 return None
-            found = {each.data[0]: each.data[1] for each in notes.snapshot(notes.upper - 1)}
+            values = {update.data[0]: update.data[1] for update in state.snapshot(state.upper - 1)}
         except PenstockError:
-            return None  # Not there yet, or compacted meanwhile.
-        return recalled(found)
+            return None  # Does not exist yet, or was compacted.
+        return recalled(values)
 
-    # What is set up.
+    # Setup.
 
     def _endpoint(self) -> Endpoint:
         proxy = None
@@ -321,7 +323,7 @@ class Play:
         }
 
     def _cut_off(self) -> None:
-        """Let the endpoint be away while a transaction comes."""
+        """Block the endpoint during a transaction."""
         begun = self.shim.messages
         with self.endpoint.away():
             self.step()
@@ -329,10 +331,10 @@ class Play:
             pause(300)
             self.shim.fired = int(self.shim.messages > begun)
 
-    # What is seen.
+    # Observations.
 
     def _fired(self) -> None:
-        """More comes meanwhile, so whoever would plan again would plan something else."""
+        """Write more changes during the fault, so a second plan would differ."""
         if not self.scenario.idle:
             self.step()
 
@@ -343,25 +345,25 @@ class Play:
             if not self.states or self.states[-1] != state:
                 self.states.append(state)
 
-    # What is wrong.
+    # Checks.
 
     def verdict(self) -> Verdict:
-        broken = list(self.broken)
-        broken += [Broken("shim", repr(each)) for each in self.shim.errors]
-        if "progress" not in {each.name for each in broken}:
-            broken += self._judged()
-        harmless = self.scenario.fault is None and not self.scenario.cut_off
-        fired = harmless or bool(self.shim.fired)
+        violations = list(self.violations)
+        violations += [Violation("shim", repr(each)) for each in self.shim.errors]
+        if "progress" not in {each.name for each in violations}:
+            violations += self._check_all()
+        without_fault = self.scenario.fault is None and not self.scenario.cut_off
+        fired = without_fault or bool(self.shim.fired)
         return Verdict(
             fired,
-            tuple(broken),
+            tuple(violations),
             len(self.shim.commits),
             self.shim.streams,
             self.runtime.starts,
             self.observations,
         )
 
-    def _judged(self) -> Iterator[Broken]:
+    def _check_all(self) -> Iterator[Violation]:
         scenario, last = self.scenario, self.states[-1]
         truth = self.bank.as_of(self.bank.upper)
         once = scenario.connector != "push-files"
@@ -372,7 +374,7 @@ class Play:
             delta = lines.get(True)
             if delta is not None and not once:
                 delta = list(dict.fromkeys(delta))
-            found = judged(
+            found = check_delivery(
                 Delivery(
                     what,
                     truth.of(what),
@@ -385,7 +387,7 @@ class Play:
                 found = [each for each in found if each.name not in SUMMED_TWICE]
                 yield from counted_twice(lines[False], self.bank, self._frontiers())
             yield from found
-        yield from self._true(last)
+        yield from self._check_versions(last)
         yield from never_back(self.states, self.bounds)
         yield from monotonic(
             (str(each.key_range), max(held.frontier for held in each.checkpoint.bindings.values()))
@@ -397,7 +399,7 @@ class Play:
             yield from one_tick(self.states, self.bank, bounds, self._frontiers())
 
     def _frontiers(self) -> list[int]:
-        """Where transactions began and ended."""
+        """Return the frontiers of all planned transactions."""
         found = {
             held.frontier
             for each in self.shim.planned
@@ -405,9 +407,9 @@ class Play:
         }
         return sorted({0, *found})
 
-    def _true(self, state: State) -> Iterator[Broken]:
-        """Whatever else: each row of the accounts is one that there was."""
+    def _check_versions(self, state: State) -> Iterator[Violation]:
+        """Each row of the accounts is a version that existed."""
         for name, lines in state.items():
             for line in lines:
                 if name.startswith("accounts") and line.doc not in self.bank.versions:
-                    yield Broken("invented", f"{name}: {line.doc}")
+                    yield Violation("invented", f"{name}: {line.doc}")
