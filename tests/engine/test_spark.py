@@ -1,4 +1,4 @@
-"""The Spark session: the one that runs, or one started quietly with what is there."""
+"""Spark session: the running one, or a new one without output."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ logging.getLogger("penstock").setLevel(logging.INFO)
 def run(
     program: str, folder: Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run `program` in a process of its own, in `folder`, where warnings are errors."""
+    """Run `program` in a child process, in `folder`, with warnings as errors."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", PROLOGUE + textwrap.dedent(program)],
         cwd=folder,
@@ -53,14 +53,14 @@ def run(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working directory, empty."""
+    """Return an empty working directory."""
     (tmp_path / "here").mkdir()
     return tmp_path / "here"
 
 
 @pytest.fixture
 def no_java(tmp_path: Path) -> str:
-    """A PATH with all programs of this machine but Java."""
+    """Return a PATH with all programs of this machine except Java."""
     programs = tmp_path / "programs"
     programs.mkdir()
     for place in ("/usr/local/bin", "/usr/bin", "/bin"):
@@ -76,7 +76,7 @@ def no_java(tmp_path: Path) -> str:
 @pytest.mark.skipif(
     pyspark.__version__.startswith("4.1."), reason="PySpark 4.1 needs an older Java than PyPI has"
 )
-def test_a_machine_with_only_python_runs_spark_quietly(folder: Path, no_java: str) -> None:
+def test_session_without_java_starts_without_output(folder: Path, no_java: str) -> None:
     ended = run(
         """
         import pyarrow as pa
@@ -107,7 +107,7 @@ def test_a_machine_with_only_python_runs_spark_quietly(folder: Path, no_java: st
 
 
 @pytest.mark.spark
-def test_sparks_own_configuration_is_respected_and_a_failed_start_can_be_repeated(
+def test_session_uses_spark_configuration_and_retries_failed_start(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text(
@@ -141,7 +141,7 @@ def test_sparks_own_configuration_is_respected_and_a_failed_start_can_be_repeate
     assert others == ["local[1] FIFO", "true 127.0.0.1", "local[2] false", "3"]
 
 
-def test_a_jvm_that_ends_at_once_is_told_as_our_error(folder: Path) -> None:
+def test_session_with_ending_jvm_raises_usage_error(folder: Path) -> None:
     ended = run(
         """
         try:
@@ -158,7 +158,7 @@ def test_a_jvm_that_ends_at_once_is_told_as_our_error(folder: Path) -> None:
     assert "stack size" in ended.stdout + ended.stderr
 
 
-def test_a_java_that_is_too_old_reaches_the_user(folder: Path, tmp_path: Path) -> None:
+def test_session_with_old_java_raises_usage_error(folder: Path, tmp_path: Path) -> None:
     program = tmp_path / "bin" / "java"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
@@ -169,30 +169,30 @@ def test_a_java_that_is_too_old_reaches_the_user(folder: Path, tmp_path: Path) -
     assert "Its bin/java is version 11.0.2." in ended.stderr
 
 
-def test_a_running_session_is_used(spark: SparkSession) -> None:
+def test_session_returns_running_session(spark: SparkSession) -> None:
     assert session() is spark
     assert session(master=MASTER) is spark
 
 
-def test_a_running_session_is_found_where_only_its_context_is_known(spark: SparkSession) -> None:
+def test_session_finds_running_session_by_context(spark: SparkSession) -> None:
     other = spark.newSession()
     assert session().sparkContext is other.sparkContext
 
 
-def test_another_master_than_the_running_one_is_an_error(spark: SparkSession) -> None:
+def test_session_with_other_master_raises_usage_error(spark: SparkSession) -> None:
     with pytest.raises(UsageError, match=r'master "local\[2\]", not with "local\[7\]"') as raised:
         session(master="local[7]")
     assert "stop that session" in raised.value.hint
 
 
-def test_a_masters_variable_does_not_speak_to_a_running_session(
+def test_master_variable_does_not_affect_running_session(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_MASTER", "local[7]")
     assert session() is spark
 
 
-def test_settings_for_a_running_session_are_not_applied_and_that_is_told(
+def test_config_for_running_session_is_logged_and_not_applied(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     partitions = "spark.sql.shuffle.partitions"
@@ -203,7 +203,7 @@ def test_settings_for_a_running_session_are_not_applied_and_that_is_told(
     assert "settings are not applied to a running Spark session" in caplog.messages
 
 
-def test_a_started_session_has_what_we_need(spark: SparkSession) -> None:
+def test_started_session_has_required_settings(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     assert spark.sparkContext.pythonExec == sys.executable
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
@@ -214,7 +214,7 @@ def test_a_started_session_has_what_we_need(spark: SparkSession) -> None:
     assert pool.schedulingMode().toString() == "FAIR"
 
 
-def test_a_local_session_is_local_and_no_connect_session(spark: SparkSession) -> None:
+def test_local_session_is_local_and_not_connect(spark: SparkSession) -> None:
     assert local(spark)
     assert not connect(spark)
 
@@ -233,7 +233,7 @@ def test_arrow_batches_are_mapped_without_pandas(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     "master", ["nonsense", "local[]", "local[0]", "local[x]", "localhost", "spark:host", "yarn-x"]
 )
-def test_a_master_that_cannot_be_is_refused_before_anything_starts(
+def test_invalid_master_is_rejected_before_start(
     master: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door, "_running", lambda: None)
@@ -243,7 +243,7 @@ def test_a_master_that_cannot_be_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    ("master", "here"),
+    ("master", "expected"),
     [
         ("local", True),
         ("local[*]", True),
@@ -252,13 +252,13 @@ def test_a_master_that_cannot_be_is_refused_before_anything_starts(
         ("spark://localhost:7077", False),
     ],
 )
-def test_tasks_are_local_only_in_the_drivers_own_process(master: str, here: bool) -> None:
+def test_tasks_are_local_only_with_local_master(master: str, expected: bool) -> None:
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
-    assert local(cast(SparkSession, spark)) is here
+    assert local(cast(SparkSession, spark)) is expected
 
 
 class ConnectSession:
-    """As much of a Spark Connect session as is asked for."""
+    """Minimal fake of a Spark Connect session."""
 
     is_stopped = False
     client = SimpleNamespace(_builder=SimpleNamespace(endpoint="spark.example:15002"))
@@ -269,7 +269,7 @@ ConnectSession.__module__ = "pyspark.sql.connect.session"
 
 @pytest.fixture
 def connected(monkeypatch: pytest.MonkeyPatch) -> object:
-    """A Spark Connect session that runs. Real ones need grpc and pandas."""
+    """Return a fake running Spark Connect session. Real ones need grpc and pandas."""
     made = ConnectSession()
     kind = SimpleNamespace(getActiveSession=lambda: None, _default_session=made)
     module = SimpleNamespace(SparkSession=kind)
@@ -277,14 +277,14 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> object:
     return made
 
 
-def test_a_running_connect_session_is_used(connected: Any) -> None:
+def test_session_returns_running_connect_session(connected: Any) -> None:
     assert session() is connected
     assert session(master="sc://spark.example/;token=secret") is connected
     assert connect(connected)
     assert not local(connected)
 
 
-def test_another_master_than_the_connected_server_is_an_error(connected: object) -> None:
+def test_session_with_other_connect_server_raises_usage_error(connected: object) -> None:
     for master in ("local[2]", "sc://spark.example:1", "sc://other.example"):
         with pytest.raises(UsageError, match="runs here with master"):
             session(master=master)
@@ -302,7 +302,7 @@ SECRETIVE = [
 
 
 @pytest.mark.parametrize("master", SECRETIVE)
-def test_what_is_secret_in_a_master_is_in_no_error_and_no_log(
+def test_secret_in_master_is_not_in_errors_and_logs(
     spark: SparkSession, master: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(UsageError, match="runs here with master") as raised:
@@ -313,7 +313,7 @@ def test_what_is_secret_in_a_master_is_in_no_error_and_no_log(
 
 @pytest.mark.parametrize("master", SECRETIVE)
 @pytest.mark.parametrize("repeated", [True, False])
-def test_nor_when_spark_itself_repeats_it(master: str, repeated: bool) -> None:
+def test_secret_in_master_is_removed_from_spark_errors(master: str, repeated: bool) -> None:
     said = f"cannot use {master}" if repeated else "no such host"
     with (
         pytest.raises(UsageError, match="could not start with master") as raised,
@@ -325,7 +325,7 @@ def test_nor_when_spark_itself_repeats_it(master: str, repeated: bool) -> None:
     assert (raised.value.__cause__ is None) == repeated
 
 
-def test_a_connect_server_without_what_it_needs_says_what_to_install(
+def test_connect_without_packages_names_the_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(door, "_running", lambda: None)

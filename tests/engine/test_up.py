@@ -1,4 +1,4 @@
-"""A whole file, run: what is refused changes nothing, and what is agreed upon is done."""
+"""`up` with complete files: rejected changes have no effect, others are applied."""
 
 import subprocess
 import sys
@@ -23,11 +23,11 @@ from penstock.sources.source import CollectionOutline
 from penstock.testing.postgres import Database
 
 NOBODY = "postgresql://u@127.0.0.1:1/d"
-"""A server that nobody is at."""
+"""URL without a server."""
 
 
 class Lake:
-    """A lake, and the file that is run."""
+    """Lake and its pipeline file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Lake:
 
 
 class Shop(Lake):
-    """Two tables, and sources that follow them."""
+    """Two tables and their sources."""
 
     def __init__(self, folder: Path, database: Database) -> None:
         super().__init__(folder)
@@ -75,12 +75,12 @@ def shop(tmp_path: Path, database: Database) -> Shop:
     return Shop(tmp_path, database)
 
 
-def test_all_of_it_is_in_the_catalog_at_the_end(shop: Shop) -> None:
+def test_up_records_all_objects_in_catalog(shop: Shop) -> None:
     assert shop.run(shop.source("shop"))
     assert set(shop.names()) == {"shop", "shop.public.a", "shop_progress", "shop_remap"}
 
 
-def test_who_is_refused_a_lock_has_not_said_what_there_is(shop: Shop) -> None:
+def test_up_without_lock_records_nothing(shop: Shop) -> None:
     shop.run(shop.source("shop"))
     before = known_objects(shop.url)
     altered = shop.source("shop", "tables: [public.a], slot_warning: 777")
@@ -92,7 +92,7 @@ def test_who_is_refused_a_lock_has_not_said_what_there_is(shop: Shop) -> None:
     assert "777" in str(known_objects(shop.url))
 
 
-def test_who_will_be_refused_a_lock_drops_nothing(shop: Shop) -> None:
+def test_up_without_lock_drops_nothing(shop: Shop) -> None:
     shop.run(shop.source("left"))
     shop.run(shop.source("left"), shop.source("shop"))
     with persist.open(f"{shop.url}/shop", writer="a"), pytest.raises(LockHeld):
@@ -104,14 +104,14 @@ def test_who_will_be_refused_a_lock_drops_nothing(shop: Shop) -> None:
     assert shop.slots() == 1
 
 
-def test_what_another_process_finds_keeps_its_id(
+def test_collection_listed_by_another_process_keeps_its_id(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids: list[str] = []
 
     def listed(location: str) -> frozenset[ListedCollection]:
         found = list_collections(location)
-        if not ids:  # Now another process makes a collection, and writes it down.
+        if not ids:  # Another process creates and records a collection at this point.
             with persist.open(f"{shop.url}/other", writer="x") as client:
                 client.create_or_load("other.t", key=persist.TEXT, value=persist.TEXT)
             there = RequestedObject("other.t", "collection")
@@ -124,7 +124,7 @@ def test_what_another_process_finds_keeps_its_id(
     assert [shop.names()["other.t"]] == ids
 
 
-def test_tables_that_are_not_named_any_more_go_if_allowed(shop: Shop) -> None:
+def test_removed_tables_are_dropped_with_allow_drop(shop: Shop) -> None:
     shop.database.sql("CREATE PUBLICATION penstock FOR TABLE a, b")
     shop.run(shop.source("shop", "publication: penstock"))
     assert {"shop.public.a", "shop.public.b"} <= set(shop.names())
@@ -135,7 +135,7 @@ def test_tables_that_are_not_named_any_more_go_if_allowed(shop: Shop) -> None:
     assert "shop.public.b" not in shop.names()
 
 
-def test_dropped_table_that_is_left_out_of_the_file_is_removed_from_the_source(shop: Shop) -> None:
+def test_dropped_table_without_entry_in_file_is_removed_from_source(shop: Shop) -> None:
     both = shop.source("shop", "tables: [public.a, public.b]")
     assert shop.run(both)
     shop.database.sql("DROP TABLE b; INSERT INTO a VALUES (1)")
@@ -150,9 +150,7 @@ def test_dropped_table_that_is_left_out_of_the_file_is_removed_from_the_source(s
         assert [row.data for row in rows.snapshot(rows.upper - 1)] == [{"id": 1}]
 
 
-def test_a_source_that_is_followed_needs_no_more_of_the_server(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_source_is_not_checked_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     check = PostgresSource.check
 
@@ -166,7 +164,7 @@ def test_a_source_that_is_followed_needs_no_more_of_the_server(
     assert asked == [False, True]
 
 
-def test_a_file_that_has_nothing_left_drops_all_and_ends(shop: Shop) -> None:
+def test_file_without_tasks_drops_all_and_ends(shop: Shop) -> None:
     shop.run(shop.source("shop"))
     with pytest.raises(UsageError, match='the file would drop source "shop"'):
         shop.run()
@@ -177,7 +175,7 @@ def test_a_file_that_has_nothing_left_drops_all_and_ends(shop: Shop) -> None:
         shop.run(allow_drop=True)
 
 
-def test_a_name_that_moves_to_another_type_is_refused(lake: Lake) -> None:
+def test_name_of_another_type_is_rejected(lake: Lake) -> None:
     said = {"connector": "sqlite", "bindings": []}
     update_catalog(lake.url, lambda _: [RequestedObject("shop", "materialization", said)])
     file = lake.write(f"sources: {{shop: {{postgres: {{url: '{NOBODY}'}}}}}}")
@@ -199,14 +197,14 @@ materializations:
 """
 
 
-def told(lake: Lake, rest: str) -> list[Any]:
+def planned_actions(lake: Lake, rest: str) -> list[Any]:
     found = planned(lake.write(rest))
     return [(each.action, each.what) for each in found if each.type == "materialization"]
 
 
-def test_a_collection_of_a_table_whose_name_needs_quotes_may_be_bound(lake: Lake) -> None:
+def test_collection_with_quoted_name_can_be_bound(lake: Lake) -> None:
     for name in ("shop.public.Odd Name", 'shop."sh""op".a'):
-        assert {action for action, _ in told(lake, bound(name))} == {"create", "note"}
+        assert {action for action, _ in planned_actions(lake, bound(name))} == {"create", "note"}
     [wrong] = [each for each in planned(lake.write(bound("shop.public.odd"))) if refused(each)]
     assert 'source "shop" makes no collection "shop.public.odd"' in wrong.what
     assert "Did you mean shop.public.Odd Name?" in wrong.hint
@@ -219,7 +217,7 @@ def refused(change: Change) -> bool:
     return (change.action, change.type) == ("refuse", "materialization")
 
 
-def test_a_connector_that_does_not_exist_is_the_only_problem_of_its_materialization(
+def test_missing_connector_is_the_only_problem_of_its_materialization(
     lake: Lake,
 ) -> None:
     said = {"connector": "sqlite", "bindings": []}
@@ -240,7 +238,7 @@ def test_a_connector_that_does_not_exist_is_the_only_problem_of_its_materializat
 
 @pytest.fixture
 def owner(lake: Lake) -> Iterator["subprocess.Popen[str]"]:
-    """A process of this host that holds the lock of source "shop" as "a"."""
+    """Yield a process of this host that holds the lock of source "shop" as "a"."""
     script = f"import sys, penstock.persist as p; c = p.open('{lake.url}/shop', writer='a'); "
     script += "print('open', flush=True); sys.stdin.read()"
     with subprocess.Popen(
@@ -282,7 +280,7 @@ def test_up_with_take_over_or_after_a_kill_may_take_the_lock(
     up.check_not_running(pipeline, up.BOTH, take_over=False)
 
 
-def test_open_without_take_over_does_not_replace_a_running_process(
+def test_open_without_take_over_keeps_running_process(
     lake: Lake, owner: "subprocess.Popen[str]"
 ) -> None:
     with pytest.raises(LockHeld, match='another process of "a"'):

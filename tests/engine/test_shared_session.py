@@ -1,4 +1,4 @@
-"""A session whose JVM is killed, and the one that takes its place."""
+"""Restart of the shared session after its JVM is killed."""
 
 import os
 import subprocess
@@ -64,7 +64,7 @@ print("done")
 """
 
 
-def test_a_killed_jvm_is_replaced(tmp_path: Path) -> None:
+def test_killed_jvm_is_replaced(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", KILLED],
         cwd=tmp_path,
@@ -108,7 +108,7 @@ print(found, tasks)
 """
 
 
-def test_jars_are_there_for_driver_and_tasks_beside_those_of_sparks_own_configuration(
+def test_jars_are_available_to_driver_and_tasks_with_configured_jars(
     tmp_path: Path,
 ) -> None:
     for name, holds in (("our own.jar", "ours"), ("their.jar", "theirs")):

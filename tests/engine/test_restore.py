@@ -1,4 +1,4 @@
-"""A lake that is restored from a copy, while its slot and its target have gone on."""
+"""Lake restored from a copy, while its slot and its endpoint are newer."""
 
 import contextlib
 import shutil
@@ -16,7 +16,7 @@ from penstock.testing.postgres import Database
 
 
 class Shop:
-    """A table, its lake and its copy in SQLite."""
+    """Table, its lake and its SQLite file."""
 
     def __init__(self, folder: Path, database: Database) -> None:
         self.database = database
@@ -68,7 +68,7 @@ materializations:
 
 @pytest.fixture
 def shop(tmp_path: Path, database: Database) -> Shop:
-    """A lake that was copied; then slot and target went on; then the copy took its place."""
+    """Return a lake restored from a copy that is older than its slot and its endpoint."""
     made = Shop(tmp_path, database)
     made.ingest()
     made.materialize()
@@ -77,20 +77,20 @@ def shop(tmp_path: Path, database: Database) -> Shop:
     made.ingest()
     made.materialize()
     assert made.downstream() == made.upstream()
-    # What is as it was when the copy was made, and is not so at the target.
+    # Rows equal to the copy, and different at the endpoint.
     database.sql("UPDATE t SET n = 0 WHERE id = 1; INSERT INTO t VALUES (7, 0), (99, 9)")
     shutil.rmtree(made.lake)
     (tmp_path / "copy").rename(made.lake)
     return made
 
 
-def test_a_slot_that_is_ahead_is_noticed_and_all_is_compared(shop: Shop) -> None:
+def test_restored_lake_with_newer_slot_compares_all_tables(shop: Shop) -> None:
     shop.ingest()
     assert shop.in_lake() == shop.upstream()
 
 
-def test_a_target_that_is_ahead_is_refused_until_it_is_written_anew(shop: Shop) -> None:
-    shop.materialize()  # As far as the copy goes, there is nothing to do.
+def test_restored_lake_with_newer_endpoint_is_rejected_until_backfill(shop: Shop) -> None:
+    shop.materialize()  # The copy has no changes to materialize.
     shop.ingest()
     for _ in range(2):
         with pytest.raises(UsageError, match="knows nothing of") as refused:
@@ -105,7 +105,7 @@ def test_a_target_that_is_ahead_is_refused_until_it_is_written_anew(shop: Shop) 
     assert shop.downstream() == shop.upstream()
 
 
-def test_a_lake_can_be_moved(tmp_path: Path, database: Database) -> None:
+def test_moved_lake_resumes(tmp_path: Path, database: Database) -> None:
     shop = Shop(tmp_path, database)
     shop.ingest()
     shop.materialize()

@@ -1,4 +1,4 @@
-"""What is dropped is gone everywhere: slot, publication, collections, target, holds, names."""
+"""Drops of sources and materializations: slot, publication, collections, tables, holds, names."""
 
 import contextlib
 import sqlite3
@@ -25,7 +25,7 @@ WRITER = "w"
 
 
 class Shop:
-    """A lake that has followed a table into SQLite."""
+    """Lake with a table that is materialized in SQLite."""
 
     def __init__(self, folder: Path, database: Database) -> None:
         self.database = database
@@ -89,7 +89,7 @@ materializations:
             return client.collections(hidden=True)
 
     def batches(self) -> list[str]:
-        """The objects in which updates are kept, of the source and of what goes out."""
+        """Return the keys of batches of the source and the materialization."""
         found = self.folder.glob("lake/*/batch/*/*")
         return [str(each) for each in found if "/catalog/" not in str(each)]
 
@@ -125,7 +125,7 @@ PASSED = {
 
 
 @pytest.mark.parametrize("cut_short", [False, True], ids=["at once", "cut short"])
-def test_all_of_it_goes_however_often_it_is_cut_short(shop: Shop, cut_short: bool) -> None:
+def test_interrupted_drop_completes_when_repeated(shop: Shop, cut_short: bool) -> None:
     for name, points in PASSED.items():
         for point in points if cut_short else ():
             with armed(point, Action.ERROR), pytest.raises(IndeterminateError):
@@ -140,14 +140,14 @@ def test_all_of_it_goes_however_often_it_is_cut_short(shop: Shop, cut_short: boo
     assert known_objects(shop.lake) == []
 
 
-def test_a_target_is_kept_if_asked_and_history_is_let_go(shop: Shop) -> None:
+def test_drop_with_keep_target_keeps_tables_and_drops_holds(shop: Shop) -> None:
     shop.drop("desk", keep_target=True)
     assert shop.tables() == {"a"}
     assert shop.holds() == []
     assert [each.name for each in known_objects(shop.lake)] == ["shop", "shop_progress"]
 
 
-def test_what_was_dropped_can_be_made_anew(shop: Shop) -> None:
+def test_dropped_objects_can_be_created_again(shop: Shop) -> None:
     ids = {each.id for each in known_objects(shop.lake)}
     shop.drop("desk")
     shop.drop("shop")
@@ -156,7 +156,7 @@ def test_what_was_dropped_can_be_made_anew(shop: Shop) -> None:
     assert ids.isdisjoint(each.id for each in known_objects(shop.lake))
 
 
-def test_a_publication_of_somebody_else_stays(shop: Shop) -> None:
+def test_drop_keeps_a_foreign_publication(shop: Shop) -> None:
     shop.database.sql("COMMENT ON PUBLICATION penstock IS 'of the analysts'")
     shop.drop("shop")
     assert shop.slots() == []
@@ -164,7 +164,7 @@ def test_a_publication_of_somebody_else_stays(shop: Shop) -> None:
 
 
 def follow_with_another(shop: Shop, name: str = "store") -> Path:
-    """Follow the same tables into another lake, by the same publication; its file."""
+    """Ingest the same tables into another lake with the same publication; return its file."""
     other = shop.folder / "other"
     other.mkdir()
     file = other / "other.yaml"
@@ -175,7 +175,7 @@ def follow_with_another(shop: Shop, name: str = "store") -> Path:
     return file
 
 
-def test_a_publication_goes_with_the_last_source_that_may_need_it(shop: Shop) -> None:
+def test_publication_is_dropped_with_its_last_source(shop: Shop) -> None:
     file = follow_with_another(shop)
     shop.drop("shop")
     assert shop.publications() == ["penstock"]
@@ -188,7 +188,7 @@ def test_a_publication_goes_with_the_last_source_that_may_need_it(shop: Shop) ->
 
 
 @pytest.mark.parametrize("name", ["store", "shop"], ids=["of another name", "of the same name"])
-def test_a_table_that_another_source_follows_stays_published(shop: Shop, name: str) -> None:
+def test_table_of_another_source_stays_published(shop: Shop, name: str) -> None:
     follow_with_another(shop, name)
     shop.write("[public.a]")
     leave_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
@@ -196,7 +196,7 @@ def test_a_table_that_another_source_follows_stays_published(shop: Shop, name: s
     assert shop.published() == {"a", "b"}
 
 
-def test_a_source_of_the_same_name_in_another_lake_did_not_make_it(shop: Shop) -> None:
+def test_drop_keeps_publication_of_same_source_name_in_another_lake(shop: Shop) -> None:
     file = follow_with_another(shop, "shop")
     for slot in shop.slots():
         shop.database.sql("SELECT pg_drop_replication_slot(%s)", [slot])
@@ -205,7 +205,7 @@ def test_a_source_of_the_same_name_in_another_lake_did_not_make_it(shop: Shop) -
     assert shop.published() == {"a", "b"}
 
 
-def test_a_table_can_be_left_out_of_a_publication_of_all_tables(shop: Shop) -> None:
+def test_table_can_be_removed_with_publication_for_all_tables(shop: Shop) -> None:
     [(comment,)] = shop.database.sql(
         "SELECT obj_description(oid, 'pg_publication') FROM pg_publication"
     )
@@ -218,7 +218,7 @@ def test_a_table_can_be_left_out_of_a_publication_of_all_tables(shop: Shop) -> N
     assert "shop.public.b" not in shop.collections()
 
 
-def test_a_table_that_is_left_out_goes_and_one_that_joins_is_published(shop: Shop) -> None:
+def test_removed_table_is_unpublished_and_added_table_is_published(shop: Shop) -> None:
     shop.database.sql("CREATE TABLE c (id int PRIMARY KEY); INSERT INTO c VALUES (7)")
     shop.write("[public.a, public.c]")
     with pytest.raises(UsageError, match="does not name it any more"):
@@ -233,8 +233,8 @@ def test_a_table_that_is_left_out_goes_and_one_that_joins_is_published(shop: Sho
         assert found.snapshot(found.upper - 1).arrow().column("id").to_pylist() == [7]
 
 
-def test_a_topic_is_left_without_its_secrets_and_its_files(tmp_path: Path) -> None:
-    """Nothing was made upstream, and where the pipeline's file was is not known any more."""
+def test_kafka_source_is_dropped_without_its_secrets_and_files(tmp_path: Path) -> None:
+    """Nothing was created upstream, and the folder of the pipeline file is unknown."""
     lake = f"file:{tmp_path}/lake"
     section = {
         "brokers": "127.0.0.1:1",
@@ -251,7 +251,7 @@ def test_a_topic_is_left_without_its_secrets_and_its_files(tmp_path: Path) -> No
         assert client.collections(hidden=True) == []
 
 
-def test_a_secret_that_was_not_kept_is_asked_for(shop: Shop) -> None:
+def test_drop_with_missing_secret_raises_usage_error(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:(not kept)@h/d"}}
     [known] = update_catalog(shop.lake, lambda _: [RequestedObject("old", "source", said)])
     with pytest.raises(UsageError, match="cannot be reached to be dropped") as refused:
@@ -259,7 +259,7 @@ def test_a_secret_that_was_not_kept_is_asked_for(shop: Shop) -> None:
     assert "not kept" in refused.value.detail
 
 
-def test_a_variable_that_is_not_set_is_named(shop: Shop) -> None:
+def test_drop_with_unset_variable_names_it(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:${NOT_THERE}@h/d"}}
     [known] = update_catalog(shop.lake, lambda _: [RequestedObject("old", "source", said)])
     with pytest.raises(UsageError) as refused:

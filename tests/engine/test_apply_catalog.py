@@ -1,4 +1,4 @@
-"""The catalog beside what runs."""
+"""Catalog updates of running tasks."""
 
 import threading
 
@@ -14,14 +14,14 @@ from penstock.pipeline.supervisor import Task
 SECTION = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none"}}
 
 
-class Nothing:
-    """Tasks that have no collections."""
+class NoCollections:
+    """Supervisor of tasks without collections."""
 
     def collections(self):
         return frozenset()
 
 
-def test_what_was_dropped_is_forgotten_when_the_catalog_can_be_written_again(tmp_path, monkeypatch):
+def test_dropped_object_leaves_catalog_after_lock_is_free(tmp_path, monkeypatch):
     lake = f"file:{tmp_path}/lake"
     written = {"location": lake, "sources": {"shop": SECTION, "till": SECTION}}
     following = up._Following(Pipeline.model_validate(written), written, SYSTEM_CLOCK)
@@ -42,10 +42,10 @@ def test_what_was_dropped_is_forgotten_when_the_catalog_can_be_written_again(tmp
     task = tasks[0]
     with pytest.raises(UsageError, match="for the first time"):
         following.forget(task)
-    over = threading.Event()
-    over.set()
-    following.follow(over, Nothing())
+    ended = threading.Event()
+    ended.set()
+    following.follow(ended, NoCollections())
     names = ["shop", "shop_remap", "shop_progress", "till", "till_remap", "till_progress"]
-    assert [each.name for each in known_objects(lake)] == names
-    following.follow(over, Nothing())
-    assert [each.name for each in known_objects(lake)] == names[3:]
+    assert [entry.name for entry in known_objects(lake)] == names
+    following.follow(ended, NoCollections())
+    assert [entry.name for entry in known_objects(lake)] == names[3:]
