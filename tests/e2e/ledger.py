@@ -1,4 +1,4 @@
-"""A shop and a bank in one database, written so that every committed state has a known checksum.
+"""A shop and a bank in one database, with a known checksum of every committed state.
 
 Each transaction of `LedgerTraffic` changes the shop of the demo, moves money between the
 tables of the bank and increments the version in table `ledger`. The writer records the
@@ -124,7 +124,7 @@ class History:
 
 
 class LedgerTraffic(Traffic):
-    """Traffic that resumes when its server was restarted, and knows what it committed."""
+    """Traffic that resumes after a restart of its server, and records its commits."""
 
     def __init__(self, url: str, rng: random.Random, rate: float) -> None:
         super().__init__(url, rng, rate)

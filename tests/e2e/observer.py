@@ -97,7 +97,7 @@ class PostgresEndpoint(Endpoint):
 
 
 class Checker:
-    """Checks the states of one endpoint, in the order in which they were observed."""
+    """Checks the states of one endpoint, in the order of observation."""
 
     def __init__(self, endpoint: str, history: History) -> None:
         self._endpoint = endpoint

@@ -1,10 +1,10 @@
-"""A nemesis for a whole pipeline with two endpoints at once.
+"""Nemesis of a complete pipeline with two endpoints.
 
     python -m tests.e2e.outside --for SECONDS [--seed N]
 
 One `penstock up` materializes a shop and a bank (`ledger.py`) from Postgres in SQLite and in
-another Postgres. Meanwhile the nemesis injects faults: it kills the process group at random
-moments and at failpoints, pauses it, lets a second process take over, restarts both servers,
+another Postgres. The nemesis injects faults: it kills the process group at random times and
+at failpoints, pauses it, starts a second process that takes over, restarts both servers,
 cuts and stalls connections, terminates backends and holds locks in the endpoints. An observer
 of each endpoint checks every state that it sees (`observer.py`). At the end the traffic stops,
 `up --once` delivers the rest, and source, collections and endpoints must be equal. Memory, disk
@@ -33,16 +33,16 @@ from penstock.testing.postgres import Database
 from tests.e2e.ledger import TABLES
 from tests.e2e.observer import Observer, PostgresEndpoint
 from tests.e2e.process import PATIENCE_S, Up, lines, rest, until, well
-from tests.e2e.sampling import Sampler, table, unbounded
+from tests.e2e.resource_sampler import Sampler, table, unbounded
 from tests.e2e.shop import Stage, staged
 from tests.ingest.proxy import Proxy
 from tests.nemesis_driver import Tally, Turn, argument_parser, in_folder, run_nemesis, say
 
 STARTING_S: Final = (0.5, 12.0)
-"""The time after its start at which a pipeline is killed that perhaps follows nothing yet."""
+"""Time from the start of a pipeline to its kill, possibly before it follows anything."""
 
 FOLLOWING_S: Final = (0.0, 3.0)
-"""The time after both endpoints follow at which a pipeline is killed."""
+"""Time from the following of both endpoints to the kill of a pipeline."""
 
 FAULT_S: Final = (0.2, 6.0)
 """The duration of a pause, an outage, a stall or a lock."""
@@ -144,7 +144,7 @@ class Outside:
     # Lives.
 
     def live(self) -> None:
-        """Let one pipeline, or two, live and end in a random way."""
+        """Run one pipeline, or two, with a random end."""
         life = self.rng.choice(
             [
                 self.kill_starting,
@@ -203,19 +203,19 @@ class Outside:
                 self.check()
                 first.resume()
                 status = self._status(first)
-                assert status == FENCED, (status, first.said()[-4_000:])
+                assert status == FENCED, (status, first.output()[-4_000:])
                 self.tally.faults["take over"] += 1
                 self.await_progress(second)
                 self._kill_later(second)
 
     def stop(self) -> None:
-        """Ask a pipeline to end: it releases all locks and confirms what is durable."""
+        """Terminate a pipeline: it releases all locks and confirms its durable position."""
         with self.start() as up:
             self.await_progress(up)
             lsn = until(lambda: self._durable_lsn(up), "the status page", PROGRESS_S)
             self.await_progress(up)
             asked_ms = SYSTEM_CLOCK.boot_ms()
-            assert up.terminate() == 0, up.said()[-4_000:]
+            assert up.terminate() == 0, up.output()[-4_000:]
             self._event(f"stopped within {(SYSTEM_CLOCK.boot_ms() - asked_ms) / 1_000:.1f} s")
         lake = self.stage.places.lake
         (status,) = lines(well(self.stage.folder, "status", lake, "--json"))
@@ -232,7 +232,7 @@ class Outside:
         self.stage.traffic.stop()
         lsn = position(self.stage.places.postgres)
         with self.start("--once", "--http", "none") as up:
-            assert self._status(up) == 0, up.said()[-4_000:]
+            assert self._status(up) == 0, up.output()[-4_000:]
         as_of = time_at(self.stage.places, lsn)
         assert as_of is not None, "up --once ended before it had all that was upstream at its start"
         wrong = []
@@ -324,7 +324,7 @@ class Outside:
         ]
 
     def count(self) -> None:
-        """Add what the observers and the traffic counted to the tally."""
+        """Add the counts of the observers and the traffic to the tally."""
         self.tally.transactions += self.stage.traffic.history.latest
         for name, observer in self.observers.items():
             self.tally.observations[name] += observer.checker.observations
@@ -404,7 +404,7 @@ class Outside:
         up.check()
 
     def _hold(self, seconds: float) -> None:
-        """Let the traffic and the observers continue for a while."""
+        """Wait while the traffic and the observers continue."""
         until_ms = SYSTEM_CLOCK.boot_ms() + int(seconds * 1_000)
         while (left_ms := until_ms - SYSTEM_CLOCK.boot_ms()) > 0:
             self.check()
@@ -451,7 +451,7 @@ def outside(
 
 
 def play(folder: Path, rng: random.Random, seconds: float, tally: Figures) -> list[str]:
-    """Inject faults for so many seconds; return what was wrong."""
+    """Inject faults for this many seconds; return the violations."""
     began_ms = SYSTEM_CLOCK.boot_ms()
     folder.chmod(0o711)
     wrong = list[str]()

@@ -1,7 +1,6 @@
-"""`penstock` as a process: what a person or a supervisor can do with it, and no more.
+"""`penstock` as a process, controlled as a person or a supervisor does.
 
-It is started in a session of its own, so that a kill of its group is what an operating
-system without memory, or an impatient person, does to it.
+The process has its own session, so its complete process group can be killed.
 """
 
 import json
@@ -24,11 +23,11 @@ T = TypeVar("T")
 
 PROGRAM: Final = (sys.executable, "-m", "penstock.cli.main")
 PATIENCE_S: Final = 240.0
-"""For whatever must come at last, on a machine that is busy with others."""
+"""Timeout of every wait, for a loaded machine."""
 
 
 class Up:
-    """A `penstock up`, or another verb that runs on."""
+    """Running `penstock up`, or another command that runs until it is stopped."""
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class Up:
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
     ) -> None:
-        """Start it in `folder`, with what it says in a file."""
+        """Start the command in `folder`, with its output in a file."""
         self.log = log or folder / "up.log"
         self._from = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as output:
@@ -61,48 +60,48 @@ class Up:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            error.add_note(f"it said:\n{self.said()[-6_000:]}")
+            error.add_note(f"output of the process:\n{self.output()[-6_000:]}")
         self.kill()
 
     @property
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def said(self) -> str:
-        """All that it has said."""
+    def output(self) -> str:
+        """Return the complete output of this process."""
         with self.log.open("rb") as file:
             file.seek(self._from)
             return file.read().decode(errors="replace")
 
     def page(self) -> str:
-        """Where its page is."""
+        """Return the URL of its status page."""
 
-        def there() -> "re.Match[str] | None":
+        def find_url() -> "re.Match[str] | None":
             self.check()
-            return re.search(r"the page is at (\S+)", self.said())
+            return re.search(r"the page is at (\S+)", self.output())
 
-        found = until(there, "the page")
-        assert found is not None
-        return found[1]
+        match = until(find_url, "the page")
+        assert match is not None
+        return match[1]
 
-    def ask(self, path: str) -> Answer:
-        """What its page answers."""
+    def get(self, path: str) -> Answer:
+        """Return the response of its status page."""
         return ask(self.page(), path)
 
     def state(self) -> Any:
-        """What the page knows."""
-        return self.ask("/api/state").json
+        """Return the state in the status page."""
+        return self.get("/api/state").json
 
     def check(self) -> None:
-        """That it runs."""
-        assert self.running, f"it ended with {self.process.poll()}: {self.said()[-4_000:]}"
+        """Check that the process runs."""
+        assert self.running, f"exit status {self.process.poll()}: {self.output()[-4_000:]}"
 
     def await_ready(self, *names: str) -> None:
-        """That everything is there and followed, and these are among it."""
+        """Wait until `/readyz` succeeds and these tasks exist."""
 
         def ready() -> bool:
             self.check()
-            if self.ask("/readyz").status != 200:
+            if self.get("/readyz").status != 200:
                 return False
             state = self.state()
             return {*names} <= {
@@ -112,13 +111,13 @@ class Up:
         until(ready, "/readyz")
 
     def kill(self) -> None:
-        """The whole group, at once; and wait for what was not of the group but belongs to it."""
+        """Kill the process group and its stopped descendants; wait for the end of all."""
         if not self.running:
             return
         family = [self.process.pid, *descendants(self.process.pid)]
         stopped = self.stopped()
         os.killpg(self.process.pid, signal.SIGKILL)
-        # A stopped process does not notice that those it belongs to have ended.
+        # A stopped process does not notice the end of its parents.
         for pid in stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -126,7 +125,7 @@ class Up:
         until(lambda: not [pid for pid in family if alive(pid)], f"the end of {family}")
 
     def pause(self) -> None:
-        """Stop the process and all its descendants with SIGSTOP, wherever they are."""
+        """Stop the process and all its descendants with SIGSTOP."""
         paused: set[int] = set()
         # A descendant may start another before it is stopped itself.
         while started := {self.process.pid, *descendants(self.process.pid)} - paused:
@@ -136,7 +135,7 @@ class Up:
             paused |= started
 
     def resume(self) -> None:
-        """Continue what `pause` or a failpoint has stopped."""
+        """Continue processes that `pause` or a failpoint has stopped."""
         for pid in (self.process.pid, *descendants(self.process.pid)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -147,7 +146,7 @@ class Up:
         return [pid for pid in family if state_of(pid) == "T"]
 
     def terminate(self) -> int:
-        """Ask it to end as supervisors do; its exit status."""
+        """Send SIGTERM and return the exit status."""
         family = descendants(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
         status = self.wait()
@@ -155,14 +154,14 @@ class Up:
         return status
 
     def wait(self) -> int:
-        """Its exit status, once it has ended by itself."""
+        """Wait for the end of the process and return its exit status."""
         return self.process.wait(PATIENCE_S)
 
 
 def penstock(
     folder: Path, *words: str, environment: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """A verb, run to its end."""
+    """Run a command to its end."""
     return subprocess.run(
         [*PROGRAM, *words],
         cwd=folder,
@@ -176,57 +175,57 @@ def penstock(
 
 
 def well(folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> str:
-    """What a verb says that must succeed."""
+    """Return the output of a command that must succeed."""
     ended = penstock(folder, *words, environment=environment)
     assert ended.returncode == 0, (words, ended.stdout[-2_000:], ended.stderr[-4_000:])
     return ended.stdout
 
 
-def lines(said: str) -> list[Any]:
-    """What was printed, one JSON object a line."""
-    return [json.loads(line) for line in said.splitlines()]
+def lines(text: str) -> list[Any]:
+    """Parse output with one JSON object per line."""
+    return [json.loads(line) for line in text.splitlines()]
 
 
-def until(found: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
-    """Look again and again until there is something."""
+def until(poll: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    """Poll until the result is true, and return it."""
     deadline = SYSTEM_CLOCK.boot_ms() + int(patience_s * 1_000)
     while True:
-        got = found()
-        if got:
-            return got
+        result = poll()
+        if result:
+            return result
         assert SYSTEM_CLOCK.boot_ms() < deadline, f"waited {patience_s:g} s for {what}"
         rest(0.1)
 
 
 def rest(seconds: float) -> None:
-    """Let time pass."""
+    """Wait for this many seconds."""
     SYSTEM_CLOCK.wait(threading.Event(), int(seconds * 1_000))
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
+    """Return the PIDs of all descendants of a process."""
     children: dict[int, list[int]] = {}
-    for each in Path("/proc").iterdir():
-        if each.name.isdecimal():
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
             try:
-                parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            children.setdefault(parent, []).append(int(each.name))
-    found, todo = list[int](), [pid]
+            children.setdefault(parent, []).append(int(folder.name))
+    pids, todo = list[int](), [pid]
     while todo:
         todo += (own := children.get(todo.pop(), []))
-        found += own
-    return found
+        pids += own
+    return pids
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not yet buried does not."""
+    """Return whether a process runs; a defunct process does not."""
     return state_of(pid) not in "ZX"
 
 
 def state_of(pid: int) -> str:
-    """Return the letter that the kernel has for the state of a process; X if there is none."""
+    """Return the kernel's letter of the state of a process; X if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -234,12 +233,12 @@ def state_of(pid: int) -> str:
 
 
 def java_of(pid: int) -> int:
-    """The JVM that a process has started."""
-    for each in descendants(pid):
+    """Return the PID of the JVM that a process has started."""
+    for child in descendants(pid):
         try:
-            words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if words[0].endswith(b"java"):
-            return each
+            return child
     raise AssertionError(f"process {pid} has no JVM")

@@ -1,4 +1,4 @@
-"""What a pipeline uses, measured from outside, and whether it grows for ever."""
+"""Resource usage of a pipeline, and a check that it does not grow without limit."""
 
 import os
 import statistics
@@ -27,10 +27,10 @@ ALLOWED: Final[Mapping[str, int]] = {
     "slot_bytes": 64 * MB,
     "disk_bytes": 64 * MB,
 }
-"""What is measured, and how much more of it the end may have, besides `FACTOR`, than the middle.
+"""Measured values, with the allowed growth from the middle to the end in addition to `FACTOR`.
 
-The shop itself grows until it has its most orders, and upkeep goes in steps. Entries of the
-log are kept for an hour, so only those that are older count, and are deleted some at a time.
+The shop itself grows until its maximum number of orders, and maintenance runs in steps. Log
+entries are retained for an hour, so only older entries count.
 """
 
 SHOWN: Final = (*ALLOWED, "log_entries")
@@ -38,21 +38,21 @@ SHOWN: Final = (*ALLOWED, "log_entries")
 YOUNG_S: Final = persist.Settings().young_ms / 1_000
 
 FEWEST: Final = 16
-"""Of fewer samples nothing can be said."""
+"""Minimum number of samples for a result."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One look."""
+    """One sample."""
 
     second: int
     used: Mapping[str, int]
     following: bool
-    """Whether it was long enough after a start to count for memory."""
+    """True if the start is long enough ago to count for memory."""
 
 
 class Sampler:
-    """Looks at a stage and at whichever process runs on it."""
+    """Thread that samples a stage and the process that runs on it."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -60,7 +60,7 @@ class Sampler:
         self._started_ms = self._began_ms = SYSTEM_CLOCK.boot_ms()
         self._over = threading.Event()
         self._samples: list[Sample] = []
-        self._thread = threading.Thread(target=self._look, name="sampler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self._thread.start()
 
     def watch(self, up: Up) -> None:
@@ -71,7 +71,7 @@ class Sampler:
         self._thread.join()
         return self._samples
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         while not SYSTEM_CLOCK.wait(self._over, EVERY_MS):
             with suppress(psycopg.OperationalError, OSError):
                 self._samples.append(self._sample())
@@ -103,13 +103,13 @@ class Sampler:
 
 
 def rss_of(pid: int) -> dict[int, int]:
-    """The bytes in memory of a process and those that it has started."""
+    """Return the resident memory in bytes of a process and its descendants, by PID."""
     page = os.sysconf("SC_PAGE_SIZE")
-    found = {}
-    for each in (pid, *descendants(pid)):
+    sizes = {}
+    for member in (pid, *descendants(pid)):
         with suppress(OSError, IndexError):
-            found[each] = int(Path(f"/proc/{each}/statm").read_text().split()[1]) * page
-    return found
+            sizes[member] = int(Path(f"/proc/{member}/statm").read_text().split()[1]) * page
+    return sizes
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -120,7 +120,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def unbounded(samples: Sequence[Sample]) -> list[str]:
-    """What has grown from the second quarter to the last by more than is allowed."""
+    """Return the values that grew from the second quarter to the last by more than allowed."""
     found = []
     for name, allowed in ALLOWED.items():
         of = [each.used[name] for each in samples if each.following or name != "rss"]
@@ -135,7 +135,7 @@ def unbounded(samples: Sequence[Sample]) -> list[str]:
 
 
 def table(samples: Sequence[Sample], lines: int = 24) -> Iterator[str]:
-    """Some of the samples, for people."""
+    """Yield lines of a table of some samples."""
     yield "  second " + "".join(f"{name:>16}" for name in SHOWN)
     for each in samples[:: max(1, len(samples) // lines)]:
         yield f"{each.second:8} " + "".join(f"{each.used[name]:16,}" for name in SHOWN)

