@@ -128,7 +128,7 @@ def test_removed_tables_are_dropped_with_allow_drop(shop: Shop) -> None:
     shop.database.sql("CREATE PUBLICATION penstock FOR TABLE a, b")
     shop.run(shop.source("shop", "publication: penstock"))
     assert {"shop.public.a", "shop.public.b"} <= set(shop.names())
-    with pytest.raises(UsageError, match=r"table public\.b is left out") as refused:
+    with pytest.raises(UsageError, match=r"table public\.b is removed") as refused:
         shop.run(shop.source("shop"))
     assert "--allow-drop" in refused.value.hint
     assert shop.run(shop.source("shop"), allow_drop=True)
