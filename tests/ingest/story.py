@@ -32,7 +32,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import TransientError, UsageError
 from penstock.ingest.loop import IngestLoop
 from penstock.persist import CollectionErrored
-from penstock.persist.requests import ask
+from penstock.persist.requests import send_request
 from penstock.persist.state import END
 from penstock.persist.store import open_store
 from penstock.sources.postgres.snapshot import SnapshotSplit
@@ -145,8 +145,8 @@ class Story:
     def _resynced(self, tables: list[str]) -> str:
         blob = open_store(self._running().storage, persist.Settings())
         try:
-            said = ask(
-                blob, "resync", tables, clock=SYSTEM_CLOCK, chance=random.Random(),
+            said = send_request(
+                blob, "resync", tables, clock=SYSTEM_CLOCK, rng=random.Random(),
                 patience_ms=10_000,
             )  # fmt: skip
         except UsageError:

@@ -13,7 +13,7 @@ from penstock.errors import DefiniteError, Fenced, InternalError, TransientError
 from penstock.failpoints import Action, Failpoint, armed
 from penstock.ingest.loop import IngestLoop
 from penstock.ingest.progress_views import find_progress_view, progress_views_in
-from penstock.persist.requests import Request, answer, ask
+from penstock.persist.requests import Request, answer, send_request
 from penstock.persist.store import open_store
 from penstock.reclock import SHAPES
 from penstock.sources.source import ComparisonFailed
@@ -443,12 +443,12 @@ def test_a_request_is_carried_out_and_answered(turn, tmp_path):
     def request() -> None:
         blob = open_store(f"file:{tmp_path}/lake/src", persist.Settings())
         answers.append(
-            ask(
+            send_request(
                 blob,
                 "resync",
                 ["words"],
                 clock=persist.Settings().clock,
-                chance=random.Random(2),
+                rng=random.Random(2),
                 patience_ms=60_000,
             )
         )
@@ -561,8 +561,10 @@ def test_resync_of_all_tables_is_answered_with_each_that_is_left(resync):
 def test_a_request_that_nobody_answers_is_withdrawn(tmp_path):
     persist.open(f"file:{tmp_path}/src", writer="w").close()
     blob = open_store(f"file:{tmp_path}/src", persist.Settings())
-    with pytest.raises(UsageError, match="nobody answered"):
-        ask(blob, "resync", [], clock=ManualClock(), chance=random.Random(3), patience_ms=1_000)
+    with pytest.raises(UsageError, match="did not respond"):
+        send_request(
+            blob, "resync", [], clock=ManualClock(), rng=random.Random(3), patience_ms=1_000
+        )
     assert blob.list("asks/") == []
     answer(blob, Request("1700000000000-0000002a", "resync", ()))
     assert blob.list("answers/") == [], "nobody waits for it"
@@ -596,7 +598,7 @@ def test_a_request_that_is_malformed_is_answered_and_ends_nothing(turn, tmp_path
     told = blob.get(f"answers/{id}")
     assert told is not None
     assert json.loads(told)["error"] == f'request "{id}" is malformed'
-    assert "request is malformed and was removed" in caplog.text
+    assert "malformed request removed" in caplog.text
     assert source.asked == []
     assert words(run) == ["one"]
     blob.close()

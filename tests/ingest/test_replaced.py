@@ -16,7 +16,7 @@ from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, arm, disarm, hit
 from penstock.ingest.loop import IngestLoop
 from penstock.persist import CollectionErrored
-from penstock.persist.requests import ask
+from penstock.persist.requests import send_request
 from penstock.persist.store import open_store
 from penstock.testing.postgres import Database
 from tests.ingest.equality import difference
@@ -58,8 +58,8 @@ def pump(database: Database, tmp_path: Path) -> Iterator[Pump]:
 
 def resync(pump: Pump, *tables: str) -> dict[str, Any]:
     blob = open_store(pump.storage, persist.Settings())
-    answer = ask(
-        blob, "resync", tables, clock=SYSTEM_CLOCK, chance=random.Random(), patience_ms=60_000
+    answer = send_request(
+        blob, "resync", tables, clock=SYSTEM_CLOCK, rng=random.Random(), patience_ms=60_000
     )
     blob.close()
     return dict(answer)

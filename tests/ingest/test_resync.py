@@ -19,7 +19,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.data import DIFF, TIME
 from penstock.errors import UsageError
 from penstock.persist import CollectionErrored
-from penstock.persist.requests import ask
+from penstock.persist.requests import send_request
 from penstock.persist.store import open_store
 from penstock.sources.postgres.snapshot import SnapshotSplit
 from penstock.testing.postgres import Database
@@ -55,8 +55,8 @@ def pump(database: Database, tmp_path: Path) -> Iterator[Pump]:
 def resync(pump: Pump, *tables: str) -> int:
     """How many rows had to go or come."""
     blob = open_store(pump.storage, persist.Settings())
-    said = ask(
-        blob, "resync", tables, clock=SYSTEM_CLOCK, chance=random.Random(), patience_ms=120_000
+    said = send_request(
+        blob, "resync", tables, clock=SYSTEM_CLOCK, rng=random.Random(), patience_ms=120_000
     )
     blob.close()
     assert said["done"], said

@@ -313,13 +313,13 @@ def test_a_bell_greets_in_its_locations_name_and_a_stranger_is_not_believed():
     told = wakeups.subscribe()
     notifications = NotificationListener(wakeups)
     try:
-        notifications.attend(notifier.address, "l2")  # Another location's: not listened to.
-        notifications.attend(notifier.address, "l1")
+        notifications.connect(notifier.address, "l2")  # Another location's: not listened to.
+        notifications.connect(notifier.address, "l1")
         assert not told.is_set()
         other = NotificationListener(wakeups)
-        other.attend(notifier.address, "l1")
+        other.connect(notifier.address, "l1")
         while not told.wait(0.01):
-            notifier.ring(7)
+            notifier.notify(7)
         other.close()
     finally:
         notifications.close()

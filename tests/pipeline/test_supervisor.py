@@ -12,7 +12,7 @@ from penstock.catalog.inspect import inspect_lake
 from penstock.clock import SYSTEM_CLOCK, SystemClock
 from penstock.errors import DefiniteError, Fenced, TransientError, UsageError
 from penstock.persist.lock import owner_of
-from penstock.persist.requests import ask, forget_old_answers
+from penstock.persist.requests import forget_old_answers, send_request
 from penstock.persist.state_store import PAUSED, StateStore
 from penstock.persist.store import open_store
 from penstock.pipeline import supervisor
@@ -96,11 +96,11 @@ class Tasks:
     def request(self, name, verb, **options):
         blob = open_store(f"{self.lake}/{name}", persist.Settings())
         try:
-            return ask(
+            return send_request(
                 blob,
                 verb,
                 clock=SYSTEM_CLOCK,
-                chance=random.Random(),
+                rng=random.Random(),
                 patience_ms=30_000,
                 **options,
             )
@@ -289,7 +289,7 @@ def test_expired_drop_is_not_executed(tasks, age_ms):
         if blob.get(f"answers/{old}") is not None:
             break
         SYSTEM_CLOCK.wait(threading.Event(), 10)
-    assert b"came too late" in blob.get(f"answers/{old}")
+    assert b"is past its deadline" in blob.get(f"answers/{old}")
     tasks.end()
     blob.close()
     assert tasks.dropped == []
@@ -440,7 +440,7 @@ def test_expired_request_is_rejected(tasks):
     late = tasks.leave_request("a", "drop", until_ms=-1)
     tasks.start()
     assert loop.runs.wait(60)
-    assert "came too late" in tasks.await_answer("a", late)["error"]
+    assert "is past its deadline" in tasks.await_answer("a", late)["error"]
     tasks.end()
     assert tasks.dropped == []
 
@@ -478,7 +478,7 @@ def test_interrupted_wait_withdraws_request(tmp_path):
     persist.open(url, writer="w").close()
     blob = open_store(url, persist.Settings())
     with pytest.raises(SystemExit):
-        ask(blob, "drop", clock=Ended(), chance=random.Random(), patience_ms=1_000)
+        send_request(blob, "drop", clock=Ended(), rng=random.Random(), patience_ms=1_000)
     assert blob.list("asks/") == []
     blob.close()
 

@@ -21,7 +21,7 @@ from penstock.errors import UsageError
 from penstock.persist.lake import is_storage_location
 from penstock.persist.lock import lives
 from penstock.persist.machine import Machine
-from penstock.persist.requests import OwnerDied, ask
+from penstock.persist.requests import OwnerDied, send_request
 from penstock.persist.state import State, Writer
 from penstock.persist.store import open_store
 
@@ -144,13 +144,13 @@ def _ask(
     blob = open_store(url, SETTINGS)
     try:
         with _ended_by_signals():
-            said = ask(
+            said = send_request(
                 blob,
                 verb,
                 tables,
                 keep_target=keep_target,
                 clock=SETTINGS.clock,
-                chance=random.Random(),
+                rng=random.Random(),
                 patience_ms=wait * 1_000,
                 owner_is_dead=lambda: is_dead(owner.process),
             )

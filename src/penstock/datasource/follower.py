@@ -161,7 +161,7 @@ class Follower:
         state, collection = self._ensure_claim(start)
         if not self._upper(start, collection) and self._target == END:
             if state.writer is not None:
-                self._client.reader.notifications.attend(state.writer.address, state.location)
+                self._client.reader.notifications.connect(state.writer.address, state.location)
             self._clock.wait(self._wakeups, IDLE_MS)
             _, collection = self._read_state()
         upper = self._upper(start, collection)

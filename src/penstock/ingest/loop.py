@@ -360,7 +360,7 @@ class IngestLoop:
                 # change that the request is to repair. The next tick handles the request.
                 self._postponed = True
             else:
-                answer(self._store, request, left=left, mended=tick.corrected_rows)
+                answer(self._store, request, left=left, corrected_rows=tick.corrected_rows)
         self._compact(time)
 
     def _take_requests(self) -> list[Request]:

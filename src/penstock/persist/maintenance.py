@@ -1,8 +1,8 @@
-"""Upkeep: what a writer does in the background, never needed for correctness.
+"""Background maintenance by the writer; never needed for correctness.
 
-One thread, one thing at a time: merge what the spine asks for, write a rollup
-when enough entries have come, let go of what nobody needs. Any of it may fail
-or be cut off by `kill -9`; the next round finds it again.
+One thread merges batches as the spine requires, writes a rollup after enough entries,
+and deletes unneeded files. A step that fails, or that `kill -9` interrupts, is repeated
+by the next pass.
 """
 
 import threading
@@ -31,7 +31,7 @@ log = logger("persist")
 
 
 class Maintenance:
-    """Keeps a location in shape on behalf of its writer."""
+    """Merges, rolls up and garbage-collects a location on behalf of its writer."""
 
     def __init__(
         self,
@@ -55,21 +55,21 @@ class Maintenance:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.last_error: Exception | None = None
-        """Why the last round failed, if it did."""
+        """The error of the last pass, if it failed."""
 
     def start(self) -> None:
         """Run in the background until stopped."""
-        self._thread = threading.Thread(target=self._run, name="penstock-upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="penstock-maintenance", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the round and stop."""
+        """Finish the current pass and stop."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
     def round(self) -> None:
-        """Do whatever is due now."""
+        """Run one pass: all steps that are due."""
         with self._working:
             self._merge_due()
             self._roll_up_if_due()
@@ -85,7 +85,7 @@ class Maintenance:
                 self._collector.truncate()
 
     def compact(self) -> None:
-        """Merge each collection into as few batches as memory allows; let go of what frees."""
+        """Merge each collection into as few batches as memory allows, then collect garbage."""
         with self._working:
             self._collector.settle()
             for id in sorted(self._machine.state.collections):
@@ -102,12 +102,12 @@ class Maintenance:
             self._collector.truncate()
 
     def sweep(self) -> None:
-        """Delete what earlier epochs wrote and never linked."""
+        """Delete files of earlier epochs that were never linked."""
         with self._working:
             self._collector.sweep()
 
     def roll_up(self) -> None:
-        """Write a rollup of the present state and record it."""
+        """Write a rollup of the current state and record it."""
         state = self._machine.state
         if state.seqno > self._rolled:
             self._machine.write_rollup(state)
@@ -115,12 +115,12 @@ class Maintenance:
         self._record_rollup()
 
     def rollup_record(self) -> list[Operation]:
-        """What the next entry should say of a rollup that no entry mentions yet."""
+        """Return the operations that record a rollup that no entry mentions yet."""
         recorded, self._unrecorded = self._unrecorded, None
         return [] if recorded is None else [RolledUp(recorded)]
 
     def entries_since_rollup(self) -> int:
-        """How much opening would have to fold."""
+        """Return the number of entries that an open would replay."""
         return self._machine.state.seqno - self._rolled
 
     def _run(self) -> None:
@@ -136,11 +136,11 @@ class Maintenance:
                 return
             except PenstockError as error:
                 self.last_error = error
-                log.warning("upkeep failed and will be tried again", extra=fields(error=str(error)))
+                log.warning("maintenance failed; retrying", extra=fields(error=str(error)))
             except Exception as error:
-                # The thread's door: whatever broke, writing and reading go on without upkeep.
+                # Thread boundary: reads and writes continue without maintenance.
                 self.last_error = error
-                log.exception("upkeep broke and will be tried again")
+                log.exception("maintenance raised; retrying")
 
     def _merge_due(self) -> None:
         state, before = self._machine.state, self._looked
@@ -153,7 +153,7 @@ class Maintenance:
             except (Fenced, StoreError):
                 raise
             except Exception as error:
-                # One collection that cannot be merged must not keep the others from it.
+                # A collection that cannot be merged must not block the others.
                 self.last_error = error
                 log.exception(
                     "collection could not be merged", extra=fields(collection=collection.name)
@@ -168,7 +168,7 @@ class Maintenance:
             collection = merged
 
     def _merge_all(self, collection: CollectionState, *, base: bool) -> None:
-        """Merge what lies at or below since into a base, or what lies above it."""
+        """Merge the batches at or below since into a base, or the batches above it."""
         while True:
             ready = settled(collection, self._batches)
             group: list[Batch] = []
@@ -180,7 +180,7 @@ class Maintenance:
                         break
                     group = []
                 group.append(batch)
-            # A merge of one brings its times up to since; in a base they are there already.
+            # Merging one batch advances its times to since; those of a base are advanced already.
             lone = len(group) == 1 and not (
                 group[0].merged and (base or group[0].since >= merge_since(collection))
             )
@@ -192,7 +192,7 @@ class Maintenance:
             collection = merged
 
     def _merge(self, collection: CollectionState, inputs: list[Batch]) -> CollectionState | None:
-        """The collection after the merge, or None if it was destroyed meanwhile."""
+        """Return the collection after the merge, or None if it was destroyed before the merge."""
         ids = tuple(batch.id for batch in inputs)
         since = merge_since(collection)
         with self._machine.fence_before_damage():

@@ -1,13 +1,12 @@
-"""Waking listeners: the writer rings, readers hear, and nobody depends on it.
+"""Notifications from a writer to the readers of other processes.
 
-A writer listens on a loopback port, whose address stands in its epoch's entry,
-and sends each connected reader the log's new length after every commit. A
-reader that hears nothing polls, only later. The writer never waits for a
-reader: a full socket misses a ring, a broken one is dropped.
+A writer listens on a loopback port. The entry of its epoch contains the address. After
+every commit the writer sends each connected reader the new length of the log. Readers
+without a connection poll, so a lost notification costs time only. The writer never
+waits for a reader: a full socket misses a notification, a broken socket is closed.
 
-    greeting    "PNSTBELL", the location's id and a newline, so that a reader
-                knows whom it reached
-    ring        8 bytes, little-endian, the number of entries there are now
+    greeting        "PNSTBELL", the id of the location and a newline; identifies the writer
+    notification    8 bytes, little-endian: the number of entries in the log
 """
 
 import contextlib
@@ -24,7 +23,7 @@ __all__ = ["NotificationListener", "Notifier", "Wakeups"]
 log = logger("persist")
 
 _GREETING: Final = b"PNSTBELL"
-_RING: Final = struct.Struct("<Q")
+_NOTIFICATION: Final = struct.Struct("<Q")
 READERS_AT_MOST: Final = 256
 
 
@@ -36,19 +35,18 @@ class Wakeups:
         self._listeners: list[threading.Event] = []
 
     def subscribe(self) -> threading.Event:
-        """An event of one's own, set whenever there may be something new."""
+        """Return a new event, set whenever the log may have grown."""
         event = threading.Event()
         with self._lock:
             self._listeners.append(event)
         return event
 
     def unsubscribe(self, event: threading.Event) -> None:
-        """No longer."""
         with self._lock:
             self._listeners.remove(event)
 
-    def tell(self) -> None:
-        """There may be something new."""
+    def wake_all(self) -> None:
+        """Set the events of all subscribers."""
         if self._listeners:
             with self._lock:
                 for event in self._listeners:
@@ -56,47 +54,46 @@ class Wakeups:
 
 
 class Notifier:
-    """The writer's end."""
+    """The writer's side: a server that sends notifications."""
 
     def __init__(self, host: str) -> None:
-        self._door = socket.create_server((host, 0), backlog=64)
-        self._door.setblocking(False)
+        self._server = socket.create_server((host, 0), backlog=64)
+        self._server.setblocking(False)
         self._host = host
         self._greeting = b""
         self._readers: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._door, selectors.EVENT_READ)
+        self._selector.register(self._server, selectors.EVENT_READ)
         self._wake_out, self._wake_in = socket.socketpair()
         self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="penstock-bell", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="penstock-notifier", daemon=True)
 
     @property
     def address(self) -> str:
-        """Where readers may connect."""
-        return f"{self._host}:{self._door.getsockname()[1]}"
+        """Address of the server, as host:port."""
+        return f"{self._host}:{self._server.getsockname()[1]}"
 
     def start(self, location: str) -> None:
-        """Begin to answer, in the name of `location`."""
+        """Accept readers of `location`."""
         self._greeting = _GREETING + location.encode() + b"\n"
         self._thread.start()
 
-    def ring(self, seqno: int) -> None:
-        """Tell every reader, without waiting for any."""
+    def notify(self, seqno: int) -> None:
+        """Notify every reader, without blocking."""
         if not self._readers:
             return
-        told = _RING.pack(seqno)
+        message = _NOTIFICATION.pack(seqno)
         with self._lock:
             for reader in list(self._readers):
                 try:
-                    reader.send(told)
+                    reader.send(message)
                 except BlockingIOError:
-                    pass  # It has rings to read already.
+                    pass  # Unread notifications will wake the reader.
                 except OSError:
                     self._drop(reader)
 
     def close(self) -> None:
-        """Hang up."""
         self._wake_in.send(b"x")
         if self._thread.ident is not None:
             self._thread.join()
@@ -104,22 +101,22 @@ class Notifier:
             for reader in list(self._readers):
                 self._drop(reader)
         self._selector.close()
-        for each in (self._door, self._wake_in, self._wake_out):
-            each.close()
+        for sock in (self._server, self._wake_in, self._wake_out):
+            sock.close()
 
     def _serve(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._wake_out:
                     return
-                if key.fileobj is self._door:
-                    self._welcome()
+                if key.fileobj is self._server:
+                    self._accept()
                 elif isinstance(key.fileobj, socket.socket):
-                    self._hear(key.fileobj)
+                    self._drop_if_closed(key.fileobj)
 
-    def _welcome(self) -> None:
+    def _accept(self) -> None:
         try:
-            reader, _ = self._door.accept()
+            reader, _ = self._server.accept()
         except OSError:
             return
         with self._lock:
@@ -136,8 +133,8 @@ class Notifier:
             self._readers.add(reader)
             self._selector.register(reader, selectors.EVENT_READ)
 
-    def _hear(self, reader: socket.socket) -> None:
-        """Readers have nothing to say: what comes is their hanging up."""
+    def _drop_if_closed(self, reader: socket.socket) -> None:
+        """Drop a reader that closed its connection. Readers send nothing."""
         with self._lock, contextlib.suppress(OSError):
             if reader in self._readers and reader.recv(64) == b"":
                 self._drop(reader)
@@ -150,76 +147,78 @@ class Notifier:
 
 
 class NotificationListener:
-    """A reader's end: passes on what the writer rings."""
+    """The reader's side: wakes local listeners at each notification."""
 
     def __init__(self, wakeups: Wakeups) -> None:
         self._wakeups = wakeups
         self._lock = threading.Lock()
         self._address = ""
-        self._line: socket.socket | None = None
+        self._connection: socket.socket | None = None
         self._failed = ""
         self._closed = False
 
-    def attend(self, address: str, location: str) -> None:
-        """Listen to the writer at `address`, if it is there and writes `location`."""
+    def connect(self, address: str, location: str) -> None:
+        """Connect to the writer at `address` if it runs and writes `location`."""
         with self._lock:
             if self._closed or not address or address in (self._address, self._failed):
                 return
-            self._hang_up()
+            self._disconnect()
             try:
-                line = _connected(address, _GREETING + location.encode() + b"\n")
+                connection = _connect(address, _GREETING + location.encode() + b"\n")
             except (OSError, ValueError):
-                # Another machine's loopback, or a writer that is gone. Polling goes on.
+                # The loopback of another host, or a dead writer. The client polls.
                 self._failed = address
-                log.debug("writer cannot be heard", extra=fields(address=address))
+                log.debug("writer not reachable for notifications", extra=fields(address=address))
                 return
-            self._address, self._line = address, line
+            self._address, self._connection = address, connection
             threading.Thread(
-                target=self._listen, args=(line, address), name="penstock-ear", daemon=True
+                target=self._listen,
+                args=(connection, address),
+                name="penstock-notifications",
+                daemon=True,
             ).start()
 
     def close(self) -> None:
-        """Stop listening."""
         with self._lock:
             self._closed = True
-            self._hang_up()
+            self._disconnect()
 
-    def _listen(self, line: socket.socket, address: str) -> None:
+    def _listen(self, connection: socket.socket, address: str) -> None:
         with contextlib.suppress(OSError):
-            while line.recv(4096):
-                self._wakeups.tell()
+            while connection.recv(4096):
+                self._wakeups.wake_all()
         with self._lock:
             if self._address == address:
-                self._address, self._line = "", None
+                self._address, self._connection = "", None
                 self._failed = address
-        line.close()
-        self._wakeups.tell()
+        connection.close()
+        self._wakeups.wake_all()
 
-    def _hang_up(self) -> None:
-        if self._line is not None:
+    def _disconnect(self) -> None:
+        if self._connection is not None:
             with contextlib.suppress(OSError):
-                self._line.shutdown(socket.SHUT_RDWR)
-        self._line, self._address = None, ""
+                self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection, self._address = None, ""
 
 
-def _connected(address: str, greeting: bytes) -> socket.socket:
+def _connect(address: str, greeting: bytes) -> socket.socket:
     host, _, port = address.rpartition(":")
-    line = socket.create_connection((host, int(port)), timeout=1)
+    connection = socket.create_connection((host, int(port)), timeout=1)
     try:
-        if _received(line, len(greeting)) != greeting:
-            raise OSError("somebody else answers there")
-        line.settimeout(None)
+        if _receive(connection, len(greeting)) != greeting:
+            raise OSError("another server listens at this address")
+        connection.settimeout(None)
     except OSError:
-        line.close()
+        connection.close()
         raise
-    return line
+    return connection
 
 
-def _received(line: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        more = line.recv(size - len(found))
+def _receive(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        more = connection.recv(size - len(received))
         if not more:
             break
-        found += more
-    return found
+        received += more
+    return received

@@ -1,15 +1,15 @@
-"""What the objects of a storage location are called.
+"""Keys of the objects of a storage location.
 
     log/<folder>/<number>           entries, see durable/log.py
-    mark/floor-<n>  mark/head-<n>   the log's two ends
+    mark/floor-<n>  mark/head-<n>   both ends of the log
     rollup/<number>                 the state after that many entries
     batch/<staging id>/<name>.parquet
-    batch/<staging id>/<name>.proof  see writing/proof.py
+    batch/<staging id>/<name>.proof  see append/shared_storage_check.py
     hold/<hold id>=<version>
-    probe/…                         what was learned about the store
+    probe/…                         results of the create-once probe
 
-What is called otherwise is not ours: somebody's file manager or backup put it
-there, and it is neither read nor deleted.
+Objects with other keys belong to file managers or backups. They are neither read nor
+deleted.
 """
 
 import re
@@ -35,44 +35,44 @@ HOLDS: Final = "hold/"
 
 
 def rollup_key(seqno: int) -> str:
-    """The rollup of the state after `seqno` entries."""
+    """Return the key of the rollup of the state after `seqno` entries."""
     return f"{ROLLUPS}{seqno:020d}"
 
 
 def batch_key(staging: str, name: str) -> str:
-    """A Parquet file written under a staging id."""
+    """Return the key of a Parquet file under a staging id."""
     return f"{BATCHES}{staging}/{name}.parquet"
 
 
 def marker_key(staging: str, name: str) -> str:
-    """What shows tasks that files under a staging id will be found."""
+    """Return the key of a shared-storage marker under a staging id."""
     return f"{BATCHES}{staging}/{name}.proof"
 
 
 def hold_key(hold: str, version: int) -> str:
-    """One version of a hold; the newest counts."""
+    """Return the key of one version of a hold; the newest version counts."""
     return f"{hold_prefix(hold)}{version:020d}"
 
 
 def hold_prefix(hold: str) -> str:
-    """What the keys of all versions of a hold begin with."""
+    """Return the common prefix of the keys of all versions of a hold."""
     return f"{HOLDS}{hold}="
 
 
 def number_of(key: str) -> int | None:
-    """The number of a rollup, or None if `key` is not that of one."""
+    """Return the number of a rollup, or None for any other key."""
     found = _ROLLUP.fullmatch(key)
     return None if found is None else int(found[1])
 
 
 def hold_of(key: str) -> tuple[str, int] | None:
-    """The id and version of a hold, or None if `key` is not that of one."""
+    """Return id and version of a hold, or None for any other key."""
     found = _HOLD.fullmatch(key)
     return None if found is None else (found[1], int(found[2]))
 
 
 def staging_of(key: str) -> str | None:
-    """The staging id a file or a proof was written under, or None if `key` is not that of one."""
+    """Return the staging id of a file or marker, or None for any other key."""
     found = _BATCH.fullmatch(key)
     return None if found is None else found[1]
 

@@ -334,7 +334,7 @@ class Listener:
                 if left <= 0:
                     return None
             if not reader.owns_writer and state.writer is not None:
-                reader.notifications.attend(state.writer.address, state.location)
+                reader.notifications.connect(state.writer.address, state.location)
             clock.wait(self._wakeups, left)
 
     def _look(self) -> State:

@@ -1,18 +1,18 @@
-"""What is asked of a running owner, and its answer: small objects beside the log.
+"""Requests to the running owner of a storage location, and its responses.
 
-Whoever asks has no lock, and must not write the log. So a request is an object
-with a name of its own; the owner of the storage location looks for such objects
-at every tick, does what they ask and answers with another one. Whoever asked
-removes the answer. If they gave up they have removed the request, and there is no
-answer; if that crossed, the owner removes the answer once it is old. Who was killed
-removes nothing, so a request also says until when it is waited for.
+A client without the lock must not write the log. A request is therefore an object
+next to the log. The owner lists these objects at every tick, executes them and
+creates a response object, which the client deletes. A client that stops waiting
+deletes its request, and gets no response; if both happen at once, the owner deletes
+the response after an hour. A killed client deletes nothing, so a request carries its
+deadline.
 
     asks/ID         {"verb": "resync", "tables": […], "keep_target": false,
                      "asked_ms": …, "until_ms": …}
     answers/ID      {"done": true, "left": {TABLE: WHY}, "mended": …}
                     or {"done": false, "error": …}
 
-An ID begins with the time at which was asked.
+An ID begins with the time of the request, in milliseconds.
 """
 
 import random
@@ -34,10 +34,10 @@ __all__ = [
     "OwnerDied",
     "Request",
     "answer",
-    "ask",
     "forget_old_answers",
     "is_pending",
     "requests",
+    "send_request",
 ]
 
 log = logger("persist")
@@ -47,10 +47,10 @@ ANSWERS: Final = "answers/"
 ID: Final = re.compile(r"([0-9]{13})-[0-9a-f]{8}")
 LOOK_MS: Final = 200
 OLD_MS: Final = 3_600_000
-"""Nobody waits any more for what was asked so long ago."""
+"""Age after which a request or response has no waiting client."""
 
 UNSAID_MS: Final = 600_000
-"""How long somebody is taken to wait who did not say it, as older versions do not."""
+"""Deadline of requests of older versions, which carry none."""
 
 
 class OwnerDied(UsageError):
@@ -58,27 +58,27 @@ class OwnerDied(UsageError):
 
     def __init__(self, verb: str) -> None:
         super().__init__(
-            f"owner died before it answered a request to {verb}",
-            detail="The request was withdrawn. It may have been carried out in part.",
+            f"owner died before it responded to a request to {verb}",
+            detail="The request was withdrawn. Parts of it may have been executed.",
             hint="Start the owner again: penstock up FILE. Then repeat the request.",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Something that the owner is asked to do."""
+    """A command for the owner of a storage location."""
 
     id: str
     verb: str
     tables: tuple[str, ...] = ()
     keep_target: bool = False
-    """Of a materialization that is dropped: whether what it wrote stays."""
+    """For a materialization that is dropped: whether the resources it created stay."""
 
     until_ms: int | None = None
-    """Until when somebody waits for it, by their calendar; None if they did not say."""
+    """Deadline of the client, by its own clock; None in requests of older versions."""
 
     def is_late(self, now_ms: int) -> bool:
-        """Whether nobody can be waiting for it any more."""
+        """Return whether no client can be waiting for the response."""
         named = ID.fullmatch(self.id)
         if named is None or int(named[1]) < now_ms - OLD_MS:
             return True
@@ -86,8 +86,8 @@ class Request:
         return until_ms < now_ms
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    """A request, as it is written."""
+class _StoredRequest(msgspec.Struct, frozen=True):
+    """Stored form of a request."""
 
     verb: str
     tables: tuple[str, ...] = ()
@@ -95,26 +95,26 @@ class _Asked(msgspec.Struct, frozen=True):
     until_ms: int | None = None
 
 
-def ask(
+def send_request(
     blob: Blob,
     verb: str,
     tables: Sequence[str] = (),
     *,
     keep_target: bool = False,
     clock: Clock,
-    chance: random.Random,
+    rng: random.Random,
     patience_ms: int,
     owner_is_dead: Callable[[], bool] = lambda: False,
 ) -> Mapping[str, Any]:
-    """Ask, and wait for the answer. Whatever ends the waiting, the request does not stay.
+    """Send a request and wait for the response. The request is deleted however the wait ends.
 
     Raises:
-        OwnerDied: the owner died and had not answered; the request is withdrawn.
-        UsageError: nobody answered in time; the request is withdrawn.
+        OwnerDied: the owner died before it responded.
+        UsageError: the owner did not respond in time.
     """
     asked_ms = clock.now_ms()
-    id = f"{asked_ms:013d}-{chance.getrandbits(32):08x}"
-    said = {
+    id = f"{asked_ms:013d}-{rng.getrandbits(32):08x}"
+    body = {
         "verb": verb,
         "tables": [*tables],
         "keep_target": keep_target,
@@ -125,76 +125,77 @@ def ask(
     never = threading.Event()
     dead = withdrawn = False
     try:
-        blob.put(ASKS + id, msgspec.json.encode(said))
+        blob.put(ASKS + id, msgspec.json.encode(body))
         while True:
-            found = blob.get(ANSWERS + id)
-            if found is not None:
+            data = blob.get(ANSWERS + id)
+            if data is not None:
                 blob.delete(ANSWERS + id)
-                told: Mapping[str, Any] = msgspec.json.decode(found)
-                return told
+                response: Mapping[str, Any] = msgspec.json.decode(data)
+                return response
             if withdrawn:
                 break
             dead = owner_is_dead()
             if clock.boot_ms() < until and not dead:
                 clock.wait(never, LOOK_MS)
             else:
-                # Then one more look: it may have been answered just before.
+                # Check once more: the response may have been created just before.
                 blob.delete(ASKS + id)
                 withdrawn = True
     except BaseException:
-        # If the store is away it ends by its time; what happened is what must be heard of.
+        # If the store is unavailable, the deadline ends the request. The first error is raised.
         with suppress(StoreError):
             blob.delete(ASKS + id)
         raise
     if dead:
         raise OwnerDied(verb)
     raise UsageError(
-        f"nobody answered a request to {verb} within {patience_ms // 1_000} s",
-        detail="The request was withdrawn. If it was being carried out already, that goes on.",
-        hint="See what it does, and what it waits for: penstock status LOCATION. "
-        "If it does not run, start it: penstock up FILE",
+        f"owner did not respond to a request to {verb} within {patience_ms // 1_000} s",
+        detail="The request was withdrawn. If the owner had started it, it continues.",
+        hint="Show the state of the owner: penstock status LOCATION. "
+        "If it is not running, start it: penstock up FILE",
     )
 
 
 def requests(blob: Blob, *, now_ms: int) -> list[Request]:
-    """What is asked for now, the oldest first; what cannot be understood is answered at once.
+    """Return the pending requests, oldest first.
 
-    So is what nobody can be waiting for any more: a drop must not come days after it was meant.
+    Malformed requests, and requests whose deadline has passed, are answered with an error: a
+    drop must not run days after it was requested.
     """
-    found = []
-    for each in sorted(blob.list(ASKS), key=lambda listed: listed.key):
-        id, data = each.key.removeprefix(ASKS), blob.get(each.key)
+    pending = []
+    for listed_object in sorted(blob.list(ASKS), key=lambda listed: listed.key):
+        id, data = listed_object.key.removeprefix(ASKS), blob.get(listed_object.key)
         if not id or data is None:
             continue
         try:
-            said = msgspec.json.decode(data, type=_Asked)
+            body = msgspec.json.decode(data, type=_StoredRequest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             log.warning(
-                "request is malformed and was removed",
-                extra=fields(object=each.key, error=str(error)),
+                "malformed request removed",
+                extra=fields(object=listed_object.key, error=str(error)),
             )
             malformed = UsageError(
                 f'request "{id}" is malformed',
                 detail=f"{error}.",
-                hint="Ask with: penstock resync LOCATION SOURCE",
+                hint="Send requests with the command line: penstock resync LOCATION SOURCE",
             )
             answer(blob, Request(id, ""), error=malformed)
         else:
-            asked = Request(id, said.verb, said.tables, said.keep_target, said.until_ms)
-            if asked.is_late(now_ms):
+            request = Request(id, body.verb, body.tables, body.keep_target, body.until_ms)
+            if request.is_late(now_ms):
                 late = UsageError(
-                    f'request "{id}" came too late',
-                    detail="By its owner's clock nobody waits for it any more.",
-                    hint="Ask again; if that is told at once, compare the clocks of both hosts.",
+                    f'request "{id}" is past its deadline',
+                    detail="By the clock of the owner, the client no longer waits for a response.",
+                    hint="Repeat the request. Compare the clocks of both hosts.",
                 )
-                answer(blob, asked, error=late)
+                answer(blob, request, error=late)
             else:
-                found.append(asked)
-    return found
+                pending.append(request)
+    return pending
 
 
 def is_pending(blob: Blob, request: Request, *, now_ms: int) -> bool:
-    """Whether whoever asked waits for it still; for who comes to it long after it was heard."""
+    """Return whether the client still waits for the response."""
     return not request.is_late(now_ms) and blob.get(ASKS + request.id) is not None
 
 
@@ -203,29 +204,30 @@ def answer(
     request: Request,
     *,
     left: Mapping[str, str] | None = None,
-    mended: int | None = None,
+    corrected_rows: int | None = None,
     error: PenstockError | None = None,
 ) -> None:
-    """Say that it was done, but for the tables `left` as they are; or why not.
+    """Respond that the request was executed, except for the tables `left`, or with `error`.
 
-    `mended` is how many rows had to go or come. Nothing is said to who does not wait any more.
+    `corrected_rows` is the number of rows that a resync changed. A withdrawn request gets
+    no response.
     """
     if blob.get(ASKS + request.id) is None:
         return
-    said: dict[str, Any]
+    body: dict[str, Any]
     if error is not None:
-        said = {"done": False, "error": str(error), "detail": error.detail, "hint": error.hint}
+        body = {"done": False, "error": str(error), "detail": error.detail, "hint": error.hint}
     else:
-        said = {"done": True, "left": dict(left or {})}
-        if mended is not None:
-            said["mended"] = mended
-    blob.put(ANSWERS + request.id, msgspec.json.encode(said))
+        body = {"done": True, "left": dict(left or {})}
+        if corrected_rows is not None:
+            body["mended"] = corrected_rows
+    blob.put(ANSWERS + request.id, msgspec.json.encode(body))
     blob.delete(ASKS + request.id)
 
 
 def forget_old_answers(blob: Blob, *, now_ms: int) -> None:
-    """Remove answers that nobody has come for."""
-    for each in blob.list(ANSWERS):
-        named = ID.fullmatch(each.key.removeprefix(ANSWERS))
+    """Delete responses whose client never read them."""
+    for listed_object in blob.list(ANSWERS):
+        named = ID.fullmatch(listed_object.key.removeprefix(ANSWERS))
         if named is None or int(named[1]) < now_ms - OLD_MS:
-            blob.delete(each.key)
+            blob.delete(listed_object.key)

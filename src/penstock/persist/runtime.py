@@ -150,9 +150,9 @@ class Runtime:
             notifier.start(machine.state.location)
 
         def wake(seqno: int) -> None:
-            wakeups.tell()
+            wakeups.wake_all()
             if notifier is not None:
-                notifier.ring(seqno)
+                notifier.notify(seqno)
 
         self.claims = claims
         merger = Merger(self.batches, staging, settings)

@@ -1,7 +1,7 @@
-"""What can be chosen when a location is opened.
+"""Settings of an open storage location.
 
-The defaults are for production. Tests shorten the ages and turn the
-background off, so that they decide what happens when.
+The defaults are for production. Tests shorten the ages and turn off background
+work, to decide when it happens.
 """
 
 import random
@@ -17,56 +17,55 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a location is kept; see docs/reference/settings.md."""
+    """Settings of one client; see docs/reference/settings.md."""
 
     cache_bytes: int = 64 << 20
-    """How much of the batches a client keeps in memory for reading again."""
+    """Memory for batches that are read again."""
 
     inline_bytes: int = 16 << 10
-    """Batches up to this size travel inside the log entry."""
+    """Batches up to this size are stored inside the log entry."""
 
     part_bytes: int = 64 << 20
-    """Larger batches are split into Parquet objects of about this size."""
+    """Approximate size of the Parquet objects of a larger batch."""
 
     merge_bytes: int = 512 << 20
-    """Batches are merged in process while their rows take up to this much memory together."""
+    """Memory up to which batches are merged in this process."""
 
     fan_in: int = 8
-    """How many batches of one size are merged into one of the next."""
+    """Number of batches of one level that are merged into one of the next."""
 
     rollup_every: int = 512
-    """After how many entries a rollup is written."""
+    """Number of entries between rollups."""
 
     lease_ms: int = 15 * 60_000
-    """How long a reader's hold lives without being renewed."""
+    """Lifetime of a reader's hold without renewal."""
 
     poll_ms: int = 1_000
-    """How often a listener looks by itself, should the writer not wake it."""
+    """Poll interval of a listener that gets no notification."""
 
     upkeep_ms: int = 500
-    """How often the writer looks for upkeep to do."""
+    """Interval of the writer's maintenance."""
 
     settle_ms: int = 5_000
-    """How often the writer looks whether holds let it give up more."""
+    """Interval at which the writer checks whether holds permit since to advance."""
 
     young_ms: int = 60 * 60_000
     """Log entries younger than this are never deleted."""
 
     proof_ms: int = 10_000
-    """How long after seeing the log's head a writer may trust that it still stands there."""
+    """Time for which a writer that saw the head of the log may assume that it is still there."""
 
     patience_ms: int | None = None
-    """How long a failing store operation is retried before it surfaces; None is for ever."""
+    """Time for which a failing store operation is retried; None: without limit."""
 
     notify: str = "127.0.0.1"
-    """The address on which a writer wakes listeners of other processes; empty for none."""
+    """Address on which a writer notifies listeners of other processes; empty: none."""
 
     background: bool = True
-    """Whether upkeep runs by itself."""
+    """Whether maintenance and the renewal of holds run in the background."""
 
     stop: threading.Event | None = None
-    """Ends the retries of a failing store operation, a third of the stop deadline after it is
-    set."""
+    """When set, retries of a failing store operation end after a third of the stop deadline."""
 
     clock: Clock = SYSTEM_CLOCK
     chance: random.Random = field(default_factory=random.SystemRandom)
@@ -75,9 +74,7 @@ class Settings:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
-                raise UsageError(
-                    f'setting "{name}" is {value}', hint=f"Give it a number from {least} on."
-                )
+                raise UsageError(f'setting "{name}" is {value}', hint=f"Set it to {least} or more.")
 
 
 _LEAST: Final = {

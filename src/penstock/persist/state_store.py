@@ -1,8 +1,8 @@
-"""What somebody wrote down for their next start, in a collection of its own.
+"""Durable state of a task, in a collection of its own.
 
-Each name has one JSON value. The collection commits together with the tick
-that changed it, so a restart finds both or neither. Its own times only count
-what was written: no clock is read for them, and nobody takes the time from them.
+Each name has one JSON value. The collection commits together with the tick that
+changed it, so a restart reads both or neither. The times of the collection are a
+counter of writes, not clock times.
 """
 
 import threading
@@ -15,23 +15,23 @@ from penstock.errors import InternalError
 __all__ = ["FAILURE", "PAUSED", "StateStore"]
 
 PAUSED: Final = "paused"
-"""The note that a task is not to run until somebody says so."""
+"""State key: the task does not run until it is resumed."""
 
 FAILURE: Final = "failure"
-"""The note of the error that stopped a task: kind of the task, message, detail, hint, at_ms."""
+"""State key: the error that stopped a task, as task kind, message, detail, hint and at_ms."""
 
 Update = tuple[tuple[str, Any], int, int]
 
 
 class StateStore:
-    """The notes of one source, or of one materialization."""
+    """State of one source or materialization."""
 
     def __init__(self, client: persist.Client, owner: str) -> None:
         self.collection = client.create_or_load(
             f"{owner}/state", key=persist.TEXT, value=persist.JSON, owner=owner
         )
         self.lock = threading.RLock()
-        """Held by whoever writes, from what is known to what is learned."""
+        """Held from reading the current values until the new ones are durable."""
 
         self._known: dict[str, Any] = {}
         self.upper = self.collection.upper
@@ -41,15 +41,15 @@ class StateStore:
                 self._known[name] = value
 
     def get(self, name: str) -> Any:
-        """What is remembered under `name`, or None."""
+        """Return the value of `name`, or None."""
         return self._known.get(name)
 
     def names(self) -> Sequence[str]:
-        """All names, in order."""
+        """Return all names, sorted."""
         return sorted(self._known)
 
     def put(self, values: Mapping[str, Any]) -> None:
-        """Make `values` durable now, in one step; None forgets a name."""
+        """Write `values` durably, in one entry; None deletes a name."""
         with self.lock:
             time = self.upper
             outcome = self.collection.compare_and_append(
@@ -57,14 +57,14 @@ class StateStore:
             )
             if not isinstance(outcome, persist.Appended):
                 raise InternalError(
-                    f'notes of collection "{self.collection.name}" were written by another',
+                    f'collection "{self.collection.name}" was written by another process',
                     hint="Stop the other process.",
                 )
             self.learn(values, time + 1)
         self.collection.allow_compaction(time)
 
     def updates(self, values: Mapping[str, Any], time: int) -> list[Update]:
-        """What changes when `values` are written down at a time."""
+        """Return the updates that set `values` at a time."""
         changes: list[Update] = []
         for name, value in values.items():
             known = self._known.get(name)
@@ -77,7 +77,7 @@ class StateStore:
         return changes
 
     def learn(self, values: Mapping[str, Any], upper: int) -> None:
-        """`values` are durable, up to `upper`."""
+        """Record that `values` are durable, up to `upper`."""
         self.upper = upper
         for name, value in values.items():
             if value is None:
