@@ -51,6 +51,19 @@ LANGUAGE_PATHS := \
 	src/penstock/durable/temp_names.py \
 	src/penstock/errors.py \
 	src/penstock/failpoints.py \
+	src/penstock/persist/gc.py \
+	src/penstock/persist/lake.py \
+	src/penstock/persist/lock.py \
+	src/penstock/persist/maintenance.py \
+	src/penstock/persist/notify.py \
+	src/penstock/persist/paths.py \
+	src/penstock/persist/readability.py \
+	src/penstock/persist/requests.py \
+	src/penstock/persist/scan_holds.py \
+	src/penstock/persist/settings.py \
+	src/penstock/persist/staging.py \
+	src/penstock/persist/state_store.py \
+	src/penstock/persist/store.py \
 	src/penstock/pipeline \
 	src/penstock/progress \
 	src/penstock/reclock \

@@ -20,7 +20,7 @@ from penstock.persist.lake import (
     storage_locations,
     storage_locations_below,
 )
-from penstock.persist.lock import lives
+from penstock.persist.lock import may_be_alive
 from penstock.persist.readability import error_as_of
 from penstock.persist.state import END, CollectionState, State
 from penstock.persist.state_store import FAILURE, PAUSED
@@ -114,7 +114,7 @@ class LakeInspector:
                 "id": writer.id,
                 "host": writer.host,
                 "pid": writer.pid,
-                "lives": lives(writer),
+                "lives": may_be_alive(writer),
                 "since": format_ms(writer.taken_ms),
             },
             "collections": [
@@ -242,7 +242,7 @@ def _task_error(task_state: dict[str, Any]) -> dict[str, str] | None:
 
 def _is_running(state: State) -> bool:
     """Return whether the storage location has a live writer, as far as this host can determine."""
-    return state.writer is not None and lives(state.writer)
+    return state.writer is not None and may_be_alive(state.writer)
 
 
 def _is_materialization(task_state: dict[str, Any]) -> bool:

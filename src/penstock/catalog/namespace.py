@@ -20,7 +20,7 @@ from penstock.durable import join, normal
 from penstock.errors import UsageError
 from penstock.persist.append.user_collections import USER_LOCATION
 from penstock.persist.lake import is_storage_location
-from penstock.persist.lock import lives, owner_of
+from penstock.persist.lock import may_be_alive, owner_of
 from penstock.pipeline.file import CATALOG, Pipeline, SourceSection
 
 __all__ = [
@@ -175,7 +175,7 @@ def user_location_is_locked(location: str) -> bool:
     """Return whether a job may be about to create a user collection whose name it has taken."""
     url = join(location, USER_LOCATION)
     writer = owner_of(url) if is_storage_location(url) else None
-    return writer is not None and lives(writer)
+    return writer is not None and may_be_alive(writer)
 
 
 def describe(item: RequestedObject) -> str:

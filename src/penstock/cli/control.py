@@ -19,7 +19,7 @@ from penstock.durable import join, normal
 from penstock.durable.process import is_dead
 from penstock.errors import UsageError
 from penstock.persist.lake import is_storage_location
-from penstock.persist.lock import lives
+from penstock.persist.lock import may_be_alive
 from penstock.persist.machine import Machine
 from penstock.persist.requests import OwnerDied, send_request
 from penstock.persist.state import State, Writer
@@ -109,7 +109,7 @@ def owner_of_task(url: str) -> Writer | None:
     state = _state(url)
     is_task = any(name.endswith("/state") for name in state.names)
     owner = state.writer
-    return owner if is_task and owner is not None and lives(owner) else None
+    return owner if is_task and owner is not None and may_be_alive(owner) else None
 
 
 def _state(url: str) -> State:

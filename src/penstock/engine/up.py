@@ -45,7 +45,7 @@ from penstock.failpoints import Failpoint, hit
 from penstock.ingest import tasks as ingest
 from penstock.materialize import running as materialize
 from penstock.persist.lake import is_storage_location
-from penstock.persist.lock import check_lock, lives, owner_of
+from penstock.persist.lock import check_lock, may_be_alive, owner_of
 from penstock.pipeline import Pipeline, load, load_unresolved
 from penstock.pipeline.supervisor import Loop, Supervisor, Task, error_fields, writer_id
 from penstock.telemetry import fields, logger
@@ -146,7 +146,7 @@ def check_not_running(pipeline: Pipeline, types: Sequence[Type], *, take_over: b
 
 def _log_takeover(task: Task) -> None:
     held = owner_of(task.url) if is_storage_location(task.url) else None
-    if held is not None and held.id == task.writer and lives(held):
+    if held is not None and held.id == task.writer and may_be_alive(held):
         log.warning(
             "taking over from another process",
             extra=fields(name=task.name, pid=held.pid, host=held.host),

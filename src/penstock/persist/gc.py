@@ -1,11 +1,11 @@
-"""Letting go: sinces that move, files nobody links, entries nobody needs.
+"""Garbage collection: sinces that advance, unlinked files, and log entries below a rollup.
 
-Each of the three is announced or recorded in the log before anything is
-deleted, so a crash at any point leaves only work that the next run finds
-again. Holds are looked at between announcing and settling (see `holds.py`).
+Each step is recorded in the log before an object is deleted, so a crash leaves only
+work that the next run repeats. Holds are listed between the intention and the
+settlement of a since (see `holds.py`).
 
-Order, always: unlink in an entry, settle past every hold, delete, forget. For
-the log: rollup, record it, raise the floor, delete below it (hazard A1).
+The order is fixed. Files: unlink in an entry, settle past every hold, delete, forget.
+The log: write a rollup, record it, raise the floor, delete below it (hazard A1).
 """
 
 import threading
@@ -39,7 +39,7 @@ log = logger("persist")
 
 
 class Collector:
-    """Moves sinces and deletes what no hold and no state needs, on behalf of the writer."""
+    """Advances sinces and deletes files that neither a hold nor the state needs."""
 
     def __init__(self, machine: Machine, claims: LocalClaims, settings: Settings) -> None:
         self._machine = machine
@@ -53,26 +53,25 @@ class Collector:
 
     @property
     def blob(self) -> Blob:
-        """Where it all lies."""
         return self._machine.blob
 
     def allow_and_settle(self, ids: Iterable[int]) -> None:
-        """These collections were allowed to forget more: settle."""
+        """Settle, after compaction of these collections was allowed."""
         self._behind.update(ids)
         self.settle()
 
     def busy(self) -> bool:
-        """Whether some since stays behind, or something waits to be deleted."""
+        """Return whether a since is behind its permission, or a file waits for deletion."""
         return bool(self._behind or self._machine.state.garbage or self._machine.state.expired)
 
     def settle(self) -> None:
-        """Move every since as far as holds let it, and delete what that frees."""
+        """Advance every since as far as holds permit, and delete the files that this releases."""
         with self._one_at_a_time:
             if not self.busy():
                 return
             self._expire_leases()
             sinces, position = self._needs()
-            # A first look saves announcing what holds would not let happen.
+            # Checking first avoids intentions that holds would not permit.
             before, after = self._machine.commit(
                 lambda state: self._intentions(state, sinces, position)
             )
@@ -91,10 +90,10 @@ class Collector:
             self._collect(after)
 
     def sweep(self, staging: str | None = None) -> int:
-        """Delete files that were written under closed ids and never linked; how many.
+        """Delete files under closed ids that were never linked, and return their number.
 
-        List first, then read the log to its head, then check the epoch: a file
-        that the listing shows and the head does not link never will be.
+        List first, then read the log to its head, then check the epoch: a file that is
+        listed and not linked at the head cannot be linked later.
         """
         prefix = BATCHES if staging is None else f"{BATCHES}{staging}/"
         listed = [each.key for each in self.blob.list(prefix)]
@@ -115,17 +114,17 @@ class Collector:
         if staging is None:
             self._machine.log.sweep()
         if swept:
-            log.info("swept files that were never linked", extra=fields(files=swept))
+            log.info("unlinked files deleted", extra=fields(files=swept))
         return swept
 
     def truncate(self) -> None:
-        """Delete the log below the older of two rollups, but for young entries."""
+        """Delete the log below the older of two rollups, except young entries."""
         state = self._machine.state
         if len(state.rollups) < 2:
             return
         entries = self._machine.log
         lower, floor = entries.marks().floor, state.rollups[0]
-        # Ages are told by the store's own clock; its newest entry says what time it is there.
+        # Ages are by the clock of the store; the newest entry approximates its current time.
         now_ms = entries.written_ms(state.seqno - 1)
         while lower < floor and now_ms is not None:
             middle = (lower + floor + 1) // 2
@@ -158,14 +157,14 @@ class Collector:
         return [Intend(sinces, collect)]
 
     def _needs(self) -> tuple[dict[int, int], int]:
-        """What readers need, here and elsewhere: the least sinces and the least position."""
+        """Return the lowest sinces and the lowest position that local and remote readers need."""
         needed, position = self._claims.needs()
         state = self._machine.state
         try:
             holds = list_holds(self.blob)
         except Corruption as damaged:
-            # What a damaged hold claims is not known, so nothing is given up.
-            log.warning("a hold is damaged and keeps everything", extra=fields(object=damaged.key))
+            # The claims of a damaged hold are unknown, so every file is retained.
+            log.warning("damaged hold retains all files", extra=fields(object=damaged.key))
             return dict.fromkeys(state.collections, 0), 0
         for id, (_, hold) in holds.items():
             if id in state.expired:
@@ -189,7 +188,7 @@ class Collector:
             elif hold.lease_ms is not None and now_ms - self._seen[id][1] >= hold.lease_ms:
                 lapsed.append(id)
         if lapsed:
-            log.info("leases ran out", extra=fields(holds=lapsed))
+            log.info("leases expired", extra=fields(holds=lapsed))
             self._machine.commit(
                 lambda state: [ExpireHold(id) for id in lapsed if id not in state.expired]
             )
@@ -200,7 +199,7 @@ class Collector:
 
     def _collect(self, state: State) -> None:
         keys = sorted(key for key, number in state.garbage.items() if number < state.collected)
-        # An expired hold stays on record until since has settled past it once.
+        # An expired hold stays recorded until since has settled past it once.
         expired = sorted(state.expired)
         if not keys and not expired:
             return
@@ -223,7 +222,7 @@ def _settlement(state: State, needed: dict[int, int], position: int) -> list[Ope
         return []
     collect = state.collecting or 0
     settle = Settle(sinces, max(state.collected, min(collect, position)))
-    # A collection that was replaced takes no more updates: past its upper nothing is readable.
+    # A replaced collection accepts no updates: nothing is readable past its upper.
     over = [id for id, since in sinces.items() if _is_over(state.collections[id], since)]
     return [settle, *map(Destroy, over)]
 

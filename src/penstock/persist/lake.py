@@ -28,7 +28,7 @@ __all__ = [
 
 
 def storage_locations(url: str) -> list[str]:
-    """The storage locations at `url`: itself, or those directly below it, in order.
+    """Return the storage locations at `url`, sorted: itself, or those directly below it.
 
     Raises:
         UsageError: there are none.
@@ -40,19 +40,19 @@ def storage_locations(url: str) -> list[str]:
         raise UsageError(
             f'location "{url}" holds no storage location',
             detail="Neither it nor a folder directly below it was ever opened for writing.",
-            hint="Check the address; a writer makes a location when it first opens it.",
+            hint="Check the address. A writer creates a location when it first opens it.",
         )
     return found
 
 
 def storage_locations_below(url: str) -> list[str]:
-    """The storage locations directly below `url`, in order."""
+    """Return the storage locations directly below `url`, sorted."""
     below = (join(url, name) for name in children(url))
     return [each for each in below if is_storage_location(each)]
 
 
 def is_storage_location(url: str) -> bool:
-    """Whether `url` was ever opened for writing."""
+    """Return whether `url` was ever opened for writing."""
     try:
         blob = open_blob(url)
     except UsageError:
@@ -66,7 +66,7 @@ def is_storage_location(url: str) -> bool:
 def find_collection(
     location: str, name: str, *, hold: bool, settings: Settings
 ) -> tuple[Client, Collection]:
-    """The collection of that name, wherever in the lake it is, and a client to be closed.
+    """Return the collection of that name in a lake, and a client that the caller closes.
 
     Raises:
         CollectionMissing: no storage location has it.
@@ -85,7 +85,7 @@ def find_collection(
 def find_generation(current: Collection, word: str) -> tuple[Collection, int]:
     """Return the collection that a read of a name as of a time uses, and the time.
 
-    `current` has the name now. The earliest time is that of the oldest one retained.
+    `current` has the name now. The earliest time is the since of the oldest retained collection.
     """
     client, name = current.client, current.name
     oldest = client.state.generations(name)[0]

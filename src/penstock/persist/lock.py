@@ -1,8 +1,8 @@
-"""The writer's lock of a storage location: who holds it, whether they live, who takes it.
+"""The writer's lock of a storage location.
 
-The lock is the location's writer, as its log says, and whoever takes it begins an epoch, by which
-all before are fenced. A writer keeps the lock until it releases it. Who may take it from a writer
-that did not:
+The holder is the writer recorded in the log. Taking the lock begins an epoch, which
+fences all earlier ones. A writer holds the lock until it releases it. Otherwise the
+process of the holder decides who may take it:
 
     the holder's process       the same id                any other id
     is dead, on this host      takes it                   takes it
@@ -25,7 +25,7 @@ __all__ = [
     "LockHandoff",
     "check_lock",
     "check_writer_id",
-    "lives",
+    "may_be_alive",
     "owner_of",
     "release",
     "take_lock",
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LockHandoff:
-    """A writer's lock on its way from one process to another, with the files it waits for."""
+    """A writer's lock in transit between processes, with its staging id."""
 
     url: str
     writer: str
@@ -53,13 +53,13 @@ def take_lock(
     take_over: bool,
     pid: int | None,
 ) -> None:
-    """Begin an epoch as `writer`, who can be woken at `address`.
+    """Begin an epoch as `writer`, which readers reach at `address`.
 
     The lock is held on behalf of process `pid` of this host, by default of this one.
 
     Raises:
         LockHeld: another id is writing; or, without `take_over`, another process of this host.
-        Fenced: a process with the same id has begun to write since epoch `after`, and lives.
+        Fenced: a live process with the same id has begun an epoch since epoch `after`.
     """
     process = identify(pid)
     me = Writer(
@@ -77,7 +77,7 @@ def take_lock(
     def plan(state: State) -> list[Operation]:
         held = state.writer
         if held is not None and held.id == writer and after not in (None, state.epoch):
-            _check_nobody_lives(where, state, after)
+            _check_no_newer_owner(where, state, after)
         check_lock(held, where=where, writer=writer, take_over=take_over)
         return [TakeEpoch(me, state.location or name), OpenStaging(f"{state.epoch + 1}-0")]
 
@@ -100,10 +100,10 @@ def check_lock(held: Writer | None, *, where: str, writer: str, take_over: bool)
 def release(
     url: str, *, holder: str | None = None, settings: Settings | None = None
 ) -> Writer | None:
-    """Give up the lock on behalf of a writer that is dead; who it was, if there was one.
+    """Release the lock of a dead writer, and return that writer, or None if there was none.
 
-    Should it live after all, it is fenced: this costs it its work, never data.
-    With `holder`, only if that id has it.
+    A writer that is alive after all is fenced: it loses its work, never data. With
+    `holder`, release only if that id holds the lock.
     """
     settings = settings or Settings()
     blob = open_store(url, settings)
@@ -119,7 +119,7 @@ def release(
 
 
 def owner_of(url: str) -> Writer | None:
-    """Who holds the lock of a storage location."""
+    """Return the holder of the lock of a storage location, or None."""
     blob = open_store(url, Settings())
     try:
         return Machine(blob, Settings()).load().writer
@@ -127,30 +127,30 @@ def owner_of(url: str) -> Writer | None:
         blob.close()
 
 
-def lives(held: Writer) -> bool:
-    """Return whether a writer's process may run: it does, or is not of this host."""
+def may_be_alive(held: Writer) -> bool:
+    """Return whether a writer's process may be alive: it is, or it runs on another host."""
     if held.boot:
         return not is_dead(held.process)
-    # Older releases recorded the process number alone.
+    # Older releases recorded only the pid.
     return held.host != socket.gethostname() or start_ticks(held.pid) is not None
 
 
 def check_writer_id(writer: str) -> None:
-    """That an id can be told to people, and typed."""
+    """Check that an id is printable and short."""
     if not writer or not writer.isprintable() or len(writer) > 200:
         raise UsageError(
-            f"writer id {writer!r} cannot be used",
-            hint="Use a short printable name that outlives restarts, such as the host's.",
+            f"writer id {writer!r} is not a short printable name",
+            hint="Use 1 to 200 printable characters that do not change, such as the host name.",
         )
 
 
-def _check_nobody_lives(url: str, state: State, after: int) -> None:
-    """Refuse to take a lock back from a newer process with the same id."""
-    if (other := state.writer) is not None and lives(other):
+def _check_no_newer_owner(url: str, state: State, after: int) -> None:
+    """Reject taking the lock back from a newer process with the same id."""
+    if (other := state.writer) is not None and may_be_alive(other):
         raise Fenced(
             f'writer of location "{url}" was fenced',
-            detail=f"It wrote in epoch {after}, and while it had let go of its lock epoch "
-            f'{state.epoch} has begun, of "{other.id}", process {other.pid} on host '
+            detail=f"It wrote in epoch {after}. After it released its lock, epoch "
+            f'{state.epoch} was begun by "{other.id}", process {other.pid} on host '
             f'"{other.host}".',
-            hint="Only one writer may run. Stop this one, or the other.",
+            hint="Only one writer may run. Stop one of the two processes.",
         )

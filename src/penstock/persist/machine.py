@@ -243,7 +243,7 @@ class Machine:
             f'writer of location "{self.blob.name}" was fenced',
             detail=f"It wrote in epoch {self._epoch}; epoch {state.epoch} has begun, {by}. "
             "What had not been acknowledged was not written.",
-            hint="Only one writer may run. Stop this one, or the other.",
+            hint="Only one writer may run. Stop one of the two processes.",
         )
 
     @contextmanager

@@ -1,13 +1,13 @@
-"""What of a collection can be read, and what to say of the rest. Pure.
+"""Checks of reads against since, upper and error spans. Pure.
 
              begins  since            error          upper
     ────────────┼──────┼────────────────┼────┼─────────┼────────► time
-      nothing   │ com- │ readable       │    │ readable│ not yet
-      was there │pacted│                │    │         │ complete
+      no data   │ com- │ readable       │    │ readable│ not yet
+                │pacted│                │    │         │ complete
 
-A reading as of a time looks at one point of this line. One of changes in
-`[lower, upper)` goes from the contents as of `lower - 1` to those as of
-`upper - 1`, and every time on its way must be readable.
+A read as of a time needs one point of this line. A read of changes in `[lower, upper)`
+leads from the contents as of `lower - 1` to the contents as of `upper - 1`, and every
+time between them must be readable.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def check_changes(collection: CollectionState, lower: int, upper: int) -> None:
     if lower > upper:
         raise UsageError(
             f'changes of collection "{collection.name}" cannot be read from {lower} to {upper}',
-            hint="Let the interval [lower, upper) begin before it ends.",
+            hint="Use an interval [lower, upper) with lower at most upper.",
         )
     if lower < collection.first_exact_time:
         raise _since_error(collection, lower - 1, lower=lower)
@@ -82,14 +82,14 @@ def check_since(collection: CollectionState, as_of: int) -> None:
 
 
 def reachable(collection: CollectionState, lower: int, *, snapshot: bool = False) -> int:
-    """How far changes from `lower` on can be read: to upper, or to the first error.
+    """Return the upper of the readable changes from `lower`: upper, or the first error.
 
-    With `snapshot`, the contents as of `lower` come first, and what was before
-    does not matter.
+    With `snapshot`, the contents as of `lower` are read first, and errors before it do
+    not matter.
 
     Raises:
-        CollectionErrored: no further than `lower`, because of an error.
-        CollectionReplaced: no further than `lower`, because the name moved to another collection.
+        CollectionErrored: no change is readable, because of an error.
+        CollectionReplaced: no change is readable, because the name moved to another collection.
     """
     if lower >= collection.upper:
         _check_not_replaced(collection)
@@ -101,12 +101,12 @@ def reachable(collection: CollectionState, lower: int, *, snapshot: bool = False
 
 
 def error_as_of(collection: CollectionState, as_of: int) -> ErrorSpan | None:
-    """The error as of a time, if there is one."""
+    """Return the error span that contains a time, or None."""
     return next((s for s in collection.errors if s.lower <= as_of < s.upper), None)
 
 
 def _ahead(collection: CollectionState, lower: int) -> Iterator[ErrorSpan]:
-    """The errors that changes from `lower` on meet: the contents they begin with count too."""
+    """Return the errors that changes from `lower` meet, in the contents before them too."""
     return (span for span in collection.errors if lower <= span.upper)
 
 
@@ -122,7 +122,7 @@ def _since_error(
         collection.name,
         as_of=as_of,
         since=collection.since,
-        # Before it, the name referred to collections that are destroyed by now.
+        # Before it, the name referred to collections that have been destroyed.
         begins=0 if collection.predecessors else collection.begins,
         lower=lower,
     )
@@ -142,7 +142,7 @@ def _errored(collection: CollectionState, span: ErrorSpan, at: int) -> Collectio
 
 
 def _end_of(collection: CollectionState, span: ErrorSpan) -> int | None:
-    """From which time on the name can be read again, if there is one."""
+    """Return the time from which the name is readable again, or None."""
     if span.upper < END:
         return span.upper
     return collection.upper if collection.successor else None

@@ -1,13 +1,12 @@
-"""Readings that outlive the call that began them, as a DataFrame does.
+"""Holds that live as long as a DataFrame.
 
-A DataFrame is a plan: it is read later, perhaps often. Until nobody can read
-it any more, what it would read must stay. So each reading holds a claim, and
-the readings of one process share one client for each storage location, opened
-for the first and closed with the last.
+A DataFrame is a plan that is executed later, possibly many times. Its files must
+exist until it can no longer be executed, so each scan holds a claim. The scans of one
+process share one client per storage location, opened for the first scan and closed
+with the last.
 
-A client that lost its hold, as when the process was asleep for longer than the
-lease, stays with the readings that have it. Those that begin later share a new
-one.
+If a client loses its hold, for example because the process was suspended longer than
+the lease, its scans keep it and later scans share a new client.
 """
 
 import threading
@@ -25,7 +24,7 @@ __all__ = ["ScanHold", "ScanHolds"]
 
 
 TRIES: Final = 3
-"""How many clients a reading tries that lose their hold before it begins."""
+"""Attempts to begin a scan when clients lose their hold first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,21 +34,21 @@ class _Shared:
     client: Client
     users: int = 0
     lost: bool = False
-    """Whether what it held may be gone; then no other reading joins."""
+    """True if its files may have been deleted; later scans then open another client."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanHold:
-    """A claim on one collection, kept until it is released."""
+    """A claim on one collection, held until it is released."""
 
     client: Client
     claim: Claim
     release: Callable[[], None]
-    """May be called twice."""
+    """Idempotent."""
 
 
 class ScanHolds:
-    """All readings of this process."""
+    """All scans of this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -60,8 +59,8 @@ class ScanHolds:
         """Claim a collection of the storage location at `url` from `since` on.
 
         Raises:
-            SinceError: what lies there is no longer kept.
-            HoldLost: the hold was lost before the reading began, again and again.
+            SinceError: that history has been compacted.
+            HoldLost: the hold was lost before the scan began, in every attempt.
         """
         for _ in range(TRIES - 1):
             try:
@@ -71,14 +70,14 @@ class ScanHolds:
         return self._begin(url, collection, name, since, hold)
 
     def held(self) -> dict[str, bool]:
-        """The storage locations that are being read, and whether all of that is held."""
+        """Return the storage locations being read, and whether all their scans are held."""
         with self._lock:
             urls = {shared.url for shared in self._shared}
             free = {shared.url for shared in self._shared if not shared.hold}
             return {url: url not in free for url in sorted(urls)}
 
     def statistics(self) -> dict[str, int]:
-        """How many readings there are of each storage location."""
+        """Return the number of scans of each storage location."""
         with self._lock:
             counts: dict[str, int] = {}
             for shared in self._shared:

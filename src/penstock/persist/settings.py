@@ -53,16 +53,16 @@ class Settings:
     """Log entries younger than this are never deleted."""
 
     proof_ms: int = 10_000
-    """Time for which a writer that saw the head of the log may assume that it is still there."""
+    """A writer that saw the head of the log assumes for this time that it is still there."""
 
     patience_ms: int | None = None
-    """Time for which a failing store operation is retried; None: without limit."""
+    """A failing store operation is retried for this time; None: without limit."""
 
     notify: str = "127.0.0.1"
     """Address on which a writer notifies listeners of other processes; empty: none."""
 
     background: bool = True
-    """Whether maintenance and the renewal of holds run in the background."""
+    """Run maintenance and the renewal of holds in the background."""
 
     stop: threading.Event | None = None
     """When set, retries of a failing store operation end after a third of the stop deadline."""

@@ -1,9 +1,9 @@
-"""Staging ids: under which files are written before they are linked.
+"""Staging ids: files are written under one before they are linked.
 
-A file may be linked only while its id is open in the log, and may be deleted
-only once its id is closed and nothing links it; so no sweep, however late it
-reads or however old the file, can take what is about to be linked (hazard A2).
-Ids begin with the epoch that opened them.
+A file may be linked only while the log has its id open, and may be deleted only after
+the id is closed and if nothing links the file. So no sweep can delete a file that is
+about to be linked, however old the file or stale the sweep (hazard A2). An id begins
+with the epoch that opened it.
 """
 
 import threading
@@ -19,12 +19,12 @@ FILES_PER_ID: Final = 256
 
 
 def epoch_of(staging: str) -> int:
-    """The epoch in which a staging id was opened."""
+    """Return the epoch that opened a staging id."""
     return int(staging.partition("-")[0])
 
 
 class Staging:
-    """The ids of this writer: one in use, and older ones until their last file is linked."""
+    """Staging ids of this writer: the current one, and older ones with unlinked files."""
 
     def __init__(self, epoch: int, current: str | None = None) -> None:
         self._lock = threading.Lock()
@@ -35,18 +35,18 @@ class Staging:
 
     @property
     def current(self) -> str:
-        """The id under which to write now."""
+        """Id for new files."""
         return f"{self._epoch}-{self._turn}"
 
     def acquire(self) -> str:
-        """The id to write one batch under; give it back with `release` once linked or given up."""
+        """Return the id for one batch. Call `release` once it is linked, or `give_up`."""
         with self._lock:
             self._users[self.current] += 1
             self._used += 1
             return self.current
 
     def share(self, batches: Sequence[Batch]) -> None:
-        """The batches, written under ids that are in use, are about to be linked; all or none."""
+        """Count the batches, written under ids in use, as about to be linked; all or none."""
         with self._lock:
             used = [id for batch in batches for id in {staging_of(key) for key in files_of(batch)}]
             for id in used:
@@ -59,39 +59,39 @@ class Staging:
                 self._users[id] += 1
 
     def release(self, batch: Batch) -> None:
-        """The batch was linked, or never will be."""
+        """Record that the batch was linked, or never will be."""
         for staging in {staging_of(key) for key in files_of(batch)}:
             with self._lock:
                 self._users[staging] -= 1
 
     def give_up(self, staging: str) -> None:
-        """Nothing more will be written under this use of the id."""
+        """Record that this use of the id writes no more files."""
         with self._lock:
             self._users[staging] -= 1
 
     def wear_out(self) -> None:
-        """Take a new id soon: others wrote under this one, and may have left garbage."""
+        """Request a new id soon: other processes wrote under this one and may have left garbage."""
         with self._lock:
             self._used = FILES_PER_ID
 
     def worn(self) -> bool:
-        """Whether it is time for a new id, so that the old one's garbage can be found."""
+        """Return whether a new id is due; closing the old one makes its garbage collectable."""
         with self._lock:
             return self._used >= FILES_PER_ID
 
     def next_id(self) -> str:
-        """The id that `turn_over` will bring into use."""
+        """Return the id that `turn_over` will use."""
         return f"{self._epoch}-{self._turn + 1}"
 
     def turn_over(self) -> None:
-        """Use the next id, which the log has opened, from now on."""
+        """Switch to the next id, which the log has opened."""
         with self._lock:
             self._turn += 1
             self._users[self.current] = 0
             self._used = 0
 
     def finished(self) -> list[str]:
-        """Older ids that nobody writes under any more; each is told once."""
+        """Return older ids without users, each once."""
         with self._lock:
             done = [id for id, users in self._users.items() if users == 0 and id != self.current]
             for id in done:

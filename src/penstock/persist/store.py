@@ -9,7 +9,7 @@ __all__ = ["check_not_a_lake", "open_store"]
 
 
 def open_store(url: str, settings: Settings, *, writing: bool = False) -> RetryingBlob:
-    """The store of one storage location, asked again as patiently as `settings` say."""
+    """Return the store of one storage location, with the retries that `settings` configure."""
     return RetryingBlob(
         open_blob(url, writing=writing),
         settings.clock,
@@ -20,12 +20,12 @@ def open_store(url: str, settings: Settings, *, writing: bool = False) -> Retryi
 
 
 def check_not_a_lake(url: str, blob: Blob) -> None:
-    """Refuse to make a storage location of a lake. `blob` is the store at `url`.
+    """Reject opening a lake as a storage location. `blob` is the store at `url`.
 
-    Asks only for a mark if `url` was written to before.
+    If `url` was written to before, this costs one read.
 
     Raises:
-        UsageError: a folder directly below `url` is a storage location, and `url` is none.
+        UsageError: a folder directly below `url` is a storage location, and `url` is not.
     """
     if blob.get(PASSED) is not None:
         return
