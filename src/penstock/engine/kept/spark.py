@@ -75,9 +75,9 @@ class KeptSession:
 
     # First copies and comparisons: see `IngestJobs`.
 
-    def read(self, share: Any, pieces: Any, watch: Any) -> Any:
-        """Read pieces by its tasks."""
-        return self._tasks().read(share, pieces, watch)
+    def read(self, share: Any, splits: Any, watch: Any) -> Any:
+        """Read splits with the Spark tasks of the session."""
+        return self._tasks().read(share, splits, watch)
 
     def scan(self, task: Any, watch: Any) -> Any:
         """Read a range by a format of Spark's."""
