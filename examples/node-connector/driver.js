@@ -38,7 +38,7 @@ function spec() {
 }
 
 function validate({ materialization, endpoint_spec_json, bindings }) {
-  check(materialization, 'Validate names no materialization');
+  check(materialization, 'Validate has no materialization name');
   const { folder } = configured(endpoint_spec_json, ENDPOINT, 'endpoint');
   check(!fs.existsSync(folder) || fs.statSync(folder).isDirectory(), `"${folder}" is not a folder`);
   const answers = bindings.map(({ resource_spec_json, collection }, index) => {
@@ -117,7 +117,7 @@ class Stream {
   receive(request) {
     const [kind, ...more] = Object.keys(FOLLOWS).filter((each) => request[each]);
     check(kind && !more.length, 'a request must have exactly one of its fields set');
-    check(FOLLOWS[this.last].includes(kind), `${kind} came after ${this.last}`, FAILED_PRECONDITION);
+    check(FOLLOWS[this.last].includes(kind), `${kind} was sent after ${this.last}`, FAILED_PRECONDITION);
     this.last = kind;
     this[kind](request[kind]);
   }

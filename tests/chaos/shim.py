@@ -30,7 +30,7 @@ from typing import Any, Final, Literal
 import grpc
 
 from penstock.materialize.checkpoint import Checkpoint, decode
-from penstock.protocol.connector_state import add_up
+from penstock.protocol.connector_state import combine_state
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import (
     Acknowledge,
@@ -307,7 +307,7 @@ class _StreamProxy:
                     with self.shim.lock:
                         self.shim.commits.append(self._last)
                     if response.state is not None:
-                        self._state = add_up(self._state, response.state)
+                        self._state = combine_state(self._state, response.state)
                 self.shim.observe(self, response.kind)
                 fault = self.shim.due_fault(self, response.kind)
                 if fault is not None and not self._inject(fault):

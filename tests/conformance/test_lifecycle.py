@@ -122,10 +122,10 @@ def test_life_07_a_runtime_may_not_go_while_loads_are_under_way(connection: Conn
 
 def test_life_08_loaded_before_acknowledged_is_refused() -> None:
     assert outcome("life-08") == "protocol error"
-    where = Transaction(Role.RUNTIME).sends(Kind.OPEN).receives(Kind.OPENED)
-    where = where.sends(Kind.ACKNOWLEDGE).sends(Kind.LOAD)
-    with pytest.raises(RemoteProtocolError, match="Loaded came after Opened"):
-        where.receives(Kind.LOADED)
+    where = Transaction(Role.RUNTIME).after_sending(Kind.OPEN).after_receiving(Kind.OPENED)
+    where = where.after_sending(Kind.ACKNOWLEDGE).after_sending(Kind.LOAD)
+    with pytest.raises(RemoteProtocolError, match="Loaded was sent after Opened"):
+        where.after_receiving(Kind.LOADED)
 
 
 def test_life_09_flush_waits_for_acknowledged(connection: Connection) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.messages import SpecAnswer
+from penstock.protocol.messages import SpecResponse
 from penstock.testing.conformance import Config, parse
 from penstock.testing.conformance.check import Failed
 from penstock.testing.conformance.documents import shown
@@ -68,8 +68,8 @@ def test_what_the_schema_marks_is_secret(mark: dict[str, Any], inner: bool) -> N
     config = described(endpoint={"to": endpoint} if inner else endpoint)
     text = "hunter22 is shown"
     assert hider(config)(text) == text
-    assert hider(config, SpecAnswer(json.dumps(schema), "{"))(text) == "*** is shown"
-    assert hider(config, SpecAnswer("[]", json.dumps(schema)))(text) == "*** is shown"
+    assert hider(config, SpecResponse(json.dumps(schema), "{"))(text) == "*** is shown"
+    assert hider(config, SpecResponse("[]", json.dumps(schema)))(text) == "*** is shown"
 
 
 def test_what_is_short_or_no_secret_stays() -> None:

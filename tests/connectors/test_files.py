@@ -26,7 +26,7 @@ from penstock.errors import PenstockError
 from penstock.materialize import connect
 from penstock.materialize.client import Connection, Stream
 from penstock.materialize.errors import ConnectorError
-from penstock.protocol.connector_state import EMPTY, add_up
+from penstock.protocol.connector_state import EMPTY, combine_state
 from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import (
     Acknowledge,
@@ -138,7 +138,7 @@ class Shard:
         before = self.task.state
         answer = self.ask(StartCommit(b"checkpoint"), StartedCommit)
         if answer.state is not None:
-            self.task.state = add_up(before, answer.state)
+            self.task.state = combine_state(before, answer.state)
         return before
 
     def transact(self, *docs: Mapping[str, Any], table: int = 0) -> None:
@@ -351,7 +351,7 @@ def test_shards_go_on_from_what_the_one_before_them_staged(tmp_path: Path):
         right.start_commit()
         of_right = task.state
     assert [[*json.loads(each.json)] for each in (of_left, of_right)] == [[str(LEFT)], [str(RIGHT)]]
-    task.state = add_up(of_left, StateUpdate(of_right.json, patch=True))
+    task.state = combine_state(of_left, StateUpdate(of_right.json, patch=True))
     with task.served() as line:
         whole = task.open(line)
         assert whole.load("a", "b") == [doc("a", 2), doc("b", 2)]
@@ -426,7 +426,7 @@ def test_whatever_crashes_each_committed_transaction_is_applied_once(
             transactor.store(iter(batches))
             update = transactor.start_commit(b"checkpoint")
             if comes_to != "staged":
-                task.state = add_up(task.state, update)
+                task.state = combine_state(task.state, update)
                 added = [doc(key, n) for key, n in stored.items() if n is not None]
                 kept = [each for each in expected if delta or each["id"] not in stored]
                 kept = [] if empties else kept

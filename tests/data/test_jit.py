@@ -61,14 +61,14 @@ def scan_message(data: bytes, begin: int) -> None:
     none, flags = np.empty(0, np.int32), np.empty(0, np.uint8)
     found = np.zeros(arena_module._WORDS, np.int64)
     fine, (_, _, _, found, *_) = same(
-        arena_module._walk, octets, begin, len(data), found, False, (none,) * 6, (flags,) * 2
+        arena_module._scan, octets, begin, len(data), found, False, (none,) * 6, (flags,) * 2
     )
     if not fine:
         return
     counts = found[3:].tolist()
     bounds = tuple(np.zeros(counts[each // 2], np.int32) for each in range(6))
     flags = tuple(np.zeros(counts[3 + each], np.uint8) for each in range(2))
-    same(arena_module._walk, octets, begin, len(data), found, True, bounds, flags)
+    same(arena_module._scan, octets, begin, len(data), found, True, bounds, flags)
 
 
 @given(st.binary(max_size=80))
@@ -84,7 +84,7 @@ def test_scan_of_truncated_message_is_equal(keys: list[bytes], data: st.DataObje
     begin = next(at for at in (2, 3, 4) if message[at - 1] < 128)
     scan_message(message, begin)
     scan_message(message[: data.draw(st.integers(begin, len(message)))], begin)
-    scan_message(encode_request(Store.emptying(300)), 2)
+    scan_message(encode_request(Store.truncate(300)), 2)
 
 
 offsets = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6).map(sorted)

@@ -370,7 +370,7 @@ def test_replacement_without_a_key_or_field_freezes_its_binding_and_no_other(
     else:
         replace_table(table, upper + 5, [{"id": 1, "name": "a"}])
     other.compare_and_append([(row(2), upper, 1)], upper, upper + 15)
-    reason = "has no key" if change == "key" else "cannot be selected"
+    reason = "has no key" if change == "key" else "cannot select fields"
     with pytest.raises(IncompatibleCollection, match=reason):
         bring(lake, endpoint, tmp_path, bindings=bindings)
     assert [each["id"] for each in endpoint.rows("u")] == [1, 2]

@@ -1,4 +1,4 @@
-"""Connector state adds up, in any grouping."""
+"""Connector state: combination of updates is associative."""
 
 import json
 
@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.protocol.connector_state import EMPTY, add_up, unchanged
+from penstock.protocol.connector_state import EMPTY, combine_state, is_unchanged
 from penstock.protocol.messages import StateUpdate
 from tests.protocol.vectors import cases, name
 
@@ -17,23 +17,23 @@ def update(case):
 
 
 @pytest.mark.parametrize("case", cases("driver_checkpoint_reduce"), ids=name)
-def test_cases_of_flow(case):
-    found = add_up(update(case["input"]["lhs"]), update(case["input"]["update"]))
+def test_combine_state_equals_flow(case):
+    combined = combine_state(update(case["input"]["lhs"]), update(case["input"]["update"]))
     expected = case["expect"]
-    assert found.patch is expected["merge_patch"]
-    assert (json.loads(found.json) if found.json else "") == (
+    assert combined.patch is expected["merge_patch"]
+    assert (json.loads(combined.json) if combined.json else "") == (
         json.loads(expected["json"]) if expected["json"] else ""
     )
 
 
 @pytest.mark.parametrize("case", cases("state_unchanged"), ids=name)
-def test_whether_an_update_says_anything(case):
-    said = case["input"]
-    found = unchanged(
-        StateUpdate(said["prior"].encode()),
-        StateUpdate(said["update"].encode(), said["merge_patch"]),
+def test_is_unchanged_equals_flow(case):
+    given = case["input"]
+    result = is_unchanged(
+        StateUpdate(given["prior"].encode()),
+        StateUpdate(given["update"].encode(), given["merge_patch"]),
     )
-    assert found is case["expect"]["unchanged"]
+    assert result is case["expect"]["unchanged"]
 
 
 values = st.recursive(
@@ -47,42 +47,45 @@ updates = st.builds(
 )
 
 
-def puts_an_object_where_another_is_removed(first, second):
-    """Which no single patch can say."""
+def puts_object_in_place_of_removed_value(first, second):
     return any(
         isinstance(value, dict)
         and name in first
         and (
             not isinstance(first[name], dict)
-            or puts_an_object_where_another_is_removed(first[name], value)
+            or puts_object_in_place_of_removed_value(first[name], value)
         )
         for name, value in second.items()
     )
 
 
 @given(updates, updates, updates)
-def test_grouping_does_not_matter(first, second, third):
+def test_combine_state_is_associative(first, second, third):
     def value(state):
         return json.loads(state.json), state.patch
 
-    for earlier, later in ((first, second), (second, third), (add_up(first, second), third)):
+    for earlier, later in ((first, second), (second, third), (combine_state(first, second), third)):
         both = earlier.patch and later.patch
-        said = json.loads(earlier.json), json.loads(later.json)
-        assume(not (both and puts_an_object_where_another_is_removed(*said)))
+        contents = json.loads(earlier.json), json.loads(later.json)
+        assume(not (both and puts_object_in_place_of_removed_value(*contents)))
     start = StateUpdate(b"{}")
-    one_by_one = add_up(add_up(add_up(start, first), second), third)
-    assert value(one_by_one) == value(add_up(add_up(start, first), add_up(second, third)))
-    assert value(one_by_one) == value(add_up(start, add_up(add_up(first, second), third)))
+    one_by_one = combine_state(combine_state(combine_state(start, first), second), third)
+    assert value(one_by_one) == value(
+        combine_state(combine_state(start, first), combine_state(second, third))
+    )
+    assert value(one_by_one) == value(
+        combine_state(start, combine_state(combine_state(first, second), third))
+    )
 
 
-def test_what_no_patch_can_say_is_right_one_by_one():
+def test_combine_state_in_order_replaces_removed_object():
     state = StateUpdate(b'{"b":{"old":1}}')
     for patch in (b'{"b":null}', b'{"b":{"new":2}}'):
-        state = add_up(state, StateUpdate(patch, patch=True))
+        state = combine_state(state, StateUpdate(patch, patch=True))
     assert state == StateUpdate(b'{"b":{"new":2}}')
 
 
-def test_state_that_is_no_object_is_refused():
+def test_combine_state_without_json_object_raises_usage_error():
     for wrong in (b"[]", b"{", b"1"):
         with pytest.raises(UsageError, match="connector state is not"):
-            add_up(EMPTY, StateUpdate(wrong, patch=True))
+            combine_state(EMPTY, StateUpdate(wrong, patch=True))

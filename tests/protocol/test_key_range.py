@@ -1,11 +1,11 @@
-"""Who has which keys."""
+"""Key ranges of shards, and addresses that need TLS."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.protocol.key_range import WHOLE, KeyRange, shards
+from penstock.protocol.key_range import WHOLE, KeyRange, split_evenly
 from penstock.protocol.transport_security import Security, is_private
 from tests.protocol.vectors import cases, name
 
@@ -13,36 +13,38 @@ hashes = st.integers(0, 2**32 - 1)
 
 
 @pytest.mark.parametrize("case", cases("shard_split"), ids=name)
-def test_a_range_is_split_as_in_flow(case):
-    said = KeyRange(case["input"]["key_begin"], case["input"]["key_end"])
-    children = [[each.begin, each.end] for each in said.split()]
+def test_split_of_key_range_equals_flow(case):
+    key_range = KeyRange(case["input"]["key_begin"], case["input"]["key_end"])
+    children = [[half.begin, half.end] for half in key_range.split()]
     assert children == case["expect"]["children"]
-    assert [str(each).split("-") for each in said.split()] == case["expect"]["children_hex"]
+    assert [str(half).split("-") for half in key_range.split()] == case["expect"]["children_hex"]
 
 
 @pytest.mark.parametrize("case", cases("initial_splits"), ids=name)
-def test_shards_are_as_in_flow(case):
-    found = [str(each).split("-") for each in shards(case["input"]["count"])]
-    assert found == case["expect"]["ranges_hex"]
+def test_split_evenly_equals_flow(case):
+    ranges = [str(shard).split("-") for shard in split_evenly(case["input"]["count"])]
+    assert ranges == case["expect"]["ranges_hex"]
 
 
 @pytest.mark.parametrize("case", cases("shard_routing"), ids=name)
-def test_a_hash_is_in_one_shard(case):
-    ranges = [KeyRange(*each) for each in case["input"]["ranges"]]
-    [index] = [at for at, each in enumerate(ranges) if each.contains(case["expect"]["hash_u32"])]
+def test_hash_belongs_to_shard_of_flow(case):
+    ranges = [KeyRange(*bounds) for bounds in case["input"]["ranges"]]
+    key_hash = case["expect"]["hash_u32"]
+    [index] = [number for number, shard in enumerate(ranges) if shard.contains(key_hash)]
     assert index == case["expect"]["shard_index"]
 
 
 @given(count=st.integers(1, 500), key_hash=hashes)
-def test_every_hash_is_in_exactly_one_shard(count, key_hash):
-    found = shards(count)
-    assert sum(each.contains(key_hash) for each in found) == 1
-    assert sum(each.width for each in found) == WHOLE.width
-    assert max(each.width for each in found) - min(each.width for each in found) <= 1
+def test_split_evenly_puts_every_hash_in_one_shard(count, key_hash):
+    ranges = split_evenly(count)
+    assert sum(shard.contains(key_hash) for shard in ranges) == 1
+    widths = [shard.width for shard in ranges]
+    assert sum(widths) == WHOLE.width
+    assert max(widths) - min(widths) <= 1
 
 
 @given(first=st.tuples(hashes, hashes), second=st.tuples(hashes, hashes), key_hash=hashes)
-def test_overlaps_and_covers_are_what_they_say(first, second, key_hash):
+def test_overlaps_and_covers_agree_with_contains(first, second, key_hash):
     one, other = KeyRange(*sorted(first)), KeyRange(*sorted(second))
     if one.contains(key_hash) and other.contains(key_hash):
         assert one.overlaps(other)
@@ -54,8 +56,8 @@ def test_overlaps_and_covers_are_what_they_say(first, second, key_hash):
 
 
 @pytest.mark.parametrize(("begin", "end"), [(1, 0), (-1, 5), (0, 2**32)])
-def test_what_is_no_range(begin, end):
-    with pytest.raises(UsageError, match="no key range"):
+def test_key_range_with_invalid_ends_raises_usage_error(begin, end):
+    with pytest.raises(UsageError, match=r"key range .* is invalid"):
         KeyRange(begin, end)
 
 
@@ -75,12 +77,12 @@ def test_what_is_no_range(begin, end):
         ("localhost.example.com:5", False),
     ],
 )
-def test_where_nobody_else_can_listen(address, private):
+def test_security_check_of_public_address_needs_tls(address, private):
     assert is_private(address) is private
     if private:
         Security().check(address)
     else:
-        with pytest.raises(UsageError, match="in plaintext"):
+        with pytest.raises(UsageError, match="needs TLS"):
             Security(token="secret").check(address)
         Security(plaintext=True).check(address)
     assert "secret" not in repr(Security(token="secret"))

@@ -1,4 +1,4 @@
-"""What a message must be, and a collection in it, whoever sends it."""
+"""Validity of messages and of the collections in them."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
-from penstock.protocol.message_rules import broken_spec_rule
+from penstock.protocol.message_rules import find_spec_violation
 from penstock.protocol.messages import Load, Store, Validate, ValidateBinding
 from penstock.protocol.specs import (
     CollectionSpec,
@@ -30,7 +30,7 @@ THINGS = CollectionSpec("a/things", ("/id",), (ROOT, ID, NOTE), read_schema_json
     ],
     ids=["plain", "schemas", "two fields of one location"],
 )
-def test_a_collection_that_is_one(fine):
+def test_validate_with_valid_collection_round_trips(fine):
     validate = Validate("m", "{}", (ValidateBinding("{}", replace(THINGS, **fine), {"id": "{}"}),))
     assert decode(Validate, encode(validate)) == validate
 
@@ -40,11 +40,11 @@ def test_a_collection_that_is_one(fine):
     [
         ({"collection": ""}, {}, "the collection has no name"),
         ({"key_ptrs": ()}, {}, "the collection has no key"),
-        ({"key_ptrs": ("/id", "/id")}, {}, "a location is in the key twice"),
-        ({"key_ptrs": ("/other",)}, {}, "no projection is at '/other', which is of the key"),
-        ({"key_ptrs": ("id",)}, {}, "'id' is no JSON pointer"),
+        ({"key_ptrs": ("/id", "/id")}, {}, "the key contains a location twice"),
+        ({"key_ptrs": ("/other",)}, {}, "key location '/other' has no projection"),
+        ({"key_ptrs": ("id",)}, {}, "'id' is not a JSON pointer"),
         ({"projections": (ID, ID)}, {}, "two projections have the same field"),
-        ({"projections": (ID, Projection("x", "x"))}, {}, "'x' is no JSON pointer"),
+        ({"projections": (ID, Projection("x", "x"))}, {}, "'x' is not a JSON pointer"),
         ({"projections": (ID, Projection("/x", ""))}, {}, "a projection has no field"),
         ({"read_schema_json": "{"}, {}, "read_schema_json is not a JSON schema"),
         ({"write_schema_json": "[]"}, {}, "write_schema_json is not a JSON schema"),
@@ -54,16 +54,16 @@ def test_a_collection_that_is_one(fine):
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )
-def test_a_collection_that_is_none(broken, configs, rule):
+def test_validate_with_invalid_collection_is_rejected(broken, configs, rule):
     collection = replace(THINGS, **broken)
     data = encode(Validate("m", "{}", (ValidateBinding("{}", collection, configs),)))
     with pytest.raises(RemoteProtocolError) as caught:
         decode(Validate, data)
     where = f"binding 0 ({collection.collection}): {rule}"
-    assert str(caught.value) == f"Validate asks for {where}"
+    assert str(caught.value) == f"Validate has an invalid {where}"
     selection = FieldSelection(("id",), ("note",), "doc", configs)
     bound = MaterializationBinding("{}", ("t",), collection, selection)
-    assert broken_spec_rule(MaterializationSpec("m", "{}", (bound,))) == where
+    assert find_spec_violation(MaterializationSpec("m", "{}", (bound,))) == where
 
 
 BYTES, TRUE = pa.array([b"x"], pa.binary()), pa.array([True])
@@ -72,18 +72,33 @@ BYTES, TRUE = pa.array([b"x"], pa.binary()), pa.array([True])
 @pytest.mark.parametrize(
     ("message", "rule"),
     [
-        (Load(-1, BYTES), "Load is of binding -1"),
-        (Load(1 << 32, BYTES), "Load is of binding 4294967296"),
-        (Load(0, pa.array([b"x"], pa.large_binary())), "Load has packed_keys that are no BinaryA"),
-        (Load(0, pa.array([b"x", None], pa.binary())), "Load has packed_keys that are no BinaryA"),
-        (Load(0, [b"x"]), "Load has packed_keys that are no BinaryArray without nulls"),
-        (Store(0, BYTES, BYTES, pa.array(["{}"]), TRUE), "Store has docs_json that are no BinaryA"),
-        (Store(0, BYTES, BYTES, BYTES, pa.array([1])), "Store has exists that are no BooleanArray"),
+        (Load(-1, BYTES), "Load has an invalid binding number: -1"),
+        (Load(1 << 32, BYTES), "Load has an invalid binding number: 4294967296"),
+        (
+            Load(0, pa.array([b"x"], pa.large_binary())),
+            "Load has packed_keys that are not a BinaryA",
+        ),
+        (
+            Load(0, pa.array([b"x", None], pa.binary())),
+            "Load has packed_keys that are not a BinaryA",
+        ),
+        (Load(0, [b"x"]), "Load has packed_keys that are not a BinaryArray without nulls"),
+        (
+            Store(0, BYTES, BYTES, pa.array(["{}"]), TRUE),
+            "Store has docs_json that are not a BinaryA",
+        ),
+        (
+            Store(0, BYTES, BYTES, BYTES, pa.array([1])),
+            "Store has exists that are not a BooleanArray",
+        ),
         (Store(0, BYTES, BYTES, BYTES, pa.array([None], pa.bool_())), "Store has exists that are"),
-        (Store(0, BYTES, BYTES, BYTES, TRUE, pa.array([0])), "Store has deletes that are no Bool"),
+        (
+            Store(0, BYTES, BYTES, BYTES, TRUE, pa.array([0])),
+            "Store has deletes that are not a Bool",
+        ),
     ],
-    ids=[f"broken-{each}" for each in range(9)],
+    ids=[f"broken-{number}" for number in range(9)],
 )
-def test_columns_that_are_none_are_not_sent(message, rule):
+def test_encode_request_with_invalid_columns_is_rejected(message, rule):
     with pytest.raises(LocalProtocolError, match=rule):
         encode_request(message)

@@ -1,4 +1,4 @@
-"""Secrets in text of others, whatever their encoding."""
+"""Redaction of secrets in all encodings."""
 
 import base64
 import json

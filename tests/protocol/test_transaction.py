@@ -1,4 +1,4 @@
-"""The order of messages: one table, walked from both ends."""
+"""Message order, checked from both sides of a stream."""
 
 import random
 
@@ -14,12 +14,12 @@ from tests.protocol.vectors import cases
 RESPONSES = set(Kind) - REQUESTS
 
 
-def walked(*kinds: Kind, role: Role = Role.RUNTIME) -> Transaction:
-    where = Transaction(role)
+def state_after(*kinds: Kind, role: Role = Role.RUNTIME) -> Transaction:
+    state = Transaction(role)
     for kind in kinds:
         ours = (kind in REQUESTS) is (role is Role.RUNTIME)
-        where = where.sends(kind) if ours else where.receives(kind)
-    return where
+        state = state.after_sending(kind) if ours else state.after_receiving(kind)
+    return state
 
 
 OPENED = (Kind.OPEN, Kind.OPENED)
@@ -28,10 +28,10 @@ COMMITTED = (*READY, Kind.FLUSH, Kind.FLUSHED, Kind.START_COMMIT, Kind.STARTED_C
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_whole_transaction_of_flows_own_tests(role):
-    [case] = [each for each in cases("lifecycle") if "requests" in each["input"]]
-    requests = [Kind(each) for each in case["input"]["requests"]]
-    responses = [Kind(each) for each in case["input"]["responses"]]
+def test_transaction_of_flow_is_accepted(role):
+    [case] = [entry for entry in cases("lifecycle") if "requests" in entry["input"]]
+    requests = [Kind(value) for value in case["input"]["requests"]]
+    responses = [Kind(value) for value in case["input"]["responses"]]
     order = [
         *(requests.pop(0), responses.pop(0)),  # Open, Opened
         *(requests.pop(0), requests.pop(0), responses.pop(0)),  # a Load before Acknowledged
@@ -42,9 +42,9 @@ def test_a_whole_transaction_of_flows_own_tests(role):
         order.append(responses.pop(0))
     while requests[0] is not Kind.ACKNOWLEDGE:
         order.append(requests.pop(0))
-    order += [responses.pop(0), responses.pop(0), requests.pop(0)]  # Acknowledged comes early
+    order += [responses.pop(0), responses.pop(0), requests.pop(0)]  # Acknowledged arrives early
     assert not requests + responses
-    assert walked(*order, role=role).idle
+    assert state_after(*order, role=role).idle
 
 
 @pytest.mark.parametrize(
@@ -67,35 +67,39 @@ def test_a_whole_transaction_of_flows_own_tests(role):
     ],
     ids=lambda it: str(it) if isinstance(it, Kind) else None,
 )
-def test_what_a_runtime_may_not_send(before, kind, says):
+def test_request_out_of_order_is_rejected(before, kind, says):
     with pytest.raises(LocalProtocolError, match=f"{kind} may not be sent {says}"):
-        walked(*before).sends(kind)
+        state_after(*before).after_sending(kind)
     if kind in REQUESTS:
-        with pytest.raises(RemoteProtocolError, match=f"{kind} came {says}"):
-            walked(*before, role=Role.CONNECTOR).receives(kind)
+        with pytest.raises(RemoteProtocolError, match=f"{kind} was sent {says}"):
+            state_after(*before, role=Role.CONNECTOR).after_receiving(kind)
 
 
 @pytest.mark.parametrize(
     ("before", "kind", "says"),
     [
-        ((), Kind.OPENED, "while nothing was the last"),
+        ((), Kind.OPENED, "when nothing was the last request"),
         ((Kind.OPEN,), Kind.ACKNOWLEDGED, "after nothing"),
         ((*OPENED, Kind.ACKNOWLEDGE, Kind.LOAD), Kind.LOADED, "after Opened"),
-        (READY, Kind.LOADED, "while Acknowledge was the last"),
-        ((*READY, Kind.FLUSH), Kind.LOADED, "though no Load asked for it"),
-        ((*READY, Kind.LOAD), Kind.FLUSHED, "while Load was the last"),
+        (READY, Kind.LOADED, "when Acknowledge was the last request"),
+        ((*READY, Kind.FLUSH), Kind.LOADED, "without a Load"),
+        ((*READY, Kind.LOAD), Kind.FLUSHED, "when Load was the last request"),
         ((*READY, Kind.FLUSH, Kind.FLUSHED), Kind.LOADED, "after Flushed"),
-        ((*READY, Kind.FLUSH, Kind.FLUSHED), Kind.STARTED_COMMIT, "while Flush was the last"),
+        (
+            (*READY, Kind.FLUSH, Kind.FLUSHED),
+            Kind.STARTED_COMMIT,
+            "when Flush was the last request",
+        ),
         ((*READY, Kind.FLUSH, Kind.FLUSHED), Kind.ACKNOWLEDGED, "after Flushed"),
         (READY, Kind.ACKNOWLEDGED, "after Acknowledged"),
     ],
     ids=lambda it: str(it) if isinstance(it, Kind) else None,
 )
-def test_what_a_connector_may_not_send(before, kind, says):
-    with pytest.raises(RemoteProtocolError, match=f"{kind} came {says}"):
-        walked(*before).receives(kind)
+def test_response_out_of_order_is_rejected(before, kind, says):
+    with pytest.raises(RemoteProtocolError, match=f"{kind} was sent {says}"):
+        state_after(*before).after_receiving(kind)
     with pytest.raises(LocalProtocolError, match=f"{kind} may not be sent {says}"):
-        walked(*before, role=Role.CONNECTOR).sends(kind)
+        state_after(*before, role=Role.CONNECTOR).after_sending(kind)
 
 
 @pytest.mark.parametrize(
@@ -110,59 +114,59 @@ def test_what_a_connector_may_not_send(before, kind, says):
         ((*COMMITTED, Kind.ACKNOWLEDGE, Kind.ACKNOWLEDGED), True),
     ],
 )
-def test_where_a_stream_may_end(before, clean):
-    where = walked(*before, role=Role.CONNECTOR)
+def test_stream_end_within_transaction_is_rejected(before, clean):
+    state = state_after(*before, role=Role.CONNECTOR)
     if clean:
-        where.ends()
+        state.check_end()
     else:
         with pytest.raises(RemoteProtocolError, match="unexpected EOF"):
-            where.ends()
+            state.check_end()
 
 
-def may(where: Transaction, kind: Kind) -> Transaction | None:
-    ours = (kind in REQUESTS) is (where.role is Role.RUNTIME)
+def try_message(state: Transaction, kind: Kind) -> Transaction | None:
+    ours = (kind in REQUESTS) is (state.role is Role.RUNTIME)
     try:
-        return where.sends(kind) if ours else where.receives(kind)
+        return state.after_sending(kind) if ours else state.after_receiving(kind)
     except (LocalProtocolError, RemoteProtocolError):
         return None
 
 
 @given(seed=st.integers(0, 2**32))
-def test_both_ends_agree_however_slow_the_line_is(seed):
-    """What one end may send, the other may receive, whatever is under way meanwhile."""
-    chance = random.Random(seed)
+def test_message_allowed_for_sender_is_allowed_for_receiver(seed):
+    """Both sides agree with any number of messages in flight."""
+    rng = random.Random(seed)
     runtime, connector = Transaction(Role.RUNTIME), Transaction(Role.CONNECTOR)
     to_connector: list[Kind] = []
     to_runtime: list[Kind] = []
     for _ in range(200):
-        deed = chance.randrange(4)
-        if deed == 0:
-            allowed = [each for each in REQUESTS if may(runtime, each)]
+        action = rng.randrange(4)
+        if action == 0:
+            allowed = [kind for kind in REQUESTS if try_message(runtime, kind)]
             if allowed:
-                kind = chance.choice(sorted(allowed, key=lambda it: it.value))
-                runtime = runtime.sends(kind)
+                kind = rng.choice(sorted(allowed, key=lambda it: it.value))
+                runtime = runtime.after_sending(kind)
                 to_connector.append(kind)
-        elif deed == 1:
-            allowed = [each for each in RESPONSES if may(connector, each)]
+        elif action == 1:
+            allowed = [kind for kind in RESPONSES if try_message(connector, kind)]
             if allowed:
-                kind = chance.choice(sorted(allowed, key=lambda it: it.value))
-                connector = connector.sends(kind)
+                kind = rng.choice(sorted(allowed, key=lambda it: it.value))
+                connector = connector.after_sending(kind)
                 to_runtime.append(kind)
-        elif deed == 2 and to_connector:
-            connector = connector.receives(to_connector.pop(0))
-        elif deed == 3 and to_runtime:
-            runtime = runtime.receives(to_runtime.pop(0))
+        elif action == 2 and to_connector:
+            connector = connector.after_receiving(to_connector.pop(0))
+        elif action == 3 and to_runtime:
+            runtime = runtime.after_receiving(to_runtime.pop(0))
 
 
 @given(seed=st.integers(0, 2**32))
-def test_a_flush_never_goes_before_its_own_acknowledgement(seed):
-    """Of each transaction: an Acknowledged between the StartedCommit before and the Flush."""
-    chance = random.Random(seed)
-    where, order = Transaction(Role.RUNTIME), []
+def test_flush_follows_acknowledged_of_previous_transaction(seed):
+    """An Acknowledged is between each StartedCommit and the next Flush."""
+    rng = random.Random(seed)
+    state, order = Transaction(Role.RUNTIME), []
     for _ in range(120):
-        allowed = [(each, found) for each in Kind if (found := may(where, each))]
+        allowed = [(kind, after) for kind in Kind if (after := try_message(state, kind))]
         assert allowed, order
-        kind, where = chance.choice(allowed)
+        kind, state = rng.choice(allowed)
         order.append(kind)
     acknowledged = False
     for kind in order:

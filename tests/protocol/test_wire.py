@@ -1,4 +1,4 @@
-"""The bytes of the wire: those of Flow's own tests, and those that a protobuf library reads."""
+"""Encoding of messages, compared with Flow and with the protobuf library."""
 
 import dataclasses
 import filecmp
@@ -27,7 +27,7 @@ from penstock.protocol.messages import (
     Open,
     Opened,
     Spec,
-    SpecAnswer,
+    SpecResponse,
     StartCommit,
     StartedCommit,
     StateUpdate,
@@ -101,13 +101,13 @@ def in_era(case):
     return case["era"].startswith(("2021", "2022", "2023-01"))
 
 
-def test_bytes_of_the_stream_are_the_ones_of_flow():
+def test_encoded_messages_equal_flow():
     seen = []
     for case in cases("wire_proto"):
         if not in_era(case):
             continue
-        said, expected = case["input"], case["expect"]
-        match said:
+        expected = case["expect"]
+        match case["input"]:
             case {"flush": _}:
                 data, back = encode_request(Flush()), decode_request
             case {"opened": {"runtime_checkpoint_utf8": text}}:
@@ -150,7 +150,7 @@ REQUESTS = [
         pa.array([True, False]),
         pa.array([False, True]),
     ),
-    Store.emptying(3),
+    Store.truncate(3),
     StartCommit(b"checkpoint"),
     Acknowledge(),
 ]
@@ -166,27 +166,27 @@ RESPONSES = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda it: str(it.kind))
-def test_a_request_comes_back_and_is_a_message_of_the_proto(request_):
+def test_request_round_trips_and_parses_as_protobuf(request_):
     data = encode_request(request_)
     assert decode_request(data) == request_
     parsed = materialize_pb2.TransactionRequest.FromString(data)
-    assert [each.name for each, _ in parsed.ListFields()] == [request_.kind.value]
+    assert [entry.name for entry, _ in parsed.ListFields()] == [request_.kind.value]
     assert parsed.SerializeToString(deterministic=True) == data
 
 
 @pytest.mark.parametrize("response", RESPONSES, ids=lambda it: str(it.kind))
-def test_a_response_comes_back_and_is_a_message_of_the_proto(response):
+def test_response_round_trips_and_parses_as_protobuf(response):
     data = encode_response(response)
     assert decode_response(data) == response
     parsed = materialize_pb2.TransactionResponse.FromString(data)
-    assert [each.name for each, _ in parsed.ListFields()] == [response.kind.value]
+    assert [entry.name for entry, _ in parsed.ListFields()] == [response.kind.value]
 
 
 @pytest.mark.parametrize(
     "value",
     [
         Spec(),
-        SpecAnswer("{}", '{"a":1}', "docs", b"\n\x01p"),
+        SpecResponse("{}", '{"a":1}', "docs", b"\n\x01p"),
         Validate("m", "{}", (ValidateBinding("{}", ORDERS, {"note": '{"x":1}'}),)),
         Validated(
             (
@@ -205,36 +205,36 @@ def test_a_response_comes_back_and_is_a_message_of_the_proto(response):
     ],
     ids=lambda it: type(it).__name__,
 )
-def test_a_question_comes_back(value):
+def test_unary_message_round_trips(value):
     assert decode(type(value), encode(value)) == value
 
 
-def test_our_own_fields_are_numbers_that_others_pass_over():
+def test_extension_fields_have_numbers_from_100():
     binding = materialize_pb2.ValidateResponse.Binding.DESCRIPTOR.fields_by_name
     store = materialize_pb2.TransactionRequest.Store.DESCRIPTOR.fields_by_name
     assert [binding["accepts_delete"].number, binding["accepts_empty"].number] == [100, 101]
     assert [store["deletes"].number, store["empties"].number] == [100, 101]
 
 
-def test_a_store_that_empties_has_no_documents():
+def test_truncating_store_with_documents_is_rejected():
     one = column(b"k")
     store = encode_request(Store(0, one, one, one, pa.array([True])))
     message = materialize_pb2.TransactionRequest.FromString(store)
     message.store.empties = True
-    with pytest.raises(RemoteProtocolError, match="Store empties, and has packed_keys"):
+    with pytest.raises(RemoteProtocolError, match="Store has both empties and packed_keys"):
         decode_request(message.SerializeToString())
     with pytest.raises(LocalProtocolError, match="0 packed_keys, but 1 deletes"):
-        encode_request(dataclasses.replace(Store.emptying(0), deletes=pa.array([True])))
+        encode_request(dataclasses.replace(Store.truncate(0), deletes=pa.array([True])))
 
 
-# Arenas: whatever a protobuf library writes is read, and the other way round.
+# Arenas: we decode everything that the protobuf library encodes, and the reverse.
 
-pieces = st.lists(st.binary(max_size=12), min_size=1, max_size=30)
+chunks = st.lists(st.binary(max_size=12), min_size=1, max_size=30)
 
 
-@given(keys=pieces, data=st.data())
-def test_slices_of_others_are_read_wherever_they_lie(keys, data):
-    """In any order in the arena, apart, or over one another."""
+@given(keys=chunks, data=st.data())
+def test_load_with_slices_anywhere_in_arena_is_decoded(keys, data):
+    """Slices are in any order, with gaps, or overlap."""
     arena, slices = b"", {}
     for index in data.draw(st.permutations(range(len(keys)))):
         arena += data.draw(st.binary(max_size=3))
@@ -262,7 +262,7 @@ def test_slices_of_others_are_read_wherever_they_lie(keys, data):
     deletes=st.booleans(),
     skipped=st.integers(0, 3),
 )
-def test_a_store_of_ours_is_read_by_others(rows, deletes, skipped):
+def test_encoded_store_parses_as_protobuf(rows, deletes, skipped):
     keys, values, docs, exists = zip(*rows, strict=True)
     skipped = min(skipped, len(rows) - 1)
     flags = pa.array(exists)
@@ -281,26 +281,26 @@ def test_a_store_of_ours_is_read_by_others(rows, deletes, skipped):
         ("packed_values", values),
         ("docs_json", docs),
     ):
-        found = [parsed.arena[each.begin : each.end] for each in getattr(parsed, name_)]
-        assert found == list(expected[skipped:])
+        decoded = [parsed.arena[entry.begin : entry.end] for entry in getattr(parsed, name_)]
+        assert decoded == list(expected[skipped:])
     assert list(parsed.exists) == list(exists[skipped:])
     assert list(parsed.deletes) == (list(exists[skipped:]) if deletes else [])
     assert decode_request(data) == store
 
 
-def test_booleans_one_by_one_and_fields_unknown_to_us_are_read():
+def test_unpacked_booleans_and_unknown_fields_are_decoded():
     store = materialize_pb2.TransactionRequest.Store(binding=1, arena=b"kv{}")
     for name_, begin, end in (("packed_keys", 0, 1), ("packed_values", 1, 2), ("docs_json", 2, 4)):
         getattr(store, name_).add(begin=begin, end=end)
     loose = bytes([6 << 3, 1])  # `exists` as a field of its own.
     others = bytes([9 << 3 | 2, 2, 1, 2, 10 << 3 | 1]) + bytes(8) + bytes([11 << 3 | 5]) + bytes(4)
     body = store.SerializeToString() + loose + others
-    found = decode_request(bytes([4 << 3 | 2, len(body)]) + body)
-    assert found == Store(1, column(b"k"), column(b"v"), column(b"{}"), pa.array([True]))
+    decoded = decode_request(bytes([4 << 3 | 2, len(body)]) + body)
+    assert decoded == Store(1, column(b"k"), column(b"v"), column(b"{}"), pa.array([True]))
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_are_more_than_malformed(data):
+def test_decode_of_any_bytes_agrees_with_protobuf(data):
     for read, kind in (
         (decode_request, materialize_pb2.TransactionRequest),
         (decode_response, materialize_pb2.TransactionResponse),
@@ -309,26 +309,26 @@ def test_no_bytes_are_more_than_malformed(data):
             read(data)
         except RemoteProtocolError:
             continue
-        kind.FromString(data)  # What we take, a protobuf library takes, too.
+        kind.FromString(data)  # The protobuf library accepts all that we accept.
 
 
 @given(body=st.binary(max_size=60), number=st.sampled_from([2, 4]))
-def test_nor_are_damaged_arenas(body, number):
+def test_decode_of_any_arena_agrees_with_protobuf(body, number):
     data = bytes([number << 3 | 2, len(body)]) + body
     try:
-        found = decode_request(data)
+        decoded = decode_request(data)
     except RemoteProtocolError:
         return
     parsed = materialize_pb2.TransactionRequest.FromString(data)
     part = parsed.load if number == 2 else parsed.store
-    keys = [part.arena[each.begin : each.end] for each in part.packed_keys]
-    assert found.packed_keys.to_pylist() == keys
+    keys = [part.arena[entry.begin : entry.end] for entry in part.packed_keys]
+    assert decoded.packed_keys.to_pylist() == keys
 
 
-# What a message must be.
+# Validity of messages.
 
 
-def test_messages_that_say_nothing_are_refused():
+def test_encode_of_invalid_message_is_rejected():
     one, none = column(b"k"), column()
     broken = {
         "Load with zero packed_keys": Load(0, none),
@@ -346,7 +346,7 @@ def test_messages_that_say_nothing_are_refused():
     fine = {
         "Open with key_begin == key_end": Open(SPEC, "v", KeyRange(7, 7)),
     }
-    # Flow's own runtime permits it. Here it would make an endpoint forget how far it is.
+    # Flow permits it. Here the endpoint would lose its checkpoint.
     stricter = {"StartCommit with empty checkpoint": StartCommit(b"")}
     for case in cases("message_validation"):
         what = case["input"]["message"]
@@ -363,18 +363,18 @@ def test_messages_that_say_nothing_are_refused():
         encode_response(Loaded(0, none))
 
 
-def test_start_commit_without_a_checkpoint_is_rejected_when_it_arrives():
+def test_decode_start_commit_without_checkpoint_is_rejected():
     message = materialize_pb2.TransactionRequest()
     message.start_commit.SetInParent()
     with pytest.raises(RemoteProtocolError, match="StartCommit has no runtime_checkpoint"):
         decode_request(message.SerializeToString())
 
 
-def test_a_range_that_ends_before_it_begins_is_refused():
+def test_decode_open_with_invalid_key_range_is_rejected():
     message = materialize_pb2.TransactionRequest()
     message.open.version = "v"
     message.open.key_begin, message.open.key_end = 2, 1
-    with pytest.raises(RemoteProtocolError, match="no key range"):
+    with pytest.raises(RemoteProtocolError, match=r"key range .* is invalid"):
         decode_request(message.SerializeToString())
 
 
@@ -387,12 +387,12 @@ def test_a_range_that_ends_before_it_begins_is_refused():
         (b"\xff" * 12, "is not a protobuf message"),
     ],
 )
-def test_a_message_is_exactly_one_thing(data, says):
+def test_decode_without_exactly_one_field_is_rejected(data, says):
     with pytest.raises(MalformedMessage, match=says):
         decode_request(data)
 
 
-def test_a_slice_must_be_within_its_arena():
+def test_decode_slice_outside_arena_is_rejected():
     message = materialize_pb2.TransactionRequest()
     message.load.arena = b"abc"
     for begin, end in ((0, 3), (2, 4), (3, 2), (0, 2**32 - 1)):
@@ -406,10 +406,10 @@ def test_a_slice_must_be_within_its_arena():
                 decode_request(data)
 
 
-# What an older generation says in the places of ours.
+# The older protocol.
 
 
-def test_prepare_names_the_checkpoint_and_prepared_the_state():
+def test_prepare_carries_checkpoint_and_prepared_carries_state():
     data = encode_request(Flush(b"checkpoint"))
     assert data == bytes([3 << 3 | 2, 12, 1 << 3 | 2, 10]) + b"checkpoint"
     state = flow_pb2.DriverCheckpoint(driver_checkpoint_json=b'{"a":1}').SerializeToString()
@@ -417,11 +417,11 @@ def test_prepare_names_the_checkpoint_and_prepared_the_state():
     assert decode_response(prepared) == Flushed(StateUpdate(b'{"a":1}'))
 
 
-def test_generated_code_is_what_the_proto_says(tmp_path):
+def test_generated_code_is_up_to_date(tmp_path):
     root = Path(__file__).parent.parent.parent
     subprocess.run([root / "scripts/generate-protocol", sys.executable, tmp_path], check=True)
-    kept = root / "src/penstock/protocol/_generated"
-    made = sorted(each.name for each in tmp_path.iterdir())
-    assert made == sorted(each.name for each in kept.glob("*_pb2.py*"))
-    _, differ, missing = filecmp.cmpfiles(tmp_path, kept, made, shallow=False)
+    stored = root / "src/penstock/protocol/_generated"
+    generated = sorted(entry.name for entry in tmp_path.iterdir())
+    assert generated == sorted(entry.name for entry in stored.glob("*_pb2.py*"))
+    _, differ, missing = filecmp.cmpfiles(tmp_path, stored, generated, shallow=False)
     assert not differ + missing, "run `make protocol`"

@@ -1,4 +1,4 @@
-"""Cases read from Flow's own tests; those of one kind."""
+"""Test cases of Flow, by kind."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ CASES = json.loads((Path(__file__).parent.parent / "vectors" / "flow.json").read
 
 
 def cases(*kinds: str) -> list[Any]:
-    found = [case for case in CASES if case["kind"] in kinds]
-    assert found, kinds
-    return found
+    selected = [case for case in CASES if case["kind"] in kinds]
+    assert selected, kinds
+    return selected
 
 
 def name(case: Any) -> str:

@@ -225,7 +225,7 @@ def test_a_checkpoint_that_is_none_is_told(toy, connection):
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (ValidatedBinding({}, ()), "what validate answered has a binding .0. without a resource"),
+        (ValidatedBinding({}, ()), "what validate answered has no resource_path in binding 0"),
         ({}, "validate answered a dict"),
     ],
     ids=["no path", "a dict"],
@@ -250,9 +250,9 @@ def test_an_answer_of_validate_that_says_nothing_is_told(tmp_path, answer, says)
     ("data", "says"),
     [
         ([b""], "has 0 of its fields set"),
-        ([encode_request(Flush())], "Flush came after nothing"),
-        ([encode_request(Open(spec(), "v", WHOLE))] * 2, "Open came after Open"),
-        ([encode_request(Open(spec("a", "a"), "v", WHOLE))], "is another binding's, too"),
+        ([encode_request(Flush())], "Flush was sent after nothing"),
+        ([encode_request(Open(spec(), "v", WHOLE))] * 2, "Open was sent after Open"),
+        ([encode_request(Open(spec("a", "a"), "v", WHOLE))], "is used twice"),
     ],
 )
 def test_a_runtime_that_breaks_the_protocol_is_told(toy, connection, data, says):
@@ -296,7 +296,7 @@ def test_a_resource_is_emptied(toy, connection):
     toy.rows = {"things": {b"key": b"{}"}, "others": {b"key": b"{}"}}
     toy.transactor = Emptied
     stream = ready(connection, names=("things", "others"))
-    committed(stream, store(1, binding=1), Store.emptying(0), store(1))
+    committed(stream, store(1, binding=1), Store.truncate(0), store(1))
     assert toy.rows == {"others": {b"key": b"{}"}}
 
 
@@ -306,7 +306,7 @@ def test_a_resource_is_emptied(toy, connection):
         (ToyTransactor, WHOLE, [], "Store empties things, which does not accept it"),
         (Emptied, LOWER, [], "Store empties things for a shard of 00000000-7fffffff"),
         (Emptied, WHOLE, [store(1)], "Store empties things, and is not the first of it"),
-        (Emptied, WHOLE, [Store.emptying(0)], "Store empties things, and is not the first of it"),
+        (Emptied, WHOLE, [Store.truncate(0)], "Store empties things, and is not the first of it"),
     ],
     ids=["not accepted", "of a part", "after a document", "twice"],
 )
@@ -316,7 +316,7 @@ def test_a_resource_that_cannot_be_emptied_is_told(
     toy.transactor = transactor
     stream = ready(connection, key_range=key_range)
     with pytest.raises(ConnectorRefused, match=says):
-        committed(stream, *stores, Store.emptying(0))
+        committed(stream, *stores, Store.truncate(0))
 
 
 def test_an_end_amid_loads_is_told(connection):
@@ -595,23 +595,23 @@ def test_tls_both_ways(toy, tmp_path):
 
 
 def test_half_a_certificate_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="is not whole"):
+    with pytest.raises(UsageError, match="is missing"):
         connect("localhost:1", Security(certificate=tmp_path / "x"))
     pair = (tmp_path / "nothing.crt", tmp_path / "nothing.key")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="could not read"):
         connect("localhost:1", Security(None, *pair))
 
 
 def test_plaintext_beyond_this_machine_must_be_asked_for(toy):
-    with pytest.raises(UsageError, match="in plaintext"):
+    with pytest.raises(UsageError, match="needs TLS"):
         serve(toy, "0.0.0.0:0")
-    with pytest.raises(UsageError, match="in plaintext"):
+    with pytest.raises(UsageError, match="needs TLS"):
         connect("connector.example:80")
 
 
 def test_an_abstract_socket_is_anybodys(toy, tmp_path):
     address = f"unix-abstract:{tmp_path}"
-    with pytest.raises(UsageError, match="in plaintext"):
+    with pytest.raises(UsageError, match="needs TLS"):
         serve(toy, address)
     asked = Security(plaintext=True)
     with serve(toy, address, asked) as server, connect(server.address, asked) as connection:

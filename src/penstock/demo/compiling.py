@@ -76,8 +76,8 @@ def main() -> None:
     ]
     # Bytes that are as packed keys are, whatever they hold.
     cells = pa.array([b"a", b"b"])
-    message = arena.write(1, 1, [cells, cells, cells], [pa.array([True, False])])
-    arena.walk(message, 0, len(message), "a message")
+    message = arena.encode_arena(1, 1, [cells, cells, cells], [pa.array([True, False])])
+    arena.decode_arena(message, 0, len(message), "a message")
     packed = pack(columns)
     unpack(packed, [column.type for column in columns])
     key_hashes(packed)

@@ -19,7 +19,7 @@ from penstock.materialize.checkpoint import path_text
 from penstock.materialize.client import Connection
 from penstock.materialize.layout import Layout, layout_of
 from penstock.pipeline.file import BindingSection, MaterializationSection
-from penstock.protocol.field_selection import Wish, select_fields
+from penstock.protocol.field_selection import FieldPreferences, select_fields
 from penstock.protocol.messages import Apply, Validate, ValidateBinding, ValidatedBinding
 from penstock.protocol.specs import (
     CollectionSpec,
@@ -265,7 +265,7 @@ def _binding(
     answers: Sequence[ValidatedBinding],
 ) -> MaterializationBinding:
     fields, answer = section.bindings[number].fields, answers[number]
-    wish = Wish(
+    wish = FieldPreferences(
         include=fields.include,
         exclude=fields.exclude,
         recommended=fields.recommended,

@@ -47,7 +47,7 @@ from penstock.protocol.messages import (
     Request,
     Response,
     Spec,
-    SpecAnswer,
+    SpecResponse,
     StartCommit,
     Validate,
     Validated,
@@ -149,9 +149,9 @@ class Connection:
         """Hang up; streams that are open are cancelled."""
         self._channel.close()
 
-    def spec(self, request: Spec | None = None) -> SpecAnswer:
+    def spec(self, request: Spec | None = None) -> SpecResponse:
         """What can be configured."""
-        answer = self._ask("Spec", request or Spec(), SpecAnswer)
+        answer = self._ask("Spec", request or Spec(), SpecResponse)
         self._marked = secret_fields(
             answer.endpoint_spec_schema_json, answer.resource_spec_schema_json
         )
@@ -347,7 +347,7 @@ class Stream:
         with self._changed:
             self._progress += 1
             if self._checked:
-                self._where = self._where.sends(request.kind)
+                self._where = self._where.after_sending(request.kind)
         if self._older and isinstance(request, Acknowledge):
             assert self._heard is not None
             self._heard.put(Acknowledged())
@@ -397,7 +397,7 @@ class Stream:
             raise response
         with self._changed:
             if self._checked:
-                self._where = self._where.receives(response.kind)
+                self._where = self._where.after_receiving(response.kind)
         return response
 
     def _next(self) -> Response | None:
@@ -455,8 +455,8 @@ class Stream:
             return "it takes nothing of what is sent"
         if self._receiving and self._said_all:
             return "it does not end the stream, though we did"
-        if self._receiving and self._where.awaited is not None:
-            return f"{self._where.awaited} did not come after {self._where.request}"
+        if self._receiving and self._where.awaited_response is not None:
+            return f"{self._where.awaited_response} did not come after {self._where.request}"
         return ""
 
     def _give_up(self, why: str, after_s: float | None) -> None:

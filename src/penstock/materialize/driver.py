@@ -60,7 +60,7 @@ from penstock.persist.state import END, columns_of, schema_as_of
 from penstock.persist.state_store import StateStore
 from penstock.pipeline.file import CollectionSection, MaterializationSection
 from penstock.progress.time import describe_time
-from penstock.protocol.key_range import WHOLE, shards
+from penstock.protocol.key_range import WHOLE, split_evenly
 from penstock.protocol.transport_security import Security
 from penstock.retry import pauses_ms
 from penstock.telemetry import fields, logger
@@ -273,7 +273,7 @@ class Materializing:
         )
         known = recalled({name: self._memory.get(name) for name in self._memory.names()})
         if known is None:
-            ranges = shards(self._section.shards)
+            ranges = split_evenly(self._section.shards)
             known = Log("", tuple(ShardLog(each) for each in ranges))
         self._log = known
         self._incompatible, self._rejected = {}, {}
@@ -475,7 +475,7 @@ class Materializing:
         From several shards to several it goes by way of one. Else a range would cut those
         of before in two, and what connectors inherit then is a checkpoint of long ago.
         """
-        ranges = list(shards(self._section.shards))
+        ranges = list(split_evenly(self._section.shards))
         now = [each.key_range for each in self._log.shards]
         if now == ranges:
             return False

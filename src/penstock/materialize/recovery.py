@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from penstock.errors import InternalError, UsageError
 from penstock.materialize.checkpoint import Checkpoint, Reached, decode, encode
-from penstock.protocol.connector_state import add_up
+from penstock.protocol.connector_state import combine_state
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import StateUpdate
 
@@ -147,7 +147,7 @@ class Log:
             for each in self.shards
             if each.key_range.overlaps(key_range)
         ]
-        return (reduce(add_up, states, StateUpdate(b"{}")).json or b"{}").decode()
+        return (reduce(combine_state, states, StateUpdate(b"{}")).json or b"{}").decode()
 
     def _each(self, change: Callable[[ShardLog], ShardLog]) -> "Log":
         return replace(self, shards=tuple(map(change, self.shards)))

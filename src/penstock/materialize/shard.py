@@ -32,7 +32,7 @@ from penstock.materialize.recovery import ShardLog
 from penstock.materialize.rounds import Told
 from penstock.materialize.session import Session
 from penstock.materialize.transact import Count, Feed, Gathering
-from penstock.protocol.connector_state import add_up
+from penstock.protocol.connector_state import combine_state
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import Open, StateUpdate
 from penstock.protocol.specs import MaterializationSpec
@@ -378,4 +378,4 @@ def _close(kept: _Kept) -> None:
 def _with(state_json: str, update: StateUpdate | None) -> str:
     if update is None:
         return state_json
-    return (add_up(StateUpdate(state_json.encode()), update).json or b"{}").decode()
+    return (combine_state(StateUpdate(state_json.encode()), update).json or b"{}").decode()

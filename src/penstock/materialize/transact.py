@@ -149,7 +149,7 @@ class Gathering:
     def _requests(self, number: int, interval: Interval) -> Iterator[Store]:
         plan, spec = self._bindings[number], self._spec.bindings[number]
         if isinstance(interval, Rewrite) and self._empties(plan, spec, interval):
-            yield Store.emptying(number)
+            yield Store.truncate(number)
         match plan.shape:
             case Rows(key):
                 tables = self._rows.pop(number, None) or self._feed(number, interval)

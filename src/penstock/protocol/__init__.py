@@ -1,13 +1,17 @@
-"""What a runtime and a connector say to each other, and in which order.
+"""Messages between a runtime and a connector.
 
-Values (`messages`, `specs`), their bytes (`wire`, and in bulk `arena`), what one
-message must be (`message_rules`), which may follow which (`transaction`), who has which
-keys (`key_range`), and how connector state adds up (`connector_state`). Pure: nothing here
-opens a socket.
+    messages, specs        requests, responses and task specifications as values
+    wire, arena, protobuf  their encoding
+    message_rules          validity of one message
+    transaction            order of the messages of a stream
+    key_range              key ranges of shards
+    connector_state        connector state and its patches
+
+The package does no I/O.
 """
 
 import os
 
-# SUBTLE: gRPC reads it once, when it is imported, and whoever imports gRPC comes by here first.
-# What it would print of a failed handshake or a taken port is told by our own errors.
+# SUBTLE: gRPC reads this variable once, when it is imported. All modules that import gRPC import
+# this package first. Our own errors report failed handshakes and ports in use.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,11 +1,9 @@
-"""Arenas and slices, read and written in bulk.
+"""Bulk encoding of Load, Store and Loaded.
 
-Load, Store and Loaded carry one arena of bytes, and for each key, value or document
-the slice of it that it takes. A message has thousands of slices; as objects of a
-protobuf library they would cost more than the store does. So these three messages
-are walked by compiled code, in two passes: one counts, one fills columns of
-offsets. An arena whose slices follow one another becomes an Arrow column without
-copying a byte.
+Each of these messages carries one arena of bytes and, for each key, value or document, a slice of
+the arena. A message has thousands of slices. As protobuf objects, they would cost more than the
+store itself. Compiled code decodes these messages in two passes: the first counts the slices, the
+second fills columns of offsets. Adjacent slices become an Arrow column without a copy.
 
     field   1 binding   2 arena   3, 4, 5 slices   6, 100 booleans   101 a boolean
 """
@@ -19,7 +17,7 @@ import pyarrow as pa
 from penstock.data.jit import Bytes, Int32s, compiled_when_large
 from penstock.protocol.errors import MalformedMessage
 
-__all__ = ["Walked", "varint_bytes", "walk", "write"]
+__all__ = ["ArenaMessage", "decode_arena", "encode_arena", "varint_bytes"]
 
 OVERLAPPING_BYTES: Final = 16 << 20
 SLICES: Final = (3, 4, 5)
@@ -29,8 +27,8 @@ _BINDING, _ARENA_BEGIN, _ARENA_END, _COUNTS, _EMPTIES = 0, 1, 2, 3, 8
 _WORDS: Final = 9
 
 
-class Walked:
-    """The parts of one such message."""
+class ArenaMessage:
+    """Decoded fields of one message."""
 
     __slots__ = ("arena", "binding", "bools", "empties", "slices")
 
@@ -49,41 +47,41 @@ class Walked:
         self.empties = empties
 
 
-def walk(data: bytes, begin: int, end: int, what: str) -> Walked:
-    """The message called `what` that is `data[begin:end]`.
+def decode_arena(data: bytes, begin: int, end: int, name: str) -> ArenaMessage:
+    """Decode the message in `data[begin:end]`. Errors call it `name`.
 
     Raises:
-        MalformedMessage: the bytes are no such message, or a slice is not within the arena.
+        MalformedMessage: the bytes are not a message, or a slice is outside the arena.
     """
     octets = np.frombuffer(data, dtype=np.uint8)
-    found = np.zeros(_WORDS, dtype=np.int64)
+    header = np.zeros(_WORDS, dtype=np.int64)
     nothing = np.empty(0, dtype=np.int32)
     no_bools = np.empty(0, dtype=np.uint8)
-    if not _walk(octets, begin, end, found, False, (nothing,) * 6, (no_bools,) * 2):
-        raise MalformedMessage(f"{what} is not a protobuf message")
-    counts = found[_COUNTS:].copy()
-    ends = tuple(np.empty(counts[each // 2], dtype=np.int32) for each in range(6))
-    flags = tuple(np.empty(counts[3 + each], dtype=np.uint8) for each in range(2))
-    _walk(octets, begin, end, found, True, ends, flags)
-    arena = pa.py_buffer(data)[int(found[_ARENA_BEGIN]) : int(found[_ARENA_END])]
+    if not _scan(octets, begin, end, header, False, (nothing,) * 6, (no_bools,) * 2):
+        raise MalformedMessage(f"{name} is not a protobuf message")
+    counts = header[_COUNTS:].copy()
+    ends = tuple(np.empty(counts[index // 2], dtype=np.int32) for index in range(6))
+    flags = tuple(np.empty(counts[3 + index], dtype=np.uint8) for index in range(2))
+    _scan(octets, begin, end, header, True, ends, flags)
+    arena = pa.py_buffer(data)[int(header[_ARENA_BEGIN]) : int(header[_ARENA_END])]
     slices = [
-        _column(arena, ends[2 * each], ends[2 * each + 1], f"{what}, field {SLICES[each]}")
-        for each in range(3)
+        _column(arena, ends[2 * index], ends[2 * index + 1], f"{name}, field {SLICES[index]}")
+        for index in range(3)
     ]
-    bools = [pa.array(each.astype(np.bool_)) for each in flags]
-    return Walked(int(found[_BINDING]), arena, slices, bools, bool(found[_EMPTIES]))
+    bools = [pa.array(flag.astype(np.bool_)) for flag in flags]
+    return ArenaMessage(int(header[_BINDING]), arena, slices, bools, bool(header[_EMPTIES]))
 
 
-def _column(arena: pa.Buffer, begins: Int32s, ends: Int32s, what: str) -> pa.BinaryArray:
-    """What the slices hold, without a copy where they follow one another."""
+def _column(arena: pa.Buffer, begins: Int32s, ends: Int32s, name: str) -> pa.BinaryArray:
+    """Return the contents of the slices, without a copy if they are adjacent."""
     count = len(begins)
     if not count:
         return pa.array([], pa.binary())
     wrong = (begins < 0) | (begins > ends) | (ends > arena.size)
     if wrong.any():
-        at = int(np.argmax(wrong))
+        row = int(np.argmax(wrong))
         raise MalformedMessage(
-            f"{what}: slice {at} is [{begins[at]}, {ends[at]}) of an arena of {arena.size} bytes"
+            f"{name}: slice {row} is [{begins[row]}, {ends[row]}) of an arena of {arena.size} bytes"
         )
     if count == 1 or bool((begins[1:] == ends[:-1]).all()):
         offsets = np.empty(count + 1, dtype=np.int32)
@@ -96,7 +94,7 @@ def _column(arena: pa.Buffer, begins: Int32s, ends: Int32s, what: str) -> pa.Bin
         # Slices may overlap, but a small message must not grow without bound.
         if offsets[-1] > max(arena.size, OVERLAPPING_BYTES):
             raise MalformedMessage(
-                f"{what}: slices overlap, and hold {offsets[-1]} bytes of an arena of {arena.size}"
+                f"{name}: overlapping slices have {offsets[-1]} bytes of an arena of {arena.size}"
             )
         gathered = np.empty(offsets[-1], dtype=np.uint8)
         _gather(np.frombuffer(arena, dtype=np.uint8), begins, ends, gathered)
@@ -104,33 +102,33 @@ def _column(arena: pa.Buffer, begins: Int32s, ends: Int32s, what: str) -> pa.Bin
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), content])
 
 
-def write(
+def encode_arena(
     number: int,
     binding: int,
     slices: Sequence[pa.BinaryArray],
     bools: Sequence[pa.BooleanArray | None] = (),
 ) -> bytes:
-    """Field `number` of a message, holding these columns in one arena."""
+    """Encode field `number` of a message, with these columns in one arena."""
     contents, offsets = [], []
-    at = 0
+    arena_size = 0
     for column in slices:
         own, content = _contents(column)
         contents.append(content)
-        offsets.append(own + at)
-        at += len(content)
+        offsets.append(own + arena_size)
+        arena_size += len(content)
     flags = tuple(
         np.empty(0, dtype=np.uint8)
-        if each is None
-        else np.asarray(each.to_numpy(zero_copy_only=False), dtype=np.uint8)
-        for each in (*bools, None, None)[:2]
+        if flag is None
+        else np.asarray(flag.to_numpy(zero_copy_only=False), dtype=np.uint8)
+        for flag in (*bools, None, None)[:2]
     )
     empty = np.zeros(1, dtype=np.int64)
     columns = (*offsets, empty, empty)[:3]
     head = varint_bytes(8) + varint_bytes(binding) if binding else b""
-    if at:
-        head += varint_bytes(18) + varint_bytes(at)
+    if arena_size:
+        head += varint_bytes(18) + varint_bytes(arena_size)
     tail_size = _size(columns, flags)
-    body = len(head) + at + tail_size
+    body = len(head) + arena_size + tail_size
     outer = varint_bytes(number << 3 | 2) + varint_bytes(body)
     out = np.empty(len(outer) + body, dtype=np.uint8)
     place = 0
@@ -143,7 +141,7 @@ def write(
 
 
 def _contents(column: pa.BinaryArray) -> tuple[Any, pa.Buffer]:
-    """Offsets from zero, and the bytes they point into."""
+    """Return offsets that start at zero, and the bytes that they refer to."""
     count = len(column)
     if not count:
         return np.zeros(1, dtype=np.int64), pa.py_buffer(b"")
@@ -155,7 +153,7 @@ def _contents(column: pa.BinaryArray) -> tuple[Any, pa.Buffer]:
 
 
 def varint_bytes(value: int) -> bytes:
-    """A number as the wire has it."""
+    """Return a number as a protobuf varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -164,20 +162,20 @@ def varint_bytes(value: int) -> bytes:
     return bytes(out)
 
 
-# Compiled. None of it reads outside `octets[begin:end]`.
+# Compiled code. It never reads outside `octets[begin:end]`.
 
 
 @compiled_when_large
 def _varint(octets: Bytes, at: int, end: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends; -1 if it does not end in time."""
+    """Return the varint at `at` and its end; the end is -1 if the varint is damaged."""
     value = 0
-    for each in range(10):
+    for index in range(10):
         if at >= end:
             return 0, -1
         octet = int(octets[at])
         at += 1
-        if each < 9:
-            value |= (octet & 127) << (7 * each)
+        if index < 9:
+            value |= (octet & 127) << (7 * index)
         if octet < 128:
             return value, at
     return 0, -1
@@ -185,7 +183,7 @@ def _varint(octets: Bytes, at: int, end: int) -> tuple[int, int]:
 
 @compiled_when_large
 def _skip(octets: Bytes, wire: int, at: int, end: int) -> int:
-    """Where a field of this wire type ends; -1 if it is damaged."""
+    """Return the end of a field of this wire type; -1 if it is damaged."""
     if wire == 0:
         _, at = _varint(octets, at, end)
         return at
@@ -201,7 +199,7 @@ def _skip(octets: Bytes, wire: int, at: int, end: int) -> int:
 
 @compiled_when_large
 def _slice(octets: Bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Begin and end of a slice, and -1 if it is damaged."""
+    """Return begin and end of a slice, and the end of its message; -1 if it is damaged."""
     first = last = 0
     while at < end:
         tag, at = _varint(octets, at, end)
@@ -211,7 +209,7 @@ def _slice(octets: Bytes, at: int, end: int) -> tuple[int, int, int]:
             value, at = _varint(octets, at, end)
             if at < 0:
                 return 0, 0, -1
-            # Wider than 31 bits cannot be within an arena; it is told as such.
+            # More than 31 bits are outside any arena, which the caller reports.
             value = value if 0 <= value <= 0x7FFFFFFF else -1
             if tag == 8:
                 first = value
@@ -225,9 +223,9 @@ def _slice(octets: Bytes, at: int, end: int) -> tuple[int, int, int]:
 
 
 @compiled_when_large
-def _walk(octets, begin, end, found, fill, bounds, flags):  # type: ignore[no-untyped-def]
-    """Count the parts, or fill columns of the sizes counted; whether it is a message."""
-    found[:] = 0
+def _scan(octets, begin, end, header, fill, bounds, flags):  # type: ignore[no-untyped-def]
+    """Count the slices, or fill the columns; return whether the bytes are a message."""
+    header[:] = 0
     at = begin
     while at < end:
         tag, at = _varint(octets, at, end)
@@ -237,19 +235,19 @@ def _walk(octets, begin, end, found, fill, bounds, flags):  # type: ignore[no-un
         if number == 0:
             return False
         if number == 1 and wire == 0:
-            found[0], at = _varint(octets, at, end)
+            header[0], at = _varint(octets, at, end)
             if at < 0:
                 return False
-            found[0] &= 0xFFFFFFFF
+            header[0] &= 0xFFFFFFFF
         elif wire == 2 and (number <= 6 or number == 100) and number != 1:
             size, at = _varint(octets, at, end)
             if at < 0 or size < 0 or size > end - at:
                 return False
             stop = at + size
             if number == 2:
-                found[1], found[2] = at, stop
+                header[1], header[2] = at, stop
             elif number <= 5:
-                row = found[number]
+                row = header[number]
                 if fill:
                     first, last, fine = _slice(octets, at, stop)
                     if number == 3:
@@ -262,7 +260,7 @@ def _walk(octets, begin, end, found, fill, bounds, flags):  # type: ignore[no-un
                     first, last, fine = _slice(octets, at, stop)
                 if fine < 0:
                     return False
-                found[number] = row + 1
+                header[number] = row + 1
             else:
                 which = 6 if number == 6 else 7
                 while at < stop:
@@ -270,8 +268,8 @@ def _walk(octets, begin, end, found, fill, bounds, flags):  # type: ignore[no-un
                     if at < 0:
                         return False
                     if fill:
-                        flags[which - 6][found[which]] = value != 0
-                    found[which] += 1
+                        flags[which - 6][header[which]] = value != 0
+                    header[which] += 1
             at = stop
         elif wire == 0 and (number == 6 or number == 100):
             value, at = _varint(octets, at, end)
@@ -279,13 +277,13 @@ def _walk(octets, begin, end, found, fill, bounds, flags):  # type: ignore[no-un
                 return False
             which = 6 if number == 6 else 7
             if fill:
-                flags[which - 6][found[which]] = value != 0
-            found[which] += 1
+                flags[which - 6][header[which]] = value != 0
+            header[which] += 1
         elif wire == 0 and number == 101:
             value, at = _varint(octets, at, end)
             if at < 0:
                 return False
-            found[8] = value != 0
+            header[8] = value != 0
         else:
             at = _skip(octets, wire, at, end)
             if at < 0:
@@ -304,7 +302,7 @@ def _gather(arena: Bytes, begins: Int32s, ends: Int32s, out: Bytes) -> None:
 
 @compiled_when_large
 def _width(value: int) -> int:
-    """How many bytes a number takes."""
+    """Return the number of bytes of a varint."""
     width = 1
     while value > 127:
         value >>= 7
@@ -324,7 +322,7 @@ def _put(out: Bytes, at: int, value: int) -> int:
 
 @compiled_when_large
 def _slice_size(first: int, last: int) -> int:
-    """Zero is not written."""
+    """Return the size of a slice. Zeros are not written."""
     size = 0
     if first:
         size += 1 + _width(first)
@@ -335,10 +333,10 @@ def _slice_size(first: int, last: int) -> int:
 
 @compiled_when_large
 def _size(columns, flags):  # type: ignore[no-untyped-def]
-    """How many bytes slices and booleans take."""
+    """Return the number of bytes of slices and booleans."""
     size = 0
-    for each in range(3):
-        bounds = columns[each]
+    for index in range(3):
+        bounds = columns[index]
         for row in range(len(bounds) - 1):
             size += 2 + _slice_size(bounds[row], bounds[row + 1])
     if len(flags[0]):
@@ -350,11 +348,11 @@ def _size(columns, flags):  # type: ignore[no-untyped-def]
 
 @compiled_when_large
 def _fill(columns, flags, out, at):  # type: ignore[no-untyped-def]
-    for each in range(3):
-        bounds = columns[each]
+    for index in range(3):
+        bounds = columns[index]
         for row in range(len(bounds) - 1):
             first, last = bounds[row], bounds[row + 1]
-            out[at] = (3 + each) << 3 | 2
+            out[at] = (3 + index) << 3 | 2
             out[at + 1] = _slice_size(first, last)
             at += 2
             if first:

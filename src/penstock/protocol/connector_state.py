@@ -1,11 +1,13 @@
-"""Connector state, and how updates of it add up.
+"""Connector state and its updates.
 
-An update replaces what is there, or patches it (RFC 7396). Of three updates it does
-not matter which two are added first, so a patch onto a patch stays one, and keeps its
-nulls until there is something that they can be taken from. There is one exception: no
-patch says "remove this, and then put an object there", so what the second patch puts
-where the first removes is merged with what was there. Add updates to the state as they
-come, and it does not arise.
+An update replaces the state or is a merge patch (RFC 7396). Combination is associative:
+
+    combine(combine(a, b), c) = combine(a, combine(b, c))
+
+For that, two patches combine into one patch, which retains nulls until it is applied to a state.
+One case is an exception: no merge patch can remove a value and then put an object in its place.
+If the first patch removes a value and the second puts an object there, the combined patch merges
+the object with the removed value. Combining updates with the state in order avoids this case.
 """
 
 import json
@@ -14,62 +16,62 @@ from typing import Any, Final
 from penstock.errors import UsageError
 from penstock.protocol.messages import StateUpdate
 
-__all__ = ["EMPTY", "add_up", "merged", "unchanged"]
+__all__ = ["EMPTY", "combine_state", "is_unchanged", "merge_patch"]
 
 EMPTY: Final = StateUpdate(b"")
-"""Nothing is known yet."""
+"""Connector state before the first update."""
 
 
-def add_up(state: StateUpdate, update: StateUpdate) -> StateUpdate:
-    """`state`, and then `update`.
+def combine_state(state: StateUpdate, update: StateUpdate) -> StateUpdate:
+    """Return the state, or the patch, that results from `update` after `state`.
 
     Raises:
-        UsageError: a patch, or what it is to be applied to, is not a JSON object.
+        UsageError: a patch, or the state that it patches, is not a JSON object.
     """
     if not update.patch:
         return StateUpdate(update.json)
     if state.patch:
-        return StateUpdate(_dumped(_patch_of_both(_loaded(state), _loaded(update))), patch=True)
-    return StateUpdate(_dumped(merged(_loaded(state) if state.json else {}, _loaded(update))))
+        return StateUpdate(_to_json(_combine_patches(_parse(state), _parse(update))), patch=True)
+    return StateUpdate(_to_json(merge_patch(_parse(state) if state.json else {}, _parse(update))))
 
 
-def merged(target: Any, patch: Any) -> Any:
-    """`target` with `patch` applied, as RFC 7396 has it."""
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Return `target` with `patch` applied, by RFC 7396."""
     if not isinstance(patch, dict):
         return patch
-    found = dict(target) if isinstance(target, dict) else {}
+    result = dict(target) if isinstance(target, dict) else {}
     for name, value in patch.items():
         if value is None:
-            found.pop(name, None)
+            result.pop(name, None)
         else:
-            found[name] = merged(found.get(name), value)
-    return found
+            result[name] = merge_patch(result.get(name), value)
+    return result
 
 
-def unchanged(state: StateUpdate, update: StateUpdate) -> bool:
-    """Whether the update says nothing that is not said already."""
-    return bool(_loaded(add_up(state, update)) == _loaded(state))
+def is_unchanged(state: StateUpdate, update: StateUpdate) -> bool:
+    """Return whether an update leaves the state as it is."""
+    return bool(_parse(combine_state(state, update)) == _parse(state))
 
 
-def _patch_of_both(first: Any, second: Any) -> Any:
-    """One patch that does what both do, one after the other."""
+def _combine_patches(first: Any, second: Any) -> Any:
+    """Return the patch that equals `first` followed by `second`."""
     if not isinstance(second, dict) or not isinstance(first, dict):
         return second
-    found = dict(first)
+    result = dict(first)
     for name, value in second.items():
-        found[name] = _patch_of_both(found.get(name), value)
-    return found
+        result[name] = _combine_patches(result.get(name), value)
+    return result
 
 
-def _loaded(state: StateUpdate) -> Any:
+def _parse(state: StateUpdate) -> Any:
     try:
-        found = json.loads(state.json) if state.json else {}
+        content = json.loads(state.json) if state.json else {}
     except ValueError as error:
         raise UsageError("connector state is not JSON", detail=str(error)) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UsageError("connector state is not a JSON object")
-    return found
+    return content
 
 
-def _dumped(value: Any) -> bytes:
+def _to_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

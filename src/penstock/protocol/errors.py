@@ -1,12 +1,11 @@
-"""Who broke the protocol.
+"""Protocol errors, by the side that is at fault.
 
     ProtocolError
-    ├── LocalProtocolError    we were about to send what may not be sent   → our bug
-    └── RemoteProtocolError   the other end sent what it may not           → its bug
-        └── MalformedMessage  and it is not even a message
+    ├── LocalProtocolError    we were about to send an invalid message   → our bug
+    └── RemoteProtocolError   the peer sent an invalid message           → its bug
+        └── MalformedMessage  the bytes are not a message
 
-As in h11, from which the idea is: the same table finds both, and the type says
-whose mistake it was.
+As in h11, one table of rules detects both, and the type of the error names the side.
 """
 
 from penstock.errors import PenstockError
@@ -15,18 +14,18 @@ __all__ = ["LocalProtocolError", "MalformedMessage", "ProtocolError", "RemotePro
 
 
 class ProtocolError(PenstockError):
-    """A message out of turn, or one that says nothing that could be done."""
+    """A message that is out of order or invalid."""
 
     sqlstate = "08P01"
 
 
 class LocalProtocolError(ProtocolError):
-    """We were about to break the protocol; nothing was sent."""
+    """A message that we may not send. Nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The other end broke the protocol."""
+    """A message that the peer may not send."""
 
 
 class MalformedMessage(RemoteProtocolError):
-    """What came is not a message of the protocol."""
+    """Received bytes that are not a message of the protocol."""

@@ -1,16 +1,15 @@
-"""Which fields of a collection a binding takes.
+"""Selection of the fields of a binding.
 
-A connector says what it asks of each field, a user which to include and which to
-exclude. Projections are walked in an order: those that are included by name, then those
-that a person named, then the rest; of one location that is required or recommended, the
-first is taken.
+The connector constrains fields, and the user includes and excludes fields by name. Projections
+are considered in this order: included fields, explicit projections, all others. For a location
+that is required or recommended, the first projection is selected.
 
-    unsatisfiable            nothing would do
-    forbidden                not taken; an error, if the user includes it
-    field required           taken; an error, if the user excludes it
-    location required        one of its location, if not another was taken
-    location recommended     the same, if recommended fields are wanted
-    optional                 taken if the user includes it
+    unsatisfiable            an error
+    forbidden                not selected; an error if the user includes the field
+    field required           selected; an error if the user excludes the field
+    location required        selected if no other field of the location is
+    location recommended     the same, if the user accepts recommended fields
+    optional                 selected if the user includes the field
 """
 
 from collections.abc import Collection, Mapping
@@ -25,12 +24,12 @@ from penstock.protocol.specs import (
     Projection,
 )
 
-__all__ = ["Wish", "select_fields"]
+__all__ = ["FieldPreferences", "select_fields"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a user says of fields."""
+class FieldPreferences:
+    """Fields that a user includes and excludes."""
 
     include: Collection[str] = ()
     exclude: Collection[str] = ()
@@ -39,69 +38,84 @@ class Wish:
 
 
 def select_fields(
-    collection: CollectionSpec, constraints: Mapping[str, Constraint], wish: Wish
+    collection: CollectionSpec, constraints: Mapping[str, Constraint], preferences: FieldPreferences
 ) -> FieldSelection:
-    """The fields that a binding takes: keys in their order, values by name, one document.
+    """Return the fields of a binding: keys in key order, values by name, one document.
 
     Raises:
-        UsageError: what is asked cannot be; every reason is told.
+        UsageError: constraints and preferences conflict. The detail lists every conflict.
     """
-    problems = _unknown(collection, constraints, wish)
-    taken: list[Projection] = []
+    conflicts = _unknown_fields(collection, constraints, preferences)
+    selected: list[Projection] = []
     locations: set[str] = set()
     required: dict[str, str] = {}
     for projection in sorted(
         collection.projections,
-        key=lambda each: (each.field not in wish.include, not each.explicit),
+        key=lambda candidate: (candidate.field not in preferences.include, not candidate.explicit),
     ):
         name, ptr = projection.field, projection.ptr
         constraint = constraints.get(name) or Constraint(
-            ConstraintType.FIELD_FORBIDDEN, "the connector says nothing of it"
+            ConstraintType.FIELD_FORBIDDEN, "the connector returned no constraint for the field"
         )
-        kind, why = constraint.type, constraint.reason
-        included, excluded = name in wish.include, name in wish.exclude
+        kind, reason = constraint.type, constraint.reason
+        included, excluded = name in preferences.include, name in preferences.exclude
         if kind is ConstraintType.UNSATISFIABLE:
-            problems.append(f'field "{name}" cannot be satisfied: {why}')
+            conflicts.append(f'field "{name}" cannot be satisfied: {reason}')
         elif included and kind is ConstraintType.FIELD_FORBIDDEN:
-            problems.append(f'field "{name}" is included, but the connector forbids it: {why}')
+            conflicts.append(f'field "{name}" is included, but the connector forbids it: {reason}')
         elif excluded and kind is ConstraintType.FIELD_REQUIRED:
-            problems.append(f'field "{name}" is excluded, but the connector requires it: {why}')
+            conflicts.append(f'field "{name}" is excluded, but the connector requires it: {reason}')
         if kind is ConstraintType.LOCATION_REQUIRED:
-            required.setdefault(ptr, why)
-        if _takes(kind, wish, included=included, excluded=excluded, there=ptr in locations):
-            taken.append(projection)
+            required.setdefault(ptr, reason)
+        if _is_selected(
+            kind,
+            preferences,
+            included=included,
+            excluded=excluded,
+            location_selected=ptr in locations,
+        ):
+            selected.append(projection)
             locations.add(ptr)
-    problems += [
-        f"location {ptr or '(the whole document)'} is required, and none of its fields is left: "
-        f"{why}"
-        for ptr, why in required.items()
+    conflicts += [
+        f"location {ptr or '(the root document)'} is required, but none of its fields is selected: "
+        f"{reason}"
+        for ptr, reason in required.items()
         if ptr not in locations
     ]
-    if problems:
+    if conflicts:
         raise UsageError(
-            f'fields of collection "{collection.collection}" cannot be selected',
-            detail="; ".join(problems) + ".",
-            hint="Change which fields are included and excluded, or the collection.",
+            f'cannot select fields of collection "{collection.collection}"',
+            detail="; ".join(conflicts) + ".",
+            hint="Change the included and excluded fields, or change the collection.",
         )
-    return _arranged(collection, taken, wish)
+    return _arrange(collection, selected, preferences)
 
 
-def _takes(
-    kind: ConstraintType, wish: Wish, *, included: bool, excluded: bool, there: bool
+def _is_selected(
+    kind: ConstraintType,
+    preferences: FieldPreferences,
+    *,
+    included: bool,
+    excluded: bool,
+    location_selected: bool,
 ) -> bool:
     if excluded:
         return False
     if included or kind is ConstraintType.FIELD_REQUIRED:
         return True
     if kind is ConstraintType.LOCATION_REQUIRED:
-        return not there
-    return kind is ConstraintType.LOCATION_RECOMMENDED and wish.recommended and not there
+        return not location_selected
+    return (
+        kind is ConstraintType.LOCATION_RECOMMENDED
+        and preferences.recommended
+        and not location_selected
+    )
 
 
-def _unknown(
-    collection: CollectionSpec, constraints: Mapping[str, Constraint], wish: Wish
+def _unknown_fields(
+    collection: CollectionSpec, constraints: Mapping[str, Constraint], preferences: FieldPreferences
 ) -> list[str]:
-    known = {each.field for each in collection.projections}
+    known = {projection.field for projection in collection.projections}
     return [
         *(
             f'the connector constrains field "{name}", which the collection does not have'
@@ -109,33 +123,35 @@ def _unknown(
             if name not in known
         ),
         *(
-            f'field "{name}" is {what}, and the collection does not have it'
-            for what, names in (("included", wish.include), ("excluded", wish.exclude))
+            f'field "{name}" is {verb}, but the collection does not have it'
+            for verb, names in (
+                ("included", preferences.include),
+                ("excluded", preferences.exclude),
+            )
             for name in names
             if name not in known
         ),
         *(
             f'field "{name}" is both included and excluded'
-            for name in wish.include
-            if name in wish.exclude
+            for name in preferences.include
+            if name in preferences.exclude
         ),
     ]
 
 
-def _arranged(collection: CollectionSpec, taken: list[Projection], wish: Wish) -> FieldSelection:
-    keys, document, values = [], "", [each.field for each in taken]
+def _arrange(
+    collection: CollectionSpec, selected: list[Projection], preferences: FieldPreferences
+) -> FieldSelection:
+    keys, document, values = [], "", [projection.field for projection in selected]
     for ptr in collection.key_ptrs:
-        first = next((each.field for each in taken if each.ptr == ptr), None)
+        first = next((projection.field for projection in selected if projection.ptr == ptr), None)
         if first is not None:
             keys.append(first)
             values.remove(first)
-    root = next((each.field for each in taken if each.ptr == ""), None)
+    root = next((projection.field for projection in selected if projection.ptr == ""), None)
     if root is not None:
         document = root
         values.remove(root)
-    configs = {
-        name: text
-        for name, text in wish.field_config_json.items()
-        if name in {each.field for each in taken}
-    }
+    names = {projection.field for projection in selected}
+    configs = {name: text for name, text in preferences.field_config_json.items() if name in names}
     return FieldSelection(tuple(keys), tuple(sorted(values)), document, configs)

@@ -1,6 +1,6 @@
-"""Ranges of key hashes: who has which keys.
+"""Key ranges of shards: intervals of 32-bit key hashes.
 
-Both ends are within the range, as on the wire; the whole is [00000000, ffffffff].
+Both ends are inclusive, as on the wire. The full range is [00000000, ffffffff].
 """
 
 import itertools
@@ -10,14 +10,14 @@ from typing import Final
 
 from penstock.errors import UsageError
 
-__all__ = ["WHOLE", "KeyRange", "shards"]
+__all__ = ["WHOLE", "KeyRange", "split_evenly"]
 
 HASHES: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeyRange:
-    """Hashes from `begin` to `end`, both included."""
+    """Interval of key hashes with inclusive ends."""
 
     begin: int
     end: int
@@ -25,8 +25,8 @@ class KeyRange:
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end < HASHES:
             raise UsageError(
-                f"there is no key range from {self.begin:#x} to {self.end:#x}",
-                detail="Both ends are 32-bit hashes, and the first is not above the last.",
+                f"key range from {self.begin:#x} to {self.end:#x} is invalid",
+                detail="Both ends must be 32-bit hashes, and begin must not exceed end.",
             )
 
     def __str__(self) -> str:
@@ -34,25 +34,25 @@ class KeyRange:
 
     @property
     def width(self) -> int:
-        """How many hashes there are in it."""
+        """Return the number of hashes."""
         return self.end - self.begin + 1
 
     def contains(self, key_hash: int) -> bool:
-        """Whether a key of this hash is one of ours."""
+        """Return whether the range contains a hash."""
         return self.begin <= key_hash <= self.end
 
     def overlaps(self, other: "KeyRange") -> bool:
-        """Whether some hash is in both."""
+        """Return whether both ranges contain a common hash."""
         return self.begin <= other.end and other.begin <= self.end
 
     def covers(self, other: "KeyRange") -> bool:
-        """Whether every hash of `other` is in this one."""
+        """Return whether this range contains every hash of `other`."""
         return self.begin <= other.begin and other.end <= self.end
 
     def split(self) -> tuple["KeyRange", "KeyRange"]:
-        """Two ranges that are this one together."""
+        """Return the two halves of this range."""
         if self.width < 2:
-            raise UsageError(f"key range {self} cannot be split: it has one hash")
+            raise UsageError(f"cannot split key range {self}: it contains one hash")
         pivot = (self.begin + self.end + 1) // 2
         return KeyRange(self.begin, pivot - 1), KeyRange(pivot, self.end)
 
@@ -60,9 +60,9 @@ class KeyRange:
 WHOLE: Final = KeyRange(0, HASHES - 1)
 
 
-def shards(count: int) -> Sequence[KeyRange]:
-    """`count` ranges that are the whole together, as even as can be."""
+def split_evenly(count: int) -> Sequence[KeyRange]:
+    """Return `count` ranges that partition all hashes. Widths differ by at most one."""
     if not 1 <= count <= HASHES:
-        raise UsageError(f"there cannot be {count} shards")
-    ends = [HASHES * each // count for each in range(count + 1)]
-    return [KeyRange(begin, end - 1) for begin, end in itertools.pairwise(ends)]
+        raise UsageError(f"number of shards must be between 1 and {HASHES}, not {count}")
+    boundaries = [HASHES * index // count for index in range(count + 1)]
+    return [KeyRange(begin, end - 1) for begin, end in itertools.pairwise(boundaries)]

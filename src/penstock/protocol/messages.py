@@ -1,9 +1,8 @@
-"""Requests and responses as our own values.
+"""Requests and responses as values.
 
-Requests are imperative, responses past tense. Keys, values and documents are
-columns of bytes: a Load of a thousand keys is one Arrow array, not a thousand
-objects. How they become bytes on the wire is told in `wire.py`; which may follow
-which, in `transaction.py`.
+Requests are imperative, responses past tense. Keys, values and documents are Arrow columns of
+bytes: a Load of a thousand keys is one array. `wire.py` encodes the messages, `transaction.py`
+defines their order.
 """
 
 import enum
@@ -32,7 +31,7 @@ __all__ = [
     "Request",
     "Response",
     "Spec",
-    "SpecAnswer",
+    "SpecResponse",
     "StartCommit",
     "StartedCommit",
     "StateUpdate",
@@ -44,11 +43,11 @@ __all__ = [
 ]
 
 START_FROM_ZERO: Final = bytes.fromhex("f8ffffff0f01")
-"""As a checkpoint in Opened: begin anew, whatever the recovery log says."""
+"""Checkpoint in Opened: start from the beginning, and ignore the recovery log."""
 
 
 class Kind(enum.Enum):
-    """The messages of a Transactions stream, by the names of their fields."""
+    """Message of a Transactions stream. The value is the name of its field."""
 
     OPEN = "open"
     LOAD = "load"
@@ -66,20 +65,20 @@ class Kind(enum.Enum):
         return "".join(part.capitalize() for part in self.value.split("_"))
 
 
-# What is asked once.
+# Unary calls.
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Ask what can be configured."""
+    """Request the configuration schemas of a connector."""
 
     endpoint_type: EndpointType = EndpointType.FLOW_SINK
     endpoint_spec_json: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
-class SpecAnswer:
-    """What can be configured, as JSON schemas."""
+class SpecResponse:
+    """JSON schemas of the endpoint and resource configuration."""
 
     endpoint_spec_schema_json: str
     resource_spec_schema_json: str
@@ -89,18 +88,18 @@ class SpecAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ValidateBinding:
-    """A collection that shall be bound to a resource."""
+    """A proposed binding of a collection to a resource."""
 
     resource_spec_json: str
     collection: CollectionSpec
     field_config_json: Mapping[str, str] = field(default_factory=dict[str, str])
     replaces: bool = False
-    """Whether the next transaction replaces all that the resource holds."""
+    """True if the next transaction replaces all documents of the resource."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validate:
-    """Ask whether this could be materialized, and with which fields."""
+    """Request the constraints on the fields of proposed bindings."""
 
     materialization: str
     endpoint_spec_json: str
@@ -110,7 +109,7 @@ class Validate:
 
 @dataclass(frozen=True, slots=True)
 class ValidatedBinding:
-    """What a connector asks of the fields of a binding, and how it will take documents."""
+    """Constraints on the fields of a binding, and the properties of its resource."""
 
     constraints: Mapping[str, Constraint]
     resource_path: tuple[str, ...]
@@ -118,52 +117,52 @@ class ValidatedBinding:
     accepts_delete: bool = False
     accepts_empty: bool = False
     fills: tuple[str, ...] = ()
-    """Fields whose columns Apply creates with the default of their projection in every row, or
-    has created so. Rows that are not stored again hold the right value."""
+    """Fields whose columns Apply creates, or has created, with the default of their projection in
+    every row. These rows need not be stored again."""
 
     rows: int = 0
-    """Rows in the resource, if the request replaces it."""
+    """Number of rows of the resource, if the request replaces its documents."""
 
     recreates: str = ""
-    """If the request replaces the resource: why it must be dropped and created again for that,
-    or empty. The constraints are those of a new resource then."""
+    """Reason to drop and recreate the resource, if the request replaces its documents; else empty.
+    If set, the constraints apply to a new resource."""
 
     absent: bool = False
-    """Whether the endpoint is known not to have the resource."""
+    """True if the endpoint is known not to have the resource."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """As many as were asked about, in the same order."""
+    """Response to Validate: one binding for each proposed binding, in the same order."""
 
     bindings: tuple[ValidatedBinding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Make the endpoint fit, or say what would be done."""
+    """Create or alter the resources of a materialization. With `dry_run`, only describe it."""
 
     materialization: MaterializationSpec
     version: str
     dry_run: bool = False
     recreates: tuple[int, ...] = ()
-    """Bindings whose resources the first Store that empties them may drop and create again, and
-    whose resources Apply may create again if the endpoint has lost them."""
+    """Bindings whose resource may be recreated: by the first Store that truncates it, and by Apply
+    if the endpoint does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What was done, or would be."""
+    """Description of the changes that Apply made or, with `dry_run`, would make."""
 
     action_description: str = ""
 
 
-# What is said in a Transactions stream.
+# Messages of a Transactions stream.
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Be the one who writes these keys."""
+    """Open the key range for writing, and fence its previous writers."""
 
     materialization: MaterializationSpec
     version: str
@@ -175,7 +174,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring the documents of these keys."""
+    """Request the documents of these keys."""
 
     binding: int
     packed_keys: pa.BinaryArray
@@ -185,9 +184,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Bring all that was asked for and is not here yet.
+    """Request all loaded documents that were not returned yet.
 
-    An older generation called it Prepare, and named the checkpoint in it.
+    In the older protocol this message is called Prepare and carries the checkpoint.
     """
 
     checkpoint: bytes = b""
@@ -197,33 +196,33 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Keep these documents."""
+    """Store these documents."""
 
     binding: int
     packed_keys: pa.BinaryArray
     packed_values: pa.BinaryArray
     docs_json: pa.BinaryArray
     exists: pa.BooleanArray
-    """Whether the key is known to be there; a hint."""
+    """True if the runtime has seen the key in the resource. A hint."""
 
     deletes: pa.BooleanArray | None = None
-    """Whether the key is to be removed; none of them, if absent."""
+    """True for keys to delete. None deletes no key."""
 
     empties: bool = False
-    """Instead of documents: all that the resource holds goes, before what is stored next."""
+    """Truncate the resource before the next documents. The message has no documents."""
 
     kind = Kind.STORE
 
     @classmethod
-    def emptying(cls, binding: int) -> "Store":
-        """The one that empties the resource of a binding."""
+    def truncate(cls, binding: int) -> "Store":
+        """Return the message that truncates the resource of a binding."""
         none = pa.array([], pa.binary())
         return cls(binding, none, none, none, pa.array([], pa.bool_()), empties=True)
 
 
 @dataclass(frozen=True, slots=True)
 class StartCommit:
-    """That was all of this transaction."""
+    """End the transaction, and commit it with this checkpoint."""
 
     checkpoint: bytes
 
@@ -232,14 +231,14 @@ class StartCommit:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """The last transaction is committed in the recovery log."""
+    """Report that the last transaction is committed in the recovery log."""
 
     kind = Kind.ACKNOWLEDGE
 
 
 @dataclass(frozen=True, slots=True)
 class StateUpdate:
-    """Connector state: a new one, or a patch to the one that is there (RFC 7396)."""
+    """New connector state, or a merge patch of the current state (RFC 7396)."""
 
     json: bytes
     patch: bool = False
@@ -247,7 +246,7 @@ class StateUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Go on after this checkpoint; empty: after the recovery log's."""
+    """Checkpoint to resume from. If empty, the runtime resumes from its recovery log."""
 
     checkpoint: bytes = b""
 
@@ -256,7 +255,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Documents that were asked for and are there."""
+    """Requested documents that exist."""
 
     binding: int
     docs_json: pa.BinaryArray
@@ -266,9 +265,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """No more documents will come.
+    """All requested documents were returned.
 
-    An older generation called it Prepared, and named connector state in it.
+    In the older protocol this message is called Prepared and carries connector state.
     """
 
     state: StateUpdate | None = None
@@ -278,7 +277,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class StartedCommit:
-    """All is stored; the commit is under way, or done."""
+    """All documents are stored, and the commit is in progress or complete."""
 
     state: StateUpdate | None = None
 

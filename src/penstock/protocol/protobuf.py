@@ -1,6 +1,7 @@
-"""Values to protobuf messages and back, field by field: a value bears the names of its message.
+"""Conversion between dataclasses and protobuf messages.
 
-A part that is bytes here and a message there is one that we do not look into.
+The fields of a dataclass have the names of the fields of its message. A field that is `bytes`
+here and a message there is passed on without being parsed.
 """
 
 import dataclasses
@@ -19,34 +20,34 @@ _T = TypeVar("_T")
 
 def to_message(value: Any, message: Any) -> None:
     """Write `value` into `message`."""
-    for each in dataclasses.fields(value):
-        found = getattr(value, each.name)
-        if found is None:
+    for attribute in dataclasses.fields(value):
+        content = getattr(value, attribute.name)
+        if content is None:
             continue
-        if isinstance(found, bytes) and _is_message(message, each.name):
-            if found:
-                getattr(message, each.name).MergeFromString(found)
-        elif dataclasses.is_dataclass(found):
-            target = getattr(message, each.name)
+        if isinstance(content, bytes) and _is_message(message, attribute.name):
+            if content:
+                getattr(message, attribute.name).MergeFromString(content)
+        elif dataclasses.is_dataclass(content):
+            target = getattr(message, attribute.name)
             target.SetInParent()
-            to_message(found, target)
-        elif isinstance(found, Mapping):
-            target = getattr(message, each.name)
-            for key, item in found.items():
+            to_message(content, target)
+        elif isinstance(content, Mapping):
+            target = getattr(message, attribute.name)
+            for key, item in content.items():
                 if dataclasses.is_dataclass(item):
                     target[key].SetInParent()
                     to_message(item, target[key])
                 else:
                     target[key] = item
-        elif isinstance(found, tuple):
-            target = getattr(message, each.name)
-            for item in found:
+        elif isinstance(content, tuple):
+            target = getattr(message, attribute.name)
+            for item in content:
                 if dataclasses.is_dataclass(item):
                     to_message(item, target.add())
                 else:
                     target.append(item)
         else:
-            setattr(message, each.name, found)
+            setattr(message, attribute.name, content)
 
 
 def _is_message(message: Any, name: str) -> bool:
@@ -54,7 +55,7 @@ def _is_message(message: Any, name: str) -> bool:
 
 
 def from_message(kind: type[_T], message: Any) -> _T:
-    """The value of this kind that is in `message`."""
+    """Return the value of type `kind` that `message` holds."""
     return kind(
         **{
             name: convert(message, getattr(message, name))
@@ -69,29 +70,33 @@ def _parts(kind: Hashable) -> Sequence[tuple[str, Callable[[Any, Any], Any]]]:
 
 
 def _converter(name: str, hint: Any) -> Callable[[Any, Any], Any]:
-    parts = [each for each in get_args(hint) if each is not NoneType]
+    parts = [part for part in get_args(hint) if part is not NoneType]
     if NoneType in get_args(hint):
-        inner = _converter(name, parts[0])
-        return lambda message, found: inner(message, found) if message.HasField(name) else None
-    if get_origin(hint) is tuple:
-        item = _converter(name, parts[0])
-        return lambda message, found: tuple(item(message, each) for each in found)
-    if get_origin(hint) is Mapping:
-        value = _converter(name, parts[1])
-        return lambda message, found: {key: value(message, each) for key, each in found.items()}
-    if dataclasses.is_dataclass(hint):
-        return lambda _message, found: from_message(hint, found)  # type: ignore[arg-type]
-    if isinstance(hint, type) and issubclass(hint, enum.IntEnum):
-        return lambda _message, found: _member(hint, name, found)
-    if hint is bytes:
-        return lambda _message, found: (
-            found if isinstance(found, bytes) else found.SerializeToString(deterministic=True)
+        convert = _converter(name, parts[0])
+        return lambda message, content: (
+            convert(message, content) if message.HasField(name) else None
         )
-    return lambda _message, found: found
+    if get_origin(hint) is tuple:
+        convert_item = _converter(name, parts[0])
+        return lambda message, content: tuple(convert_item(message, item) for item in content)
+    if get_origin(hint) is Mapping:
+        convert_value = _converter(name, parts[1])
+        return lambda message, content: {
+            key: convert_value(message, value) for key, value in content.items()
+        }
+    if dataclasses.is_dataclass(hint):
+        return lambda _message, content: from_message(hint, content)  # type: ignore[arg-type]
+    if isinstance(hint, type) and issubclass(hint, enum.IntEnum):
+        return lambda _message, content: _member(hint, name, content)
+    if hint is bytes:
+        return lambda _message, content: (
+            content if isinstance(content, bytes) else content.SerializeToString(deterministic=True)
+        )
+    return lambda _message, content: content
 
 
 def _member(kind: type[enum.IntEnum], name: str, number: int) -> enum.IntEnum:
     try:
         return kind(number)
     except ValueError as error:
-        raise RemoteProtocolError(f"{name} is {number}, which is no {kind.__name__}") from error
+        raise RemoteProtocolError(f"{number} is not a value of {name} ({kind.__name__})") from error

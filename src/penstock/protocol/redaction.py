@@ -50,7 +50,7 @@ def redact(text: str, config: Mapping[str, Any], marked: Collection[str] | None 
 
 
 def redact_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` without `secrets`, in whatever encoding, and without the logins of URLs."""
+    """Return `text` without `secrets`, in any encoding, and without the logins of URLs."""
     forms = {form for secret in secrets if secret for form in _encodings(secret)}
     for form in sorted(forms, key=len, reverse=True):
         text = re.sub("".join(map(_escapes, form)), "***", text)
@@ -118,7 +118,7 @@ def _encodings(secret: str) -> Iterator[str]:
     yield from (data.hex(), data.hex().upper())
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         for before in range(3):
-            # The characters that depend on the secret alone, whatever stands around it.
+            # The characters that depend on the secret alone, not on its neighbours.
             encoded = encode(b"\0" * before + data).decode().rstrip("=")
             inner = encoded[(before * 4 + 2) // 3 : (before + len(data)) * 4 // 3]
             if len(inner) > 3:
@@ -130,7 +130,7 @@ def _escapes(character: str) -> str:
     data = character.encode(errors="surrogatepass")
     percent = "".join(f"%{byte:02x}" for byte in data)
     utf16 = character.encode("utf-16-be", errors="surrogatepass")
-    units = "".join(rf"\\u{utf16[at : at + 2].hex()}" for at in range(0, len(utf16), 2))
+    units = "".join(rf"\\u{utf16[start : start + 2].hex()}" for start in range(0, len(utf16), 2))
     python = re.escape(repr(character)[1:-1])
     short = re.escape(json.dumps(character)[1:-1])
     forms = [re.escape(character), short, python, f"(?i:{percent}|{units})"]
@@ -142,43 +142,43 @@ def _escapes(character: str) -> str:
 
 
 def secret_fields(*schemas: str) -> frozenset[str]:
-    """Return the names of properties that JSON schemas mark as secret, at whatever depth.
+    """Return the names of properties that JSON schemas mark as secret, at any depth.
 
     A schema that is not JSON marks nothing.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for text in schemas:
         try:
             schema = json.loads(text)
         except ValueError:
             continue
-        _mark(schema, "", schema, found, set())
-    return frozenset(found - {""})
+        _mark(schema, "", schema, names, set())
+    return frozenset(names - {""})
 
 
-def _mark(node: Any, name: str, schema: Any, found: set[str], seen: set[tuple[str, str]]) -> None:
+def _mark(node: Any, name: str, schema: Any, names: set[str], seen: set[tuple[str, str]]) -> None:
     match node:
         case list():
             for inner in node:
-                _mark(inner, name, schema, found, seen)
+                _mark(inner, name, schema, names, seen)
         case Mapping():
             annotations = (node.get(key) for key in ("secret", "writeOnly", "airbyte_secret"))
             if True in annotations or node.get("format") == "password":
-                found.add(name)
+                names.add(name)
             for key, inner in node.items():
                 if key in ("properties", "patternProperties") and isinstance(inner, Mapping):
                     for property_name, below in inner.items():
-                        _mark(below, property_name, schema, found, seen)
+                        _mark(below, property_name, schema, names, seen)
                 elif key == "$ref" and (str(inner), name) not in seen:
                     seen.add((str(inner), name))
-                    _mark(_at(schema, str(inner)), name, schema, found, seen)
+                    _mark(_resolve(schema, str(inner)), name, schema, names, seen)
                 else:
-                    _mark(inner, name, schema, found, seen)
+                    _mark(inner, name, schema, names, seen)
         case _:
             pass
 
 
-def _at(schema: Any, reference: str) -> Any:
+def _resolve(schema: Any, reference: str) -> Any:
     """Return the part of a schema that a reference points to; None if it does not exist."""
     for part in reference.removeprefix("#/").split("/"):
         schema = schema.get(part) if isinstance(schema, Mapping) else None

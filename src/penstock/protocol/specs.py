@@ -1,8 +1,7 @@
-"""What a materialization is: its endpoint, its bindings, their collections and fields.
+"""Specification of a materialization: endpoint, bindings, collections, fields.
 
-The names are those of the wire. What Penstock does not look into, because it has
-no journals and no shards of its own kind (templates, shuffles), is kept as the
-bytes it came in, and passed on.
+Fields have their names on the wire. Penstock does not parse the templates of journals and shards
+and the shuffles. It stores them as bytes and passes them on.
 """
 
 import enum
@@ -30,20 +29,20 @@ __all__ = [
 ]
 
 DOCUMENT: Final = "flow_document"
-"""The field of the whole document, if nobody calls it otherwise."""
+"""Default name of the field of the root document."""
 
 
-def document_field(taken: Collection[str]) -> str:
-    """Return the name of the field for the whole document: the first one that is not taken."""
+def document_field(used_names: Collection[str]) -> str:
+    """Return a name for the field of the root document that is not in `used_names`."""
     numbered = (f"{DOCUMENT}{number}" for number in itertools.count(1))
-    return next(name for name in itertools.chain([DOCUMENT], numbered) if name not in taken)
+    return next(name for name in itertools.chain([DOCUMENT], numbered) if name not in used_names)
 
 
 SCALARS: Final = frozenset({"boolean", "integer", "number", "string"})
 
 
 class Exists(enum.IntEnum):
-    """Whether documents have a location."""
+    """Presence of a location in documents."""
 
     INVALID = 0
     MUST = 1
@@ -53,7 +52,7 @@ class Exists(enum.IntEnum):
 
 
 class EndpointType(enum.IntEnum):
-    """What is behind a connector, in the words of the wire."""
+    """Type of an endpoint, as on the wire."""
 
     INVALID = 0
     SQLITE = 2
@@ -63,7 +62,7 @@ class EndpointType(enum.IntEnum):
 
 
 class ConstraintType(enum.IntEnum):
-    """What a connector asks of a field."""
+    """Constraint of a connector on a field."""
 
     FIELD_REQUIRED = 0
     LOCATION_REQUIRED = 1
@@ -75,7 +74,7 @@ class ConstraintType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a connector asks of a field, and why."""
+    """Constraint of a connector on a field, with its reason."""
 
     type: ConstraintType
     reason: str = ""
@@ -83,7 +82,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class StringInference:
-    """What is known of the strings at a location."""
+    """Inferred properties of the strings at a location."""
 
     content_type: str = ""
     format: str = ""
@@ -94,7 +93,7 @@ class StringInference:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """What the collection's schema says of a location."""
+    """Properties of a location, inferred from the schema of the collection."""
 
     types: tuple[str, ...] = ()
     string: StringInference | None = None
@@ -106,24 +105,24 @@ class Inference:
 
     @property
     def nullable(self) -> bool:
-        """Whether a column of it must be able to hold no value."""
+        """Return whether a column for the location must be nullable."""
         return "null" in self.types or self.exists is not Exists.MUST
 
     @property
     def single_type(self) -> str | None:
-        """Its one type beside null, if there is exactly one."""
-        others = [each for each in self.types if each != "null"]
+        """Return the only type except null; None if there are none or several."""
+        others = [name for name in self.types if name != "null"]
         return others[0] if len(others) == 1 else None
 
     @property
     def single_scalar(self) -> bool:
-        """Whether it is of one scalar type, or null."""
+        """Return whether the only type except null is a scalar."""
         return self.single_type in SCALARS
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A location of documents, under the name of a field."""
+    """Location in documents, with the name of its field."""
 
     ptr: str
     field: str
@@ -135,7 +134,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class CollectionSpec:
-    """A collection, as a connector is told of it."""
+    """Specification of a collection, as sent to a connector."""
 
     collection: str
     key_ptrs: tuple[str, ...] = ()
@@ -150,29 +149,29 @@ class CollectionSpec:
     read_schema_json: str = ""
 
     def projection(self, name: str) -> Projection | None:
-        """The projection of the field called `name`."""
-        return next((each for each in self.projections if each.field == name), None)
+        """Return the projection of a field; None if it does not exist."""
+        return next((entry for entry in self.projections if entry.field == name), None)
 
     def schema(self) -> Mapping[str, Any]:
-        """The JSON schema of what is read from it."""
+        """Return the JSON schema of documents that are read from the collection."""
         text = self.read_schema_json or self.write_schema_json
-        found = json.loads(text) if text else {}
-        return found if isinstance(found, dict) else {}
+        schema = json.loads(text) if text else {}
+        return schema if isinstance(schema, dict) else {}
 
 
 def annotations(schema: Mapping[str, Any], ptr: str) -> Mapping[str, Any]:
-    """What a JSON schema writes down at a location, as far as plain properties lead there."""
-    found: Any = schema
+    """Return the schema at a location; empty if `properties` alone do not lead to it."""
+    node: Any = schema
     for token in ptr.split("/")[1:]:
         name = token.replace("~1", "/").replace("~0", "~")
-        properties = found.get("properties") if isinstance(found, dict) else None
-        found = properties.get(name) if isinstance(properties, dict) else None
-    return found if isinstance(found, dict) else {}
+        properties = node.get("properties") if isinstance(node, dict) else None
+        node = properties.get(name) if isinstance(properties, dict) else None
+    return node if isinstance(node, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSelection:
-    """Which fields a binding has, and in which order they are packed."""
+    """Selected fields of a binding, in the order they are packed."""
 
     keys: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
@@ -181,13 +180,13 @@ class FieldSelection:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """All of them: keys, values, and the document."""
+        """Return all fields: keys, values, document."""
         return (*self.keys, *self.values, *([self.document] if self.document else []))
 
 
 @dataclass(frozen=True, slots=True)
 class MaterializationBinding:
-    """A collection bound to a resource of the endpoint."""
+    """Binding of a collection to a resource of the endpoint."""
 
     resource_spec_json: str
     resource_path: tuple[str, ...]
@@ -199,7 +198,7 @@ class MaterializationBinding:
 
 @dataclass(frozen=True, slots=True)
 class MaterializationSpec:
-    """A materialization, as it was built."""
+    """Built specification of a materialization."""
 
     materialization: str
     endpoint_spec_json: str

@@ -1,9 +1,8 @@
-"""The order of messages, as a table.
+"""Order of the messages of a stream, as a table.
 
-Each end says what it sends and what it receives, and learns at once if it may
-not be. The two directions of the stream are not ordered against each other, so
-where a stream is are two things: the last kind of request, and the last kind of
-response.
+Each side passes the kind of every message it sends or receives, and the table rejects a message
+that is out of order. The two directions of a stream are not ordered against each other. The state
+of a stream therefore has two parts: the last request and the last response.
 
     request        after these requests               and these responses
     ─────────────────────────────────────────────────────────────────────
@@ -22,10 +21,11 @@ response.
     Flushed        Acknowledged, Loaded               Flush
     StartedCommit  Flushed                            StartCommit
 
-Acknowledged may come before Acknowledge. It is never taken for that of another
-transaction: between two of them there is a StartedCommit, which only StartCommit
-brings, which only Flushed allows, which only Flush brings, which only the first
-allows. One thing the kinds do not say: there is a Loaded only if there was a Load.
+Acknowledged may arrive before Acknowledge. It still belongs to one transaction only. Two
+Acknowledged are separated by a StartedCommit, which follows StartCommit, which follows Flushed,
+which follows Flush, which follows the first Acknowledged.
+
+One rule is not in the table: Loaded requires a Load in the same transaction.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ __all__ = ["NOTHING", "RULES", "Role", "Rule", "Transaction"]
 
 
 class Role(enum.Enum):
-    """Who we are."""
+    """Side of the stream."""
 
     RUNTIME = "runtime"
     CONNECTOR = "connector"
@@ -60,7 +60,7 @@ _Last = Kind | _Nothing
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a message may be sent: after these of its own direction, and of the other."""
+    """Allowed last messages, in the direction of the message and in the other direction."""
 
     after: frozenset[_Last]
     given: frozenset[_Last]
@@ -93,7 +93,7 @@ RULES: Final[Mapping[Kind, Rule]] = {
     Kind.STARTED_COMMIT: Rule(frozenset({Kind.FLUSHED}), frozenset({Kind.START_COMMIT})),
 }
 
-_ANSWERS: Final[Mapping[_Last, Kind]] = {
+_RESPONSES: Final[Mapping[_Last, Kind]] = {
     Kind.OPEN: Kind.OPENED,
     Kind.ACKNOWLEDGE: Kind.ACKNOWLEDGED,
     Kind.LOAD: Kind.ACKNOWLEDGED,
@@ -104,82 +104,85 @@ _ANSWERS: Final[Mapping[_Last, Kind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Where a stream is, as one of its ends knows it."""
+    """State of a stream, as one of its sides knows it."""
 
     role: Role
     request: _Last = NOTHING
     response: _Last = NOTHING
-    asked: bool = False
-    """Whether there was a Load since Acknowledge."""
+    has_load: bool = False
+    """True if a Load followed the last Acknowledge."""
 
-    def sends(self, kind: Kind) -> Self:
-        """Where the stream is once we have sent this.
+    def after_sending(self, kind: Kind) -> Self:
+        """Return the state after we send a message.
 
         Raises:
-            LocalProtocolError: it may not be sent now.
+            LocalProtocolError: the message may not be sent now.
         """
-        if ours := self._broken(kind, sent=True):
-            raise LocalProtocolError(f"{kind} may not be sent {ours}", hint=_hint(kind))
+        if violation := self._violation(kind, sent=True):
+            raise LocalProtocolError(f"{kind} may not be sent {violation}", hint=_hint(kind))
         return self._after(kind)
 
-    def receives(self, kind: Kind) -> Self:
-        """Where the stream is now that this has come.
+    def after_receiving(self, kind: Kind) -> Self:
+        """Return the state after the peer has sent a message.
 
         Raises:
-            RemoteProtocolError: it may not come now.
+            RemoteProtocolError: the peer may not send the message now.
         """
-        if theirs := self._broken(kind, sent=False):
-            raise RemoteProtocolError(f"{kind} came {theirs}", hint=_hint(kind))
+        if violation := self._violation(kind, sent=False):
+            raise RemoteProtocolError(f"{kind} was sent {violation}", hint=_hint(kind))
         return self._after(kind)
 
-    def ends(self) -> None:
-        """The runtime says no more.
+    def check_end(self) -> None:
+        """Check that the runtime may end the stream now.
 
         Raises:
-            RemoteProtocolError: there is a transaction that it leaves unfinished.
+            RemoteProtocolError: a transaction is in progress.
         """
         if self.request in (Kind.LOAD, Kind.FLUSH, Kind.STORE, Kind.START_COMMIT):
             raise RemoteProtocolError(
                 f"unexpected EOF after {self.request}",
-                detail="There are keys to load, or documents to store, that were not committed.",
+                detail="The last transaction was not committed.",
                 hint="Close the stream after Acknowledged, or cancel it.",
             )
 
     @property
     def idle(self) -> bool:
-        """Whether no transaction is under way."""
+        """Return whether no transaction is in progress."""
         return self.request is Kind.ACKNOWLEDGE and self.response is Kind.ACKNOWLEDGED
 
     @property
-    def awaited(self) -> Kind | None:
-        """The answer that is to come, if the last request has one that has not come."""
-        answer = _ANSWERS.get(self.request)
-        return answer if answer is not None and self.response in RULES[answer].after else None
+    def awaited_response(self) -> Kind | None:
+        """Return the response that the last request still needs; None if there is none."""
+        response = _RESPONSES.get(self.request)
+        if response is None or self.response not in RULES[response].after:
+            return None
+        return response
 
-    def _broken(self, kind: Kind, *, sent: bool) -> str:
-        """Why this may not be said now; empty if it may."""
+    def _violation(self, kind: Kind, *, sent: bool) -> str:
+        """Return why a message is out of order; empty if it is allowed."""
         rule = RULES[kind]
-        of_runtime = kind in REQUESTS
-        if of_runtime is not ((self.role is Role.RUNTIME) is sent):
-            return f"by the {'connector' if of_runtime else 'runtime'}"
-        own, other = (self.request, self.response) if of_runtime else (self.response, self.request)
+        is_request = kind in REQUESTS
+        if is_request is not ((self.role is Role.RUNTIME) is sent):
+            return f"by the {'connector' if is_request else 'runtime'}"
+        own, other = (self.request, self.response) if is_request else (self.response, self.request)
         if own not in rule.after:
             return f"after {own}"
         if other not in rule.given:
-            return f"before {_awaited(kind)}" if _awaited(kind) else f"while {other} was the last"
-        if kind is Kind.LOADED and not self.asked:
-            return "though no Load asked for it"
+            first = _required_response(kind)
+            return f"before {first}" if first else f"when {other} was the last request"
+        if kind is Kind.LOADED and not self.has_load:
+            return "without a Load"
         return ""
 
     def _after(self, kind: Kind) -> Self:
         if kind not in REQUESTS:
             return dataclasses.replace(self, response=kind)
-        asked = kind is Kind.LOAD or (self.asked and kind is not Kind.ACKNOWLEDGE)
-        return dataclasses.replace(self, request=kind, asked=asked)
+        has_load = kind is Kind.LOAD or (self.has_load and kind is not Kind.ACKNOWLEDGE)
+        return dataclasses.replace(self, request=kind, has_load=has_load)
 
 
-def _awaited(kind: Kind) -> str:
-    """The response that must have come first."""
+def _required_response(kind: Kind) -> str:
+    """Return the response that a request must wait for."""
     return {
         Kind.ACKNOWLEDGE: "StartedCommit",
         Kind.FLUSH: "Acknowledged",
@@ -190,6 +193,6 @@ def _awaited(kind: Kind) -> str:
 
 def _hint(kind: Kind) -> str:
     rule = RULES[kind]
-    after = ", ".join(sorted(str(each) for each in rule.after))
-    given = ", ".join(sorted(str(each) for each in rule.given))
-    return f"{kind} follows {after} of its own direction, and {given} of the other."
+    after = ", ".join(sorted(map(str, rule.after)))
+    given = ", ".join(sorted(map(str, rule.given)))
+    return f"{kind} must follow {after} in its direction, and {given} in the other direction."

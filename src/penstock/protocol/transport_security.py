@@ -1,10 +1,9 @@
-"""How private a line to a connector is.
+"""TLS and bearer token of a connection to a connector.
 
-An address is `host:port` or `unix:PATH`. Plaintext goes only where nobody else can
-listen: over a unix socket that is a file, and over loopback. Anywhere else it must be
-asked for by name; an abstract socket has no owner, so whoever is on the machine could
-speak there. A bearer token without TLS could be read by whoever listens, so it goes
-nowhere that plaintext does not.
+An address is `host:port` or `unix:PATH`. Without TLS, only addresses that other hosts and users
+cannot reach are allowed: Unix sockets in the file system and loopback. Other addresses need the
+option for plaintext. An abstract socket has no owner and no permissions, so it needs the option
+too. The rule also protects a bearer token, which is readable without TLS.
 """
 
 import ipaddress
@@ -18,54 +17,54 @@ __all__ = ["Security", "is_private", "read_pem"]
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What is shown to the other end, and asked of it."""
+    """Credentials of this side, and checks of the peer."""
 
     ca: Path | bytes | None = field(default=None, repr=False)
-    """Authority whose certificates are trusted, as a file or as PEM; turns TLS on."""
+    """CA file, or PEM, that verifies the peer. Enables TLS."""
 
     certificate: Path | None = None
-    """Our own, with `key`; turns TLS on."""
+    """Certificate file of this side, with `key`. Enables TLS."""
 
     key: Path | None = None
     token: str = field(default="", repr=False)
     plaintext: bool = False
-    """Whether to go without TLS beyond loopback."""
+    """True to allow addresses beyond loopback without TLS."""
 
     server_name: str = ""
-    """Whom the other end's certificate must name, if it is not the host."""
+    """Name that the certificate of the peer must have, if it is not the host."""
 
     @property
     def tls(self) -> bool:
-        """Whether the line is encrypted."""
+        """Return whether the connection is encrypted."""
         return self.ca is not None or self.certificate is not None
 
     def check(self, address: str) -> None:
-        """Refuse what would be said in the open.
+        """Reject a plaintext connection to a public address.
 
         Raises:
-            UsageError: the line would not be private, or half of a certificate is missing.
+            UsageError: the address needs TLS, or only one of certificate and key is set.
         """
         if (self.certificate is None) is not (self.key is None):
             raise UsageError(
-                f'the certificate for "{address}" is not whole',
-                hint="Give a certificate and its key, or neither.",
+                f'TLS certificate or private key for address "{address}" is missing',
+                hint="Set both, the certificate and its key, or neither.",
             )
         if not self.tls and not self.plaintext and not is_private(address):
             raise UsageError(
-                f'"{address}" would be spoken to in plaintext',
-                detail="Documents and configuration, passwords among them, could be read.",
-                hint="Give TLS certificates (--tls-cert and --tls-key, --tls-ca), or say that "
-                "plaintext is wanted (--plaintext).",
+                f'address "{address}" needs TLS',
+                detail="In plaintext, others can read documents and configuration with passwords.",
+                hint="Set TLS certificates (--tls-cert and --tls-key, --tls-ca), or allow "
+                "plaintext (--plaintext).",
             )
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes along with each call."""
+        """Return the gRPC metadata of each call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
 
 def is_private(address: str) -> bool:
-    """Whether nobody else can listen."""
+    """Return whether other hosts and users cannot reach an address."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -85,5 +84,5 @@ def read_pem(path: Path | bytes | None) -> bytes | None:
         return path.read_bytes()
     except OSError as error:
         raise UsageError(
-            f'certificate file "{path}" cannot be read', detail=f"{error.strerror}."
+            f'could not read certificate file "{path}"', detail=f"{error.strerror}."
         ) from error

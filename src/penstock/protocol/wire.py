@@ -1,12 +1,11 @@
-"""Our values to the bytes of the wire, and back.
+"""Encoding of messages on the wire.
 
-What is asked once goes by protobuf's own library, field by field, because our
-values bear the names of the wire. Load, Store and Loaded go by `arena.py`, which
-is why a stream is read and written as bytes.
+The protobuf library encodes unary messages, field by field, because our values have the field
+names of the wire. `arena.py` encodes Load, Store and Loaded; a stream is therefore read and
+written as bytes.
 
-A message that parses may still say nothing that could be done: a Load of no key,
-an Open without a version. That is told here, by name, for both ends: of what
-comes, and of what is about to be sent.
+A message that parses may still be invalid, such as a Load without keys or an Open without a
+version. Both directions are checked here (`message_rules.py`).
 """
 
 from collections.abc import Mapping
@@ -16,10 +15,10 @@ from google.protobuf.message import DecodeError, Message
 
 from penstock.errors import UsageError
 from penstock.protocol._generated import flow_pb2, materialize_pb2
-from penstock.protocol.arena import varint_bytes, walk, write
+from penstock.protocol.arena import decode_arena, encode_arena, varint_bytes
 from penstock.protocol.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from penstock.protocol.key_range import KeyRange
-from penstock.protocol.message_rules import broken_rule
+from penstock.protocol.message_rules import find_violation
 from penstock.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -34,7 +33,7 @@ from penstock.protocol.messages import (
     Request,
     Response,
     Spec,
-    SpecAnswer,
+    SpecResponse,
     StartCommit,
     StartedCommit,
     StateUpdate,
@@ -56,11 +55,11 @@ __all__ = [
 ]
 
 METHODS: Final = "/materialize.Driver/"
-"""How the methods' paths begin."""
+"""Prefix of the paths of the gRPC methods."""
 
 _MESSAGES: Final[Mapping[type, type[Message]]] = {
     Spec: materialize_pb2.SpecRequest,
-    SpecAnswer: materialize_pb2.SpecResponse,
+    SpecResponse: materialize_pb2.SpecResponse,
     Validate: materialize_pb2.ValidateRequest,
     Validated: materialize_pb2.ValidateResponse,
     Apply: materialize_pb2.ApplyRequest,
@@ -72,43 +71,43 @@ _T = TypeVar("_T")
 
 
 def encode(value: Any) -> bytes:
-    """A question or an answer, as bytes."""
+    """Encode a unary request or response."""
     message = _MESSAGES[type(value)]()
     to_message(value, message)
     return message.SerializeToString(deterministic=True)
 
 
 def decode(kind: type[_T], data: bytes) -> _T:
-    """The question or the answer of this kind that is in `data`.
+    """Decode a unary request or response.
 
     Raises:
-        MalformedMessage: it is none.
-        RemoteProtocolError: it says nothing that could be done.
+        MalformedMessage: the bytes are not a message.
+        RemoteProtocolError: the message is invalid.
     """
-    value = from_message(kind, _parsed(_MESSAGES[kind], data))
-    if rule := broken_rule(value):
-        raise RemoteProtocolError(f"{kind.__name__} {rule}")
+    value = from_message(kind, _parse(_MESSAGES[kind], data))
+    if violation := find_violation(value):
+        raise RemoteProtocolError(f"{kind.__name__} {violation}")
     return value
 
 
 def encode_request(request: Request) -> bytes:
-    """A message of the stream from the runtime.
+    """Encode a request of a Transactions stream.
 
     Raises:
-        LocalProtocolError: it says nothing that could be done.
+        LocalProtocolError: the message is invalid.
     """
-    if rule := broken_rule(request):
-        raise LocalProtocolError(f"{request.kind} {rule}")
+    if violation := find_violation(request):
+        raise LocalProtocolError(f"{request.kind} {violation}")
     message = materialize_pb2.TransactionRequest()
     match request:
         case Load():
-            return write(2, request.binding, [request.packed_keys])
+            return encode_arena(2, request.binding, [request.packed_keys])
         case Store(empties=True):
             message.store.binding = request.binding
             message.store.empties = True
         case Store():
             columns = [request.packed_keys, request.packed_values, request.docs_json]
-            return write(4, request.binding, columns, [request.exists, request.deletes])
+            return encode_arena(4, request.binding, columns, [request.exists, request.deletes])
         case Open():
             to_message(request.materialization, message.open.materialization)
             message.open.version = request.version
@@ -118,10 +117,10 @@ def encode_request(request: Request) -> bytes:
         case Flush(checkpoint):
             message.flush.SetInParent()
             if checkpoint:
-                # SUBTLE: field 1 of what an older generation calls Prepare, which we do
-                # not have in our text; the message is put together by hand.
-                body = _field_of_bytes(1, checkpoint)
-                return _field_of_bytes(3, body)
+                # SUBTLE: this is field 1 of Prepare in the older protocol. Our .proto files do
+                # not have Prepare, so the message is built by hand.
+                body = _bytes_field(1, checkpoint)
+                return _bytes_field(3, body)
         case StartCommit(checkpoint):
             message.start_commit.SetInParent()
             message.start_commit.runtime_checkpoint = checkpoint
@@ -131,20 +130,20 @@ def encode_request(request: Request) -> bytes:
 
 
 def encode_commit() -> bytes:
-    """Return the Commit of the older generation, which names no checkpoint: Prepare did."""
-    return _field_of_bytes(5, b"")
+    """Encode Commit of the older protocol. Prepare carries the checkpoint there."""
+    return _bytes_field(5, b"")
 
 
 def encode_response(response: Response) -> bytes:
-    """A message of the stream from the connector.
+    """Encode a response of a Transactions stream.
 
     Raises:
-        LocalProtocolError: it says nothing that could be done.
+        LocalProtocolError: the message is invalid.
     """
-    if rule := broken_rule(response):
-        raise LocalProtocolError(f"{response.kind} {rule}")
+    if violation := find_violation(response):
+        raise LocalProtocolError(f"{response.kind} {violation}")
     if isinstance(response, Loaded):
-        return write(2, response.binding, [response.docs_json])
+        return encode_arena(2, response.binding, [response.docs_json])
     message = materialize_pb2.TransactionResponse()
     match response:
         case Opened(checkpoint):
@@ -163,42 +162,42 @@ def encode_response(response: Response) -> bytes:
 
 
 def decode_request(data: bytes) -> Request:
-    """The message of the stream that is in `data`.
+    """Decode a request of a Transactions stream.
 
     Raises:
-        MalformedMessage: it is none.
-        RemoteProtocolError: it says nothing that could be done.
+        MalformedMessage: the bytes are not a message.
+        RemoteProtocolError: the message is invalid.
     """
     number, begin, end = _only_field(data, "TransactionRequest", 6)
     request: Request
     if number == 2:
-        walked = walk(data, begin, end, "Load")
-        request = Load(walked.binding, walked.slices[0])
+        arena = decode_arena(data, begin, end, "Load")
+        request = Load(arena.binding, arena.slices[0])
     elif number == 4:
-        walked = walk(data, begin, end, "Store")
-        keys, values, docs = walked.slices
-        exists, deletes = walked.bools
+        arena = decode_arena(data, begin, end, "Store")
+        keys, values, docs = arena.slices
+        exists, deletes = arena.bools
         flags = deletes if len(deletes) else None
-        request = Store(walked.binding, keys, values, docs, exists, flags, walked.empties)
+        request = Store(arena.binding, keys, values, docs, exists, flags, arena.empties)
     else:
-        request = _small_request(_parsed(materialize_pb2.TransactionRequest, data))
-    if rule := broken_rule(request):
-        raise RemoteProtocolError(f"{request.kind} {rule}")
+        request = _decode_small_request(_parse(materialize_pb2.TransactionRequest, data))
+    if violation := find_violation(request):
+        raise RemoteProtocolError(f"{request.kind} {violation}")
     return request
 
 
-def _small_request(message: materialize_pb2.TransactionRequest) -> Request:
+def _decode_small_request(message: materialize_pb2.TransactionRequest) -> Request:
     if message.HasField("open"):
-        opening = message.open
+        body = message.open
         try:
-            key_range = KeyRange(opening.key_begin, opening.key_end)
+            key_range = KeyRange(body.key_begin, body.key_end)
         except UsageError as error:
             raise RemoteProtocolError(f"Open: {error}", detail=error.detail) from error
         return Open(
-            from_message(MaterializationSpec, opening.materialization),
-            opening.version,
+            from_message(MaterializationSpec, body.materialization),
+            body.version,
             key_range,
-            opening.driver_checkpoint_json,
+            body.driver_checkpoint_json,
         )
     if message.HasField("flush"):
         return Flush()
@@ -208,73 +207,73 @@ def _small_request(message: materialize_pb2.TransactionRequest) -> Request:
 
 
 def decode_response(data: bytes) -> Response:
-    """The message of the stream that is in `data`.
+    """Decode a response of a Transactions stream.
 
     Raises:
-        MalformedMessage: it is none.
-        RemoteProtocolError: it says nothing that could be done.
+        MalformedMessage: the bytes are not a message.
+        RemoteProtocolError: the message is invalid.
     """
     number, begin, end = _only_field(data, "TransactionResponse", 5)
     response: Response
     if number == 2:
-        walked = walk(data, begin, end, "Loaded")
-        response = Loaded(walked.binding, walked.slices[0])
+        arena = decode_arena(data, begin, end, "Loaded")
+        response = Loaded(arena.binding, arena.slices[0])
     else:
-        response = _small_response(_parsed(materialize_pb2.TransactionResponse, data), data)
-    if rule := broken_rule(response):
-        raise RemoteProtocolError(f"{response.kind} {rule}")
+        response = _decode_small_response(_parse(materialize_pb2.TransactionResponse, data), data)
+    if violation := find_violation(response):
+        raise RemoteProtocolError(f"{response.kind} {violation}")
     return response
 
 
-def _small_response(message: materialize_pb2.TransactionResponse, data: bytes) -> Response:
+def _decode_small_response(message: materialize_pb2.TransactionResponse, data: bytes) -> Response:
     if message.HasField("opened"):
         return Opened(message.opened.runtime_checkpoint)
     if message.HasField("flushed"):
-        # What an older generation calls Prepared is a connector's state.
+        # In the older protocol, this is Prepared, which carries connector state.
         _, begin, end = _only_field(data, "TransactionResponse", 5)
-        return Flushed(_state(_parsed(flow_pb2.DriverCheckpoint, data[begin:end])))
+        return Flushed(_state(_parse(flow_pb2.DriverCheckpoint, data[begin:end])))
     if message.HasField("started_commit"):
         return StartedCommit(_state(message.started_commit.driver_checkpoint))
     return Acknowledged()
 
 
-def _state(found: flow_pb2.DriverCheckpoint) -> StateUpdate | None:
-    if not found.driver_checkpoint_json and not found.rfc7396_merge_patch:
+def _state(checkpoint: flow_pb2.DriverCheckpoint) -> StateUpdate | None:
+    if not checkpoint.driver_checkpoint_json and not checkpoint.rfc7396_merge_patch:
         return None
-    return StateUpdate(found.driver_checkpoint_json, found.rfc7396_merge_patch)
+    return StateUpdate(checkpoint.driver_checkpoint_json, checkpoint.rfc7396_merge_patch)
 
 
-# The outer message: one field of several.
+# The outer message, which has exactly one field.
 
 
-def _only_field(data: bytes, what: str, highest: int) -> tuple[int, int, int]:
-    """Number and bounds of the one field that is set, of those up to `highest`."""
-    found: list[tuple[int, int, int]] = []
+def _only_field(data: bytes, name: str, highest: int) -> tuple[int, int, int]:
+    """Return number, begin and end of the only field with a number up to `highest`."""
+    fields: list[tuple[int, int, int]] = []
     at = 0
     while at < len(data):
-        tag, at = _varint(data, at, what)
+        tag, at = _varint(data, at, name)
         number, wire = tag >> 3, tag & 7
         size = 0
         if wire == 2:
-            size, at = _varint(data, at, what)
+            size, at = _varint(data, at, name)
         elif wire == 0:
-            _, at = _varint(data, at, what)
+            _, at = _varint(data, at, name)
         elif wire in (1, 5):
             size = 8 if wire == 1 else 4
         if wire not in (0, 1, 2, 5) or number == 0 or size > len(data) - at:
-            raise MalformedMessage(f"{what} is not a protobuf message")
+            raise MalformedMessage(f"{name} is not a protobuf message")
         if 1 <= number <= highest and wire == 2:
-            found.append((number, at, at + size))
+            fields.append((number, at, at + size))
         at += size
-    if len(found) != 1:
+    if len(fields) != 1:
         raise MalformedMessage(
-            f"{what} has {len(found)} of its fields set",
-            detail=f"It must have exactly one of the fields 1 to {highest}.",
+            f"{name} has {len(fields)} of its fields set",
+            detail=f"The message must have exactly one of the fields 1 to {highest}.",
         )
-    return found[0]
+    return fields[0]
 
 
-def _varint(data: bytes, at: int, what: str) -> tuple[int, int]:
+def _varint(data: bytes, at: int, name: str) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -284,18 +283,18 @@ def _varint(data: bytes, at: int, what: str) -> tuple[int, int]:
         value |= (octet & 127) << shift
         if octet < 128:
             return value, at
-    raise MalformedMessage(f"{what} is not a protobuf message")
+    raise MalformedMessage(f"{name} is not a protobuf message")
 
 
-def _field_of_bytes(number: int, content: bytes) -> bytes:
-    """A field of bytes, alone."""
+def _bytes_field(number: int, content: bytes) -> bytes:
+    """Encode one field of bytes."""
     return varint_bytes(number << 3 | 2) + varint_bytes(len(content)) + content
 
 
 _M = TypeVar("_M", bound=Message)
 
 
-def _parsed(kind: type[_M], data: bytes) -> _M:
+def _parse(kind: type[_M], data: bytes) -> _M:
     message = kind()
     try:
         message.ParseFromString(data)

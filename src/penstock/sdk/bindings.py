@@ -97,7 +97,7 @@ def bind(index: int, spec: MaterializationBinding, resource: ResourceT) -> Bindi
 
     def field(name: str, *, is_key: bool) -> Field:
         projection = collection.projection(name)
-        assert projection is not None  # Checked by `broken_spec_rule`.
+        assert projection is not None  # Checked by `find_spec_violation`.
         return _field(projection, is_key, selection.field_config_json, schema)
 
     return Binding(

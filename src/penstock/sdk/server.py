@@ -24,13 +24,13 @@ from pydantic import BaseModel
 
 from penstock.errors import PenstockError, UsageError
 from penstock.protocol.errors import RemoteProtocolError
-from penstock.protocol.message_rules import broken_rule, broken_spec_rule
+from penstock.protocol.message_rules import find_spec_violation, find_violation
 from penstock.protocol.messages import (
     Applied,
     Apply,
     Open,
     Spec,
-    SpecAnswer,
+    SpecResponse,
     Validate,
     Validated,
     ValidatedBinding,
@@ -170,10 +170,10 @@ class Server:
             "Transactions": grpc.stream_stream_rpc_method_handler(self._transactions),
         }
 
-    def _spec(self, _request: Spec) -> SpecAnswer:
+    def _spec(self, _request: Spec) -> SpecResponse:
         connector = self._connector
         url = connector.documentation_url
-        return SpecAnswer(
+        return SpecResponse(
             json_schema(connector.endpoint),
             json_schema(connector.resource),
             url and urljoin(f"{Path.cwd().as_uri()}/", url),
@@ -203,8 +203,8 @@ class Server:
         for each in validated.bindings:
             if not isinstance(each, ValidatedBinding):
                 raise ContractBroken(f"validate answered a {type(each).__name__}")
-        if rule := broken_rule(validated):
-            raise ContractBroken(f"what validate answered {rule}")
+        if violation := find_violation(validated):
+            raise ContractBroken(f"what validate answered {violation}")
         return validated
 
     def _apply(self, request: Apply) -> Applied:
@@ -227,8 +227,8 @@ class Server:
         )
 
     def _understood(self, spec: MaterializationSpec) -> tuple[Any, list[Binding[Any]]]:
-        if rule := broken_spec_rule(spec):
-            raise RemoteProtocolError(f'materialization "{spec.materialization}": {rule}')
+        if violation := find_spec_violation(spec):
+            raise RemoteProtocolError(f'materialization "{spec.materialization}": {violation}')
         connector = self._connector
         endpoint = parse(connector.endpoint, spec.endpoint_spec_json, "endpoint")
         return endpoint, [

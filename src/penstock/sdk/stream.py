@@ -142,7 +142,7 @@ class Stream:
             for data in requests:
                 request = decode_request(data)
                 with self._changed:
-                    self._where = self._where.receives(request.kind)
+                    self._where = self._where.after_receiving(request.kind)
                     self._changed.wait_for(
                         lambda: self._broken is not None or self._waiting["in"] < WAITING_BYTES
                     )
@@ -152,7 +152,7 @@ class Stream:
                     self._waiting["in"] += len(data)
                     self._changed.notify_all()
             with self._changed:
-                self._where.ends()
+                self._where.check_end()
                 self._said_all = True
                 self._changed.notify_all()
         except ProtocolError as error:
@@ -282,7 +282,7 @@ class Stream:
             )
             if self._broken is not None:
                 raise self._broken
-            self._where = self._where.sends(response.kind)
+            self._where = self._where.after_sending(response.kind)
             self._responses.append(data)
             self._waiting["out"] += len(data)
             self._changed.notify_all()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from penstock.protocol.messages import SpecAnswer
+from penstock.protocol.messages import SpecResponse
 from penstock.protocol.redaction import SECRET_NAMES, redact_secrets, secret_fields, secrets_of
 from penstock.testing.conformance.config import Config
 
@@ -27,7 +27,7 @@ _SHORTEST: Final = 4
 """What is shorter would be found everywhere."""
 
 
-def hider(config: Config, spec: SpecAnswer | None = None) -> Callable[[str], str]:
+def hider(config: Config, spec: SpecResponse | None = None) -> Callable[[str], str]:
     """What takes the secrets of the configuration out of a text, whoever wrote it.
 
     `spec`, if it is known, tells which of its fields are secret.

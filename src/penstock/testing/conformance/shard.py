@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.materialize.client import Connection
-from penstock.protocol.connector_state import add_up
+from penstock.protocol.connector_state import combine_state
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import (
     START_FROM_ZERO,
@@ -144,7 +144,7 @@ class Shard:
 
     def empty(self, binding: int) -> None:
         """Let go all that the resource of a binding holds."""
-        self.exchange.send(Store.emptying(binding))
+        self.exchange.send(Store.truncate(binding))
         self._pending.append(Stored(binding, (), empties=True))
 
     def begin_commit(self, checkpoint: bytes = b"") -> None:
@@ -161,7 +161,7 @@ class Shard:
             return
         self.log.checkpoint = self._checkpoint
         if answer.state is not None:
-            self.log.state = add_up(self.log.state, answer.state)
+            self.log.state = combine_state(self.log.state, answer.state)
         if not self.peer.remote:
             self.task.commit(self._pending)
         self._pending = []
