@@ -32,7 +32,7 @@ class JsonTables(sdk.Connector[Endpoint, Resource]):
     resource = Resource
 
     def validate(
-        self, request: sdk.Validating[Endpoint, Resource]
+        self, request: sdk.ValidateRequest[Endpoint, Resource]
     ) -> Sequence[sdk.ValidatedBinding]:
         return [
             sdk.ValidatedBinding(
@@ -44,28 +44,28 @@ class JsonTables(sdk.Connector[Endpoint, Resource]):
             for each in request.bindings
         ]
 
-    def apply(self, applying: sdk.Applying[Endpoint, Resource]) -> str:
-        paths = [table_path(applying.endpoint, each) for each in applying.bindings]
+    def apply(self, request: sdk.ApplyRequest[Endpoint, Resource]) -> str:
+        paths = [table_path(request.endpoint, each) for each in request.bindings]
         missing = [path for path in paths if not path.exists()]
-        if not applying.dry_run:
-            (applying.endpoint.folder / "staged").mkdir(parents=True, exist_ok=True)
+        if not request.dry_run:
+            (request.endpoint.folder / "staged").mkdir(parents=True, exist_ok=True)
             for path in missing:
                 write(path, {})
         return "".join(f"make {path}\n" for path in missing)
 
-    def delete(self, applying: sdk.Applying[Endpoint, Resource]) -> str:
-        paths = [table_path(applying.endpoint, each) for each in applying.bindings]
+    def delete(self, request: sdk.ApplyRequest[Endpoint, Resource]) -> str:
+        paths = [table_path(request.endpoint, each) for each in request.bindings]
         found = [path for path in paths if path.exists()]
-        if not applying.dry_run:
+        if not request.dry_run:
             for path in found:
                 remove(path)
         return "".join(f"remove {path}\n" for path in found)
 
-    def open(self, opening: sdk.Opening[Endpoint, Resource]) -> "Writer":
-        for each in opening.bindings:
-            if not table_path(opening.endpoint, each).exists():
+    def open(self, request: sdk.OpenRequest[Endpoint, Resource]) -> "Writer":
+        for each in request.bindings:
+            if not table_path(request.endpoint, each).exists():
                 raise sdk.Refused(f'table "{each}" is not there', hint="Apply it first.")
-        return Writer(opening.endpoint, str(opening.key_range), opening.state)
+        return Writer(request.endpoint, str(request.key_range), request.state)
 
 
 def constraint(field: sdk.Field) -> sdk.Constraint:
@@ -87,14 +87,15 @@ class Writer(sdk.Transactor):
         self._committed = state
         self._changes: dict[str, dict[str, str | None]] = {}
 
-    def load(self, keys: Iterator[sdk.Keys]) -> Iterator[sdk.Found]:
+    def load(self, keys: Iterator[sdk.Keys]) -> Iterator[sdk.LoadedDocuments]:
         tables: dict[Path, dict[str, str]] = {}
         for batch in keys:
             path = table_path(self._endpoint, batch.binding)
             if path not in tables:
                 tables[path] = read(path)
-            found = [tables[path].get(key.hex()) for key in batch.packed.to_pylist()]
-            yield sdk.Found(batch.binding, pa.array(found, pa.string()).drop_null().cast("binary"))
+            texts = [tables[path].get(key.hex()) for key in batch.packed.to_pylist()]
+            documents = pa.array(texts, pa.string()).drop_null().cast("binary")
+            yield sdk.LoadedDocuments(batch.binding, documents)
 
     def store(self, documents: Iterator[sdk.Documents]) -> None:
         self._changes = {}

@@ -13,14 +13,14 @@ from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.protocol.messages import ValidatedBinding
 from penstock.protocol.specs import CollectionSpec, MaterializationSpec, Projection
 from penstock.sdk import (
-    Applying,
-    Asked,
+    ApplyRequest,
     Connector,
     Documents,
     Keys,
-    Opening,
+    OpenRequest,
+    RequestedBinding,
     Transactor,
-    Validating,
+    ValidateRequest,
 )
 from penstock.sdk.bindings import Binding, bind, projected
 from penstock.sdk.config import parse
@@ -91,11 +91,11 @@ class Driven:
 
     def validate(self, *wanted: Wanted, replaces: bool = False) -> Sequence[ValidatedBinding]:
         return self.connector.validate(
-            Validating(
+            ValidateRequest(
                 self.name,
                 self._endpoint(),
                 [
-                    Asked(
+                    RequestedBinding(
                         self._resource(each),
                         each.collection,
                         projected(each.collection, {}),
@@ -120,7 +120,7 @@ class Driven:
         self, version: str, *wanted: Wanted, key_range: KeyRange = WHOLE
     ) -> Iterator[tuple[Transactor, list[Binding[Any]]]]:
         _, bindings = self._built(wanted)
-        opening = Opening(self.name, version, self._endpoint(), bindings, key_range, {})
+        opening = OpenRequest(self.name, version, self._endpoint(), bindings, key_range, {})
         transactor = self.connector.open(opening)
         try:
             yield transactor, bindings
@@ -129,9 +129,9 @@ class Driven:
 
     def _applying(
         self, version: str, wanted: Sequence[Wanted], dry_run: bool
-    ) -> Applying[Any, Any]:
+    ) -> ApplyRequest[Any, Any]:
         spec, bindings = self._built(wanted)
-        return Applying(self.name, version, self._endpoint(), bindings, dry_run, spec)
+        return ApplyRequest(self.name, version, self._endpoint(), bindings, dry_run, spec)
 
     def _built(self, wanted: Sequence[Wanted]) -> tuple[MaterializationSpec, list[Binding[Any]]]:
         bound = [
@@ -172,7 +172,7 @@ class Sql:
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        return self.connector.beside(self._endpoint, fence.TABLE)
+        return self.connector.own_table(self._endpoint, fence.TABLE)
 
     @property
     def _endpoint(self) -> Any:

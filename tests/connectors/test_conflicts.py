@@ -32,7 +32,7 @@ def test_our_own_tables_are_not_for_users(sql: Sql, name: str) -> None:
     sql.driven.apply("v1", things())
     wanted = replace(things(adopt=True), table=name)
     for deed in (sql.driven.validate, lambda it: sql.driven.apply("v2", it)):
-        with pytest.raises(Refused, match=f"{name}.* is kept for our own use"):
+        with pytest.raises(Refused, match=f"{name}.* is reserved"):
             deed(wanted)
 
 
@@ -40,7 +40,7 @@ def test_our_own_tables_are_not_for_users(sql: Sql, name: str) -> None:
 @pytest.mark.parametrize("name", ["flow_migrating_x", "FLOW_CHECKPOINTS_V1", "flow_load_0"])
 def test_other_names_that_sqlite_connectors_use(sql: Sql, name: str) -> None:
     for deed in (sql.driven.validate, lambda it: sql.driven.apply("v1", it)):
-        with pytest.raises(Refused, match=f"{name}.* is kept for our own use"):
+        with pytest.raises(Refused, match=f"{name}.* is reserved"):
             deed(replace(things(), table=name))
 
 
@@ -57,8 +57,8 @@ def test_a_field_called_like_the_mark_of_deleted_rows(sql: Sql) -> None:
     wanted = things(MARK, delete="soft")
     said = sql.driven.validate(wanted)[0].constraints["flow_deleted"]
     assert said.type is ConstraintType.FIELD_FORBIDDEN
-    assert said.reason == 'its column "flow_deleted" would be one of our own'
-    with pytest.raises(Refused, match=r'field "flow_deleted" .* of a column of our own'):
+    assert said.reason == 'column "flow_deleted" is used by the connector'
+    with pytest.raises(Refused, match=r'field "flow_deleted" .* has a reserved column name'):
         sql.driven.apply("v1", wanted)
 
 
@@ -142,7 +142,7 @@ def test_a_table_that_was_taken_over_is_never_dropped(sql: Sql) -> None:
     sql.driven.apply("v3", things(NAME))
     assert sql.driven.delete("v3", things(NAME)) == ""
     assert sql.sql(f"SELECT id FROM {sql.table('things')}") == [(1,)]
-    with pytest.raises(Refused, match="did not make it"):
+    with pytest.raises(Refused, match="did not create it"):
         sql.driven.validate(things())
 
 

@@ -16,8 +16,8 @@ from penstock.sdk.sql.fence import (
     Fence,
     commit_fence,
     create_checkpoints,
-    forget_fences,
     install_fence,
+    reset_fences,
 )
 from penstock.sdk.sql.session import Session
 from tests.connectors.stream_client import Sql
@@ -215,7 +215,7 @@ def test_install_and_forget_leave_other_materializations_alone(sql: Sql) -> None
         held = table.install(LOWER)
         assert (held.materialization, held.key_range, held.fence) == (NAME, LOWER, 1)
         table.commit(held, b"some")
-        forget_fences(session, table.dialect, NAME, table.path)
+        reset_fences(session, table.dialect, NAME, table.path)
         zero = base64.b64encode(START_FROM_ZERO).decode()
         assert table.rows() == [
             ("other", WHOLE.begin, WHOLE.end, 1, base64.b64encode(b"other").decode()),
@@ -234,7 +234,7 @@ def test_commit_whose_condition_fails_raises_fenced_and_changes_nothing(sql: Sql
         before = table.rows()
         arguments = (session, table.dialect, held, b"then", table.path)
         with (
-            pytest.raises(Fenced, match=f'^materialization "{NAME}" {WHOLE} was fenced off'),
+            pytest.raises(Fenced, match=f'^stream of materialization "{NAME}" {WHOLE} is fenced'),
             session.transaction(),
         ):
             commit_fence(*arguments, condition="1 = ?", parameters=[2])

@@ -46,7 +46,7 @@ from penstock.protocol.messages import (
     ValidateBinding,
 )
 from penstock.protocol.specs import ConstraintType, MaterializationSpec
-from penstock.sdk import Applying, Binding, Documents, Opening, serve
+from penstock.sdk import ApplyRequest, Binding, Documents, OpenRequest, serve
 from penstock.sdk.bindings import bind
 from penstock.testing.specs import bound, collection, materialization, projection
 
@@ -411,12 +411,12 @@ def test_whatever_crashes_each_committed_transaction_is_applied_once(
         bindings = [bind(0, task.spec.bindings[0], resource)]
         endpoint = FilesEndpoint(folder=task.folder)
         connector = StagedFiles()
-        connector.apply(Applying("acme/task", "v1", endpoint, bindings, False, task.spec))
+        connector.apply(ApplyRequest("acme/task", "v1", endpoint, bindings, False, task.spec))
         expected: list[dict[str, Any]] = []
         suspended = []
         for comes_to, empties, stored, wakes in history:
             state = json.loads(task.state.json or b"{}")
-            opening = Opening("acme/task", "v1", endpoint, bindings, WHOLE, state)
+            opening = OpenRequest("acme/task", "v1", endpoint, bindings, WHOLE, state)
             transactor = connector.open(opening)
             transactor.acknowledge()
             assert (task.rows() if delta else sorted(task.rows(), key=by_id)) == expected

@@ -34,7 +34,15 @@ from penstock.protocol.specs import (
     Projection,
     StringInference,
 )
-from penstock.sdk import Applying, Asked, Documents, Keys, Opening, Refused, Validating
+from penstock.sdk import (
+    ApplyRequest,
+    Documents,
+    Keys,
+    OpenRequest,
+    Refused,
+    RequestedBinding,
+    ValidateRequest,
+)
 from penstock.sdk.bindings import bind, projected
 from penstock.sdk.config import parse
 from penstock.sdk.sql.connector import SqlResource
@@ -94,18 +102,18 @@ class Target:
         return [bind(0, self.spec.bindings[0], self.resource)]
 
     def validate(self):
-        asked = Asked(self.resource, self.collection, projected(self.collection, {}))
-        [found] = self.connector.validate(Validating("m", self.endpoint, [asked]))
+        asked = RequestedBinding(self.resource, self.collection, projected(self.collection, {}))
+        [found] = self.connector.validate(ValidateRequest("m", self.endpoint, [asked]))
         return found
 
     def apply(self, *, dry_run: bool = False) -> str:
         return self.connector.apply(
-            Applying("m", self.version, self.endpoint, self.bindings, dry_run, self.spec)
+            ApplyRequest("m", self.version, self.endpoint, self.bindings, dry_run, self.spec)
         )
 
     def open(self, key_range=WHOLE):
         return self.connector.open(
-            Opening("m", self.version, self.endpoint, self.bindings, key_range, {})
+            OpenRequest("m", self.version, self.endpoint, self.bindings, key_range, {})
         )
 
     def documents(self, *rows: dict[str, Any], exists: bool = False, gone: tuple[int, ...] = ()):
@@ -429,7 +437,7 @@ def test_a_stream_that_was_overtaken_commits_nothing(path):
     older.store(iter([target.documents({"id": 2})]))
     newer = target.open()
     assert newer.checkpoint == b"one"
-    with pytest.raises(Fenced, match='materialization "m" 00000000-ffffffff was fenced off'):
+    with pytest.raises(Fenced, match='stream of materialization "m" 00000000-ffffffff is fenced'):
         older.start_commit(b"two")
     target.commit(newer, target.documents({"id": 3}), checkpoint=b"three")
     assert [row[0] for row in target.rows("id")] == [1, 3]
@@ -575,9 +583,9 @@ def test_a_table_of_somebody_else_is_not_taken(path):
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY) STRICT")
     connection.close()
     target = Target(path)
-    with pytest.raises(Refused, match="this materialization did not make it"):
+    with pytest.raises(Refused, match="this materialization did not create it"):
         target.validate()
-    with pytest.raises(Refused, match="this materialization did not make it"):
+    with pytest.raises(Refused, match="this materialization did not create it"):
         target.apply()
     target.resource = SqlResource(table="t", adopt=True)
     target.validate()
@@ -640,7 +648,7 @@ def test_columns_that_differ_in_case_alone_are_one(path):
     target.fields["ä"] = KINDS["a_string"]
     said = target.validate().constraints
     assert said["X"].type is ConstraintType.FIELD_FORBIDDEN
-    assert said["X"].reason == 'its column "X" would be that of field "x"'
+    assert said["X"].reason == 'column "X" is used by field "x"'
     assert {said[each].type for each in "xÄä"} == {ConstraintType.LOCATION_RECOMMENDED}
     with pytest.raises(Refused, match="would be the same column"):
         target.apply()
@@ -672,9 +680,9 @@ def test_tables_that_differ_in_case_alone_are_one(path):
     target = Target(path)
     fields = projected(target.collection, {})
     tables = [SqlResource(table=name) for name in ("Orders", "orders")]
-    asked = [Asked(each, target.collection, fields) for each in tables]
+    asked = [RequestedBinding(each, target.collection, fields) for each in tables]
     with pytest.raises(Refused, match='duplicate binding: table "Orders"'):
-        target.connector.validate(Validating("m", target.endpoint, asked))
+        target.connector.validate(ValidateRequest("m", target.endpoint, asked))
 
 
 @pytest.mark.parametrize("name", ["", ":memory:"])
@@ -755,7 +763,7 @@ def test_what_was_deleted_and_made_again_does_not_take_an_older_writer(path):
     target = Target(path)
     target.apply()
     older = target.open()
-    applying = Applying("m", "v", target.endpoint, target.bindings, False, target.spec)
+    applying = ApplyRequest("m", "v", target.endpoint, target.bindings, False, target.spec)
     target.connector.delete(applying)
     target.apply()
     newer = target.open()
@@ -771,7 +779,7 @@ def test_bytes_that_are_not_in_base_64_are_refused(path, wrong):
     target.apply()
     stream = target.open()
     stream.store(iter([target.documents({"id": 1, "bytes": wrong})]))
-    with pytest.raises(RemoteProtocolError, match="not in base 64"):
+    with pytest.raises(RemoteProtocolError, match="not base64"):
         stream.start_commit(b"cp")
 
 

@@ -109,7 +109,7 @@ def test_first_plan_reports_a_table_that_exists_with_other_columns(shop: Shop) -
     shop.database.sql("CREATE SCHEMA target; CREATE TABLE target.orders (other text)")
     endpoint = json.dumps({"url": shop.database.url(), "schema": "target"})
     [problem] = problems(shop, pipeline(shop, endpoint, name="postgres"))
-    assert 'table "target.orders" is there' in problem.what
+    assert 'table "target.orders" exists' in problem.what
     assert "adopt: true" in problem.hint
 
 
@@ -159,7 +159,7 @@ def test_plan_lists_the_columns_that_are_omitted_with_the_reason(shop: Shop) -> 
         in (notes)
     )
     assert any("omits column twice: it is a generated column" in note for note in notes)
-    assert any("resource orders omits column Name: its column" in note for note in notes), notes
+    assert any("resource orders omits column Name: column" in note for note in notes), notes
     assert not (shop.folder / "shop.db").exists()
 
 

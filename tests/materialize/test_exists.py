@@ -16,7 +16,7 @@ import pytest
 from penstock.connectors.sqlite.connector import SqliteConnector
 from penstock.connectors.sqlite.transactor import SqliteTransactor
 from penstock.data.packed import unpack_row
-from penstock.sdk.batches import Documents, Found, Keys
+from penstock.sdk.batches import Documents, Keys, LoadedDocuments
 from tests.materialize.lake import Endpoint, materializing, once
 from tests.materialize.test_documents import TEXTS, Log, by_text
 from tests.protocol.vectors import cases
@@ -49,7 +49,7 @@ class Watched(SqliteTransactor):
 
     seen: list[Seen]
 
-    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
+    def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
         self.seen.append(Seen())
         for found in super().load(self._asked(keys)):
             texts = found.docs_json.to_pylist()

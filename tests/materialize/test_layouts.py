@@ -439,7 +439,7 @@ def test_plan_reports_rows_that_are_replaced_or_rewritten(lake: str, tmp_path: P
         write(1, "real")
         found = planned_changes()
         assert "resource t: drop and re-create with 2 rows in it, which needs --allow-drop" in found
-        assert 'within the first transaction: DROP TABLE IF EXISTS "t"' in found
+        assert 'in the first transaction: DROP TABLE IF EXISTS "t"' in found
         write(0, "real")
         assert "cannot store collection" in planned_changes()
         write(0)

@@ -11,7 +11,7 @@ from penstock.connectors.sqlite.connector import SqliteConnector
 from penstock.connectors.sqlite.transactor import SqliteTransactor
 from penstock.materialize import session, shard
 from penstock.protocol.messages import StateUpdate
-from penstock.sdk.batches import Found, Keys
+from penstock.sdk.batches import Keys, LoadedDocuments
 from tests.materialize.lake import Endpoint, materializing
 from tests.materialize.test_documents import COLUMNS, Log, by_columns, table
 
@@ -27,7 +27,7 @@ class Slow(SqliteTransactor):
     loaded: threading.Event
     seen: list[str]
 
-    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
+    def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
         yield from super().load(keys)
         # The runtime waits for this to end, so it will know that more has come.
         if len(self.seen) < 2:

@@ -1,4 +1,4 @@
-"""What a runtime says to the toy, step by step."""
+"""Client that sends the messages of a runtime to the toy connector."""
 
 import threading
 
@@ -38,19 +38,19 @@ def ready(connection: Connection, **options) -> Stream:
 
 def store(*ids: int, binding: int = 0) -> Store:
     none = pa.array([b""] * len(ids), pa.binary())
-    found = docs(*({"id": each} for each in ids))
-    return Store(binding, keys(*ids), none, found, pa.array([False] * len(ids)))
+    documents = docs(*({"id": number} for number in ids))
+    return Store(binding, keys(*ids), none, documents, pa.array([False] * len(ids)))
 
 
 def committed(stream: Stream, *stores: Store, checkpoint: bytes = b"cp") -> StartedCommit:
     stream.send(Flush())
     assert stream.receive() == Flushed()
-    for each in stores:
-        stream.send(each)
+    for message in stores:
+        stream.send(message)
     stream.send(StartCommit(checkpoint))
-    found = stream.receive()
-    assert isinstance(found, StartedCommit)
-    return found
+    response = stream.receive()
+    assert isinstance(response, StartedCommit)
+    return response
 
 
 def drained(stream: Stream) -> None:
@@ -64,4 +64,4 @@ def until(condition) -> None:
         if condition():
             return
         waited.wait(0.01)
-    raise AssertionError("it did not come")
+    raise AssertionError("condition did not become true")

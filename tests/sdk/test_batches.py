@@ -1,4 +1,4 @@
-"""Batches as columns and as rows: values are exact, and what is none is told with its place."""
+"""Batches as columns and as rows: exact values, and errors with row numbers."""
 
 import base64
 import math
@@ -32,7 +32,7 @@ TYPES = {
 
 
 def documents(*rows, values=tuple(TYPES), docs=None) -> Documents:
-    """Documents whose key is their number, and that have `rows` as values."""
+    """Return documents with `rows` as values. The key is the row number."""
     projections = [Projection("/id", "id", inference=TYPES["integer"]), Projection("", "doc")]
     projections += [Projection(f"/{name}", name, inference=TYPES[name]) for name in TYPES]
     collection = CollectionSpec("c", ("/id",), tuple(projections))
@@ -52,22 +52,22 @@ def column(batch: Documents, name: str) -> list:
     return batch.columns()[names.index(name)].to_pylist()
 
 
-# Numbers that no column holds.
+# Numbers outside the range of the column type.
 
 integers = st.integers(-(2**70), 2**70)
 numbers = st.one_of(st.floats(), integers, st.sampled_from([2**53 + 1, 10**400, -(10**400)]))
 
 
 @given(st.lists(st.none() | numbers, min_size=1, max_size=12), st.integers(1, 3))
-def test_a_number_is_exact_wherever_it_stands(values, slow_rows):
+def test_columns_of_numbers_are_exact(values, slow_rows):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(batches, "SLOW_ROWS", slow_rows)
         found = column(documents(*((each,) for each in values), values=["number"]), "number")
-    assert [told(each) for each in found] == [told(each) for each in values]
+    assert [comparable(each) for each in found] == [comparable(each) for each in values]
 
 
-def told(number) -> str | None:
-    """The same for the same number, as it is or as text; of a double, to its bits."""
+def comparable(number) -> str | None:
+    """Return a value that is equal for equal numbers, as number or text, and exact for doubles."""
     if isinstance(number, str):
         number = int(number) if number.lstrip("-").isdigit() else float(number)
     if number is None or (isinstance(number, float) and not math.isfinite(number)):
@@ -78,7 +78,7 @@ def told(number) -> str | None:
 
 
 @given(st.lists(st.none() | integers, min_size=1, max_size=12))
-def test_an_integer_is_exact_wherever_it_stands(values):
+def test_columns_of_integers_are_exact(values):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(batches, "SLOW_ROWS", 2)
         found = column(documents(*((each,) for each in values), values=["integer"]), "integer")
@@ -92,7 +92,7 @@ def test_an_integer_is_exact_wherever_it_stands(values):
         max_size=12,
     )
 )
-def test_a_double_that_is_whole_is_an_integer(values):
+def test_integral_double_in_integer_field_is_accepted(values):
     batch = documents(*((each,) for each in values), values=["integer"])
     found = batch.columns()[1]
     assert [None if each is None else int(each) for each in found.to_pylist()] == values
@@ -100,7 +100,7 @@ def test_a_double_that_is_whole_is_an_integer(values):
     assert found.type == (pa.int64() if fit else pa.string())
 
 
-def test_only_the_rows_around_one_that_does_not_fit_go_the_slow_way(monkeypatch):
+def test_only_rows_near_exceptional_value_are_unpacked_singly(monkeypatch):
     slow: list[int] = []
 
     def counted(packed, *rest, real=batches._slow_columns):
@@ -119,7 +119,7 @@ def test_only_the_rows_around_one_that_does_not_fit_go_the_slow_way(monkeypatch)
     assert column(batch, "string") == [text for _, text in values]
 
 
-# Values that are none.
+# Invalid values.
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_only_the_rows_around_one_that_does_not_fit_go_the_slow_way(monkeypatch)
         ("integer", math.nan, '"integer" is a float of 64 bits'),
         ("integer", (1, 2), '"integer" is a nested tuple'),
         ("json", Float32(1.5), '"json" is a float of 32 bits'),
-        ("json", b"\xff", '"json" is not text in UTF-8'),
+        ("json", b"\xff", '"json" is not UTF-8'),
         ("boolean", 1, '"boolean" is an integer'),
         ("string", 1.5, '"string" is a float of 64 bits'),
         ("bytes", 7, '"bytes" is an integer'),
-        ("bytes", "ü", '"bytes" is not in base 64'),
-        ("bytes", "abc", '"bytes" is not in base 64'),
+        ("bytes", "ü", '"bytes" is not base64'),
+        ("bytes", "abc", '"bytes" is not base64'),
     ],
 )
-def test_a_value_of_another_kind_is_told_with_its_place(name, value, says):
+def test_value_of_wrong_kind_is_reported_with_row(name, value, says):
     good = {"number": 1.5, "integer": 1, "json": b"{}", "boolean": True, "string": "a"}
     good["bytes"] = base64.b64encode(b"abc").decode()
     rows = [(good[name],)] * 700
@@ -163,7 +163,7 @@ def test_a_value_of_another_kind_is_told_with_its_place(name, value, says):
     ],
     ids=["fewer", "more", "none", "cut off", "no type"],
 )
-def test_a_tuple_that_is_none_is_told_with_its_place(row, says):
+def test_invalid_tuple_is_reported_with_row(row, says):
     batch = documents((1, 1.5), row, values=["integer", "number"])
     for unpacked in (batch.columns, batch.rows):
         with pytest.raises(RemoteProtocolError) as caught:
@@ -175,14 +175,16 @@ def test_a_tuple_that_is_none_is_told_with_its_place(row, says):
             unpacked()
 
 
-def test_values_where_there_is_no_field_are_told():
+def test_values_without_fields_are_rejected():
     with pytest.raises(RemoteProtocolError, match="values of things, row 0: 1 elements, not 0"):
         documents((1,), values=[]).columns()
     assert documents((), values=[]).rows() == [(0, {})]
 
 
 @pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b"\xff"], ids=["cut off", "deep", "bytes"])
-def test_a_document_that_is_none_is_told_with_its_place(text):
+def test_invalid_document_is_reported_with_row(text):
     batch = documents((), (), values=[], docs=[b"{}", text])
-    with pytest.raises(RemoteProtocolError, match="documents of things, row 1: it is not JSON"):
+    with pytest.raises(
+        RemoteProtocolError, match="documents of things, row 1: document is not JSON"
+    ):
         batch.rows()

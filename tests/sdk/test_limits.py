@@ -1,4 +1,4 @@
-"""Memory and threads that a peer of a connector can take."""
+"""Limits on the memory and threads that one peer can use."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def peak_memory(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
-def test_large_message_without_the_token_is_rejected_before_it_is_read(tmp_path: Path) -> None:
+def test_large_message_without_token_is_rejected_unread(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("open sesame")
     token.chmod(0o600)
@@ -48,7 +48,7 @@ def test_large_message_without_the_token_is_rejected_before_it_is_read(tmp_path:
             process.kill()
 
 
-def test_message_beyond_the_bound_is_rejected(
+def test_message_above_limit_is_rejected(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MESSAGE_BYTES", 1 << 20)
@@ -56,7 +56,7 @@ def test_message_beyond_the_bound_is_rejected(
         assert call(served.address, bytes(2 << 20)) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_streams_without_open_are_bounded_by_peer(
+def test_streams_without_open_are_limited_by_peer(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "SILENT_STREAMS", 1)

@@ -1,4 +1,4 @@
-"""gRPC's own lines are not printed: what they say is in our errors."""
+"""gRPC prints nothing: our errors report its failures."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ with socket.create_server(("127.0.0.1", 0)) as other:
     [(TAKEN, "cannot listen on"), (NO_TLS, "no answer from the connector")],
     ids=["a taken port", "no TLS"],
 )
-def test_only_ours(code, says):
+def test_only_our_error_is_printed(code, says):
     env = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""The SDK owns order, threads and ends; a connector that breaks its contract is told which rule."""
+"""The server of the SDK: order, threads, cancellation, contract checks."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ from penstock.protocol.messages import (
 from penstock.protocol.specs import CollectionSpec
 from penstock.protocol.transport_security import Security
 from penstock.protocol.wire import encode_request
-from penstock.sdk import Found, Refused, ValidatedBinding, serve
+from penstock.sdk import LoadedDocuments, Refused, ValidatedBinding, serve
 from tests.certificates import authority, certificate
 from tests.sdk.stream_client import (
     PATIENCE_S,
@@ -50,7 +50,7 @@ from tests.sdk.stream_client import (
 from tests.sdk.toy import ENDPOINT, LOWER, UPPER, Toy, ToyTransactor, docs, keys, question, spec
 
 
-def test_transactions_one_after_the_other(toy, connection):
+def test_transactions_in_sequence_are_committed(toy, connection):
     stream = ready(connection)
     assert committed(stream, store(1, 2)).state == StateUpdate(b'{"commits": 1}')
     stream.send(Acknowledge())
@@ -68,7 +68,7 @@ def test_transactions_one_after_the_other(toy, connection):
     assert "cancel 1" not in toy.events
 
 
-def test_loads_come_in_while_an_acknowledgement_takes_long(toy, connection):
+def test_loads_are_received_during_acknowledge(toy, connection):
     gate = threading.Event()
 
     class Slow(ToyTransactor):
@@ -88,7 +88,7 @@ def test_loads_come_in_while_an_acknowledgement_takes_long(toy, connection):
     assert toy.events[:3] == ["open 1", "acknowledge 1", "load 1"]
 
 
-def test_documents_of_16_mb(toy, connection):
+def test_document_of_16_mb_round_trips(toy, connection):
     stream = ready(connection)
     big = {"id": 1, "text": "x" * ((16 << 20) - 40)}
     none = pa.array([b""], pa.binary())
@@ -99,7 +99,7 @@ def test_documents_of_16_mb(toy, connection):
     assert stream.receive() == Loaded(0, docs(big))
 
 
-def test_many_documents_are_loaded_in_messages_of_a_size(toy, connection):
+def test_loaded_documents_are_split_into_messages(toy, connection):
     stream = ready(connection)
     ids = range(300)
     big = docs(*({"id": each, "text": "x" * 20_000} for each in ids))
@@ -118,7 +118,7 @@ def test_many_documents_are_loaded_in_messages_of_a_size(toy, connection):
     assert pa.concat_arrays([each.docs_json for each in found]).equals(big)
 
 
-# A connector that breaks the contract.
+# Violations of the contract of the SDK.
 
 
 class EndsLoad(ToyTransactor):
@@ -137,7 +137,7 @@ class LoadsTooMuch(ToyTransactor):
         for batch in keys:
             yield from super().load(iter([batch]))
             found = pa.array([b"{}"] * 2, pa.binary())
-            yield Found(batch.binding, found)
+            yield LoadedDocuments(batch.binding, found)
 
 
 class EndsStore(ToyTransactor):
@@ -158,13 +158,13 @@ class StateIsADict(ToyTransactor):
 class LoadsText(ToyTransactor):
     def load(self, keys):
         for batch in keys:
-            yield Found(batch.binding, pa.array(["{}"]))
+            yield LoadedDocuments(batch.binding, pa.array(["{}"]))
 
 
 class LoadsNulls(ToyTransactor):
     def load(self, keys):
         for batch in keys:
-            yield Found(batch.binding, pa.array([None], pa.binary()))
+            yield LoadedDocuments(batch.binding, pa.array([None], pa.binary()))
 
 
 class HasNoLoad(ToyTransactor):
@@ -181,24 +181,24 @@ class Breaks(ToyTransactor):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (EndsLoad, "load ended before it had taken all keys"),
-        (LoadsOtherThings, "load yielded a dict, not a Found"),
-        (LoadsTooMuch, "load found more documents of things than asked for"),
-        (EndsStore, "store ended before it had taken all documents"),
-        (StateIsAList, "connector state that is no JSON object"),
+        (EndsLoad, "load returned before the end of its keys"),
+        (LoadsOtherThings, "load yielded a dict, not a LoadedDocuments"),
+        (LoadsTooMuch, "load yielded more documents of things than were requested"),
+        (EndsStore, "store returned before the end of its documents"),
+        (StateIsAList, "connector state of start_commit is not a JSON object"),
         (StateIsADict, "start_commit returned a dict"),
-        (LoadsText, "load found documents of things that are no column of bytes"),
-        (LoadsNulls, "load found documents of things that are no column of bytes"),
-        (HasNoLoad, "was asked to load from things, and has no load"),
+        (LoadsText, "load yielded documents of things that are not a column of bytes"),
+        (LoadsNulls, "load yielded documents of things that are not a column of bytes"),
+        (HasNoLoad, "does not implement load, needed for things"),
         (Breaks, r'connector "toy" failed: ValueError: the disk \*\*\* is full'),
     ],
     ids=lambda it: it.__name__ if isinstance(it, type) else None,
 )
-def test_a_broken_contract_is_named(toy, connection, kind, says):
+def test_contract_violation_is_reported(toy, connection, kind, says):
     toy.transactor = kind
     stream = ready(connection)
 
-    def go_on():
+    def run_transaction():
         stream.send(Load(0, keys(1)))
         stream.send(Flush())
         while not isinstance(stream.receive(), Flushed):
@@ -209,30 +209,30 @@ def test_a_broken_contract_is_named(toy, connection, kind, says):
         drained(stream)
 
     with pytest.raises(ConnectorError, match=says):
-        go_on()
+        run_transaction()
     assert toy.checkpoint == b""
     assert toy.events[-1] == "close 1"
     toy.transactor = ToyTransactor
     ready(connection).cancel()
 
 
-def test_a_checkpoint_that_is_none_is_told(toy, connection):
+def test_checkpoint_of_wrong_type_is_reported(toy, connection):
     toy.checkpoint = "text"
-    with pytest.raises(ConnectorError, match="the transactor's checkpoint is a str"):
+    with pytest.raises(ConnectorError, match="checkpoint of the transactor is a str"):
         opened(connection)
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (ValidatedBinding({}, ()), "what validate answered has no resource_path in binding 0"),
-        ({}, "validate answered a dict"),
+        (ValidatedBinding({}, ()), "result of validate has no resource_path in binding 0"),
+        ({}, "validate returned a dict"),
     ],
     ids=["no path", "a dict"],
 )
-def test_an_answer_of_validate_that_says_nothing_is_told(tmp_path, answer, says):
+def test_invalid_result_of_validate_is_reported(tmp_path, answer, says):
     class Broken(Toy):
-        def validate(self, asked):
+        def validate(self, request):
             return [answer]
 
     with (
@@ -243,7 +243,7 @@ def test_an_answer_of_validate_that_says_nothing_is_told(tmp_path, answer, says)
         connection.validate(question())
 
 
-# A runtime that breaks the protocol: told so, rolled back, and others are served on.
+# Violations of the protocol by the runtime: reported, rolled back, other streams continue.
 
 
 @pytest.mark.parametrize(
@@ -255,34 +255,34 @@ def test_an_answer_of_validate_that_says_nothing_is_told(tmp_path, answer, says)
         ([encode_request(Open(spec("a", "a"), "v", WHOLE))], "is used twice"),
     ],
 )
-def test_a_runtime_that_breaks_the_protocol_is_told(toy, connection, data, says):
+def test_protocol_violation_of_runtime_is_reported(toy, connection, data, says):
     stream = connection.transactions(checked=False)
 
-    def go_on():
-        for each in data:
-            stream.send_bytes(each)
+    def run_transaction():
+        for message in data:
+            stream.send_bytes(message)
         drained(stream)
 
     with pytest.raises(ConnectorRefused, match=says):
-        go_on()
+        run_transaction()
     ready(connection).cancel()
 
 
 @pytest.mark.parametrize(
     ("load", "delta", "says"),
     [
-        (Load(3, keys(1)), False, "Load of binding 3; there are 1"),
-        (Load(0, keys(1)), True, "a binding of delta updates"),
+        (Load(3, keys(1)), False, "Load of binding 3, but the number of bindings is 1"),
+        (Load(0, keys(1)), True, "which has delta updates"),
     ],
 )
-def test_a_load_of_what_cannot_be_loaded_is_told(connection, load, delta, says):
+def test_load_of_invalid_binding_is_rejected(connection, load, delta, says):
     stream = ready(connection, delta=delta)
     stream.send(load)
     with pytest.raises(ConnectorRefused, match=says):
         drained(stream)
 
 
-class Emptied(ToyTransactor):
+class Truncating(ToyTransactor):
     accepts_empty = True
 
     def store(self, documents):
@@ -292,9 +292,9 @@ class Emptied(ToyTransactor):
                 self.toy.rows.pop(str(batch.binding), None)
 
 
-def test_a_resource_is_emptied(toy, connection):
+def test_truncating_store_removes_documents(toy, connection):
     toy.rows = {"things": {b"key": b"{}"}, "others": {b"key": b"{}"}}
-    toy.transactor = Emptied
+    toy.transactor = Truncating
     stream = ready(connection, names=("things", "others"))
     committed(stream, store(1, binding=1), Store.truncate(0), store(1))
     assert toy.rows == {"others": {b"key": b"{}"}}
@@ -303,23 +303,26 @@ def test_a_resource_is_emptied(toy, connection):
 @pytest.mark.parametrize(
     ("transactor", "key_range", "stores", "says"),
     [
-        (ToyTransactor, WHOLE, [], "Store empties things, which does not accept it"),
-        (Emptied, LOWER, [], "Store empties things for a shard of 00000000-7fffffff"),
-        (Emptied, WHOLE, [store(1)], "Store empties things, and is not the first of it"),
-        (Emptied, WHOLE, [Store.truncate(0)], "Store empties things, and is not the first of it"),
+        (ToyTransactor, WHOLE, [], "Store truncates things, but the connector does not"),
+        (
+            Truncating,
+            LOWER,
+            [],
+            "Store truncates things in a stream of key range 00000000-7fffffff",
+        ),
+        (Truncating, WHOLE, [store(1)], "Store truncates things after other documents"),
+        (Truncating, WHOLE, [Store.truncate(0)], "Store truncates things after other documents"),
     ],
     ids=["not accepted", "of a part", "after a document", "twice"],
 )
-def test_a_resource_that_cannot_be_emptied_is_told(
-    toy, connection, transactor, key_range, stores, says
-):
+def test_invalid_truncating_store_is_rejected(toy, connection, transactor, key_range, stores, says):
     toy.transactor = transactor
     stream = ready(connection, key_range=key_range)
     with pytest.raises(ConnectorRefused, match=says):
         committed(stream, *stores, Store.truncate(0))
 
 
-def test_an_end_amid_loads_is_told(connection):
+def test_stream_end_after_load_is_rejected(connection):
     stream = ready(connection)
     stream.send(Load(0, keys(1)))
     stream.end()
@@ -327,7 +330,7 @@ def test_an_end_amid_loads_is_told(connection):
         drained(stream)
 
 
-def test_what_may_not_be_sent_is_not(connection):
+def test_client_does_not_send_message_out_of_order(connection):
     stream = opened(connection)
     with pytest.raises(LocalProtocolError, match="Flush may not be sent after Open"):
         stream.send(Flush())
@@ -335,16 +338,16 @@ def test_what_may_not_be_sent_is_not(connection):
     assert stream.receive() == Acknowledged()
 
 
-# Ends.
+# Ends of streams.
 
 
-def test_a_cancelled_stream_is_rolled_back_at_once(toy, connection):
-    """Even while the connector is busy: it is told to break off."""
+def test_cancelled_stream_is_rolled_back_at_once(toy, connection):
+    """The transactor is cancelled, even while one of its methods runs."""
 
     class Busy(ToyTransactor):
         def store(self, documents):
             super().store(documents)
-            self.told("busy")
+            self.record("busy")
             assert self.cancelled.wait(PATIENCE_S)
             raise RuntimeError("broken off")
 
@@ -361,17 +364,17 @@ def test_a_cancelled_stream_is_rolled_back_at_once(toy, connection):
     assert toy.rows == {}
 
 
-def test_a_stream_that_waits_for_the_runtime_ends_when_it_is_gone(toy, connection):
+def test_idle_stream_ends_with_its_call(toy, connection):
     stream = ready(connection)
     stream.cancel()
     until(lambda: "close 1" in toy.events)
 
 
-def test_a_newer_stream_ends_the_older_before_it_is_opened(toy, connection):
+def test_newer_stream_closes_older_before_it_opens(toy, connection):
     class Stubborn(ToyTransactor):
         def store(self, documents):
             super().store(documents)
-            self.told("busy")
+            self.record("busy")
             assert self.cancelled.wait(PATIENCE_S)
 
     toy.transactor = Stubborn
@@ -385,7 +388,7 @@ def test_a_newer_stream_ends_the_older_before_it_is_opened(toy, connection):
     newer = opened(connection, key_range=LOWER)
     assert toy.events.index("close 1") < toy.events.index("open 2")
     assert "commit 1" not in toy.events
-    with pytest.raises(ConnectorError, match="a newer stream") as caught:
+    with pytest.raises(ConnectorError, match="newer stream") as caught:
         older.receive()
     assert caught.value.__cause__.code() is grpc.StatusCode.ABORTED
     other = opened(connection, key_range=UPPER)
@@ -396,21 +399,21 @@ def test_a_newer_stream_ends_the_older_before_it_is_opened(toy, connection):
         each.cancel()
 
 
-def test_an_older_stream_that_will_not_end_is_not_waited_for(toy, connection, monkeypatch):
+def test_open_after_older_stream_that_does_not_end_fails(toy, connection, monkeypatch):
     monkeypatch.setattr("penstock.sdk.server.END_OLDER_S", 0.2)
     gate = threading.Event()
 
-    class Deaf(ToyTransactor):
+    class Uncancellable(ToyTransactor):
         def acknowledge(self):
-            self.told("deaf")
+            self.record("blocked")
             gate.wait(PATIENCE_S)
 
-    toy.transactor = Deaf
+    toy.transactor = Uncancellable
     older = opened(connection)
     older.send(Acknowledge())
-    until(lambda: "deaf 1" in toy.events)
+    until(lambda: "blocked 1" in toy.events)
     try:
-        with pytest.raises(ConnectorError, match=r"an older stream .* does not end"):
+        with pytest.raises(ConnectorError, match=r"older stream .* does not end"):
             opened(connection)
     finally:
         gate.set()
@@ -419,7 +422,7 @@ def test_an_older_stream_that_will_not_end_is_not_waited_for(toy, connection, mo
     ready(connection).cancel()
 
 
-def test_a_server_that_stops_rolls_back(toy, tmp_path):
+def test_stopped_server_rolls_back(toy, tmp_path):
     with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as connection:
         stream = ready(connection)
         server.stop()
@@ -428,8 +431,8 @@ def test_a_server_that_stops_rolls_back(toy, tmp_path):
             drained(stream)
 
 
-def test_what_failed_is_told_when_more_is_sent(toy, connection):
-    """Not that the line is closed, but why."""
+def test_send_after_failure_raises_the_failure(toy, connection):
+    """The error is the cause, not the closed stream."""
     toy.transactor = Breaks
     stream = ready(connection)
     with pytest.raises(ConnectorError, match="the disk"):
@@ -443,31 +446,29 @@ def test_what_failed_is_told_when_more_is_sent(toy, connection):
         send_on()
 
 
-# Questions, and their errors.
+# Unary calls and their errors.
 
 
-def test_spec_and_apply(connection):
+def test_unary_calls_reach_connector(connection):
     answer = connection.spec()
     assert '"place"' in answer.endpoint_spec_schema_json
     assert '"name"' in answer.resource_spec_schema_json
     assert answer.documentation_url == f"{Path.cwd().as_uri()}/docs/toy"
     assert connection.apply(Apply(spec(), "v")).action_description == "applied"
-    with pytest.raises(ConnectorRefused, match="cannot remove what it has made"):
+    with pytest.raises(ConnectorRefused, match="cannot drop resources"):
         connection.delete(Apply(spec(), "v"))
 
 
 @pytest.mark.parametrize(
     ("endpoint", "resource", "says"),
     [
-        ("{}", '{"name":"x"}', "configuration of endpoint does not fit: place: field required"),
-        (ENDPOINT, '{"nmae":"hunter2"}', "configuration of resource 0 does not fit"),
-        ("[]", "{}", "configuration of endpoint does not fit"),
-        ("{", "{}", "configuration of endpoint does not fit"),
+        ("{}", '{"name":"x"}', "configuration of endpoint is invalid: place: field required"),
+        (ENDPOINT, '{"nmae":"hunter2"}', "configuration of resource 0 is invalid"),
+        ("[]", "{}", "configuration of endpoint is invalid"),
+        ("{", "{}", "configuration of endpoint is invalid"),
     ],
 )
-def test_configuration_that_does_not_fit_is_told_without_its_values(
-    connection, endpoint, resource, says
-):
+def test_invalid_configuration_is_reported_without_values(connection, endpoint, resource, says):
     with pytest.raises(ConnectorRefused, match=says) as caught:
         connection.validate(question(endpoint, resource))
     assert "hunter2" not in "".join([str(caught.value), *caught.value.__notes__])
@@ -482,13 +483,13 @@ def test_configuration_that_does_not_fit_is_told_without_its_values(
         (RuntimeError("password=hunter2"), ConnectorError, "RuntimeError: password=***"),
     ],
 )
-def test_an_error_is_told_without_secrets(toy, connection, error, kind, says):
+def test_error_of_connector_is_redacted(toy, connection, error, kind, says):
     toy.fails = error
     with pytest.raises(kind) as caught:
         connection.validate(question())
-    told = "\n".join([str(caught.value), *caught.value.__notes__])
-    assert says in told
-    assert "hunter2" not in told
+    report = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert says in report
+    assert "hunter2" not in report
 
 
 @pytest.mark.parametrize(
@@ -512,7 +513,7 @@ def test_error_of_a_connector_shows_no_encoding_of_a_secret(toy, connection, enc
 
 
 @pytest.mark.parametrize("name", ["key", "pin"])
-def test_secrets_of_a_resource_are_not_told_either(toy, connection, name):
+def test_error_with_secret_of_resource_is_redacted(toy, connection, name):
     resource = json.dumps({"name": "things", name: "swordfish"})
     toy.fails = RuntimeError("no table for swordfish, nor for hunter2")
     with pytest.raises(ConnectorError, match=r"no table for \*\*\*, nor for \*\*\*"):
@@ -533,14 +534,14 @@ def test_secrets_of_a_resource_are_not_told_either(toy, connection, name):
         stream.receive()
 
 
-def test_a_collection_that_is_none_is_refused_before_the_connector_sees_it(toy, connection):
+def test_invalid_collection_is_rejected_before_validate(toy, connection):
     toy.fails = AssertionError("it was asked")
     asked = Validate("m", ENDPOINT, (ValidateBinding('{"name":"x"}', CollectionSpec("c")),))
     with pytest.raises(ConnectorRefused, match=r"binding 0 \(c\): the collection has no key"):
         connection.validate(asked)
 
 
-def test_nobody_there(tmp_path):
+def test_connect_without_server_raises_connector_unreachable(tmp_path):
     with (
         connect(f"unix:{tmp_path}/nobody.sock") as connection,
         pytest.raises(ConnectorUnreachable, match="no answer from the connector"),
@@ -548,25 +549,25 @@ def test_nobody_there(tmp_path):
         connection.spec()
 
 
-# Privacy.
+# TLS, tokens and sockets.
 
 
-def test_a_token_is_asked_for(toy):
+def test_call_without_token_is_rejected(toy):
     with serve(toy, "127.0.0.1:0", Security(token="open sesame")) as server:
         with connect(server.address, Security(token="open sesame")) as connection:
             connection.spec()
             ready(connection).cancel()
         for wrong in (Security(), Security(token="open")):
             with connect(server.address, wrong) as connection:
-                with pytest.raises(ConnectorRefused, match="wants a bearer token"):
+                with pytest.raises(ConnectorRefused, match="bearer token for connector"):
                     connection.spec()
                 stream = connection.transactions()
-                with pytest.raises(ConnectorRefused, match="wants a bearer token"):
+                with pytest.raises(ConnectorRefused, match="bearer token for connector"):
                     stream.receive()
 
 
-def test_tls_both_ways(toy, tmp_path):
-    """Whom a server does not know, and who does not know the server, are not served."""
+def test_mutual_tls_rejects_peer_without_trusted_certificate(toy, tmp_path):
+    """Server and client both verify the certificate of the peer."""
     ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
     server_pair = certificate(tmp_path, "localhost", ours)
     known, stranger = (
@@ -594,7 +595,7 @@ def test_tls_both_ways(toy, tmp_path):
             connection.spec()
 
 
-def test_half_a_certificate_is_refused(tmp_path):
+def test_certificate_without_key_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="is missing"):
         connect("localhost:1", Security(certificate=tmp_path / "x"))
     pair = (tmp_path / "nothing.crt", tmp_path / "nothing.key")
@@ -602,14 +603,14 @@ def test_half_a_certificate_is_refused(tmp_path):
         connect("localhost:1", Security(None, *pair))
 
 
-def test_plaintext_beyond_this_machine_must_be_asked_for(toy):
+def test_plaintext_beyond_loopback_needs_option(toy):
     with pytest.raises(UsageError, match="needs TLS"):
         serve(toy, "0.0.0.0:0")
     with pytest.raises(UsageError, match="needs TLS"):
         connect("connector.example:80")
 
 
-def test_an_abstract_socket_is_anybodys(toy, tmp_path):
+def test_abstract_socket_needs_option_for_plaintext(toy, tmp_path):
     address = f"unix-abstract:{tmp_path}"
     with pytest.raises(UsageError, match="needs TLS"):
         serve(toy, address)
@@ -618,21 +619,21 @@ def test_an_abstract_socket_is_anybodys(toy, tmp_path):
         connection.spec()
 
 
-def test_an_address_that_is_taken(toy, tmp_path):
+def test_address_in_use_is_rejected(toy, tmp_path):
     with (
         serve(toy, "127.0.0.1:0") as server,
         pytest.raises(UsageError, match="cannot listen on"),
     ):
         serve(Toy(), server.address)
     address = f"unix:{tmp_path}/toy.sock"
-    with serve(toy, address), pytest.raises(UsageError, match="somebody listens on it"):
+    with serve(toy, address), pytest.raises(UsageError, match="is in use"):
         serve(Toy(), address)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
-        killed.bind(f"{tmp_path}/toy.sock")  # And leaves it behind.
+        killed.bind(f"{tmp_path}/toy.sock")  # The socket file remains.
     with serve(toy, address), connect(address) as connection:
         connection.spec()
 
 
-def test_a_socket_is_its_owners_alone(toy, tmp_path):
+def test_socket_is_accessible_to_owner_only(toy, tmp_path):
     with serve(toy, f"unix:{tmp_path}/toy.sock"):
         assert (tmp_path / "toy.sock").stat().st_mode & 0o777 == 0o600

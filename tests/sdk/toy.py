@@ -1,4 +1,4 @@
-"""A connector whose endpoint is a dictionary, and that can be made to misbehave."""
+"""Connector with a dictionary as endpoint, which tests can make misbehave."""
 
 import json
 import threading
@@ -22,18 +22,18 @@ from penstock.protocol.specs import (
     Projection,
 )
 from penstock.sdk import (
-    Applying,
+    ApplyRequest,
     Connector,
     Constraint,
     ConstraintType,
     Documents,
-    Found,
     Keys,
-    Opening,
+    LoadedDocuments,
+    OpenRequest,
     StateUpdate,
     Transactor,
     ValidatedBinding,
-    Validating,
+    ValidateRequest,
 )
 
 
@@ -52,7 +52,7 @@ class Resource(BaseModel):
 
 
 class Toy(Connector[Endpoint, Resource]):
-    """Keeps documents in memory."""
+    """Stores documents in memory."""
 
     name = "toy"
     documentation_url = "docs/toy"
@@ -66,22 +66,25 @@ class Toy(Connector[Endpoint, Resource]):
         self.fails: Exception | None = None
         self.opened = 0
 
-    def validate(self, asked: Validating[Endpoint, Resource]) -> Sequence[ValidatedBinding]:
+    def validate(self, request: ValidateRequest[Endpoint, Resource]) -> Sequence[ValidatedBinding]:
         if self.fails is not None:
             raise self.fails
         return [
             ValidatedBinding(
-                {field.name: Constraint(ConstraintType.LOCATION_REQUIRED) for field in each.fields},
-                (each.resource.name,),
-                each.resource.delta_updates,
+                {
+                    field.name: Constraint(ConstraintType.LOCATION_REQUIRED)
+                    for field in binding.fields
+                },
+                (binding.resource.name,),
+                binding.resource.delta_updates,
             )
-            for each in asked.bindings
+            for binding in request.bindings
         ]
 
-    def apply(self, applying: Applying[Endpoint, Resource]) -> str:
-        return "" if applying.dry_run else "applied"
+    def apply(self, request: ApplyRequest[Endpoint, Resource]) -> str:
+        return "" if request.dry_run else "applied"
 
-    def open(self, opening: Opening[Endpoint, Resource]) -> "Transactor":
+    def open(self, request: OpenRequest[Endpoint, Resource]) -> "Transactor":
         self.opened += 1
         number = self.opened
         self.events.append(f"open {number}")
@@ -89,7 +92,7 @@ class Toy(Connector[Endpoint, Resource]):
 
 
 class ToyTransactor(Transactor):
-    """Stores what it is told when it is told to commit."""
+    """Stages documents, and stores them in start_commit."""
 
     def __init__(self, toy: Toy, number: int) -> None:
         self.toy = toy
@@ -98,27 +101,27 @@ class ToyTransactor(Transactor):
         self.cancelled = threading.Event()
         self.staged: list[tuple[str, bytes, bytes]] = []
 
-    def told(self, what: str) -> None:
-        self.toy.events.append(f"{what} {self.number}")
+    def record(self, event: str) -> None:
+        self.toy.events.append(f"{event} {self.number}")
 
     def acknowledge(self) -> None:
-        self.told("acknowledge")
+        self.record("acknowledge")
 
-    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
-        self.told("load")
+    def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
+        self.record("load")
         for batch in keys:
             rows = self.toy.rows.get(str(batch.binding), {})
             docs = [rows[key] for key in batch.packed.to_pylist() if key in rows]
-            yield Found(batch.binding, pa.array(docs, pa.binary()))
+            yield LoadedDocuments(batch.binding, pa.array(docs, pa.binary()))
 
     def store(self, documents: Iterator[Documents]) -> None:
-        self.told("store")
+        self.record("store")
         for batch in documents:
             for key, doc in zip(batch.packed_keys, batch.docs_json, strict=True):
                 self.staged.append((str(batch.binding), key.as_py(), doc.as_py()))
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
-        self.told("commit")
+        self.record("commit")
         for binding, key, doc in self.staged:
             self.toy.rows.setdefault(binding, {})[key] = doc
         self.staged = []
@@ -126,11 +129,11 @@ class ToyTransactor(Transactor):
         return StateUpdate(json.dumps({"commits": self.number}).encode())
 
     def cancel(self) -> None:
-        self.told("cancel")
+        self.record("cancel")
         self.cancelled.set()
 
     def close(self) -> None:
-        self.told("close")
+        self.record("close")
 
 
 COLLECTION = CollectionSpec(

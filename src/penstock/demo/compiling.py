@@ -61,7 +61,7 @@ def main() -> None:
     from penstock.data.jit import compile_always
     from penstock.data.packed import key_hashes, pack, unpack
     from penstock.protocol import arena
-    from penstock.sdk.duplicate_keys import Once
+    from penstock.sdk.duplicate_keys import KeyHashes
     from penstock.sources.postgres.types.decimals import print_decimals
     from penstock.sources.postgres.types.moments import print_timestamps
 
@@ -81,7 +81,7 @@ def main() -> None:
     packed = pack(columns)
     unpack(packed, [column.type for column in columns])
     key_hashes(packed)
-    Once().add(packed)
+    KeyHashes().add(packed)
     print_timestamps(pa.array([0], pa.timestamp("us", "UTC")))
     print_decimals(pa.array([Decimal("1.50")]))
 

@@ -1,8 +1,8 @@
-"""Write a connector: implement `Connector` and `Transactor`, and `serve` it.
+"""SDK for connectors: implement `Connector` and `Transactor`, and call `serve`.
 
-The SDK owns gRPC, threads, message order, limits and the end of streams; a
-connector is straight-line code. Nothing here knows what is on the other end of the
-wire, and nothing there knows this.
+The SDK handles gRPC, threads, message order, limits and the end of streams. The methods of a
+connector are called in order, in one thread per stream. The SDK depends only on the protocol,
+not on the runtime.
 """
 
 from penstock.errors import Fenced
@@ -10,17 +10,22 @@ from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import START_FROM_ZERO, StateUpdate, ValidatedBinding
 from penstock.protocol.specs import Constraint, ConstraintType
 from penstock.protocol.transport_security import Security
-from penstock.sdk.batches import Documents, Found, Keys
+from penstock.sdk.batches import Documents, Keys, LoadedDocuments
 from penstock.sdk.bindings import Binding, Field, FieldKind
-from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating
+from penstock.sdk.connector import (
+    ApplyRequest,
+    Connector,
+    OpenRequest,
+    RequestedBinding,
+    ValidateRequest,
+)
 from penstock.sdk.errors import ContractBroken, Refused
 from penstock.sdk.server import Server, serve
 from penstock.sdk.transactor import Transactor
 
 __all__ = [
     "START_FROM_ZERO",
-    "Applying",
-    "Asked",
+    "ApplyRequest",
     "Binding",
     "Connector",
     "Constraint",
@@ -30,16 +35,17 @@ __all__ = [
     "Fenced",
     "Field",
     "FieldKind",
-    "Found",
     "KeyRange",
     "Keys",
-    "Opening",
+    "LoadedDocuments",
+    "OpenRequest",
     "Refused",
+    "RequestedBinding",
     "Security",
     "Server",
     "StateUpdate",
     "Transactor",
+    "ValidateRequest",
     "ValidatedBinding",
-    "Validating",
     "serve",
 ]

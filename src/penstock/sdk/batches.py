@@ -1,7 +1,7 @@
-"""Keys to load and documents to store, a batch at a time.
+"""Batches of keys to load and of documents to store.
 
-A batch is columns. `columns()` unpacks them in compiled code; `rows()` makes Python
-objects of them, for connectors that handle documents one by one.
+A batch is a set of columns. `columns()` unpacks them in compiled code. `rows()` returns Python
+objects, for connectors that process documents one by one.
 """
 
 import base64
@@ -18,15 +18,15 @@ from penstock.data.packed.elements import kind_of
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.sdk.bindings import ARROW, Binding, Field, FieldKind
 
-__all__ = ["Documents", "Found", "Keys"]
+__all__ = ["Documents", "Keys", "LoadedDocuments"]
 
 SLOW_ROWS: Final = 256
-"""Of so many rows or fewer, one that compiled code does not take sends all the slow way."""
+"""Largest batch that is unpacked row by row if compiled code cannot unpack one of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys whose documents are asked for."""
+    """Keys of requested documents."""
 
     binding: Binding[Any]
     packed: pa.BinaryArray
@@ -35,17 +35,17 @@ class Keys:
         return len(self.packed)
 
     def columns(self) -> list[pa.Array]:
-        """A column for each key field."""
+        """Return one column for each key field."""
         return _columns(self.packed, self.binding.keys, f"keys of {self.binding}")
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """A tuple for each key."""
+        """Return one tuple for each key."""
         return _tuples(self.packed, self.binding.keys, f"keys of {self.binding}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Documents that were asked for and are there."""
+class LoadedDocuments:
+    """Requested documents that exist."""
 
     binding: Binding[Any]
     docs_json: pa.BinaryArray
@@ -53,59 +53,59 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents to keep, or to remove; or none, and the word that all others go."""
+    """Documents to store and keys to delete, or the request to truncate the resource."""
 
     binding: Binding[Any]
     packed_keys: pa.BinaryArray
     packed_values: pa.BinaryArray
     docs_json: pa.BinaryArray
     exists: pa.BooleanArray
-    """Whether the key is known to be there; a hint."""
+    """True if the runtime has seen the key in the resource. A hint."""
 
     deletes: pa.BooleanArray | None
-    """Whether the key is to be removed; none of them, if absent."""
+    """True for keys to delete. None deletes no key."""
 
     empties: bool = False
-    """All that the resource holds goes, in this transaction. Such a batch has no documents, and
-    comes before all others of its binding."""
+    """True to truncate the resource in this transaction. Such a batch has no documents and is the
+    first of its binding."""
 
     def __len__(self) -> int:
         return len(self.packed_keys)
 
     def keys(self) -> Keys:
-        """Their keys alone."""
+        """Return the keys of the documents."""
         return Keys(self.binding, self.packed_keys)
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take, about."""
+        """Return the approximate size in memory, in bytes."""
         return int(self.packed_keys.nbytes + self.packed_values.nbytes + self.docs_json.nbytes)
 
     def without_deletes(self) -> "Documents":
-        """Those that are to be kept."""
+        """Return the batch without its deletes."""
         if self.deletes is None:
             return self
-        kept = pc.invert(self.deletes)
+        stored = pc.invert(self.deletes)
         return Documents(
             self.binding,
-            self.packed_keys.filter(kept),
-            self.packed_values.filter(kept),
-            self.docs_json.filter(kept),
-            self.exists.filter(kept),
+            self.packed_keys.filter(stored),
+            self.packed_values.filter(stored),
+            self.docs_json.filter(stored),
+            self.exists.filter(stored),
             None,
         )
 
     def columns(self) -> list[pa.Array]:
-        """A column for each field of the binding: keys, values, and the document as text."""
+        """Return one column for each field of the binding: keys, values, the document as text."""
         binding = self.binding
-        found = _columns(self.packed_keys, binding.keys, f"keys of {binding}")
-        found += _columns(self.packed_values, binding.values, f"values of {binding}")
+        columns = _columns(self.packed_keys, binding.keys, f"keys of {binding}")
+        columns += _columns(self.packed_values, binding.values, f"values of {binding}")
         if binding.document is not None:
-            found.append(_as_text(self.docs_json, f"documents of {binding}", 0, binding.document))
-        return found
+            columns.append(_as_text(self.docs_json, f"documents of {binding}", 0, binding.document))
+        return columns
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """A tuple for each document: keys, values, and the document as an object."""
+        """Return one tuple for each document: keys, values, the document as an object."""
         binding = self.binding
         keys = _tuples(self.packed_keys, binding.keys, f"keys of {binding}")
         values = _tuples(self.packed_values, binding.values, f"values of {binding}")
@@ -123,39 +123,41 @@ class Documents:
                 yield json.loads(text) if text else None
             except (ValueError, RecursionError) as error:
                 raise RemoteProtocolError(
-                    f"documents of {self.binding}, row {row}: it is not JSON"
+                    f"documents of {self.binding}, row {row}: document is not JSON"
                 ) from error
 
 
 def _columns(
-    packed: pa.BinaryArray, fields: Sequence[Field], what: str, first: int = 0
+    packed: pa.BinaryArray, fields: Sequence[Field], name: str, first: int = 0
 ) -> list[pa.Array]:
-    """Of rows that are counted from `first`."""
+    """Unpack columns. `first` is the number of the first row, for errors."""
     try:
-        found = unpack(packed, [ARROW[each.kind] for each in fields])
+        columns = unpack(packed, [ARROW[field.kind] for field in fields])
     except PackedError:
-        # An integer beyond 64 bits, a whole number that a double cannot hold, or a value that
-        # is now of one type and then of another. The slow way is for those that need it.
+        # An integer beyond 64 bits, an integer that a double cannot hold, or values of several
+        # types. Only the rows next to such a value are unpacked row by row.
         if len(packed) <= SLOW_ROWS:
-            return _slow_columns(packed, fields, what, first)
+            return _slow_columns(packed, fields, name, first)
         half = len(packed) // 2
         parts = (
-            _columns(packed.slice(0, half), fields, what, first),
-            _columns(packed.slice(half), fields, what, first + half),
+            _columns(packed.slice(0, half), fields, name, first),
+            _columns(packed.slice(half), fields, name, first + half),
         )
-        return [_joined(pair) for pair in zip(*parts, strict=True)]
-    return [_told(column, each, what, first) for each, column in zip(fields, found, strict=True)]
+        return [_concat(pair) for pair in zip(*parts, strict=True)]
+    return [
+        _convert(column, field, name, first) for field, column in zip(fields, columns, strict=True)
+    ]
 
 
-def _told(column: pa.Array, field: Field, what: str, first: int) -> pa.Array:
+def _convert(column: pa.Array, field: Field, name: str, first: int) -> pa.Array:
     if field.kind is FieldKind.BYTES:
-        return _decoded(column.to_pylist(), field, what, first)
+        return _decode_base64(column.to_pylist(), field, name, first)
     if field.kind is FieldKind.JSON:
-        return _as_text(column, what, first, field)
+        return _as_text(column, name, first, field)
     return column
 
 
-def _as_text(column: pa.Array, what: str, first: int, field: Field) -> pa.Array:
+def _as_text(column: pa.Array, name: str, first: int, field: Field) -> pa.Array:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
@@ -164,15 +166,15 @@ def _as_text(column: pa.Array, what: str, first: int, field: Field) -> pa.Array:
                 (data or b"").decode()
             except UnicodeDecodeError as error:
                 raise RemoteProtocolError(
-                    f'{what}, row {row}: "{field.name}" is not text in UTF-8'
+                    f'{name}, row {row}: "{field.name}" is not UTF-8'
                 ) from error
         raise
 
 
-def _joined(parts: Sequence[pa.Array]) -> pa.Array:
-    """One column; as text, if some of its numbers are."""
-    if len({each.type for each in parts}) > 1:
-        parts = [_number_texts(each) for each in parts]
+def _concat(parts: Sequence[pa.Array]) -> pa.Array:
+    """Concatenate parts of a column, as text if a part of its numbers is text."""
+    if len({part.type for part in parts}) > 1:
+        parts = [_number_texts(part) for part in parts]
     return pa.concat_arrays(parts)
 
 
@@ -180,50 +182,50 @@ def _number_texts(column: pa.Array) -> pa.Array:
     text = column.cast(pa.string())
     if not pa.types.is_floating(column.type):
         return text
-    # A double stays one: 1.0 is not 1, nor -0.0 0.
-    whole = pc.match_substring_regex(text, r"^-?\d+$")
-    return pc.if_else(whole, pc.binary_join_element_wise(text, ".0", ""), text)
+    # A double remains a double: 1.0 differs from 1, and -0.0 from 0.
+    integral = pc.match_substring_regex(text, r"^-?\d+$")
+    return pc.if_else(integral, pc.binary_join_element_wise(text, ".0", ""), text)
 
 
-# One by one: whatever a value is, it is told exactly.
+# Row by row, exact for all values.
 
 
 def _tuples(
-    packed: pa.BinaryArray, fields: Sequence[Field], what: str, first: int = 0
+    packed: pa.BinaryArray, fields: Sequence[Field], name: str, first: int = 0
 ) -> list[tuple[Any, ...]]:
-    found = []
+    rows = []
     for row, data in enumerate(packed.to_pylist(), first):
         try:
             values = unpack_row(data)
         except PackedError as error:
-            raise RemoteProtocolError(f"{what}, row {row}: {error}", detail=error.detail) from error
+            raise RemoteProtocolError(f"{name}, row {row}: {error}", detail=error.detail) from error
         if len(values) != len(fields):
             raise RemoteProtocolError(
-                f"{what}, row {row}: {len(values)} elements, not {len(fields)}",
-                detail=f"The fields are: {', '.join(each.name for each in fields) or 'none'}.",
+                f"{name}, row {row}: {len(values)} elements, not {len(fields)}",
+                detail=f"The fields are: {', '.join(field.name for field in fields) or 'none'}.",
             )
-        found.append(values)
-    return found
+        rows.append(values)
+    return rows
 
 
 def _slow_columns(
-    packed: pa.BinaryArray, fields: Sequence[Field], what: str, first: int
+    packed: pa.BinaryArray, fields: Sequence[Field], name: str, first: int
 ) -> list[pa.Array]:
-    rows = _tuples(packed, fields, what, first)
+    rows = _tuples(packed, fields, name, first)
     columns = []
     for index, field in enumerate(fields):
         values = [row[index] for row in rows]
         for row, value in enumerate(values, first):
-            if value is not None and not _taken(value, field.kind):
+            if value is not None and not _is_allowed(value, field.kind):
                 raise RemoteProtocolError(
-                    f'{what}, row {row}: "{field.name}" is {kind_of(value)}',
-                    detail=f"The collection's schema says that it is of kind {field.kind.value}.",
+                    f'{name}, row {row}: "{field.name}" is {kind_of(value)}',
+                    detail=f"The schema of the collection defines the field as {field.kind.value}.",
                 )
-        columns.append(_exact(values, field, what, first))
+        columns.append(_exact_column(values, field, name, first))
     return columns
 
 
-_TAKEN: Final[Mapping[FieldKind, frozenset[type]]] = {
+_ALLOWED: Final[Mapping[FieldKind, frozenset[type]]] = {
     FieldKind.BOOLEAN: frozenset({bool}),
     FieldKind.INTEGER: frozenset({int}),
     FieldKind.NUMBER: frozenset({int, float}),
@@ -233,40 +235,43 @@ _TAKEN: Final[Mapping[FieldKind, frozenset[type]]] = {
 }
 
 
-def _taken(value: Any, kind: FieldKind) -> bool:
+def _is_allowed(value: Any, kind: FieldKind) -> bool:
     if kind is FieldKind.INTEGER and isinstance(value, float):
         return value.is_integer()  # In JSON, 1.0 is an integer.
-    return type(value) in _TAKEN[kind]
+    return type(value) in _ALLOWED[kind]
 
 
-def _exact(values: list[Any], field: Field, what: str, first: int) -> pa.Array:
+def _exact_column(values: list[Any], field: Field, name: str, first: int) -> pa.Array:
     match field.kind:
         case FieldKind.JSON:
             # Objects and arrays are packed as their JSON.
             texts = [
-                each
-                if each is None or isinstance(each, bytes)
-                else json.dumps(each, ensure_ascii=False).encode()
-                for each in values
+                value
+                if value is None or isinstance(value, bytes)
+                else json.dumps(value, ensure_ascii=False).encode()
+                for value in values
             ]
-            return _as_text(pa.array(texts, pa.binary()), what, first, field)
+            return _as_text(pa.array(texts, pa.binary()), name, first, field)
         case FieldKind.BYTES:
-            return _decoded(values, field, what, first)
+            return _decode_base64(values, field, name, first)
         case FieldKind.INTEGER | FieldKind.NUMBER:
             number = int if field.kind is FieldKind.INTEGER else float
             if number is int:
-                values = [None if each is None else int(each) for each in values]
-            if all(each is None or _fits(each, number) for each in values):
+                values = [None if value is None else int(value) for value in values]
+            if all(value is None or _fits(value, number) for value in values):
                 return pa.array(
-                    [None if each is None else number(each) for each in values], ARROW[field.kind]
+                    [None if value is None else number(value) for value in values],
+                    ARROW[field.kind],
                 )
-            return pa.array([None if each is None else repr(each) for each in values], pa.string())
+            return pa.array(
+                [None if value is None else repr(value) for value in values], pa.string()
+            )
         case FieldKind.BOOLEAN | FieldKind.STRING:
             return pa.array(values, ARROW[field.kind])
 
 
 def _fits(value: Any, number: type) -> bool:
-    """Whether a column of such numbers has the value exactly."""
+    """Return whether a column of this type can hold the value exactly."""
     if number is int:
         return bool(-(2**63) <= value < 2**63)
     try:
@@ -275,14 +280,14 @@ def _fits(value: Any, number: type) -> bool:
         return False
 
 
-def _decoded(values: list[Any], field: Field, what: str, first: int) -> pa.Array:
-    """Base 64 to bytes."""
-    found = []
-    for row, each in enumerate(values, first):
+def _decode_base64(values: list[Any], field: Field, name: str, first: int) -> pa.Array:
+    """Decode base64 strings."""
+    decoded = []
+    for row, value in enumerate(values, first):
         try:
-            found.append(None if each is None else base64.b64decode(each, validate=True))
+            decoded.append(None if value is None else base64.b64decode(value, validate=True))
         except ValueError as error:
             raise RemoteProtocolError(
-                f'{what}, row {row}: "{field.name}" is not in base 64: {error}'
+                f'{name}, row {row}: "{field.name}" is not base64: {error}'
             ) from error
-    return pa.array(found, pa.binary())
+    return pa.array(decoded, pa.binary())

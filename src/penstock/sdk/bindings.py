@@ -1,4 +1,4 @@
-"""A binding as a connector sees it: where to, and which fields of what kind."""
+"""Bindings and their fields, as connectors use them."""
 
 import enum
 import json
@@ -23,17 +23,17 @@ ResourceT = TypeVar("ResourceT")
 
 
 class FieldKind(enum.Enum):
-    """What the values of a field are, once they are unpacked."""
+    """Type of the unpacked values of a field."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
     NUMBER = "number"
     STRING = "string"
     BYTES = "bytes"
-    """A string in base 64."""
+    """A base64 string."""
 
     JSON = "json"
-    """An object, an array, or now one type and then another."""
+    """An object, an array, or values of several types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ class Field:
     inference: Inference
     is_key: bool
     config: Mapping[str, Any]
-    """What the user says of this field, for this connector."""
+    """Configuration of the field by the user."""
 
     annotations: Mapping[str, Any]
-    """What the collection's schema says at its location."""
+    """Schema of the collection at the location of the field."""
 
     @property
     def nullable(self) -> bool:
-        """Whether it may have no value."""
+        """Return whether the field may have no value."""
         return self.inference.nullable
 
     @property
     def format(self) -> str:
-        """Of its strings, such as `date-time`."""
+        """Return the format of strings, such as `date-time`; empty if there is none."""
         return self.inference.string.format if self.inference.string else ""
 
 
@@ -68,22 +68,22 @@ class Binding(Generic[ResourceT]):
 
     index: int
     resource: ResourceT
-    """The user's configuration of the resource."""
+    """Configuration of the resource by the user."""
 
     path: tuple[str, ...]
-    """Names the resource within the endpoint."""
+    """Path of the resource in the endpoint."""
 
     collection: CollectionSpec
     keys: tuple[Field, ...]
     values: tuple[Field, ...]
     document: Field | None
-    """The field of the whole document, if it is kept."""
+    """Field of the root document, if it is selected."""
 
     delta_updates: bool
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
-        """Keys, values and the document, in the order of columns."""
+        """Return keys, values and the document, in column order."""
         return (*self.keys, *self.values, *([self.document] if self.document else []))
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class Binding(Generic[ResourceT]):
 
 
 def bind(index: int, spec: MaterializationBinding, resource: ResourceT) -> Binding[ResourceT]:
-    """The binding that `spec` describes."""
+    """Return the binding that `spec` describes."""
     selection, collection = spec.field_selection, spec.collection
     schema = collection.schema()
 
@@ -105,24 +105,24 @@ def bind(index: int, spec: MaterializationBinding, resource: ResourceT) -> Bindi
         resource=resource,
         path=spec.resource_path,
         collection=collection,
-        keys=tuple(field(each, is_key=True) for each in selection.keys),
-        values=tuple(field(each, is_key=False) for each in selection.values),
+        keys=tuple(field(name, is_key=True) for name in selection.keys),
+        values=tuple(field(name, is_key=False) for name in selection.values),
         document=field(selection.document, is_key=False) if selection.document else None,
         delta_updates=spec.delta_updates,
     )
 
 
 def projected(collection: CollectionSpec, configs: Mapping[str, str]) -> Sequence[Field]:
-    """Every field that a collection could bring, in the order of its projections."""
+    """Return all fields of a collection, in the order of its projections."""
     schema = collection.schema()
     return [
-        _field(each, each.ptr in collection.key_ptrs, configs, schema)
-        for each in collection.projections
+        _field(projection, projection.ptr in collection.key_ptrs, configs, schema)
+        for projection in collection.projections
     ]
 
 
 def kind_of(inference: Inference) -> FieldKind:
-    """What the values at a location are."""
+    """Return the kind of the values at a location."""
     match inference.single_type:
         case "boolean":
             return FieldKind.BOOLEAN
@@ -147,7 +147,7 @@ ARROW: Mapping[FieldKind, pa.DataType] = {
     FieldKind.BYTES: pa.string(),
     FieldKind.JSON: pa.binary(),  # Objects and arrays are packed as the bytes of their JSON.
 }
-"""What the columns of a kind are unpacked to."""
+"""Arrow type of unpacked columns, by kind."""
 
 
 def _field(

@@ -1,4 +1,4 @@
-"""Configuration: pydantic models, their JSON schemas, and errors that point at a key."""
+"""Configuration of endpoints and resources: JSON schemas and parsing."""
 
 import json
 from typing import TypeVar
@@ -13,24 +13,26 @@ _M = TypeVar("_M", bound=BaseModel)
 
 
 def json_schema(model: type[BaseModel]) -> str:
-    """The JSON schema of what `parse` takes."""
+    """Return the JSON schema of a configuration."""
     return json.dumps(model.model_json_schema(), separators=(",", ":"))
 
 
-def parse(model: type[_M], text: str, what: str) -> _M:
-    """The configuration in `text`.
+def parse(model: type[_M], text: str, name: str) -> _M:
+    """Parse a configuration. Errors call it `name`.
 
     Raises:
-        UsageError: it does not fit; which key, and why. No value is told: it may be a secret.
+        UsageError: a key is invalid. The message has no values, because they may be secrets.
     """
     try:
         return model.model_validate_json(text or "{}")
     except ValidationError as error:
-        found = error.errors(include_input=False, include_url=False)
+        errors = error.errors(include_input=False, include_url=False)
         problems = "; ".join(
-            f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg'].lower()}" for each in found
+            f"{'.'.join(map(str, entry['loc'])) or 'configuration'}: {entry['msg'].lower()}"
+            for entry in errors
         )
+        keys = ", ".join(model.model_json_schema().get("properties", {}))
         raise UsageError(
-            f"configuration of {what} does not fit: {problems}",
-            hint=f"It has the keys {', '.join(model.model_json_schema().get('properties', {}))}.",
+            f"configuration of {name} is invalid: {problems}",
+            hint=f"The valid keys are {keys}.",
         ) from None

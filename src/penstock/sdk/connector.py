@@ -1,14 +1,14 @@
-"""What a connector is.
+"""The contract of a connector.
 
     class Connector(penstock.sdk.Connector[Endpoint, Resource]):
         name = "mine"
-        endpoint, resource = Endpoint, Resource     # pydantic models: what users configure
+        endpoint, resource = Endpoint, Resource     # pydantic models of the configuration
 
-        def validate(self, asked): …    which fields can be taken, and where they would go
-        def apply(self, applying): …    make the endpoint fit; a dry run only says what
-        def open(self, opening): …      a `Transactor` for one range of keys
+        def validate(self, request): …    constraints on fields, and paths of resources
+        def apply(self, request): …       create or alter resources; or only describe it
+        def open(self, request): …        a `Transactor` for one key range
 
-One connector serves many streams; it keeps nothing between calls.
+One connector serves many streams. It has no state between calls.
 """
 
 import threading
@@ -27,35 +27,35 @@ from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.errors import Refused
 from penstock.sdk.transactor import Transactor
 
-__all__ = ["Applying", "Asked", "Connector", "Opening", "Validating"]
+__all__ = ["ApplyRequest", "Connector", "OpenRequest", "RequestedBinding", "ValidateRequest"]
 
 EndpointT = TypeVar("EndpointT", bound=BaseModel)
 ResourceT = TypeVar("ResourceT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[ResourceT]):
-    """One collection that shall be bound, with every field it could bring."""
+class RequestedBinding(Generic[ResourceT]):
+    """Proposed binding of a collection, with all its fields."""
 
     resource: ResourceT
     collection: CollectionSpec
     fields: Sequence[Field]
     replaces: bool = False
-    """Whether the next transaction replaces all rows: the answer says how many there are."""
+    """True if the next transaction replaces all rows. Then `ValidatedBinding.rows` counts them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Validating(Generic[EndpointT, ResourceT]):
-    """What is asked of `validate`."""
+class ValidateRequest(Generic[EndpointT, ResourceT]):
+    """Argument of `Connector.validate`."""
 
     materialization: str
     endpoint: EndpointT
-    bindings: Sequence[Asked[ResourceT]]
+    bindings: Sequence[RequestedBinding[ResourceT]]
 
 
 @dataclass(frozen=True, slots=True)
-class Applying(Generic[EndpointT, ResourceT]):
-    """What is asked of `apply` and `delete`."""
+class ApplyRequest(Generic[EndpointT, ResourceT]):
+    """Argument of `Connector.apply` and `Connector.delete`."""
 
     materialization: str
     version: str
@@ -63,16 +63,16 @@ class Applying(Generic[EndpointT, ResourceT]):
     bindings: Sequence[Binding[ResourceT]]
     dry_run: bool
     spec: MaterializationSpec
-    """The whole of what was built, to be kept and compared with."""
+    """Built specification, to store and compare with the next one."""
 
     recreates: frozenset[int] = frozenset()
-    """Indexes of bindings whose resources may be dropped and created again, not by `apply` but
-    within the first transaction that empties them."""
+    """Indexes of bindings whose resource may be dropped and created again: not by `apply`, but in
+    the first transaction that truncates it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opening(Generic[EndpointT, ResourceT]):
-    """What is asked of `open`."""
+class OpenRequest(Generic[EndpointT, ResourceT]):
+    """Argument of `Connector.open`."""
 
     materialization: str
     version: str
@@ -80,52 +80,54 @@ class Opening(Generic[EndpointT, ResourceT]):
     bindings: Sequence[Binding[ResourceT]]
     key_range: KeyRange
     state: dict[str, Any]
-    """Connector state, as the recovery log has it."""
+    """Connector state in the recovery log."""
 
-    broken_off: threading.Event = part(default_factory=threading.Event)
-    """Set when the stream is over, though `open` has not returned: what waits is to give up."""
+    cancelled: threading.Event = part(default_factory=threading.Event)
+    """Set when the stream ends before `open` returns. Waits in `open` must then end."""
 
 
 class Connector(ABC, Generic[EndpointT, ResourceT]):
-    """Brings documents to one kind of endpoint."""
+    """Writes documents to one kind of endpoint."""
 
     name: ClassVar[str]
     documentation_url: ClassVar[str]
-    """A relative one is of the folder that the connector is served in."""
+    """URL of the documentation. A relative URL refers to the working directory of the server."""
 
     endpoint: type[EndpointT]
-    """How users configure the endpoint; secrets are `pydantic.SecretStr`."""
+    """Model of the endpoint configuration. Secrets are `pydantic.SecretStr`."""
 
     resource: type[ResourceT]
-    """How users configure where in the endpoint a collection goes; secrets likewise."""
+    """Model of the resource configuration. Secrets are `pydantic.SecretStr`."""
 
     @abstractmethod
-    def validate(self, asked: Validating[EndpointT, ResourceT]) -> Sequence[ValidatedBinding]:
-        """For each binding, in the same order, what is asked of its fields.
+    def validate(
+        self, request: ValidateRequest[EndpointT, ResourceT]
+    ) -> Sequence[ValidatedBinding]:
+        """Return the constraints on the fields of each binding, in the order of the request.
 
         Raises:
-            Refused: it cannot be materialized so, and what to do about it.
+            Refused: the bindings cannot be materialized. The hint gives the remedy.
         """
 
     @abstractmethod
-    def apply(self, applying: Applying[EndpointT, ResourceT]) -> str:
-        """Make the endpoint fit, and say what was done; nothing, if there was nothing to do.
+    def apply(self, request: ApplyRequest[EndpointT, ResourceT]) -> str:
+        """Create or alter the resources, and return a description; empty if nothing changed.
 
         Raises:
-            Refused: it cannot be made to fit; nothing was changed.
+            Refused: the resources cannot be altered. Nothing was changed.
         """
 
-    def delete(self, applying: Applying[EndpointT, ResourceT]) -> str:
-        """Take away what was applied, and say what was done."""
+    def delete(self, request: ApplyRequest[EndpointT, ResourceT]) -> str:
+        """Drop the applied resources, and return a description."""
         raise Refused(
-            f'connector "{self.name}" cannot remove what it has made',
-            hint="Remove it in the endpoint itself.",
+            f'connector "{self.name}" cannot drop resources',
+            hint="Drop the resources in the endpoint.",
         )
 
     @abstractmethod
-    def open(self, opening: Opening[EndpointT, ResourceT]) -> Transactor:
-        """The writer of a range of keys; whoever wrote any of them before is fenced off.
+    def open(self, request: OpenRequest[EndpointT, ResourceT]) -> Transactor:
+        """Return the writer of a key range, and fence all previous writers of its keys.
 
-        `Transactor.cancel` can break off nothing before there is a transactor. Until then
-        `opening.broken_off` is what to look at, or to wait for, where this waits.
+        The SDK cannot call `Transactor.cancel` before this method returns. If this method waits,
+        it must also wait for `request.cancelled`.
         """

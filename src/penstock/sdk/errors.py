@@ -1,32 +1,31 @@
-"""What a connector can say went wrong.
+"""Errors of connectors.
 
-`Refused` is the word for what a person must change; `penstock.errors.Fenced` for a
-stream that a newer one has taken over from. Anything else is told as a failure of
-the connector.
+Raise `Refused` if a user must change something, and `penstock.errors.Fenced` if a newer stream
+has taken over. All other exceptions are reported as failures of the connector.
 """
 
 from penstock.errors import InternalError, PenstockError
 
-__all__ = ["BrokenOff", "ContractBroken", "Overdue", "Refused"]
+__all__ = ["ContractBroken", "DeadlineExceeded", "Refused", "StreamCancelled"]
 
 
 class Refused(PenstockError):
-    """What is asked cannot be, as things are; nothing was changed."""
+    """The request cannot be done in the current state. Nothing was changed."""
 
     sqlstate = "22023"
 
 
-class BrokenOff(PenstockError):
-    """The stream is over, and what was under way is rolled back."""
+class StreamCancelled(PenstockError):
+    """The stream was cancelled, and its transaction is rolled back."""
 
     sqlstate = "08006"
 
 
-class Overdue(PenstockError):
-    """What the other end had to say did not come in time."""
+class DeadlineExceeded(PenstockError):
+    """The peer did not send a message in time."""
 
     sqlstate = "08006"
 
 
 class ContractBroken(InternalError):
-    """The connector's own code broke a rule of the SDK."""
+    """The code of the connector violates the contract of the SDK."""

@@ -1,8 +1,7 @@
-"""What went wrong, told by the status of a call.
+"""Errors as the gRPC status of a call.
 
-The first line is the message, the lines after it are detail and hint, of which the hint is
-marked by `hint: `. Secrets of the
-configuration are taken out of it, wherever they came from.
+The first line of the text is the message. The next lines are the detail and, after `hint: `, the
+hint. Secrets of the configuration are redacted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,18 +13,18 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from penstock.errors import Corruption, Fenced, PenstockError, TransientError, UsageError
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
 from penstock.protocol.redaction import redact_secrets
-from penstock.sdk.errors import BrokenOff, ContractBroken, Overdue, Refused
+from penstock.sdk.errors import ContractBroken, DeadlineExceeded, Refused, StreamCancelled
 from penstock.telemetry import fields, logger
 
-__all__ = ["Told", "secrets"]
+__all__ = ["CallStatus", "secrets"]
 
 log = logger("sdk")
 
 TEXT_BYTES: Final = 4_000
 
 
-class Told:
-    """Ends a call with the status that tells of the error raised within."""
+class CallStatus:
+    """Context manager that ends a call with the status of the exception raised in it."""
 
     def __init__(self, name: str, context: grpc.ServicerContext) -> None:
         self._name = name
@@ -36,22 +35,22 @@ class Told:
         return None
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is None or not isinstance(error, Exception) or self._aborted(error):
+        if error is None or not isinstance(error, Exception) or self._is_abort(error):
             return
         text = redact_secrets(text_of(error, self._name), self.secrets)
-        # SUBTLE: gRPC loses the status with the text, if that is longer than 8 KB.
+        # SUBTLE: gRPC drops the status if its text is longer than 8 KB.
         text = text.encode()[:TEXT_BYTES].decode(errors="ignore")
         if not isinstance(error, PenstockError):
             log.error("connector failed", extra=fields(connector=self._name, error=text))
         self._context.abort(status_of(error), text)
 
-    def _aborted(self, error: Exception) -> bool:
-        """`abort` itself raises, and must not be told of again."""
+    def _is_abort(self, error: Exception) -> bool:
+        """Return whether `abort` raised the exception, which is already reported."""
         return type(error) is Exception and not error.args
 
 
 def status_of(error: BaseException) -> grpc.StatusCode:
-    """The status that stands for a kind of error."""
+    """Return the status code of an error."""
     match error:
         case Fenced() | TransientError():
             return grpc.StatusCode.ABORTED
@@ -59,9 +58,9 @@ def status_of(error: BaseException) -> grpc.StatusCode:
             return grpc.StatusCode.INTERNAL
         case RemoteProtocolError() | UsageError() | ValidationError():
             return grpc.StatusCode.INVALID_ARGUMENT
-        case Overdue():
+        case DeadlineExceeded():
             return grpc.StatusCode.DEADLINE_EXCEEDED
-        case BrokenOff():
+        case StreamCancelled():
             return grpc.StatusCode.UNAVAILABLE
         case Refused():
             return grpc.StatusCode.FAILED_PRECONDITION
@@ -72,7 +71,7 @@ def status_of(error: BaseException) -> grpc.StatusCode:
 
 
 def text_of(error: BaseException, name: str) -> str:
-    """Message, detail and hint, a line each."""
+    """Return message, detail and hint, one line each."""
     if isinstance(error, PenstockError):
         parts = [str(error), error.detail, error.hint and f"hint: {error.hint}"]
         return "\n".join(part for part in parts if part)
@@ -81,28 +80,28 @@ def text_of(error: BaseException, name: str) -> str:
 
 def secrets(configurations: Iterable[BaseModel]) -> list[str]:
     """Return the secrets of configurations."""
-    found: set[str] = set()
+    texts: set[str] = set()
 
-    def look(value: Any) -> None:
+    def collect(value: Any) -> None:
         match value:
             case SecretStr():
-                found.add(value.get_secret_value())
+                texts.add(value.get_secret_value())
             case SecretBytes():
-                found.add(value.get_secret_value().decode(errors="replace"))
+                texts.add(value.get_secret_value().decode(errors="replace"))
             case BaseModel():
                 for name, field in type(value).model_fields.items():
-                    extra, held = field.json_schema_extra, getattr(value, name)
+                    extra, content = field.json_schema_extra, getattr(value, name)
                     hidden = isinstance(extra, dict) and extra.get("secret")
-                    look(SecretStr(held) if hidden and isinstance(held, str) else held)
+                    collect(SecretStr(content) if hidden and isinstance(content, str) else content)
             case dict():
-                for each in value.values():
-                    look(each)
+                for item in value.values():
+                    collect(item)
             case list() | tuple():
-                for each in value:
-                    look(each)
+                for item in value:
+                    collect(item)
             case _:
                 pass
 
-    for each in configurations:
-        look(each)
-    return sorted(found - {""})
+    for configuration in configurations:
+        collect(configuration)
+    return sorted(texts - {""})

@@ -1,10 +1,10 @@
-"""A connector as a gRPC server.
+"""gRPC server of a connector.
 
     with serve(Connector(), "unix:/run/mine.sock") as server:
         server.wait()
 
-Each call is told what went wrong by its status (`grpc_status.py`). Of the streams that are
-open, a newer one ends the older ones that write some of the same keys.
+Errors are reported in the status of the call (`grpc_status.py`). A new stream cancels older
+streams of the same materialization whose key ranges overlap its own.
 """
 
 import hmac
@@ -40,26 +40,32 @@ from penstock.protocol.transport_security import Security, read_pem
 from penstock.protocol.wire import decode, encode
 from penstock.sdk.bindings import Binding, bind, projected
 from penstock.sdk.config import json_schema, parse
-from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating
-from penstock.sdk.errors import BrokenOff, ContractBroken
-from penstock.sdk.grpc_status import Told, secrets
-from penstock.sdk.stream import Stream, superseded
+from penstock.sdk.connector import (
+    ApplyRequest,
+    Connector,
+    OpenRequest,
+    RequestedBinding,
+    ValidateRequest,
+)
+from penstock.sdk.errors import ContractBroken, StreamCancelled
+from penstock.sdk.grpc_status import CallStatus, secrets
+from penstock.sdk.stream import Stream, taken_over
 from penstock.sdk.transactor import Transactor
 
 __all__ = ["Server", "serve"]
 
 UNLIMITED: Final = -1
 MESSAGE_BYTES: Final = 256 << 20
-"""The largest message that is received: a row and its key are in one message."""
+"""Largest message that is received. A row and its key are in one message."""
 
 CALLS: Final = 256
-"""So many calls may be under way at once, each in a thread; more are refused at once."""
+"""Maximum number of concurrent calls, each in a thread. Further calls are rejected."""
 
 SILENT_STREAMS: Final = 64
-"""So many streams of one peer may wait to send Open; each takes a thread."""
+"""Maximum number of streams of one peer that have not sent Open. Each takes a thread."""
 
 END_OLDER_S: Final = 20.0
-"""So long an older stream may take to let go, once it was broken off."""
+"""Time limit for an older stream to end after it is cancelled."""
 
 STOP_S: Final = 10.0
 
@@ -69,23 +75,23 @@ _T = TypeVar("_T")
 def serve(
     connector: Connector[Any, Any], address: str, security: Security | None = None
 ) -> "Server":
-    """Serve `connector` at `address`: `host:port` (port 0: any that is free) or `unix:PATH`.
+    """Serve `connector` at `address`: `host:port` (port 0 selects a free one) or `unix:PATH`.
 
     Raises:
-        UsageError: the address cannot be listened on, or not in private.
+        UsageError: the server cannot listen on the address, or the address needs TLS.
     """
     return Server(connector, address, security or Security())
 
 
 class Server:
-    """A connector that is being served."""
+    """Running server of one connector."""
 
     def __init__(self, connector: Connector[Any, Any], address: str, security: Security) -> None:
         security.check(address)
         if security.tls and security.certificate is None:
             raise UsageError(
-                f'connector "{connector.name}" cannot serve TLS without a certificate of its own',
-                hint="Give a certificate and its key.",
+                f'connector "{connector.name}" cannot serve TLS without a certificate',
+                hint="Set a certificate and its key (--tls-cert and --tls-key).",
             )
         self._connector = connector
         self._token = security.token
@@ -98,7 +104,7 @@ class Server:
                 ("grpc.max_send_message_length", UNLIMITED),
                 ("grpc.max_receive_message_length", MESSAGE_BYTES),
                 ("grpc.so_reuseport", 0),
-                # A runtime that vanished without a word is noticed, and rolled back.
+                # Detects a runtime whose host has failed, to roll back its transaction.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -115,18 +121,18 @@ class Server:
         self.stop()
 
     def wait(self, stop: threading.Event | None = None) -> None:
-        """Until `stop` is set, or for ever."""
+        """Wait until `stop` is set, or without limit."""
         (stop or threading.Event()).wait()
 
     def stop(self) -> None:
-        """Break off what is under way, roll it back, and let go of the address."""
-        self._streams.break_off_all(BrokenOff("the connector was stopped"))
+        """Cancel all streams, roll back their transactions, and release the address."""
+        self._streams.cancel_all(StreamCancelled(f'connector "{self._connector.name}" was stopped'))
         self._server.stop(STOP_S).wait()
 
     def _listen(self, address: str, security: Security) -> str:
         if address.startswith("unix:"):
             _check_free(address.removeprefix("unix:"))
-        # A socket is for whoever serves it, and nobody else on the machine.
+        # Only the user of this process may connect to the socket.
         before = os.umask(0o177)
         try:
             if security.tls:
@@ -140,7 +146,7 @@ class Server:
         except RuntimeError as error:
             raise UsageError(
                 f'connector "{self._connector.name}" cannot listen on "{address}"',
-                detail="The address is taken, or is not one of this machine.",
+                detail="The address is in use, or this host does not have it.",
             ) from error
         finally:
             os.umask(before)
@@ -148,17 +154,17 @@ class Server:
             return address
         return f"{address.rpartition(':')[0]}:{port}"
 
-    # The five methods.
+    # The gRPC methods.
 
     def _methods(self) -> dict[str, grpc.RpcMethodHandler]:
-        def unary(answer: Callable[[Any], Any], kind: type) -> grpc.RpcMethodHandler:
+        def unary(respond: Callable[[Any], Any], kind: type) -> grpc.RpcMethodHandler:
             def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
-                told = Told(self._connector.name, context)
-                with told:
+                status = CallStatus(self._connector.name, context)
+                with status:
                     request: Any = decode(kind, data)
-                    told.secrets = self._secrets(request)
-                    return encode(answer(request))
-                raise AssertionError  # `Told` ends the call.
+                    status.secrets = self._secrets(request)
+                    return encode(respond(request))
+                raise AssertionError  # `CallStatus` ends the call.
 
             return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -181,42 +187,44 @@ class Server:
 
     def _validate(self, request: Validate) -> Validated:
         connector = self._connector
-        asked = Validating(
+        validate_request = ValidateRequest(
             request.materialization,
             parse(connector.endpoint, request.endpoint_spec_json, "endpoint"),
             [
-                Asked(
-                    parse(connector.resource, each.resource_spec_json, f"resource {index}"),
-                    each.collection,
-                    projected(each.collection, each.field_config_json),
-                    each.replaces,
+                RequestedBinding(
+                    parse(connector.resource, binding.resource_spec_json, f"resource {index}"),
+                    binding.collection,
+                    projected(binding.collection, binding.field_config_json),
+                    binding.replaces,
                 )
-                for index, each in enumerate(request.bindings)
+                for index, binding in enumerate(request.bindings)
             ],
         )
-        found = connector.validate(asked)
-        if len(found) != len(request.bindings):
+        bindings = connector.validate(validate_request)
+        if len(bindings) != len(request.bindings):
             raise ContractBroken(
-                f"validate answered {len(found)} bindings of {len(request.bindings)}"
+                f"validate returned {len(bindings)} bindings for {len(request.bindings)}"
             )
-        validated = Validated(tuple(found))
-        for each in validated.bindings:
-            if not isinstance(each, ValidatedBinding):
-                raise ContractBroken(f"validate answered a {type(each).__name__}")
+        validated = Validated(tuple(bindings))
+        for binding in validated.bindings:
+            if not isinstance(binding, ValidatedBinding):
+                raise ContractBroken(
+                    f"validate returned a {type(binding).__name__}, not a ValidatedBinding"
+                )
         if violation := find_violation(validated):
-            raise ContractBroken(f"what validate answered {violation}")
+            raise ContractBroken(f"result of validate {violation}")
         return validated
 
     def _apply(self, request: Apply) -> Applied:
-        return Applied(self._connector.apply(self._applying(request)))
+        return Applied(self._connector.apply(self._apply_request(request)))
 
     def _delete(self, request: Apply) -> Applied:
-        return Applied(self._connector.delete(self._applying(request)))
+        return Applied(self._connector.delete(self._apply_request(request)))
 
-    def _applying(self, request: Apply) -> Applying[Any, Any]:
+    def _apply_request(self, request: Apply) -> ApplyRequest[Any, Any]:
         spec = request.materialization
-        endpoint, bindings = self._understood(spec)
-        return Applying(
+        endpoint, bindings = self._parse_spec(spec)
+        return ApplyRequest(
             spec.materialization,
             request.version,
             endpoint,
@@ -226,45 +234,49 @@ class Server:
             frozenset(request.recreates),
         )
 
-    def _understood(self, spec: MaterializationSpec) -> tuple[Any, list[Binding[Any]]]:
+    def _parse_spec(self, spec: MaterializationSpec) -> tuple[Any, list[Binding[Any]]]:
         if violation := find_spec_violation(spec):
             raise RemoteProtocolError(f'materialization "{spec.materialization}": {violation}')
         connector = self._connector
         endpoint = parse(connector.endpoint, spec.endpoint_spec_json, "endpoint")
         return endpoint, [
-            bind(index, each, parse(connector.resource, each.resource_spec_json, str(index)))
-            for index, each in enumerate(spec.bindings)
+            bind(
+                index,
+                binding,
+                parse(connector.resource, binding.resource_spec_json, f"resource {index}"),
+            )
+            for index, binding in enumerate(spec.bindings)
         ]
 
     def _transactions(
         self, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        told = Told(self._connector.name, context)
+        status = CallStatus(self._connector.name, context)
         peer = _host_of(context.peer())
 
-        def opener(opening: Open, stream: Stream) -> tuple[Transactor, list[Binding[Any]]]:
-            spec = opening.materialization
-            told.secrets = self._secrets(opening)
-            endpoint, bindings = self._understood(spec)
-            self._streams.take_over(spec.materialization, opening, stream)
-            stream.must_go_on()
+        def opener(request: Open, stream: Stream) -> tuple[Transactor, list[Binding[Any]]]:
+            spec = request.materialization
+            status.secrets = self._secrets(request)
+            endpoint, bindings = self._parse_spec(spec)
+            self._streams.take_over(spec.materialization, request, stream)
+            stream.check_not_cancelled()
             transactor = self._connector.open(
-                Opening(
+                OpenRequest(
                     spec.materialization,
-                    opening.version,
+                    request.version,
                     endpoint,
                     bindings,
-                    opening.key_range,
-                    _state(opening),
-                    stream.broken_off,
+                    request.key_range,
+                    _state(request),
+                    stream.cancelled,
                 )
             )
             if not isinstance(transactor, Transactor):
                 raise ContractBroken(f"open returned a {type(transactor).__name__}")
             return transactor, bindings
 
-        # Not forgotten when the call ends, but when the transactor is closed: a newer stream
-        # must not be opened beside one that is still at work.
+        # A stream is removed when its transactor is closed, not when the call ends: a newer stream
+        # must not open while an older one still writes.
         stream = Stream(self._connector.name, opener, self._streams.remove)
         if not self._streams.add(stream, peer):
             context.abort(
@@ -272,34 +284,36 @@ class Server:
                 f'connector "{self._connector.name}" has {SILENT_STREAMS} streams of this peer '
                 "that have not sent Open",
             )
-        if not context.add_callback(lambda: stream.break_off(BrokenOff("the call was ended"))):
+        if not context.add_callback(
+            lambda: stream.cancel(StreamCancelled("call was ended by the runtime"))
+        ):
             self._streams.remove(stream)
             return
         yield from stream.run(requests)
         if stream.error is not None:
-            with told:
+            with status:
                 raise stream.error
 
-    # Who asks, and what they must not see.
+    # Authentication and redaction.
 
     def _rejection(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return what ends a call without the token, before any of its messages is read."""
+        """Return a handler that rejects a call without the token, before reading its messages."""
         if not self._token:
             return None
-        shown = dict(call.invocation_metadata).get("authorization", "")
-        if hmac.compare_digest(str(shown).encode(), f"Bearer {self._token}".encode()):
+        received = dict(call.invocation_metadata).get("authorization", "")
+        if hmac.compare_digest(str(received).encode(), f"Bearer {self._token}".encode()):
             return None
-        given = "and not this one" if shown else "and none was given"
+        problem = "is wrong" if received else "is missing"
         text = (
-            f'connector "{self._connector.name}" wants a bearer token, {given}\n'
-            "On the command line it is given by --token-file."
+            f'bearer token for connector "{self._connector.name}" {problem}\n'
+            "hint: Set the token with --token-file."
         )
 
         def reject(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
             yield b""
 
-        # SUBTLE: a stream, for unary calls too. gRPC reads the message of a unary call first.
+        # SUBTLE: a stream handler, also for unary calls: for those, gRPC reads the message first.
         return grpc.stream_stream_rpc_method_handler(reject)
 
     def _secrets(self, request: Any) -> Sequence[str]:
@@ -309,22 +323,22 @@ class Server:
             return ()
         configured = [(self._connector.endpoint, spec.endpoint_spec_json)]
         configured += [
-            (self._connector.resource, each.resource_spec_json) for each in spec.bindings
+            (self._connector.resource, binding.resource_spec_json) for binding in spec.bindings
         ]
-        understood: list[BaseModel] = []
+        parsed: list[BaseModel] = []
         for model, text in configured:
             with suppress(PenstockError):
-                understood.append(parse(model, text, "anything"))
-        return secrets(understood)
+                parsed.append(parse(model, text, "connector"))
+        return secrets(parsed)
 
 
 def _check_free(path: str) -> None:
-    """Nobody must be listening on a socket: gRPC would take it away from them."""
+    """Reject a socket that another server listens on: gRPC would replace it."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise UsageError(
             f'folder "{folder}" of socket "unix:{path}" does not exist',
-            hint=f"Make it: mkdir -p {folder}",
+            hint=f"Create the folder: mkdir -p {folder}",
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
@@ -332,17 +346,17 @@ def _check_free(path: str) -> None:
         except OSError:
             return
     raise UsageError(
-        f'"unix:{path}" is taken: somebody listens on it', hint="Name another path, or end them."
+        f'socket "unix:{path}" is in use', hint="Use another path, or stop the other server."
     )
 
 
 def _host_of(peer: str) -> str:
-    """Return a peer without its port: `ipv4:10.0.0.7` of `ipv4:10.0.0.7:51000`."""
+    """Return a peer without its port: `ipv4:10.0.0.7` for `ipv4:10.0.0.7:51000`."""
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
 
 
 class _Streams:
-    """The streams that are open, the oldest first."""
+    """Open streams, oldest first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -351,9 +365,9 @@ class _Streams:
         """Peers of the streams that have not sent Open."""
 
     def add(self, stream: Stream, peer: str) -> bool:
-        """Add a stream, unless too many of its peer wait for Open."""
+        """Add a stream; return False if too many streams of its peer have not sent Open."""
         with self._lock:
-            if sum(each == peer for each in self._peers.values()) >= SILENT_STREAMS:
+            if sum(other == peer for other in self._peers.values()) >= SILENT_STREAMS:
                 return False
             self._peers[stream] = peer
             self._open.append((stream, ""))
@@ -362,11 +376,11 @@ class _Streams:
     def remove(self, stream: Stream) -> None:
         with self._lock:
             self._peers.pop(stream, None)
-            self._open = [each for each in self._open if each[0] is not stream]
+            self._open = [entry for entry in self._open if entry[0] is not stream]
 
-    def take_over(self, materialization: str, opening: Open, stream: Stream) -> None:
-        """End every older stream that writes some of the same keys, and wait until it has."""
-        key_range = opening.key_range
+    def take_over(self, materialization: str, request: Open, stream: Stream) -> None:
+        """Cancel older streams with an overlapping key range, and wait until they end."""
+        key_range = request.key_range
         with self._lock:
             self._peers.pop(stream, None)
             older = [
@@ -378,29 +392,29 @@ class _Streams:
             ]
             stream.key_range = key_range
             self._open = [
-                (each, materialization if each is stream else name) for each, name in self._open
+                (other, materialization if other is stream else name) for other, name in self._open
             ]
         for other in older:
-            other.break_off(superseded(materialization, key_range))
+            other.cancel(taken_over(materialization, key_range))
         for other in older:
             if not other.finished.wait(END_OLDER_S):
                 raise PenstockError(
-                    f'an older stream of materialization "{materialization}" does not end',
-                    detail=f"It was told to, {END_OLDER_S:.0f} seconds ago.",
-                    hint="Try again; if it stays so, restart the connector.",
+                    f'older stream of materialization "{materialization}" does not end',
+                    detail=f"The stream was cancelled {END_OLDER_S:.0f} seconds ago.",
+                    hint="Try again. If the error persists, restart the connector.",
                 )
 
-    def break_off_all(self, why: Exception) -> None:
+    def cancel_all(self, reason: Exception) -> None:
         with self._lock:
             streams = [stream for stream, _ in self._open]
         for stream in streams:
-            stream.break_off(why)
+            stream.cancel(reason)
         for stream in streams:
             stream.finished.wait(STOP_S)
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds a method by its path."""
+    """Handlers of the gRPC methods, by path."""
 
     def __init__(
         self,
@@ -408,7 +422,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         rejection: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
     ) -> None:
         self._rejection = rejection
-        self._methods = {f"/materialize.Driver/{name}": each for name, each in methods.items()}
+        self._methods = {f"/materialize.Driver/{name}": method for name, method in methods.items()}
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
@@ -417,6 +431,6 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return method and (self._rejection(handler_call_details) or method)
 
 
-def _state(opening: Open) -> dict[str, Any]:
-    found = json.loads(opening.state_json) if opening.state_json else {}
-    return found if isinstance(found, dict) else {}
+def _state(request: Open) -> dict[str, Any]:
+    state = json.loads(request.state_json) if request.state_json else {}
+    return state if isinstance(state, dict) else {}

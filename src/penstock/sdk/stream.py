@@ -1,14 +1,15 @@
-"""One Transactions stream: the only concurrency in the wing.
+"""One Transactions stream and its two threads.
 
-    gRPC ─ bytes ─► reader thread ─ requests, in order ─► driver thread ─► transactor
-         ◄─ bytes ─ responses that wait ◄───────────────────────┘
+    gRPC ─ bytes ─► reader thread ─ request queue ─► transactor thread ─► transactor
+         ◄─ bytes ─ response queue ◄───────────────────────┘
 
-The reader decodes, holds the runtime to the table of messages, and stops reading
-when much is waiting, so that Loads can come while a commit is under way and memory
-stays bounded. The driver calls the transactor, one method after the other. When
-the stream is broken off, by the runtime, the line or a newer stream, the transactor
-is told at once (`cancel`; while it is being opened, by the event `broken_off`), and closed
-by the driver, which rolls back.
+The reader decodes requests and checks their order. It stops reading while the queue is full, so
+Loads can arrive during a commit and memory is bounded. The transactor thread calls the methods of
+the transactor in order.
+
+The runtime, a failed connection or a newer stream can cancel the stream. Then `Transactor.cancel`
+is called at once; during `Connector.open`, the event `cancelled` is set instead. The transactor
+thread closes the transactor, which rolls back.
 """
 
 import threading
@@ -41,10 +42,10 @@ from penstock.protocol.messages import (
 )
 from penstock.protocol.transaction import Role, Transaction
 from penstock.protocol.wire import decode_request, encode_response
-from penstock.sdk.batches import Documents, Found, Keys
+from penstock.sdk.batches import Documents, Keys, LoadedDocuments
 from penstock.sdk.bindings import Binding
-from penstock.sdk.duplicate_keys import EachOnce
-from penstock.sdk.errors import BrokenOff, ContractBroken, Overdue
+from penstock.sdk.duplicate_keys import DuplicateKeyCheck
+from penstock.sdk.errors import ContractBroken, DeadlineExceeded, StreamCancelled
 from penstock.sdk.transactor import Transactor
 from penstock.telemetry import fields, logger
 
@@ -53,125 +54,134 @@ __all__ = ["Opener", "Stream"]
 log = logger("sdk")
 
 WAITING_BYTES: Final = 32 << 20
-"""So much may wait in each direction, before who sends it has to wait."""
+"""Maximum size of each queue. A full queue blocks its sender."""
 
 MESSAGE_BYTES: Final = 1 << 20
-"""Loaded documents are sent in messages of about this size."""
+"""Approximate size of Loaded messages."""
 
 OPEN_S: Final = 60.0
-"""So long a runtime may take to say Open; a stream that does not costs a thread."""
+"""Time limit for Open. A stream without Open occupies a thread."""
 
 Opener = Callable[[Open, "Stream"], tuple[Transactor, list[Binding[Any]]]]
-"""Opens the transactor that a stream asks for, with its bindings."""
+"""Opens the transactor of a stream, and returns it with its bindings."""
 
 
 class Stream:
     """One stream, from its first request to its end."""
 
     def __init__(self, name: str, opener: Opener, ended: Callable[["Stream"], None]) -> None:
-        """`ended` is told once the transactor is closed, however that came."""
+        """Create a stream. `ended` is called after the transactor is closed, in all cases."""
         self._name = name
         self._open = opener
         self._ended = ended
-        self._where = Transaction(Role.CONNECTOR)
+        self._order = Transaction(Role.CONNECTOR)
         self._changed = threading.Condition()
         self._requests: deque[tuple[Request, int]] = deque()
         self._responses: deque[bytes] = deque()
         self._waiting = {"in": 0, "out": 0}
-        self._said_all = False
-        """The runtime says no more."""
+        self._end_of_requests = False
+        """True after the last request of the runtime."""
 
         self._over = False
-        """The driver has ended; `error` is why, if it is not well."""
+        """True after the transactor thread has ended. `error` is its exception, if any."""
 
-        self._broken: Exception | None = None
-        self.broken_off = threading.Event()
+        self._cancelled_by: Exception | None = None
+        self.cancelled = threading.Event()
         self._transactor: Transactor | None = None
         self.error: BaseException | None = None
         self.key_range: KeyRange | None = None
         self.finished = threading.Event()
         """Set once the transactor is closed."""
 
-    # What gRPC calls.
+    # Called by gRPC.
 
     def run(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """The responses to `requests`; ends when the stream does, or when nobody listens."""
+        """Yield the responses to `requests`, until the stream ends or is cancelled."""
         threading.Thread(target=self._read, args=(requests,), daemon=True).start()
-        threading.Thread(target=self._drive, daemon=True).start()
+        threading.Thread(target=self._run_transactor, daemon=True).start()
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._responses or self._over or isinstance(self._broken, BrokenOff)
+                    lambda: (
+                        self._responses
+                        or self._over
+                        or isinstance(self._cancelled_by, StreamCancelled)
+                    )
                 )
                 if not self._responses:
-                    self.error = self.error or self._broken
+                    self.error = self.error or self._cancelled_by
                     return
                 data = self._responses.popleft()
                 self._waiting["out"] -= len(data)
                 self._changed.notify_all()
             yield data
 
-    def break_off(self, why: Exception) -> None:
-        """End at once; what is not committed is rolled back."""
+    def cancel(self, reason: Exception) -> None:
+        """End the stream at once, and roll back the uncommitted transaction."""
         with self._changed:
-            if self._broken is None:
-                self._broken = why
+            if self._cancelled_by is None:
+                self._cancelled_by = reason
             self._changed.notify_all()
-        self.broken_off.set()
-        # In a thread of its own: who breaks us off may be the one thread that serves everybody.
+        self.cancelled.set()
+        # In a thread of its own, because the caller may be a thread of gRPC that serves all calls.
         if self._transactor is not None:
-            threading.Thread(target=self._cancel, args=(self._transactor,), daemon=True).start()
+            threading.Thread(
+                target=self._cancel_transactor, args=(self._transactor,), daemon=True
+            ).start()
 
-    def _cancel(self, transactor: Transactor) -> None:
+    def _cancel_transactor(self, transactor: Transactor) -> None:
         if self.finished.is_set():
             return
         try:
             transactor.cancel()
-        except Exception as error:  # noqa: BLE001 - it is over either way
-            self._failed("cancel", error)
+        except Exception as error:  # noqa: BLE001 - the stream ends in any case
+            self._log_failure("cancel", error)
 
-    def _failed(self, what: str, error: BaseException) -> None:
-        # Its text may hold secrets, and nobody here knows them.
+    def _log_failure(self, method: str, error: BaseException) -> None:
+        # The text may contain secrets, which are not known here.
         kind = type(error).__name__
-        log.error("method failed", extra=fields(connector=self._name, method=what, error=kind))
+        log.error("method failed", extra=fields(connector=self._name, method=method, error=kind))
 
-    # The reader.
+    # The reader thread.
 
     def _read(self, requests: Iterator[bytes]) -> None:
         try:
             for data in requests:
                 request = decode_request(data)
                 with self._changed:
-                    self._where = self._where.after_receiving(request.kind)
+                    self._order = self._order.after_receiving(request.kind)
                     self._changed.wait_for(
-                        lambda: self._broken is not None or self._waiting["in"] < WAITING_BYTES
+                        lambda: (
+                            self._cancelled_by is not None or self._waiting["in"] < WAITING_BYTES
+                        )
                     )
-                    if self._broken is not None:
+                    if self._cancelled_by is not None:
                         return
                     self._requests.append((request, len(data)))
                     self._waiting["in"] += len(data)
                     self._changed.notify_all()
             with self._changed:
-                self._where.check_end()
-                self._said_all = True
+                self._order.check_end()
+                self._end_of_requests = True
                 self._changed.notify_all()
         except ProtocolError as error:
-            self.break_off(error)
-        except Exception as error:  # noqa: BLE001 - gRPC raises many things when a line is cut
-            self.break_off(BrokenOff(f"the line was cut: {error}"))
+            self.cancel(error)
+        except Exception as error:  # noqa: BLE001 - gRPC raises various types
+            self.cancel(StreamCancelled(f"connection to the runtime was lost: {error}"))
 
-    def _next(self, patience_s: float | None = None) -> Request | None:
-        """The next request; none if the runtime says no more."""
+    def _next(self, timeout_s: float | None = None) -> Request | None:
+        """Return the next request; None after the last."""
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self._requests or self._said_all or self._broken is not None, patience_s
+                lambda: self._requests or self._end_of_requests or self._cancelled_by is not None,
+                timeout_s,
             ):
-                raise Overdue(
-                    f"no Open came within {patience_s:g} seconds",
-                    hint="Send it as soon as the stream is there.",
+                raise DeadlineExceeded(
+                    f"Open was not sent within {timeout_s:g} seconds",
+                    hint="Send Open as soon as the stream exists.",
                 )
-            if self._broken is not None:
-                raise self._broken
+            if self._cancelled_by is not None:
+                raise self._cancelled_by
             if not self._requests:
                 return None
             request, size = self._requests.popleft()
@@ -183,13 +193,13 @@ class Stream:
         with self._changed:
             self._requests.appendleft((request, 0))
 
-    # The driver.
+    # The transactor thread.
 
-    def _drive(self) -> None:
+    def _run_transactor(self) -> None:
         try:
             self._transact()
-        except BaseException as error:  # noqa: BLE001 - told to the runtime, by whoever called us
-            self.error = self._broken or error
+        except BaseException as error:  # noqa: BLE001 - reported to the runtime
+            self.error = self._cancelled_by or error
         finally:
             self._close()
             self.finished.set()
@@ -204,55 +214,59 @@ class Stream:
             return
         try:
             self._transactor.close()
-        except Exception as error:  # noqa: BLE001 - told to the runtime, if nothing else is
-            self._failed("close", error)
+        except Exception as error:  # noqa: BLE001 - reported to the runtime
+            self._log_failure("close", error)
             self.error = self.error or error
 
     def _transact(self) -> None:
-        opening = self._next(OPEN_S)
-        if opening is None:
+        first = self._next(OPEN_S)
+        if first is None:
             return
-        assert isinstance(opening, Open)  # By the table.
-        transactor, bindings = self._open(opening, self)
+        assert isinstance(first, Open)  # Guaranteed by the order of messages.
+        transactor, bindings = self._open(first, self)
         self._transactor = transactor
-        # SUBTLE: who broke us off meanwhile found no transactor to cancel.
-        self.must_go_on()
+        # SUBTLE: a cancellation during open had no transactor to cancel.
+        self.check_not_cancelled()
         last: Any = transactor.checkpoint
         if not isinstance(last, bytes):
-            raise ContractBroken(f"the transactor's checkpoint is a {type(last).__name__}")
-        self._answer(Opened(last))
+            raise ContractBroken(
+                f"checkpoint of the transactor is a {type(last).__name__}, not bytes"
+            )
+        self._respond(Opened(last))
         while (request := self._next()) is not None:
             assert request.kind is Kind.ACKNOWLEDGE
             transactor.acknowledge()
-            self._answer(Acknowledged())
-            first = self._next()
-            if first is None:
+            self._respond(Acknowledged())
+            following = self._next()
+            if following is None:
                 return
-            self._unread(first)
+            self._unread(following)
             self._load(transactor, bindings)
-            self._answer(Flushed())
+            self._respond(Flushed())
             checkpoint = self._store(transactor, bindings)
-            self.must_go_on()
-            self._answer(StartedCommit(self._state(transactor.start_commit(checkpoint))))
+            self.check_not_cancelled()
+            self._respond(StartedCommit(self._state(transactor.start_commit(checkpoint))))
 
-    def must_go_on(self) -> None:
-        """Whoever was broken off and did not notice must not commit."""
+    def check_not_cancelled(self) -> None:
+        """Raise if the stream was cancelled: it must not commit."""
         with self._changed:
-            if self._broken is not None:
-                raise self._broken
+            if self._cancelled_by is not None:
+                raise self._cancelled_by
 
     def _load(self, transactor: Transactor, bindings: list[Binding[Any]]) -> None:
         keys = _Loads(self, bindings)
-        for found in transactor.load(iter(keys)):
-            if not isinstance(found, Found):
-                raise ContractBroken(f"load yielded a {type(found).__name__}, not a Found")
-            keys.answered(found)
-            for docs in _parted(found.docs_json):
-                self._answer(Loaded(found.binding.index, docs))
+        for loaded in transactor.load(iter(keys)):
+            if not isinstance(loaded, LoadedDocuments):
+                raise ContractBroken(
+                    f"load yielded a {type(loaded).__name__}, not a LoadedDocuments"
+                )
+            keys.check_loaded(loaded)
+            for docs in _split_into_messages(loaded.docs_json):
+                self._respond(Loaded(loaded.binding.index, docs))
         if not keys.flushed:
             raise ContractBroken(
-                "load ended before it had taken all keys",
-                hint="Take every batch of the iterator; it ends by itself.",
+                "load returned before the end of its keys",
+                hint="Consume the iterator of keys to its end.",
             )
 
     def _store(self, transactor: Transactor, bindings: list[Binding[Any]]) -> bytes:
@@ -260,8 +274,8 @@ class Stream:
         transactor.store(iter(documents))
         if documents.checkpoint is None:
             raise ContractBroken(
-                "store ended before it had taken all documents",
-                hint="Take every batch of the iterator; it ends by itself.",
+                "store returned before the end of its documents",
+                hint="Consume the iterator of documents to its end.",
             )
         return documents.checkpoint
 
@@ -269,74 +283,79 @@ class Stream:
         if update is None:
             return None
         if not isinstance(update, StateUpdate):
-            raise ContractBroken(f"start_commit returned a {type(update).__name__}")
+            raise ContractBroken(
+                f"start_commit returned a {type(update).__name__}, not a StateUpdate"
+            )
         if not is_json_object(update.json):
-            raise ContractBroken("start_commit returned connector state that is no JSON object")
+            raise ContractBroken("connector state of start_commit is not a JSON object")
         return update
 
-    def _answer(self, response: Response) -> None:
+    def _respond(self, response: Response) -> None:
         data = encode_response(response)
         with self._changed:
             self._changed.wait_for(
-                lambda: self._broken is not None or self._waiting["out"] < WAITING_BYTES
+                lambda: self._cancelled_by is not None or self._waiting["out"] < WAITING_BYTES
             )
-            if self._broken is not None:
-                raise self._broken
-            self._where = self._where.after_sending(response.kind)
+            if self._cancelled_by is not None:
+                raise self._cancelled_by
+            self._order = self._order.after_sending(response.kind)
             self._responses.append(data)
             self._waiting["out"] += len(data)
             self._changed.notify_all()
 
 
 class _Loads:
-    """The keys of one load phase, as they come."""
+    """Iterator over the keys of one load phase."""
 
     def __init__(self, stream: Stream, bindings: list[Binding[Any]]) -> None:
         self._stream = stream
         self._bindings = bindings
-        self._asked: dict[int, int] = {}
-        self._once = EachOnce("asked for", "A runtime asks for a key once, and keeps the answer.")
+        self._requested: dict[int, int] = {}
+        self._duplicates = DuplicateKeyCheck(
+            "loaded", "Load a key once per transaction, and retain the document."
+        )
         self.flushed = False
 
     def __iter__(self) -> Iterator[Keys]:
         while True:
             request = self._stream._next()
             if request is None:
-                raise RemoteProtocolError("unexpected EOF when there are loaded keys")
+                raise RemoteProtocolError("unexpected EOF after Load")
             if isinstance(request, Flush):
-                self._once.check()
+                self._duplicates.check()
                 self.flushed = True
                 return
             assert isinstance(request, Load)
-            binding = _bound(self._bindings, request.binding, "Load")
+            binding = _find_binding(self._bindings, request.binding, "Load")
             if binding.delta_updates:
                 raise RemoteProtocolError(
-                    f"Load of {binding}, which is a binding of delta updates",
-                    hint="Such a binding is stored to, and never loaded from.",
+                    f"Load of {binding}, which has delta updates",
+                    hint="Do not load from bindings with delta updates.",
                 )
-            self._asked[binding.index] = self._asked.get(binding.index, 0) + len(
-                request.packed_keys
-            )
-            self._once.add(binding, request.packed_keys)
+            count = self._requested.get(binding.index, 0) + len(request.packed_keys)
+            self._requested[binding.index] = count
+            self._duplicates.add(binding, request.packed_keys)
             yield Keys(binding, request.packed_keys)
 
-    def answered(self, found: Found) -> None:
-        """Hold the connector to what was asked for."""
-        docs = found.docs_json
+    def check_loaded(self, loaded: LoadedDocuments) -> None:
+        """Check the type and the number of documents that `load` yielded."""
+        docs = loaded.docs_json
         if not isinstance(docs, pa.BinaryArray) or docs.null_count:
             raise ContractBroken(
-                f"load found documents of {found.binding} that are no column of bytes",
-                detail=f"They are a {type(docs).__name__}.",
-                hint="Give a pyarrow BinaryArray, without nulls: leave out what is not there.",
+                f"load yielded documents of {loaded.binding} that are not a column of bytes",
+                detail=f"The type is {type(docs).__name__}, or the column contains nulls.",
+                hint="Yield a pyarrow BinaryArray, and omit documents that do not exist.",
             )
-        left = self._asked.get(found.binding.index, 0) - len(docs)
+        left = self._requested.get(loaded.binding.index, 0) - len(docs)
         if left < 0:
-            raise ContractBroken(f"load found more documents of {found.binding} than asked for")
-        self._asked[found.binding.index] = left
+            raise ContractBroken(
+                f"load yielded more documents of {loaded.binding} than were requested"
+            )
+        self._requested[loaded.binding.index] = left
 
 
 class _Stores:
-    """The documents of one store phase, as they come."""
+    """Iterator over the documents of one store phase."""
 
     def __init__(
         self, stream: Stream, bindings: list[Binding[Any]], *, accepts_empty: bool
@@ -345,8 +364,8 @@ class _Stores:
         self._bindings = bindings
         self._accepts_empty = accepts_empty
         self._stored: set[int] = set()
-        self._once = EachOnce(
-            "stored", "A runtime combines the documents of a key before it stores them."
+        self._duplicates = DuplicateKeyCheck(
+            "stored", "Combine the documents of a key before they are stored."
         )
         self.checkpoint: bytes | None = None
 
@@ -356,15 +375,15 @@ class _Stores:
             if request is None:
                 raise RemoteProtocolError("unexpected EOF before StartCommit")
             if isinstance(request, StartCommit):
-                self._once.check()
+                self._duplicates.check()
                 self.checkpoint = request.checkpoint
                 return
             assert isinstance(request, Store)
-            binding = _bound(self._bindings, request.binding, "Store")
+            binding = _find_binding(self._bindings, request.binding, "Store")
             if request.empties:
-                self._may_empty(binding)
+                self._check_truncate(binding)
             elif not binding.delta_updates:
-                self._once.add(binding, request.packed_keys)
+                self._duplicates.add(binding, request.packed_keys)
             self._stored.add(binding.index)
             yield Documents(
                 binding,
@@ -376,27 +395,29 @@ class _Stores:
                 request.empties,
             )
 
-    def _may_empty(self, binding: Binding[Any]) -> None:
-        what = f"Store empties {binding}"
+    def _check_truncate(self, binding: Binding[Any]) -> None:
+        prefix = f"Store truncates {binding}"
         if not self._accepts_empty:
-            raise RemoteProtocolError(f"{what}, which does not accept it")
+            raise RemoteProtocolError(f"{prefix}, but the connector does not support it")
         if self._stream.key_range != WHOLE:
             raise RemoteProtocolError(
-                f"{what} for a shard of {self._stream.key_range}",
-                detail="Which documents are of other shards, nobody knows here.",
+                f"{prefix} in a stream of key range {self._stream.key_range}",
+                detail="The connector cannot distinguish documents of other key ranges.",
             )
         if binding.index in self._stored:
-            raise RemoteProtocolError(f"{what}, and is not the first of it in its transaction")
+            raise RemoteProtocolError(f"{prefix} after other documents of the transaction")
 
 
-def _bound(bindings: list[Binding[Any]], index: int, what: str) -> Binding[Any]:
+def _find_binding(bindings: list[Binding[Any]], index: int, message: str) -> Binding[Any]:
     if index >= len(bindings):
-        raise RemoteProtocolError(f"{what} of binding {index}; there are {len(bindings)}")
+        raise RemoteProtocolError(
+            f"{message} of binding {index}, but the number of bindings is {len(bindings)}"
+        )
     return bindings[index]
 
 
-def _parted(docs: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
-    """In runs of about `MESSAGE_BYTES`; a document that is larger is alone."""
+def _split_into_messages(docs: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
+    """Yield slices of about `MESSAGE_BYTES`. A larger document is a slice of its own."""
     if docs.nbytes <= MESSAGE_BYTES:
         if len(docs):
             yield docs
@@ -410,9 +431,9 @@ def _parted(docs: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
     yield docs.slice(begin)
 
 
-def superseded(materialization: str, key_range: KeyRange) -> Exception:
-    """What an older stream is told."""
+def taken_over(materialization: str, key_range: KeyRange) -> Exception:
+    """Return the error of an older stream that a newer one has fenced."""
     return Fenced(
-        f'a newer stream of materialization "{materialization}" has taken over {key_range}',
-        hint="Stop; the other one goes on.",
+        f'newer stream of materialization "{materialization}" has taken over key range {key_range}',
+        hint="Stop this process. The newer stream continues.",
     )

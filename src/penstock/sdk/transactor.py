@@ -1,72 +1,70 @@
-"""What a connector does for one open stream.
+"""The part of a connector that serves one open stream.
 
-The SDK calls these methods one after the other, in one thread, in this order:
+The SDK calls these methods in one thread, in this order:
 
     acknowledge ▸ load ▸ store ▸ start_commit ▸ acknowledge ▸ load ▸ …
 
-so they are written as straight-line code, and hold no locks of their own. Only
-`cancel` comes from another thread.
+They need no locks. Only `cancel` is called from another thread.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from penstock.protocol.messages import StateUpdate
-from penstock.sdk.batches import Documents, Found, Keys
+from penstock.sdk.batches import Documents, Keys, LoadedDocuments
 from penstock.sdk.errors import ContractBroken
 
 __all__ = ["Transactor"]
 
 
 class Transactor(ABC):
-    """The writer of one range of keys, from Open to the end of the stream."""
+    """Writer of one key range, from Open to the end of the stream."""
 
     checkpoint: bytes = b""
-    """What Opened says: go on after this. Empty: the recovery log knows better."""
+    """Checkpoint of Opened. If empty, the runtime resumes from its recovery log."""
 
     accepts_empty: bool = False
-    """Whether `store` heeds batches with `empties`; Validate announces it of each binding."""
+    """True if `store` accepts batches with `empties`. Validate reports it for each binding."""
 
-    def acknowledge(self) -> None:  # noqa: B027 - nothing, where commits are done when they return
-        """The last transaction is committed in the recovery log, so finish it here.
+    def acknowledge(self) -> None:  # noqa: B027 - no-op if start_commit commits
+        """Finish the last transaction, which is committed in the recovery log.
 
-        Called first of all, when nobody knows whether the last commit of an earlier
-        stream was acknowledged: whatever was staged is to be applied, once more if
-        need be. Loads are under way meanwhile; they are kept until this returns.
+        This is also the first call of each stream, because the last transaction of an earlier
+        stream may not be acknowledged. Staged documents must be applied, again if necessary.
+        Loads arrive at the same time; the SDK buffers them until this method returns.
         """
 
-    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
-        """Yield the documents of `keys` that are there, as of the last commit.
+    def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
+        """Yield the documents of `keys` that exist, as of the last commit.
 
-        Take all of `keys`, at your own pace: it ends when the runtime has asked for
-        everything. Bindings of delta updates are never asked for.
+        Consume all of `keys`: the iterator ends when the runtime has requested all keys. Bindings
+        with delta updates are never loaded.
         """
-        for each in keys:
+        for batch in keys:
             raise ContractBroken(
-                f"{type(self).__name__} was asked to load from {each.binding}, and has no load"
+                f"{type(self).__name__} does not implement load, needed for {batch.binding}"
             )
         yield from ()
 
     @abstractmethod
     def store(self, documents: Iterator[Documents]) -> None:
-        """Store all of `documents`, of which nothing may be seen until it is committed."""
+        """Store all of `documents`. They must not be visible before the commit."""
 
     @abstractmethod
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
-        """Commit what was stored, together with `checkpoint`, or make ready to.
+        """Commit the stored documents together with `checkpoint`, or stage them.
 
-        Where the endpoint is authoritative, it is committed when this returns, or
-        `Fenced` is raised and nothing is changed. Else what is returned is connector
-        state, which the recovery log commits; `acknowledge` follows, here or after a
-        restart in a transactor that was opened with that state.
+        If the endpoint is authoritative, the transaction is committed when this method returns,
+        or `Fenced` is raised and nothing is changed. Otherwise the method returns connector
+        state, which the recovery log commits. `acknowledge` follows, in this transactor or,
+        after a restart, in a transactor that was opened with that state.
         """
 
-    def cancel(self) -> None:  # noqa: B027 - not every connector has something to break off
-        """Break off what another method is doing, at once; called by another thread.
+    def cancel(self) -> None:  # noqa: B027 - optional
+        """Interrupt the method that runs in the other thread, at once.
 
-        The method that is broken off raises whatever it likes. `close` follows, and may
-        have begun already.
+        That method may raise any exception. `close` follows, or may run already.
         """
 
-    def close(self) -> None:  # noqa: B027 - nor to let go of
-        """Roll back what is not committed, and let go of the endpoint."""
+    def close(self) -> None:  # noqa: B027 - optional
+        """Roll back the uncommitted transaction, and disconnect from the endpoint."""

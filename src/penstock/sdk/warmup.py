@@ -1,7 +1,6 @@
-"""Compiled code, loaded before it is needed.
+"""Loading of compiled code before the first document arrives.
 
-A connector that many documents will come to spends two seconds on that with the first of
-them, while whoever sends them waits. Loaded ahead, it costs nobody anything.
+Otherwise the first batch would wait about two seconds for it.
 """
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ __all__ = ["warm"]
 
 
 def warm() -> None:
-    """Walk a few documents through what every document passes."""
+    """Load all code that processes documents, by processing two of them."""
     compile_always()
     columns = [
         pa.array([1, None], pa.int64()),
@@ -24,6 +23,6 @@ def warm() -> None:
         pa.array([True, None], pa.bool_()),
     ]
     packed = pack(columns)
-    unpack(packed, [each.type for each in columns])
+    unpack(packed, [column.type for column in columns])
     none = pa.array([False, False])
     decode_request(encode_request(Store(0, packed, packed, packed, none, none)))

@@ -187,7 +187,7 @@ def test_a_table_of_somebody_else_is_taken_over_only_if_told(
         "id integer, PRIMARY KEY (id)); INSERT INTO sink.things VALUES ('old', 1, 1)"
     )
     value = projection("v", "string")
-    with pytest.raises(Refused, match="did not make it"):
+    with pytest.raises(Refused, match="did not create it"):
         driven.validate(things(value))
     adopted = things(value, adopt=True)
     driven.validate(adopted)

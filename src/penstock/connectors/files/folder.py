@@ -20,16 +20,16 @@ from pydantic import Field as Setting
 
 from penstock.connectors.files.atomic_files import replace, sync
 from penstock.sdk import (
-    Applying,
+    ApplyRequest,
     Binding,
     Connector,
     Constraint,
     ConstraintType,
     Field,
-    Opening,
+    OpenRequest,
     Refused,
     ValidatedBinding,
-    Validating,
+    ValidateRequest,
 )
 
 __all__ = ["Applied", "FilesConnector", "FilesEndpoint", "FilesResource", "last_applied"]
@@ -106,19 +106,21 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
 
     # Validate.
 
-    def validate(self, asked: Validating[FilesEndpoint, ResourceT]) -> Sequence[ValidatedBinding]:
+    def validate(
+        self, request: ValidateRequest[FilesEndpoint, ResourceT]
+    ) -> Sequence[ValidatedBinding]:
         """Every field can be taken, for it is in the document; the key and that must be."""
-        _check_access(asked.endpoint.folder)
-        names = [each.resource.name for each in asked.bindings]
+        _check_access(request.endpoint.folder)
+        names = [each.resource.name for each in request.bindings]
         if twice := {name for name in names if names.count(name) > 1}:
             raise Refused(
                 f'resource "{min(twice)}" is bound twice',
                 hint="Give each binding a name of its own.",
             )
         found = []
-        for each in asked.bindings:
+        for each in request.bindings:
             delta = self.delta_updates(each.resource)
-            folder = asked.endpoint.folder / each.resource.name
+            folder = request.endpoint.folder / each.resource.name
             last = last_applied(folder)
             self._check(last, each.resource, delta)
             absent = last is None or bool(last.missing(folder))
@@ -146,21 +148,21 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
 
     # Apply.
 
-    def apply(self, applying: Applying[FilesEndpoint, ResourceT]) -> str:
+    def apply(self, request: ApplyRequest[FilesEndpoint, ResourceT]) -> str:
         """Make a folder for each resource that has none."""
-        missing = [each for each in applying.bindings if self._must_make(applying, each)]
-        if not applying.dry_run:
+        missing = [each for each in request.bindings if self._must_make(request, each)]
+        if not request.dry_run:
             for each in missing:
-                self._make(applying, each)
-        root = applying.endpoint.folder
+                self._make(request, each)
+        root = request.endpoint.folder
         return "".join(f'make folder "{root / each.resource.name}"\n' for each in missing)
 
     def _must_make(
         self,
-        asked: Applying[FilesEndpoint, ResourceT] | Opening[FilesEndpoint, ResourceT],
+        request: ApplyRequest[FilesEndpoint, ResourceT] | OpenRequest[FilesEndpoint, ResourceT],
         binding: Binding[ResourceT],
     ) -> bool:
-        folder = asked.endpoint.folder / binding.resource.name
+        folder = request.endpoint.folder / binding.resource.name
         if (
             binding.path != (folder.name,)
             or binding.document is None
@@ -173,7 +175,7 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
             )
         last = last_applied(folder)
         self._check(last, binding.resource, binding.delta_updates)
-        if last is not None and last.materialization != asked.materialization:
+        if last is not None and last.materialization != request.materialization:
             raise Refused(
                 f'resource "{folder.name}" is of materialization "{last.materialization}"',
                 hint="Name another.",
@@ -186,9 +188,9 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
         return last is None or bool(last.missing(folder))
 
     def _make(
-        self, applying: Applying[FilesEndpoint, ResourceT], binding: Binding[ResourceT]
+        self, request: ApplyRequest[FilesEndpoint, ResourceT], binding: Binding[ResourceT]
     ) -> None:
-        folder = applying.endpoint.folder / binding.resource.name
+        folder = request.endpoint.folder / binding.resource.name
         new = folder.with_name(f".{folder.name}.new")
         try:
             if last_applied(folder) is not None:
@@ -199,7 +201,7 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
             new.mkdir(parents=True)
             self.make(new)
             contents = tuple(sorted(each.name for each in new.iterdir()))
-            about = Applied(self.name, applying.materialization, binding.delta_updates, contents)
+            about = Applied(self.name, request.materialization, binding.delta_updates, contents)
             replace(new / "resource.json", json.dumps(asdict(about)).encode())
             sync(new)
             new.replace(folder)  # All of it is there, or nothing.
@@ -211,15 +213,15 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
                 hint="Name a folder that can be read and written.",
             ) from error
 
-    def delete(self, applying: Applying[FilesEndpoint, ResourceT]) -> str:
+    def delete(self, request: ApplyRequest[FilesEndpoint, ResourceT]) -> str:
         """Take away the folders that were made for these bindings."""
         ours = []
-        for each in applying.bindings:
-            folder = applying.endpoint.folder / each.resource.name
+        for each in request.bindings:
+            folder = request.endpoint.folder / each.resource.name
             last = last_applied(folder)
-            if last is not None and last.materialization == applying.materialization:
+            if last is not None and last.materialization == request.materialization:
                 ours.append(folder)
-        if not applying.dry_run:
+        if not request.dry_run:
             for folder in ours:
                 old = folder.with_name(f".{folder.name}.old")
                 shutil.rmtree(old, ignore_errors=True)
@@ -227,20 +229,20 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
                 shutil.rmtree(old)
         return "".join(f'remove folder "{each}"\n' for each in ours)
 
-    def folders(self, opening: Opening[FilesEndpoint, ResourceT]) -> list[Path]:
+    def folders(self, request: OpenRequest[FilesEndpoint, ResourceT]) -> list[Path]:
         """The folder of each binding.
 
         Raises:
             Refused: one was not applied.
         """
-        for each in opening.bindings:
-            if self._must_make(opening, each):
+        for each in request.bindings:
+            if self._must_make(request, each):
                 raise Refused(
-                    f'resource "{each}" of materialization "{opening.materialization}" '
+                    f'resource "{each}" of materialization "{request.materialization}" '
                     "has not been applied",
                     hint="Apply it first.",
                 )
-        return [opening.endpoint.folder / each.resource.name for each in opening.bindings]
+        return [request.endpoint.folder / each.resource.name for each in request.bindings]
 
 
 def _check_access(folder: Path) -> None:

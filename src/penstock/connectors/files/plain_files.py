@@ -30,7 +30,16 @@ import pyarrow as pa
 from penstock import documentation_url
 from penstock.connectors.files.atomic_files import locked, range_of, replace, rows_of, sync
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
-from penstock.sdk import Documents, Fenced, Found, KeyRange, Keys, Opening, StateUpdate, Transactor
+from penstock.sdk import (
+    Documents,
+    Fenced,
+    KeyRange,
+    Keys,
+    LoadedDocuments,
+    OpenRequest,
+    StateUpdate,
+    Transactor,
+)
 
 __all__ = ["PlainFiles", "connector"]
 
@@ -56,9 +65,9 @@ class PlainFiles(FilesConnector[FilesResource]):
         """Where the documents go."""
         (folder / "keys").mkdir(exist_ok=True)
 
-    def open(self, opening: Opening[FilesEndpoint, FilesResource]) -> "PlainTransactor":
+    def open(self, request: OpenRequest[FilesEndpoint, FilesResource]) -> "PlainTransactor":
         """The writer of a range of keys, from now on the only one."""
-        return PlainTransactor(self.folders(opening), opening.key_range, opening.broken_off)
+        return PlainTransactor(self.folders(request), request.key_range, request.cancelled)
 
 
 class PlainTransactor(Transactor):
@@ -83,12 +92,12 @@ class PlainTransactor(Transactor):
             replace(folder / "writers.json", json.dumps(writers).encode())
             sync(folder)
 
-    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
+    def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
         """Read the files of `keys` that are there."""
         for batch in keys:
             folder = self._folders[batch.binding.index]
             found = [_read(_path(folder, key)) for key in batch.packed.to_pylist()]
-            yield Found(batch.binding, pa.array(found, pa.binary()).drop_null())
+            yield LoadedDocuments(batch.binding, pa.array(found, pa.binary()).drop_null())
 
     def store(self, documents: Iterator[Documents]) -> None:
         """Write each batch through, unless somebody else has taken over."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from penstock import documentation_url
 from penstock.connectors.files.atomic_files import line_of, locked, rows_of, sync
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
-from penstock.sdk import Documents, Opening, StateUpdate, Transactor
+from penstock.sdk import Documents, OpenRequest, StateUpdate, Transactor
 
 __all__ = ["PushFiles", "connector"]
 
@@ -36,9 +36,9 @@ class PushFiles(FilesConnector[FilesResource]):
         """Always: what was pushed cannot be looked up, nor replaced."""
         return True
 
-    def open(self, opening: Opening[FilesEndpoint, FilesResource]) -> "PushTransactor":
+    def open(self, request: OpenRequest[FilesEndpoint, FilesResource]) -> "PushTransactor":
         """A writer that appends."""
-        return PushTransactor(self.folders(opening))
+        return PushTransactor(self.folders(request))
 
 
 class PushTransactor(Transactor):

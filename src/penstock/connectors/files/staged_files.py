@@ -27,7 +27,7 @@ from penstock import documentation_url
 from penstock.connectors.files.atomic_files import line_of, range_of, rows_of, sync
 from penstock.connectors.files.folder import FilesConnector, FilesEndpoint, FilesResource
 from penstock.connectors.files.table import EMPTIES, Table
-from penstock.sdk import Documents, Found, Keys, Opening, StateUpdate, Transactor
+from penstock.sdk import Documents, Keys, LoadedDocuments, OpenRequest, StateUpdate, Transactor
 
 __all__ = ["StagedFiles", "StagedResource", "connector"]
 
@@ -56,9 +56,9 @@ class StagedFiles(FilesConnector[StagedResource]):
         (folder / "staged").mkdir(exist_ok=True)
         Table(folder).create()
 
-    def open(self, opening: Opening[FilesEndpoint, StagedResource]) -> "StagedTransactor":
+    def open(self, request: OpenRequest[FilesEndpoint, StagedResource]) -> "StagedTransactor":
         """The writer of a range of keys; who else writes them is the recovery log's to say."""
-        return StagedTransactor(opening, [Table(each) for each in self.folders(opening)])
+        return StagedTransactor(request, [Table(each) for each in self.folders(request)])
 
 
 class StagedTransactor(Transactor):
@@ -67,22 +67,22 @@ class StagedTransactor(Transactor):
     accepts_empty = True
 
     def __init__(
-        self, opening: Opening[FilesEndpoint, StagedResource], tables: list[Table]
+        self, request: OpenRequest[FilesEndpoint, StagedResource], tables: list[Table]
     ) -> None:
-        self._root, self._tables = opening.endpoint.folder, tables
-        self._range = str(opening.key_range)
-        self._committed = opening.state
+        self._root, self._tables = request.endpoint.folder, tables
+        self._range = str(request.key_range)
+        self._committed = request.state
         """By range, the last transaction that is committed; applied, or not yet."""
 
         # Once they are applied, those whose keys we have taken over are of no use.
-        ours, state = opening.key_range, opening.state
+        ours, state = request.key_range, request.state
         self._past = {key: None for key in state if range_of(key).overlaps(ours)}
         numbers = [each["transaction"] for each in state.values()]
         numbers += [each for table in tables for each in table.applied().values()]
         self._number = max(numbers, default=0)
         self._own = secrets.token_hex(4)  # A stream that was taken over may use the same number.
         self._staging: dict[Path, BinaryIO] = {}
-        self._gave_up = opening.broken_off
+        self._gave_up = request.cancelled
         self._clean({name for each in state.values() for name in each["staged"]})
 
     def _clean(self, named: set[str]) -> None:
@@ -100,7 +100,7 @@ class StagedTransactor(Transactor):
                 table.apply(staged, key_range, each["transaction"], self._gave_up)
         self._committed = {}
 
-    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
+    def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
         """Look up `keys` in tables that are read once for all of them."""
         tables: dict[int, dict[str, bytes]] = {}
         for batch in keys:
@@ -108,7 +108,7 @@ class StagedTransactor(Transactor):
             if at not in tables:
                 tables[at] = self._tables[at].by_key()
             found = [tables[at].get(key.hex()) for key in batch.packed.to_pylist()]
-            yield Found(batch.binding, pa.array(found, pa.binary()).drop_null())
+            yield LoadedDocuments(batch.binding, pa.array(found, pa.binary()).drop_null())
 
     def store(self, documents: Iterator[Documents]) -> None:
         """Write a file for each table."""

@@ -20,9 +20,9 @@ from penstock.connectors.postgres.session import PostgresSession, Where
 from penstock.connectors.postgres.transactor import PostgresTransactor
 from penstock.errors import PenstockError
 from penstock.sdk.bindings import Field
-from penstock.sdk.connector import Opening
+from penstock.sdk.connector import OpenRequest
 from penstock.sdk.sql import fence
-from penstock.sdk.sql.applied_spec import must_be_applied
+from penstock.sdk.sql.applied_spec import check_applied
 from penstock.sdk.sql.connector import SqlConnector, SqlResource
 from penstock.sdk.sql.session import Session
 
@@ -117,7 +117,7 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
         """What the table of a resource is called."""
         return shortened(resource.in_schema or endpoint.in_schema), shortened(resource.table)
 
-    def beside(self, endpoint: PostgresEndpoint, table: str) -> tuple[str, ...]:
+    def own_table(self, endpoint: PostgresEndpoint, table: str) -> tuple[str, ...]:
         """What a table of our own is called."""
         return shortened(endpoint.in_schema), table
 
@@ -128,7 +128,7 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
         found = {each: session.endpoint_type(each) for each in sorted(said)}
         return PostgresDialect({name: kind for name, kind in found.items() if kind})
 
-    def surroundings(
+    def create_schemas(
         self, session: Session, endpoint: PostgresEndpoint, paths: Sequence[tuple[str, ...]]
     ) -> Sequence[str]:
         """The schemas that are not there."""
@@ -137,41 +137,41 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
         there = session.schemas(names)
         return [f"CREATE SCHEMA {self.dialect.quoted(name)}" for name in names if name not in there]
 
-    def open(self, opening: Opening[PostgresEndpoint, PostgresResource]) -> PostgresTransactor:
+    def open(self, request: OpenRequest[PostgresEndpoint, PostgresResource]) -> PostgresTransactor:
         """The writer of a range of keys; whoever wrote any of them before is fenced off."""
-        endpoint, key_range = opening.endpoint, opening.key_range
-        names = SessionNames(endpoint.in_schema, opening.materialization)
+        endpoint, key_range = request.endpoint, request.key_range
+        names = SessionNames(endpoint.in_schema, request.materialization)
         session = PostgresSession(
             endpoint.where(),
             name=names.of(key_range),
             turn=names.prefix,
-            gave_up=opening.broken_off,
+            gave_up=request.cancelled,
         )
         try:
-            last = self.last_applied(session, endpoint, opening.materialization)
-            must_be_applied(last, opening.materialization, opening.version)
-            checkpoints = self.beside(endpoint, fence.TABLE)
+            last = self.last_applied(session, endpoint, request.materialization)
+            check_applied(last, request.materialization, request.version)
+            checkpoints = self.own_table(endpoint, fence.TABLE)
             left = end_older(session, names, key_range)
             try:
                 with session.transaction():
                     held = fence.install_fence(
-                        session, self.dialect, opening.materialization, key_range, checkpoints
+                        session, self.dialect, request.materialization, key_range, checkpoints
                     )
                     # The fence row keeps the table locked meanwhile.
                     identity = EndpointIdentity.read(session, self.dialect.quoted_path(checkpoints))
             except PenstockError as error:
                 if isinstance(error.__cause__, errors.LockNotAvailable):
-                    raise in_the_way(session, opening.materialization, checkpoints, left) from None
+                    raise in_the_way(session, request.materialization, checkpoints, left) from None
                 raise
             dialect = self.dialect_for(
-                session, [each for binding in opening.bindings for each in binding.fields]
+                session, [each for binding in request.bindings for each in binding.fields]
             )
-            session.see_operators([dialect.quoted_path(each.path) for each in opening.bindings])
-            recreations = self.recreations(session, opening, last)
+            session.see_operators([dialect.quoted_path(each.path) for each in request.bindings])
+            recreations = self.recreations(session, request, last)
             return PostgresTransactor(
                 session,
                 dialect,
-                [*opening.bindings],
+                [*request.bindings],
                 held,
                 identity,
                 checkpoints,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.connectors.postgres.dialect import PostgresDialect, literal, moment
 from penstock.sdk.bindings import Binding, Field, FieldKind
-from penstock.sdk.sql.document_columns import Node, outline
+from penstock.sdk.sql.document_columns import Node, document_tree
 
 __all__ = ["document_expression"]
 
@@ -25,7 +25,7 @@ def document_expression(dialect: PostgresDialect, binding: Binding[Any]) -> str:
     """SQL of the document of a row of `t`, as JSON text."""
     if binding.document is not None:
         return f"t.{dialect.quoted(dialect.column_name(binding.document.name))}::text"
-    root = outline((*binding.keys, *binding.values))
+    root = document_tree((*binding.keys, *binding.values))
     whole = f"'{{' || {_members(dialect, root)} || '}}'"
     if root.field is None or root.field.kind is not FieldKind.JSON:
         return whole

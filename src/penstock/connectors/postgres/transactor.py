@@ -29,7 +29,7 @@ from penstock.connectors.postgres.session import PostgresSession
 from penstock.errors import Fenced, PenstockError, TransientError
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.protocol.messages import StateUpdate
-from penstock.sdk.batches import Documents, Found, Keys
+from penstock.sdk.batches import Documents, Keys, LoadedDocuments
 from penstock.sdk.bindings import Binding
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.connector import DELETED, SqlResource
@@ -79,7 +79,7 @@ class PostgresTransactor(Transactor):
         self._waiting = 0
         """Bytes of CSV that are yet to be copied."""
 
-    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
+    def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
         """By way of temporary tables of keys."""
         waiting: dict[int, list[pa.Buffer]] = {}
         size = 0
@@ -92,7 +92,7 @@ class PostgresTransactor(Transactor):
                 waiting, size = {}, 0
         yield from self._found(waiting)
 
-    def _found(self, waiting: dict[int, list[pa.Buffer]]) -> Iterator[Found]:
+    def _found(self, waiting: dict[int, list[pa.Buffer]]) -> Iterator[LoadedDocuments]:
         for index, csv in waiting.items():
             table = self._tables[index]
             what = f'table "{table.binding}" could not be loaded from'
@@ -102,7 +102,9 @@ class PostgresTransactor(Transactor):
                 with self._telling(what):
                     docs = table.next_documents()
                 if docs:
-                    yield Found(table.binding, pa.array(docs, pa.string()).cast(pa.binary()))
+                    yield LoadedDocuments(
+                        table.binding, pa.array(docs, pa.string()).cast(pa.binary())
+                    )
                 if len(docs) < FETCHED_ROWS:
                     break
 
@@ -299,7 +301,7 @@ class _Writer:
         """Let documents wait to be copied; how many bytes of CSV they are."""
         size = 0
         if self._recreation is not None and not self.is_recreated:
-            self._recreation.check_emptied(batch)
+            self._recreation.check_truncated(batch)
         if batch.deletes is not None and pc.any(batch.deletes).as_py():
             if self.binding.delta_updates:
                 raise RemoteProtocolError(

@@ -13,9 +13,9 @@ from penstock.connectors.sqlite.dialect import SqliteDialect, is_decimal
 from penstock.connectors.sqlite.session import SqliteSession
 from penstock.connectors.sqlite.transactor import SqliteTransactor
 from penstock.sdk.bindings import Binding, Field
-from penstock.sdk.connector import Opening
+from penstock.sdk.connector import OpenRequest
 from penstock.sdk.errors import Refused
-from penstock.sdk.sql.applied_spec import must_be_applied
+from penstock.sdk.sql.applied_spec import check_applied
 from penstock.sdk.sql.connector import SqlConnector, SqlResource
 from penstock.sdk.sql.dialect import Dialect
 from penstock.sdk.sql.fence import install_fence
@@ -104,23 +104,23 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
                 hint="Make it again without COLLATE, or name another one.",
             )
 
-    def open(self, opening: Opening[SqliteEndpoint, SqlResource]) -> SqliteTransactor:
+    def open(self, request: OpenRequest[SqliteEndpoint, SqlResource]) -> SqliteTransactor:
         """The writer of a range of keys; whoever wrote any of them before is fenced off."""
         session = SqliteSession(
-            opening.endpoint.path,
-            gave_up=opening.broken_off,
-            decimals=opening.endpoint.decimals,
+            request.endpoint.path,
+            gave_up=request.cancelled,
+            decimals=request.endpoint.decimals,
         )
         try:
             with session.transaction():
-                last = self.last_applied(session, opening.endpoint, opening.materialization)
-                must_be_applied(last, opening.materialization, opening.version)
+                last = self.last_applied(session, request.endpoint, request.materialization)
+                check_applied(last, request.materialization, request.version)
                 fence = install_fence(
-                    session, self.dialect, opening.materialization, opening.key_range
+                    session, self.dialect, request.materialization, request.key_range
                 )
-            dialect = SqliteDialect(opening.endpoint.decimals)
-            recreations = self.recreations(session, opening, last)
-            return SqliteTransactor(session, dialect, [*opening.bindings], fence, recreations)
+            dialect = SqliteDialect(request.endpoint.decimals)
+            recreations = self.recreations(session, request, last)
+            return SqliteTransactor(session, dialect, [*request.bindings], fence, recreations)
         except BaseException:
             session.close()
             raise

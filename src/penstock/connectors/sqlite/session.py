@@ -137,7 +137,7 @@ class SqliteSession:
                 raise self._busy(GLANCE_S) from error
             passes = self._gave_up.is_set() or _is_transient(error)
             kind = TransientError if passes else Refused
-            raise kind(f'"{self.path}" does not do as asked: {error}') from error
+            raise kind(f'"{self.path}" does not do as request: {error}') from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

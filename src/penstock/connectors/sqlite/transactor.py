@@ -20,7 +20,7 @@ from penstock.connectors.sqlite.session import SqliteSession
 from penstock.connectors.sqlite.spool import Spool
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.protocol.messages import StateUpdate
-from penstock.sdk.batches import Documents, Found, Keys
+from penstock.sdk.batches import Documents, Keys, LoadedDocuments
 from penstock.sdk.bindings import Binding, Field, FieldKind
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.connector import DELETED, SqlResource
@@ -65,7 +65,7 @@ class SqliteTransactor(Transactor):
         for each in self._statements:
             session.run(each.create_keys)
 
-    def load(self, keys: Iterator[Keys]) -> Iterator[Found]:
+    def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
         """By way of JSON, or of a temporary table of keys."""
         connection = self._session.connection
         for batch in keys:
@@ -79,7 +79,9 @@ class SqliteTransactor(Transactor):
                 connection.execute("COMMIT")
                 cursor = connection.execute(statements.load_staged)
             while rows := cursor.fetchmany(FETCHED_ROWS):
-                yield Found(batch.binding, statements.documents([*zip(*rows, strict=True)]))
+                yield LoadedDocuments(
+                    batch.binding, statements.documents([*zip(*rows, strict=True)])
+                )
             if text is None:
                 connection.execute(statements.forget_keys)
 
@@ -88,7 +90,7 @@ class SqliteTransactor(Transactor):
         for batch in documents:
             index = batch.binding.index
             if index in self._recreations and index not in self._emptied:
-                self._recreations[index].check_emptied(batch)
+                self._recreations[index].check_truncated(batch)
             if batch.empties:
                 self._emptied.append(index)
             else:

@@ -1,7 +1,8 @@
-"""What connectors of SQL endpoints share.
+"""Shared code for connectors of SQL endpoints.
 
-Dialects and tables (`dialect`, `table_changes`), what is asked of fields (`constraints`) and
-what stands in their way (`conflicts`), fences and what was applied (`fence`,
-`applied_spec`), documents put together from columns (`document_columns`), and the connector that
-joins them (`connector`).
+dialect, table_changes   SQL of one endpoint; statements that create and alter tables
+constraints, conflicts   constraints on fields, for new and existing tables
+fence, applied_spec      the two tables of the connector
+document_columns         documents assembled from columns
+connector                Validate, Apply and delete
 """

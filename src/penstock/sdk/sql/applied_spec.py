@@ -1,13 +1,12 @@
-"""What was applied last: table `flow_materializations_v2`.
+"""The applied specification: table `flow_materializations_v2`.
 
     materialization │ version  spec
 
-The endpoint's tables say which columns there are; this says which of them were
-selected, whether a binding took delta updates, whether its table was made or taken
-over, and which version a stream must be opened with.
+The tables of the endpoint have the columns. The specification adds the selected fields, delta
+updates, whether a table was created or adopted, and the version that streams must open.
 
-A binding whose table is yet to be dropped and created again is recorded with the binding
-that the table was made for. The transaction that replaces the table removes that.
+If a table must be dropped and created again, its binding is stored together with the binding that
+the table was created for. The transaction that replaces the table removes the latter.
 """
 
 import base64
@@ -25,36 +24,36 @@ from penstock.sdk.sql.session import Session
 __all__ = [
     "TABLE",
     "LastApplied",
+    "check_applied",
     "create_applied",
-    "forget",
+    "delete",
     "last_applied",
-    "must_be_applied",
-    "remember",
+    "put",
+    "with_adopted",
     "with_filled",
     "with_previous",
-    "with_takeovers",
     "without_secrets",
 ]
 
 TABLE = "flow_materializations_v2"
 FILLED = "flow_filled"
-"""In the stored configuration of a resource: its fields that were filled when added."""
+"""Key in the stored resource configuration: fields whose columns were added with a default."""
 
 PREVIOUS = "flow_previous"
-"""In the stored configuration of a resource that is to be dropped and created again: the
-binding that its table was made for."""
+"""Key in the stored configuration of a resource to drop and create again: the binding that its
+table was created for."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastApplied:
-    """A version, and what it is."""
+    """Applied version and its specification."""
 
     version: str
     spec: MaterializationSpec
 
     def binding(self, path: tuple[str, ...]) -> MaterializationBinding | None:
-        """Return the binding that the table of a resource was made for, if any."""
-        bound = next((each for each in self.spec.bindings if each.resource_path == path), None)
+        """Return the binding that the table of a resource was created for, if any."""
+        bound = next((entry for entry in self.spec.bindings if entry.resource_path == path), None)
         if bound is None:
             return None
         previous = json.loads(bound.resource_spec_json).get(PREVIOUS)
@@ -63,37 +62,42 @@ class LastApplied:
         return decode(MaterializationSpec, base64.b64decode(previous)).bindings[0]
 
     def is_pending(self, path: tuple[str, ...]) -> bool:
-        """Return whether the table of a resource is yet to be dropped and created again."""
+        """Return whether the table of a resource must still be dropped and created again."""
         return any(
-            each.resource_path == path and PREVIOUS in json.loads(each.resource_spec_json)
-            for each in self.spec.bindings
+            binding.resource_path == path and PREVIOUS in json.loads(binding.resource_spec_json)
+            for binding in self.spec.bindings
         )
 
     def recreated(self, path: tuple[str, ...]) -> "LastApplied":
-        """Return the record once the table of a resource was dropped and created again."""
+        """Return the record after the table of a resource was dropped and created again."""
         bindings = []
-        for each in self.spec.bindings:
-            if each.resource_path == path:
-                resource = json.loads(each.resource_spec_json)
+        for binding in self.spec.bindings:
+            if binding.resource_path == path:
+                resource = json.loads(binding.resource_spec_json)
                 resource.pop(PREVIOUS, None)
-                each = replace(each, resource_spec_json=json.dumps(resource))
-            bindings.append(each)
+                binding = replace(binding, resource_spec_json=json.dumps(resource))
+            bindings.append(binding)
         return replace(self, spec=replace(self.spec, bindings=tuple(bindings)))
 
     def kinds(self, path: tuple[str, ...]) -> Mapping[str, FieldKind]:
-        """By field that was selected for a resource: what its values were."""
+        """Return the kinds of the selected fields of a resource, by field."""
         if (bound := self.binding(path)) is None:
             return {}
-        found = {name: bound.collection.projection(name) for name in bound.field_selection.fields}
-        return {name: kind_of(each.inference) for name, each in found.items() if each is not None}
+        names = bound.field_selection.fields
+        projections = {name: bound.collection.projection(name) for name in names}
+        return {
+            name: kind_of(projection.inference)
+            for name, projection in projections.items()
+            if projection is not None
+        }
 
     def delta_updates(self, path: tuple[str, ...]) -> bool | None:
-        """Whether a resource took delta updates; none, if it was not bound."""
+        """Return whether a resource had delta updates; None if it was not bound."""
         bound = self.binding(path)
         return None if bound is None else bound.delta_updates
 
     def marks_deleted(self, path: tuple[str, ...]) -> bool:
-        """Whether rows of a resource were only marked when they were deleted."""
+        """Return whether a resource had soft deletes."""
         bound = self.binding(path)
         if bound is None or bound.delta_updates:
             return False
@@ -106,14 +110,14 @@ class LastApplied:
             return frozenset()
         return frozenset(json.loads(bound.resource_spec_json).get(FILLED, ()))
 
-    def taken_over(self, path: tuple[str, ...]) -> bool:
-        """Whether the table of a resource was somebody else's."""
+    def is_adopted(self, path: tuple[str, ...]) -> bool:
+        """Return whether the table of a resource was adopted."""
         bound = self.binding(path)
         return bound is not None and bool(json.loads(bound.resource_spec_json).get("adopt"))
 
 
 def create_applied(dialect: Dialect, path: tuple[str, ...]) -> str:
-    """Make the table, if it is not there."""
+    """Return the statement that creates the table."""
     return (
         f"CREATE TABLE IF NOT EXISTS {dialect.quoted_path(path)} (\n"
         "    materialization TEXT NOT NULL PRIMARY KEY,\n"
@@ -126,53 +130,53 @@ def create_applied(dialect: Dialect, path: tuple[str, ...]) -> str:
 def last_applied(
     session: Session, dialect: Dialect, path: tuple[str, ...], materialization: str
 ) -> LastApplied | None:
-    """What was applied last, if anything."""
-    found = session.query(
+    """Return the applied specification; None if nothing was applied."""
+    rows = session.query(
         f"SELECT version, spec FROM {dialect.quoted_path(path)} WHERE materialization = ?",
         [materialization],
     )
-    if not found:
+    if not rows:
         return None
-    version, spec = found[0]
+    version, spec = rows[0]
     return LastApplied(version, decode(MaterializationSpec, base64.b64decode(spec)))
 
 
-def remember(
+def put(
     session: Session,
     dialect: Dialect,
     path: tuple[str, ...],
     spec: MaterializationSpec,
     version: str,
 ) -> None:
-    """Keep what is applied now."""
+    """Store the applied specification."""
     table, name = dialect.quoted_path(path), spec.materialization
-    kept = base64.b64encode(encode(without_secrets(spec))).decode()
+    stored = base64.b64encode(encode(without_secrets(spec))).decode()
     if not session.run(
         f"UPDATE {table} SET version = ?, spec = ? WHERE materialization = ?",
-        [version, kept, name],
+        [version, stored, name],
     ):
         session.run(
             f"INSERT INTO {table} (materialization, version, spec) VALUES (?, ?, ?)",
-            [name, version, kept],
+            [name, version, stored],
         )
 
 
 def without_secrets(spec: MaterializationSpec) -> MaterializationSpec:
-    """What is kept of it: not how to connect, which may hold secrets."""
+    """Return the specification without the endpoint configuration, which may have secrets."""
     return replace(spec, endpoint_spec_json="{}")
 
 
-def with_takeovers(
-    spec: MaterializationSpec, taken: Collection[tuple[str, ...]]
+def with_adopted(
+    spec: MaterializationSpec, adopted: Collection[tuple[str, ...]]
 ) -> MaterializationSpec:
-    """What is kept of it: by `adopt`, which tables were taken over, whatever is said of it now."""
+    """Return the specification with `adopt` set for exactly the tables that were adopted."""
     bindings = []
-    for each in spec.bindings:
-        resource = json.loads(each.resource_spec_json)
-        if bool(resource.get("adopt")) != (each.resource_path in taken):
-            resource["adopt"] = each.resource_path in taken
-            each = replace(each, resource_spec_json=json.dumps(resource))
-        bindings.append(each)
+    for binding in spec.bindings:
+        resource = json.loads(binding.resource_spec_json)
+        if bool(resource.get("adopt")) != (binding.resource_path in adopted):
+            resource["adopt"] = binding.resource_path in adopted
+            binding = replace(binding, resource_spec_json=json.dumps(resource))
+        bindings.append(binding)
     return replace(spec, bindings=tuple(bindings))
 
 
@@ -181,11 +185,11 @@ def with_filled(
 ) -> MaterializationSpec:
     """Record, by path, the fields whose columns were added with their default in every row."""
     bindings = []
-    for each in spec.bindings:
-        if names := sorted(filled.get(each.resource_path, ())):
-            resource = {**json.loads(each.resource_spec_json), FILLED: names}
-            each = replace(each, resource_spec_json=json.dumps(resource))
-        bindings.append(each)
+    for binding in spec.bindings:
+        if names := sorted(filled.get(binding.resource_path, ())):
+            resource = {**json.loads(binding.resource_spec_json), FILLED: names}
+            binding = replace(binding, resource_spec_json=json.dumps(resource))
+        bindings.append(binding)
     return replace(spec, bindings=tuple(bindings))
 
 
@@ -194,37 +198,37 @@ def with_previous(
 ) -> MaterializationSpec:
     """Record, by path, the bindings of tables that are to be dropped and created again."""
     bindings = []
-    for each in spec.bindings:
-        if (before := previous.get(each.resource_path)) is not None:
+    for binding in spec.bindings:
+        if (before := previous.get(binding.resource_path)) is not None:
             stored = encode(MaterializationSpec(spec.materialization, "{}", (before,)))
-            resource = json.loads(each.resource_spec_json)
+            resource = json.loads(binding.resource_spec_json)
             resource[PREVIOUS] = base64.b64encode(stored).decode()
-            each = replace(each, resource_spec_json=json.dumps(resource))
-        bindings.append(each)
+            binding = replace(binding, resource_spec_json=json.dumps(resource))
+        bindings.append(binding)
     return replace(spec, bindings=tuple(bindings))
 
 
-def forget(session: Session, dialect: Dialect, path: tuple[str, ...], materialization: str) -> None:
-    """Nothing is applied any more."""
+def delete(session: Session, dialect: Dialect, path: tuple[str, ...], materialization: str) -> None:
+    """Delete the applied specification."""
     session.run(
         f"DELETE FROM {dialect.quoted_path(path)} WHERE materialization = ?", [materialization]
     )
 
 
-def must_be_applied(last: LastApplied | None, materialization: str, version: str) -> None:
-    """Refuse what was not applied, or is not what was.
+def check_applied(last: LastApplied | None, materialization: str, version: str) -> None:
+    """Check that this version is applied.
 
     Raises:
-        Refused: so it is.
+        Refused: nothing or another version is applied.
     """
     if last is None:
         raise Refused(
             f'materialization "{materialization}" has not been applied',
-            hint="Apply it first.",
+            hint="Apply the materialization first.",
         )
     if last.version != version:
         raise Refused(
             f'materialization "{materialization}" was applied as version "{last.version}", '
-            f'and this is version "{version}"',
+            f'not as version "{version}"',
             hint="Apply this version first.",
         )

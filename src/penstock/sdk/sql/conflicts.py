@@ -1,6 +1,6 @@
-"""What stands in the way of a binding in a table that is there.
+"""Conflicts between a binding and an existing table.
 
-Validate tells it of fields, and Apply refuses it; both ask here, so that they agree.
+Validate reports them as constraints and Apply as errors. Both use these functions, so they agree.
 """
 
 import re
@@ -12,60 +12,70 @@ from penstock.sdk.bindings import Field, FieldKind
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Dialect, Table
 
-__all__ = ["Standing", "TableMismatch", "other_key", "within_array", "without_documents"]
+__all__ = [
+    "ExistingTable",
+    "TableMismatch",
+    "array_item_reason",
+    "key_mismatch",
+    "missing_documents",
+]
 
 
 class TableMismatch(Refused):
-    """A table that exists cannot be altered to take the documents of a binding."""
+    """An existing table cannot be altered to store the documents of a binding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A table that is there, and what is known of it."""
+class ExistingTable:
+    """Existing table, with the record of the last Apply."""
 
     table: Table
     filled: bool
-    """Whether there are rows in it that could be loaded."""
+    """True if the table has rows that can be loaded."""
 
     applied: Mapping[str, FieldKind] = field(default_factory=dict[str, FieldKind])
-    """By field that was selected last, what its values were; none, if it was not bound."""
+    """Kinds of the fields that were selected last; empty if the table was not bound."""
 
-    taken_over: bool = False
-    """Whether somebody else made it."""
+    adopted: bool = False
+    """True if the connector did not create the table."""
 
 
-def other_key(table: Table, key: Sequence[Collection[str]]) -> str:
-    """Why the key of a table is not this one, of which each part may have several names."""
+def key_mismatch(table: Table, key: Sequence[Collection[str]]) -> str:
+    """Return how the key of a table differs; empty if it is equal. Each part has alternatives."""
     if len(table.key) == len(key) and all(
         name in names for name, names in zip(table.key, key, strict=True)
     ):
         return ""
-    wanted = ", ".join(next(iter(names)) for names in key)
-    there = ", ".join(table.key) or "none"
-    return f'table "{".".join(table.path)}" has the key ({there}), not ({wanted})'
+    expected = ", ".join(next(iter(names)) for names in key)
+    actual = ", ".join(table.key) or "none"
+    return f'table "{".".join(table.path)}" has the key ({actual}), not ({expected})'
 
 
-def without_documents(dialect: Dialect, standing: Standing, document: Field | None) -> str:
-    """Why rows that are there cannot be loaded as documents, which are to be kept whole."""
-    if document is None or not standing.filled:
+def missing_documents(dialect: Dialect, existing: ExistingTable, document: Field | None) -> str:
+    """Return why existing rows have no complete documents; empty if they have."""
+    if document is None or not existing.filled:
         return ""
     name = dialect.column_name(document.name)
-    there = dialect.spelled(standing.table, [name]).column(name) is not None
-    if there and (not standing.applied or document.name in standing.applied):
+    has_column = dialect.with_names(existing.table, [name]).column(name) is not None
+    if has_column and (not existing.applied or document.name in existing.applied):
         return ""
-    return f'table "{".".join(standing.table.path)}" has rows without a document in "{name}"'
+    return f'table "{".".join(existing.table.path)}" has rows without a document in "{name}"'
 
 
-def within_array(collection: CollectionSpec, ptr: str) -> str:
-    """Why documents cannot be put together of a location: it may be an item of an array."""
+def array_item_reason(collection: CollectionSpec, ptr: str) -> str:
+    """Return why documents cannot be assembled from a location; empty if they can."""
     tokens = ptr.split("/")
-    for at, token in enumerate(tokens[2:], 2):
-        outer = "/".join(tokens[:at])
-        found = [each.inference.types for each in collection.projections if each.ptr == outer]
-        only_objects = found and all(types and "array" not in types for types in found)
+    for depth, token in enumerate(tokens[2:], 2):
+        outer = "/".join(tokens[:depth])
+        inferred = [
+            projection.inference.types
+            for projection in collection.projections
+            if projection.ptr == outer
+        ]
+        only_objects = inferred and all(types and "array" not in types for types in inferred)
         if re.fullmatch(r"0|[1-9][0-9]*", token) and not only_objects:
             return (
-                f'location "{ptr}" may be an item of an array, of which documents cannot be put '
-                "together again"
+                f'location "{ptr}" may be an item of an array, and documents cannot be assembled '
+                "from array items"
             )
     return ""

@@ -1,8 +1,8 @@
-"""What connectors of SQL endpoints share: validate, apply and delete.
+"""Validate, Apply and delete for SQL endpoints.
 
-A connector brings a dialect, and sessions. The endpoint's own tables are looked at
-each time; beside them stand the fences (`fence.py`) and what was applied last
-(`applied_spec.py`). Everything of one Apply is one transaction.
+A subclass provides a dialect and sessions. Each call inspects the tables of the endpoint. Two more
+tables hold the fences (`fence.py`) and the applied specification (`applied_spec.py`). An Apply is
+one transaction.
 """
 
 from abc import abstractmethod
@@ -18,43 +18,47 @@ from penstock.errors import Problem
 from penstock.protocol.messages import ValidatedBinding
 from penstock.protocol.specs import MaterializationBinding
 from penstock.sdk.bindings import Binding, Field
-from penstock.sdk.connector import Applying, Asked, Connector, Opening, Validating
+from penstock.sdk.connector import (
+    ApplyRequest,
+    Connector,
+    OpenRequest,
+    RequestedBinding,
+    ValidateRequest,
+)
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql import applied_spec, fence
 from penstock.sdk.sql.applied_spec import LastApplied
-from penstock.sdk.sql.conflicts import Standing, TableMismatch
+from penstock.sdk.sql.conflicts import ExistingTable, TableMismatch
 from penstock.sdk.sql.constraints import constraints, recreation_reason
 from penstock.sdk.sql.dialect import Column, Dialect
 from penstock.sdk.sql.recreation import Recreation
 from penstock.sdk.sql.session import Session
-from penstock.sdk.sql.table_changes import changes, fillable
+from penstock.sdk.sql.table_changes import change_statements, fillable
 
 __all__ = ["DELETED", "SqlConnector", "SqlResource"]
 
 DELETED = "flow_deleted"
-"""The column of tables whose rows are only marked when they are deleted."""
+"""Column that marks deleted rows, with soft deletes."""
 
 EndpointT = TypeVar("EndpointT", bound=BaseModel)
 
 
 class SqlResource(BaseModel):
-    """Where in an SQL endpoint a collection goes."""
+    """Configuration of a table."""
 
     model_config = ConfigDict(extra="forbid")
 
-    table: str = Setting(min_length=1, description="the table that takes the documents")
+    table: str = Setting(min_length=1, description="table that stores the documents")
     delta_updates: bool = Setting(
-        default=False, description="insert each change, instead of keeping the last state by key"
+        default=False, description="insert each change, instead of storing the last state by key"
     )
-    document: bool = Setting(
-        default=True, description="whether a column for the whole document must be there"
-    )
+    document: bool = Setting(default=True, description="require a column for the complete document")
     delete: Literal["hard", "soft"] = Setting(
         default="hard",
-        description=f'whether deleted rows go, or are marked in column "{DELETED}"',
+        description=f'remove deleted rows (hard), or mark them in column "{DELETED}" (soft)',
     )
     adopt: bool = Setting(
-        default=False, description="take over a table that is there and was not made by us"
+        default=False, description="use an existing table that the connector did not create"
     )
 
 
@@ -62,90 +66,94 @@ ResourceT = TypeVar("ResourceT", bound=SqlResource)
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the tables beside the users' are."""
+class _OwnTables:
+    """Paths of the tables of the connector."""
 
     checkpoints: tuple[str, ...]
     applied: tuple[str, ...]
 
 
 class SqlConnector(Connector[EndpointT, ResourceT]):
-    """A connector of an SQL endpoint whose commits are authoritative."""
+    """Connector of an SQL endpoint whose commits are authoritative."""
 
     dialect: Dialect
 
     @abstractmethod
     def session(self, endpoint: EndpointT, *, touch: bool) -> AbstractContextManager[Session]:
-        """A connection to the endpoint; unless it may `touch` it, not even that is to be seen."""
+        """Return a connection to the endpoint. Without `touch`, it leaves no trace there."""
 
     @abstractmethod
     def path(self, endpoint: EndpointT, resource: ResourceT) -> tuple[str, ...]:
-        """What the table of a resource is called, with its schema if there are such."""
+        """Return the path of the table of a resource: schema, if there is one, and name."""
 
-    def beside(self, endpoint: EndpointT, table: str) -> tuple[str, ...]:
-        """What a table of our own is called."""
+    def own_table(self, endpoint: EndpointT, table: str) -> tuple[str, ...]:
+        """Return the path of a table of the connector."""
         return (table,)
 
     def dialect_for(self, session: Session, fields: Sequence[Field]) -> Dialect:
-        """The dialect for these fields; an endpoint may have to be asked which types it has."""
+        """Return the dialect for these fields, which may depend on the types of the endpoint."""
         return self.dialect
 
     def remarks(self, dialect: Dialect, binding: Binding[ResourceT]) -> Sequence[str]:
-        """Return what people should know of the columns that a binding gets."""
+        """Return remarks for users on the columns of a binding."""
         return ()
 
-    def surroundings(
+    def create_schemas(
         self, session: Session, endpoint: EndpointT, paths: Sequence[tuple[str, ...]]
     ) -> Sequence[str]:
-        """Statements that make what tables at `paths` stand in and is not there yet."""
+        """Return statements that create the missing schemas of tables at `paths`."""
         return ()
 
     # Validate.
 
-    def validate(self, asked: Validating[EndpointT, ResourceT]) -> Sequence[ValidatedBinding]:
-        """Look at the endpoint's tables, and say what they ask of fields."""
-        paths = [self.path(asked.endpoint, each.resource) for each in asked.bindings]
-        self._check_paths(asked.endpoint, paths)
-        with self.session(asked.endpoint, touch=False) as session:
-            last = self.last_applied(session, asked.endpoint, asked.materialization)
+    def validate(
+        self, request: ValidateRequest[EndpointT, ResourceT]
+    ) -> Sequence[ValidatedBinding]:
+        """Return the constraints on fields, for the existing tables and for new ones."""
+        paths = [self.path(request.endpoint, binding.resource) for binding in request.bindings]
+        self._check_paths(request.endpoint, paths)
+        with self.session(request.endpoint, touch=False) as session:
+            last = self.last_applied(session, request.endpoint, request.materialization)
             validated, refusals = [], []
-            for binding, path in zip(asked.bindings, paths, strict=True):
+            for binding, path in zip(request.bindings, paths, strict=True):
                 try:
-                    validated.append(self._validated(session, binding, path, last))
+                    validated.append(self._validate_binding(session, binding, path, last))
                 except Refused as error:
                     refusals.append(error)
         if len(refusals) > 1:
             raise Refused(
                 f"{len(refusals)} tables of the endpoint cannot be used",
-                problems=[Problem(str(each), each.detail, each.hint) for each in refusals],
+                problems=[Problem(str(error), error.detail, error.hint) for error in refusals],
             )
         for refusal in refusals:
             raise refusal
         return validated
 
-    def _validated(
+    def _validate_binding(
         self,
         session: Session,
-        asked: Asked[ResourceT],
+        request: RequestedBinding[ResourceT],
         path: tuple[str, ...],
         last: LastApplied | None,
     ) -> ValidatedBinding:
-        resource, delta = asked.resource, asked.resource.delta_updates
-        dialect = self.dialect_for(session, asked.fields)
-        standing = self._standing(session, path, last, adopt=resource.adopt, delta_updates=delta)
-        found, of_new_table = (
+        resource, delta = request.resource, request.resource.delta_updates
+        dialect = self.dialect_for(session, request.fields)
+        existing = self._existing_table(
+            session, path, last, adopt=resource.adopt, delta_updates=delta
+        )
+        of_table, of_new_table = (
             constraints(
                 dialect,
-                asked,
-                each,
+                request,
+                table,
                 delta_updates=delta,
                 document=resource.document,
                 extra=self.extra_columns(resource, delta_updates=delta),
             )
-            for each in (standing, None)
+            for table in (existing, None)
         )
-        if asked.replaces and standing is not None and not standing.taken_over:
-            reason = recreation_reason(found, of_new_table)
+        if request.replaces and existing is not None and not existing.adopted:
+            reason = recreation_reason(of_table, of_new_table)
             if reason:
                 return ValidatedBinding(
                     of_new_table,
@@ -153,60 +161,60 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                     delta,
                     accepts_delete=not delta,
                     accepts_empty=True,
-                    rows=self._count_rows(session, path, standing, resource, last),
+                    rows=self._count_rows(session, path, existing, resource, last),
                     recreates=reason,
                 )
         filled = last.filled(path) if last is not None else frozenset[str]()
         rows = 0
-        if asked.replaces and standing is not None:
-            rows = self._count_rows(session, path, standing, resource, last)
+        if request.replaces and existing is not None:
+            rows = self._count_rows(session, path, existing, resource, last)
         return ValidatedBinding(
-            found,
+            of_table,
             path,
             delta,
             accepts_delete=not delta,
             accepts_empty=True,
-            fills=() if delta else (*fillable(dialect, asked.fields, standing), *sorted(filled)),
+            fills=() if delta else (*fillable(dialect, request.fields, existing), *sorted(filled)),
             rows=rows,
-            absent=standing is None,
+            absent=existing is None,
         )
 
     def _count_rows(
         self,
         session: Session,
         path: tuple[str, ...],
-        standing: Standing,
+        existing: ExistingTable,
         resource: ResourceT,
         last: LastApplied | None,
     ) -> int:
-        """Return how many rows a table has, without those that are marked as deleted."""
+        """Return the number of rows of a table, without rows that are marked as deleted."""
         soft = resource.delete == "soft" or (last is not None and last.marks_deleted(path))
-        marked = soft and standing.table.column(DELETED) is not None
+        marked = soft and existing.table.column(DELETED) is not None
         where = (
             f" WHERE {self.dialect.quoted(DELETED)} IS NOT {self.dialect.true}" if marked else ""
         )
-        found = session.query(f"SELECT count(*) FROM {self.dialect.quoted_path(path)}{where}")
-        return int(found[0][0])
+        [(count,)] = session.query(f"SELECT count(*) FROM {self.dialect.quoted_path(path)}{where}")
+        return int(count)
 
     def _check_paths(self, endpoint: EndpointT, paths: Sequence[tuple[str, ...]]) -> None:
-        """Refuse tables that are bound twice, and those that are not for users."""
-        places = self._places(endpoint)
+        """Reject tables that are bound twice, and reserved tables."""
+        places = self._own_table_paths(endpoint)
         folded = [tuple(map(self.dialect.folded, path)) for path in paths]
-        for path, each in zip(paths, folded, strict=True):
-            if folded.count(each) > 1:
+        for path, name in zip(paths, folded, strict=True):
+            if folded.count(name) > 1:
                 raise Refused(
-                    f'duplicate binding: table "{".".join(path)}" is named by more than one',
-                    hint="Give each binding a table of its own.",
+                    f'duplicate binding: table "{".".join(path)}" is used by several bindings',
+                    hint="Use a different table for each binding.",
                 )
-            if each in (places.checkpoints, places.applied) or each[-1].startswith(
+            if name in (places.checkpoints, places.applied) or name[-1].startswith(
                 self.dialect.reserved
             ):
                 raise Refused(
-                    f'table "{".".join(path)}" has a name that is kept for our own use',
-                    hint="Name another one.",
+                    f'table name "{".".join(path)}" is reserved',
+                    hint="Use another table.",
                 )
 
-    def _standing(
+    def _existing_table(
         self,
         session: Session,
         path: tuple[str, ...],
@@ -214,71 +222,71 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
         *,
         adopt: bool,
         delta_updates: bool,
-    ) -> Standing | None:
-        """The table that is there, if this materialization may have it."""
+    ) -> ExistingTable | None:
+        """Return the existing table, if this materialization may use it; None if there is none."""
         table = session.table(path)
         if table is None:
             return None
         was_delta = last.delta_updates(path) if last is not None else None
         if was_delta is None:
-            self._check_takeover(session, path, adopt=adopt)
+            self._check_adopt(session, path, adopt=adopt)
         _check_delta(path, was_delta, now=delta_updates)
         name = self.dialect.quoted_path(path)
         filled = not delta_updates and bool(
             session.query(f"SELECT EXISTS (SELECT 1 FROM {name})")[0][0]
         )
-        return Standing(
+        return ExistingTable(
             table,
             filled,
             last.kinds(path) if last is not None else {},
-            taken_over=last is None or was_delta is None or last.taken_over(path),
+            adopted=last is None or was_delta is None or last.is_adopted(path),
         )
 
-    def _check_takeover(self, session: Session, path: tuple[str, ...], *, adopt: bool) -> None:
+    def _check_adopt(self, session: Session, path: tuple[str, ...], *, adopt: bool) -> None:
         if not adopt:
             raise Refused(
-                f'table "{".".join(path)}" is there, and this materialization did not make it',
-                hint="Name another table, drop it, or say adopt: true to take it over.",
+                f'table "{".".join(path)}" exists, but this materialization did not create it',
+                hint="Use another table, drop this one, or set adopt: true to use it.",
             )
         self.check_adoption(session, path)
 
     def check_adoption(self, session: Session, path: tuple[str, ...]) -> None:
-        """Refuse to take over a table that would not keep values or keys as ours do."""
+        """Reject a table that would not store values or keys exactly."""
 
     # Apply.
 
-    def apply(self, applying: Applying[EndpointT, ResourceT]) -> str:
-        """Make the tables fit; a dry run says the statements and touches nothing."""
-        endpoint = applying.endpoint
-        self._check_paths(endpoint, [each.path for each in applying.bindings])
-        with self.session(endpoint, touch=not applying.dry_run) as session, session.transaction():
-            last = self.last_applied(session, endpoint, applying.materialization)
-            statements = [*self._own_tables(session, endpoint, applying.bindings)]
-            taken = set()
+    def apply(self, request: ApplyRequest[EndpointT, ResourceT]) -> str:
+        """Create and alter tables, and return the statements; a dry run only returns them."""
+        endpoint = request.endpoint
+        self._check_paths(endpoint, [binding.path for binding in request.bindings])
+        with self.session(endpoint, touch=not request.dry_run) as session, session.transaction():
+            last = self.last_applied(session, endpoint, request.materialization)
+            statements = [*self._own_tables(session, endpoint, request.bindings)]
+            adopted = set()
             filled: dict[tuple[str, ...], set[str]] = {}
             previous: dict[tuple[str, ...], MaterializationBinding] = {}
             remarks: list[str] = []
-            for binding in applying.bindings:
-                standing = self._standing(
+            for binding in request.bindings:
+                existing = self._existing_table(
                     session,
                     binding.path,
                     last,
                     adopt=binding.resource.adopt,
                     delta_updates=binding.delta_updates,
                 )
-                if standing is None and binding.index not in applying.recreates:
-                    _check_not_lost(applying.materialization, binding.path, last)
+                if existing is None and binding.index not in request.recreates:
+                    _check_not_dropped(request.materialization, binding.path, last)
                 try:
-                    changed = self._changes(session, binding, standing, last)
+                    changed = self._changes(session, binding, existing, last)
                 except TableMismatch:
                     before = last.binding(binding.path) if last is not None else None
-                    taken_over = standing is None or standing.taken_over
-                    if taken_over or before is None or binding.index not in applying.recreates:
+                    is_adopted = existing is None or existing.adopted
+                    if is_adopted or before is None or binding.index not in request.recreates:
                         raise
                     previous[binding.path] = before
-                    recreation = self._recreation(session, applying, binding)
+                    recreation = self._recreation(session, request, binding)
                     remarks += [
-                        f"within the first transaction: {statement}"
+                        f"in the first transaction: {statement}"
                         for statement in (recreation.drop, recreation.create)
                     ]
                     continue
@@ -286,85 +294,85 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
                 if changed:
                     dialect = self.dialect_for(session, binding.fields)
                     remarks += self.remarks(dialect, binding)
-                if standing is not None and standing.taken_over:
-                    taken.add(binding.path)
+                if existing is not None and existing.adopted:
+                    adopted.add(binding.path)
                 if not binding.delta_updates:
                     dialect = self.dialect_for(session, binding.fields)
-                    selected = {each.name for each in binding.fields}
+                    selected = {field.name for field in binding.fields}
                     known = last.filled(binding.path) if last is not None else frozenset[str]()
                     filled[binding.path] = {
-                        *fillable(dialect, binding.fields, standing),
+                        *fillable(dialect, binding.fields, existing),
                         *selected.intersection(known),
                     }
-            if applying.dry_run:
-                return _described(statements, remarks)
+            if request.dry_run:
+                return _describe(statements, remarks)
             for statement in statements:
                 session.run(statement)
-            kept = applied_spec.without_secrets(applying.spec)
-            kept = applied_spec.with_takeovers(kept, taken)
-            kept = applied_spec.with_filled(kept, filled)
-            kept = applied_spec.with_previous(kept, previous)
-            if last is None or (last.version, last.spec) != (applying.version, kept):
-                applied_spec.remember(
+            spec = applied_spec.without_secrets(request.spec)
+            spec = applied_spec.with_adopted(spec, adopted)
+            spec = applied_spec.with_filled(spec, filled)
+            spec = applied_spec.with_previous(spec, previous)
+            if last is None or (last.version, last.spec) != (request.version, spec):
+                applied_spec.put(
                     session,
                     self.dialect,
-                    self.beside(endpoint, applied_spec.TABLE),
-                    kept,
-                    applying.version,
+                    self.own_table(endpoint, applied_spec.TABLE),
+                    spec,
+                    request.version,
                 )
-        return _described(statements, remarks)
+        return _describe(statements, remarks)
 
     def _own_tables(
         self, session: Session, endpoint: EndpointT, bindings: Sequence[Binding[ResourceT]]
     ) -> list[str]:
-        places = self._places(endpoint)
-        wanted = {
+        places = self._own_table_paths(endpoint)
+        statements = {
             places.checkpoints: fence.create_checkpoints(self.dialect, places.checkpoints),
             places.applied: applied_spec.create_applied(self.dialect, places.applied),
         }
-        paths = [*wanted, *(each.path for each in bindings)]
+        paths = [*statements, *(binding.path for binding in bindings)]
         return [
-            *self.surroundings(session, endpoint, paths),
-            *(statement for path, statement in wanted.items() if session.table(path) is None),
+            *self.create_schemas(session, endpoint, paths),
+            *(statement for path, statement in statements.items() if session.table(path) is None),
         ]
 
     def _changes(
         self,
         session: Session,
         binding: Binding[ResourceT],
-        standing: Standing | None,
+        existing: ExistingTable | None,
         last: LastApplied | None,
     ) -> Sequence[str]:
         path, resource, delta = binding.path, binding.resource, binding.delta_updates
         dialect = self.dialect_for(session, binding.fields)
         extra = self.extra_columns(resource, delta_updates=delta)
-        statements = [*changes(dialect, binding, standing, extra)]
+        statements = [*change_statements(dialect, binding, existing, extra)]
         marked = last is not None and last.marks_deleted(path) and not extra
-        if marked and standing is not None and standing.table.column(DELETED) is not None:
-            # Rows that were marked are gone for whoever loads; now they go.
+        if marked and existing is not None and existing.table.column(DELETED) is not None:
+            # Loads have ignored the marked rows. With hard deletes, the rows must be removed.
             mark = f"{dialect.quoted(DELETED)} = {dialect.true}"
-            gone = f"FROM {dialect.quoted_path(path)} WHERE {mark}"
-            if session.query(f"SELECT count(*) {gone}")[0][0]:
-                statements.append(f"DELETE {gone}")
+            marked_rows = f"FROM {dialect.quoted_path(path)} WHERE {mark}"
+            if session.query(f"SELECT count(*) {marked_rows}")[0][0]:
+                statements.append(f"DELETE {marked_rows}")
         return statements
 
     def recreations(
         self,
         session: Session,
-        opening: Opening[EndpointT, ResourceT],
+        request: OpenRequest[EndpointT, ResourceT],
         last: LastApplied | None,
     ) -> Mapping[int, Recreation]:
-        """Return, by binding, how tables are replaced that are yet to be created again."""
+        """Return the pending recreations of tables, by index of the binding."""
         return {
-            each.index: self._recreation(session, opening, each)
-            for each in opening.bindings
-            if last is not None and last.is_pending(each.path)
+            binding.index: self._recreation(session, request, binding)
+            for binding in request.bindings
+            if last is not None and last.is_pending(binding.path)
         }
 
     def _recreation(
         self,
         session: Session,
-        request: Applying[EndpointT, ResourceT] | Opening[EndpointT, ResourceT],
+        request: ApplyRequest[EndpointT, ResourceT] | OpenRequest[EndpointT, ResourceT],
         binding: Binding[ResourceT],
     ) -> Recreation:
         dialect = self.dialect_for(session, binding.fields)
@@ -373,88 +381,93 @@ class SqlConnector(Connector[EndpointT, ResourceT]):
             dialect,
             dialect.table(binding, extra),
             request.materialization,
-            self._places(request.endpoint).applied,
+            self._own_table_paths(request.endpoint).applied,
         )
 
     def extra_columns(self, resource: ResourceT, *, delta_updates: bool) -> Sequence[Column]:
-        """Columns that no field has."""
+        """Return the columns of the table that are not fields."""
         if delta_updates or resource.delete == "hard":
             return ()
         return [Column(DELETED, self.dialect.boolean_type, nullable=True)]
 
     # Delete.
 
-    def delete(self, applying: Applying[EndpointT, ResourceT]) -> str:
-        """Drop the tables that were made, and begin anew.
+    def delete(self, request: ApplyRequest[EndpointT, ResourceT]) -> str:
+        """Drop the tables that Apply has created, and reset the fences.
 
-        Not those that were taken over, whatever the resource says of `adopt` by now.
+        Adopted tables remain, even if the resource does not have `adopt` any longer.
         """
-        endpoint, name = applying.endpoint, applying.materialization
-        with self.session(endpoint, touch=not applying.dry_run) as session, session.transaction():
+        endpoint, name = request.endpoint, request.materialization
+        with self.session(endpoint, touch=not request.dry_run) as session, session.transaction():
             last = self.last_applied(session, endpoint, name)
             if last is None:
                 return ""
-            if last.version != applying.version:
+            if last.version != request.version:
                 raise Refused(
                     f'materialization "{name}" was applied as version "{last.version}", '
-                    f'and is to be deleted as version "{applying.version}"',
-                    hint="Delete it as it was applied.",
+                    f'but the request deletes version "{request.version}"',
+                    hint="Delete the applied version.",
                 )
             statements = [
-                self.dialect.drop_table(each.resource_path)
-                for each in last.spec.bindings
-                if not last.taken_over(each.resource_path)
+                self.dialect.drop_table(binding.resource_path)
+                for binding in last.spec.bindings
+                if not last.is_adopted(binding.resource_path)
             ]
-            if applying.dry_run:
-                return _described(statements)
+            if request.dry_run:
+                return _describe(statements)
             for statement in statements:
                 session.run(statement)
-            places = self._places(endpoint)
-            applied_spec.forget(session, self.dialect, places.applied, name)
-            fence.forget_fences(session, self.dialect, name, places.checkpoints)
-        return _described(statements)
+            places = self._own_table_paths(endpoint)
+            applied_spec.delete(session, self.dialect, places.applied, name)
+            fence.reset_fences(session, self.dialect, name, places.checkpoints)
+        return _describe(statements)
 
-    # What was applied.
+    # The applied specification.
 
     def last_applied(
         self, session: Session, endpoint: EndpointT, materialization: str
     ) -> LastApplied | None:
-        """What was applied last, if anything."""
-        path = self._places(endpoint).applied
+        """Return the applied specification; None if nothing was applied."""
+        path = self._own_table_paths(endpoint).applied
         if session.table(path) is None:
             return None
         return applied_spec.last_applied(session, self.dialect, path, materialization)
 
-    def _places(self, endpoint: EndpointT) -> _Places:
-        return _Places(
-            self.beside(endpoint, fence.TABLE), self.beside(endpoint, applied_spec.TABLE)
+    def _own_table_paths(self, endpoint: EndpointT) -> _OwnTables:
+        return _OwnTables(
+            self.own_table(endpoint, fence.TABLE), self.own_table(endpoint, applied_spec.TABLE)
         )
 
 
 def _check_delta(path: tuple[str, ...], was: bool | None, *, now: bool) -> None:
     if was and not now:
         raise Refused(
-            f'table "{".".join(path)}" takes delta updates: '
+            f'table "{".".join(path)}" has delta updates: '
             "changing from delta updates to standard updates is not allowed",
-            detail="It has rows for each change, and no key.",
-            hint="Name another table, or drop it.",
+            detail="The table has one row per change, and no key.",
+            hint="Use another table, or drop this one.",
         )
 
 
-def _check_not_lost(materialization: str, path: tuple[str, ...], last: LastApplied | None) -> None:
-    """Reject a table that an earlier Apply has made or taken over, and that is not there (C15).
+def _check_not_dropped(
+    materialization: str, path: tuple[str, ...], last: LastApplied | None
+) -> None:
+    """Reject a table that an earlier Apply created or adopted and that does not exist (C15).
 
-    Apply records a table in the transaction that creates it. So somebody else has dropped it.
+    Apply records a table in the transaction that creates it, so another program has dropped it.
     """
     if last is not None and last.binding(path) is not None:
         raise Refused(
-            f'table "{".".join(path)}" of materialization "{materialization}" does not exist any '
-            "more",
-            detail="It was there when the materialization was applied last. A new table would miss "
-            "the rows that were stored before.",
+            f'table "{".".join(path)}" of materialization "{materialization}" does not exist',
+            detail="The table existed when the materialization was applied. A new table would not "
+            "contain the rows that were stored before.",
             hint="Restore the table, or raise the backfill of its binding by one.",
         )
 
 
-def _described(statements: Sequence[str], remarks: Sequence[str] = ()) -> str:
-    return "".join([*(f"{each};\n" for each in statements), *(f"-- {each}\n" for each in remarks)])
+def _describe(statements: Sequence[str], remarks: Sequence[str] = ()) -> str:
+    lines = [
+        *(f"{statement};\n" for statement in statements),
+        *(f"-- {text}\n" for text in remarks),
+    ]
+    return "".join(lines)

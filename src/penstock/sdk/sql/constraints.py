@@ -1,21 +1,20 @@
-"""What an SQL endpoint asks of fields, of a new table and of one that is there.
+"""Constraints of SQL endpoints on fields, for new and existing tables.
 
 new table        key                       location required
-                 whole document            location required; recommended, if delta updates;
-                                           optional, if the resource says document: false
+                 root document             location required; recommended with delta updates;
+                                           optional with document: false
                  one scalar type           location recommended
                  one other type            optional
                  several types, only null  forbidden
-                 column of another field   forbidden; of the key, unsatisfiable
-                 item of an array, if the  the same
-                 resource says document:
-                 false
+                 column of another field   forbidden; for a key field, unsatisfiable
+                 item of an array, with    the same
+                 document: false
 
-a table that     field with a column       required, if the column can take it or be
-is there                                   migrated to; else unsatisfiable, and why
-                 key, if it is another     unsatisfiable, and which it is
-                 whole document, if there  unsatisfiable
-                 are rows without one
+existing table   field with a column       required if the column fits or can be migrated;
+                                           otherwise unsatisfiable
+                 different key             unsatisfiable
+                 root document, if rows    unsatisfiable
+                 have none
                  other field               as in a new table, but never required: the
                                            column would be new, and null in every row
 """
@@ -25,8 +24,13 @@ from typing import Any
 
 from penstock.protocol.specs import Constraint, ConstraintType
 from penstock.sdk.bindings import Field
-from penstock.sdk.connector import Asked
-from penstock.sdk.sql.conflicts import Standing, other_key, within_array, without_documents
+from penstock.sdk.connector import RequestedBinding
+from penstock.sdk.sql.conflicts import (
+    ExistingTable,
+    array_item_reason,
+    key_mismatch,
+    missing_documents,
+)
 from penstock.sdk.sql.dialect import Column, Dialect, Fit, Table
 
 __all__ = ["constraints", "recreation_reason"]
@@ -34,159 +38,165 @@ __all__ = ["constraints", "recreation_reason"]
 
 def constraints(
     dialect: Dialect,
-    asked: Asked[Any],
-    standing: Standing | None,
+    binding: RequestedBinding[Any],
+    existing: ExistingTable | None,
     *,
     delta_updates: bool,
     document: bool = True,
     extra: Sequence[Column] = (),
 ) -> Mapping[str, Constraint]:
-    """For each field, what is asked of it; `extra` are columns that no field has."""
-    found = {each.name: _new(each, delta_updates, document) for each in asked.fields}
-    applied = standing.applied if standing is not None else {}
-    # Whoever has a column already, or must have one, has it before others.
-    fields = sorted(asked.fields, key=lambda it: (it.name not in applied, not it.is_key))
-    if standing is not None:
-        names = [dialect.column_name(each.name) for each in reversed(fields)]
-        table = dialect.spelled(standing.table, names)
-        found |= _of_columns(dialect, fields, table, standing)
+    """Return the constraint of each field. `extra` are columns that are not fields."""
+    result = {
+        field.name: _for_new_table(field, delta_updates, document) for field in binding.fields
+    }
+    applied = existing.applied if existing is not None else {}
+    # If several fields map to one column, existing columns and keys have precedence.
+    fields = sorted(binding.fields, key=lambda field: (field.name not in applied, not field.is_key))
+    if existing is not None:
+        names = [dialect.column_name(field.name) for field in reversed(fields)]
+        table = dialect.with_names(existing.table, names)
+        result |= _for_columns(dialect, fields, table, existing)
         if not delta_updates:
-            found |= _of_key(dialect, asked, table, standing)
-            found |= _of_documents(dialect, fields, standing, required=document)
+            result |= _for_key(dialect, binding, table, existing)
+            result |= _for_documents(dialect, fields, existing, required=document)
     if not delta_updates and not document:
-        found |= _of_arrays(asked)
-    return found | _of_same_columns(dialect, fields, extra)
+        result |= _for_array_items(binding)
+    return result | _for_shared_columns(dialect, fields, extra)
 
 
 def recreation_reason(
-    found: Mapping[str, Constraint], of_new_table: Mapping[str, Constraint]
+    result: Mapping[str, Constraint], of_new_table: Mapping[str, Constraint]
 ) -> str:
-    """Return why only a new table satisfies the constraints; empty if the one there does."""
+    """Return why only a new table satisfies the constraints; empty if the existing one does."""
     reasons = [
-        each.reason
-        for name, each in found.items()
-        if each.type is ConstraintType.UNSATISFIABLE
+        constraint.reason
+        for name, constraint in result.items()
+        if constraint.type is ConstraintType.UNSATISFIABLE
         and of_new_table[name].type is not ConstraintType.UNSATISFIABLE
     ]
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _new(field: Field, delta_updates: bool, document: bool) -> Constraint:
+def _for_new_table(field: Field, delta_updates: bool, document: bool) -> Constraint:
     if field.is_key:
-        return Constraint(ConstraintType.LOCATION_REQUIRED, "it is part of the key")
+        return Constraint(ConstraintType.LOCATION_REQUIRED, "the field is part of the key")
     if field.ptr == "":
         if not document:
-            return Constraint(ConstraintType.FIELD_OPTIONAL, "documents are put together again")
+            return Constraint(ConstraintType.FIELD_OPTIONAL, "documents are assembled from columns")
         if delta_updates:
-            return Constraint(ConstraintType.LOCATION_RECOMMENDED, "it is the whole document")
+            return Constraint(ConstraintType.LOCATION_RECOMMENDED, "the field is the root document")
         return Constraint(
-            ConstraintType.LOCATION_REQUIRED, "the whole document is what is loaded and reduced"
+            ConstraintType.LOCATION_REQUIRED, "the root document is loaded and reduced"
         )
     if field.inference.single_scalar:
-        return Constraint(ConstraintType.LOCATION_RECOMMENDED, "it is of one scalar type")
+        return Constraint(ConstraintType.LOCATION_RECOMMENDED, "the field has one scalar type")
     if field.inference.single_type is not None:
-        return Constraint(ConstraintType.FIELD_OPTIONAL, "it is kept as JSON")
+        return Constraint(ConstraintType.FIELD_OPTIONAL, "the field is stored as JSON")
     return Constraint(
-        ConstraintType.FIELD_FORBIDDEN, f"a column cannot be of {_types(field) or 'no type'}"
+        ConstraintType.FIELD_FORBIDDEN,
+        f"no column type exists for {_types(field) or 'a field without type'}",
     )
 
 
-def _of_columns(
-    dialect: Dialect, fields: Sequence[Field], table: Table, standing: Standing
+def _for_columns(
+    dialect: Dialect, fields: Sequence[Field], table: Table, existing: ExistingTable
 ) -> dict[str, Constraint]:
-    found = {}
-    for each in fields:
-        column = table.column(dialect.column_name(each.name))
-        needed = each.name in standing.applied or each.is_key
+    result = {}
+    for field in fields:
+        column = table.column(dialect.column_name(field.name))
+        needed = field.name in existing.applied or field.is_key
         if column is None:
             continue
-        if dialect.fit(column, each, standing.applied.get(each.name)) is not Fit.INCOMPATIBLE:
+        if dialect.fit(column, field, existing.applied.get(field.name)) is not Fit.INCOMPATIBLE:
             if needed:
-                found[each.name] = Constraint(
-                    ConstraintType.FIELD_REQUIRED, f'column "{column.name}" is there'
+                result[field.name] = Constraint(
+                    ConstraintType.FIELD_REQUIRED, f'column "{column.name}" exists'
                 )
         elif needed:
-            found[each.name] = Constraint(
+            result[field.name] = Constraint(
                 ConstraintType.UNSATISFIABLE,
-                f'column "{column.name}" is {column.type}, which cannot take '
-                f"{_types(each)}{_remedy(standing)}",
+                f'column "{column.name}" is {column.type}, which cannot hold '
+                f"{_types(field)}{_remedy(existing)}",
             )
         else:
-            found[each.name] = Constraint(
+            result[field.name] = Constraint(
                 ConstraintType.FIELD_FORBIDDEN,
-                f'column "{column.name}" is there, and is {column.type}',
+                f'column "{column.name}" exists, with type {column.type}',
             )
-    return found
+    return result
 
 
-def _of_key(
-    dialect: Dialect, asked: Asked[Any], table: Table, standing: Standing
+def _for_key(
+    dialect: Dialect, binding: RequestedBinding[Any], table: Table, existing: ExistingTable
 ) -> dict[str, Constraint]:
-    keys = [each for each in asked.fields if each.is_key]
-    names = {each.name: dialect.column_name(each.name) for each in keys}
-    wanted = [
-        [names[each.name] for each in keys if each.ptr == ptr] for ptr in asked.collection.key_ptrs
+    keys = [field for field in binding.fields if field.is_key]
+    names = {field.name: dialect.column_name(field.name) for field in keys}
+    columns = [
+        [names[field.name] for field in keys if field.ptr == ptr]
+        for ptr in binding.collection.key_ptrs
     ]
-    if why := other_key(table, wanted):
-        conflict = Constraint(ConstraintType.UNSATISFIABLE, f"{why}{_remedy(standing)}")
-        return {each.name: conflict for each in keys}
+    if reason := key_mismatch(table, columns):
+        conflict = Constraint(ConstraintType.UNSATISFIABLE, f"{reason}{_remedy(existing)}")
+        return {field.name: conflict for field in keys}
     return {
-        name: Constraint(ConstraintType.FIELD_OPTIONAL, "the key has a column by another name")
+        name: Constraint(ConstraintType.FIELD_OPTIONAL, "another column holds the key")
         for name, column in names.items()
-        if column not in table.key and name not in standing.applied
+        if column not in table.key and name not in existing.applied
     }
 
 
-def _of_documents(
-    dialect: Dialect, fields: Sequence[Field], standing: Standing, *, required: bool
+def _for_documents(
+    dialect: Dialect, fields: Sequence[Field], existing: ExistingTable, *, required: bool
 ) -> dict[str, Constraint]:
-    whole = [each for each in fields if each.ptr == ""]
-    found = {each.name: without_documents(dialect, standing, each) for each in whole}
+    roots = [field for field in fields if field.ptr == ""]
+    result = {field.name: missing_documents(dialect, existing, field) for field in roots}
     kind = ConstraintType.FIELD_FORBIDDEN
-    if required and all(found.values()):
+    if required and all(result.values()):
         kind = ConstraintType.UNSATISFIABLE
     return {
-        name: Constraint(kind, f"{why}; say document: false, empty it, or name another one")
-        for name, why in found.items()
-        if why
-    }
-
-
-def _of_arrays(asked: Asked[Any]) -> dict[str, Constraint]:
-    return {
-        each.name: Constraint(
-            ConstraintType.UNSATISFIABLE if each.is_key else ConstraintType.FIELD_FORBIDDEN,
-            f"{why}; say document: true, or select what is around it",
+        name: Constraint(
+            kind, f"{reason}; set document: false, truncate the table, or use another one"
         )
-        for each in asked.fields
-        if (why := within_array(asked.collection, each.ptr))
+        for name, reason in result.items()
+        if reason
     }
 
 
-def _of_same_columns(
+def _for_array_items(binding: RequestedBinding[Any]) -> dict[str, Constraint]:
+    return {
+        field.name: Constraint(
+            ConstraintType.UNSATISFIABLE if field.is_key else ConstraintType.FIELD_FORBIDDEN,
+            f"{reason}; set document: true, or select the field that contains the array",
+        )
+        for field in binding.fields
+        if (reason := array_item_reason(binding.collection, field.ptr))
+    }
+
+
+def _for_shared_columns(
     dialect: Dialect, fields: Sequence[Field], extra: Sequence[Column]
 ) -> dict[str, Constraint]:
-    found = {}
-    taken: dict[str, Field | None] = {dialect.folded(each.name): None for each in extra}
-    for each in fields:
-        column = dialect.column_name(each.name)
+    result = {}
+    used: dict[str, Field | None] = {dialect.folded(column.name): None for column in extra}
+    for field in fields:
+        column = dialect.column_name(field.name)
         folded = dialect.folded(column)
-        if folded not in taken:
-            taken[folded] = each
+        if folded not in used:
+            used[folded] = field
             continue
-        other = taken[folded]
-        lost = each.is_key and (other is None or other.ptr != each.ptr)
-        whose = f'that of field "{other.name}"' if other is not None else "one of our own"
-        found[each.name] = Constraint(
+        other = used[folded]
+        lost = field.is_key and (other is None or other.ptr != field.ptr)
+        user = f'field "{other.name}"' if other is not None else "the connector"
+        result[field.name] = Constraint(
             ConstraintType.UNSATISFIABLE if lost else ConstraintType.FIELD_FORBIDDEN,
-            f'its column "{column}" would be {whose}',
+            f'column "{column}" is used by {user}',
         )
-    return found
+    return result
 
 
-def _remedy(standing: Standing) -> str:
+def _remedy(existing: ExistingTable) -> str:
     """Return the remedy for a table that a backfill may not drop."""
-    return "; drop the table, or name another one" if standing.taken_over else ""
+    return "; drop the table, or use another one" if existing.adopted else ""
 
 
 def _types(field: Field) -> str:

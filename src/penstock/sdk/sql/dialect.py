@@ -1,7 +1,7 @@
-"""How one SQL is written: names, types, and the statements that differ.
+"""SQL dialect of one endpoint: names, types, and statements that differ between endpoints.
 
-A dialect says things; it does not do them. What is the same everywhere is written
-once, in the files beside this one, by way of these.
+A dialect returns statements and does not execute them. The other modules of this package contain
+the code that all endpoints share.
 """
 
 import enum
@@ -19,147 +19,147 @@ __all__ = ["Alteration", "Column", "Dialect", "Fit", "Table"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as it is, or as it should be."""
+    """Existing or planned column."""
 
     name: str
     type: str
     nullable: bool
     in_key: bool = False
     default: str = ""
-    """Of a column that is added: the literal that rows get that are there; empty for null."""
+    """Literal for existing rows when the column is added; empty for null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as it is, or as it should be."""
+    """Existing or planned table."""
 
     path: tuple[str, ...]
     columns: tuple[Column, ...]
     key_name: str = ""
-    """What its primary key is called, where that must be known to drop it."""
+    """Name of the primary key constraint, if the endpoint needs it to drop the key."""
 
     attached: tuple[str, ...] = ()
-    """What makes its indexes and the like again, where it must be replaced to be altered."""
+    """Statements that create indexes and triggers again, if altering replaces the table."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of its primary key; none, if it has no such."""
-        return tuple(each.name for each in self.columns if each.in_key)
+        """Return the columns of the primary key; empty if there is none."""
+        return tuple(column.name for column in self.columns if column.in_key)
 
     def column(self, name: str) -> Column | None:
-        """The column of that name."""
-        return next((each for each in self.columns if each.name == name), None)
+        """Return the column with this name; None if it does not exist."""
+        return next((column for column in self.columns if column.name == name), None)
 
 
 class Fit(enum.Enum):
-    """Whether a column can take the values of a field."""
+    """Compatibility of a column with the values of a field."""
 
     COMPATIBLE = "compatible"
     MIGRATABLE = "migratable"
-    """Once its type was changed, which keeps what is in it."""
+    """Compatible after a change of type that preserves the values."""
 
     INCOMPATIBLE = "incompatible"
 
 
 @dataclass(frozen=True, slots=True)
 class Alteration:
-    """A table that is there, and what it is to be."""
+    """Change of an existing table."""
 
     before: Table
     after: Table
-    """Columns that it has, as they will be, and then those that are added."""
+    """Existing columns as they will be, then the added columns."""
 
     migrated: Mapping[str, Field]
-    """By column whose type changes: the field whose values it will take."""
+    """Columns whose type changes, with their fields."""
 
     def added(self) -> Sequence[Column]:
-        """The columns that it does not have yet."""
-        return [each for each in self.after.columns if self.before.column(each.name) is None]
+        """Return the added columns."""
+        return [column for column in self.after.columns if self.before.column(column.name) is None]
 
     def loosened(self) -> Sequence[Column]:
-        """The columns that may be null from now on."""
+        """Return the columns that become nullable."""
         return [
-            each
-            for each in self.before.columns
-            if not each.nullable and (found := self.after.column(each.name)) and found.nullable
+            column
+            for column in self.before.columns
+            if not column.nullable and (after := self.after.column(column.name)) and after.nullable
         ]
 
 
 class Dialect(ABC):
-    """How one endpoint's SQL is written."""
+    """SQL of one endpoint."""
 
     boolean_type: str = "BOOLEAN"
     true: str = "TRUE"
     reserved: tuple[str, ...] = ()
-    """What names of tables cannot begin with, as `folded`."""
+    """Reserved prefixes of table names, after `folded`."""
 
     def quoted(self, name: str) -> str:
-        """A name, whatever is in it."""
+        """Return a name as a quoted identifier."""
         return '"' + name.replace('"', '""') + '"'
 
     def quoted_path(self, path: Sequence[str]) -> str:
-        """A name within a schema."""
-        return ".".join(self.quoted(each) for each in path)
+        """Return a path of names as quoted identifiers."""
+        return ".".join(self.quoted(name) for name in path)
 
     def column_name(self, field: str) -> str:
-        """What the column of a field is called."""
+        """Return the column name of a field."""
         return field
 
     def folded(self, name: str) -> str:
-        """What two names have in common if the endpoint cannot tell them apart."""
+        """Return a text that is equal for names that the endpoint considers equal."""
         return name
 
-    def spelled(self, table: Table, names: Iterable[str]) -> Table:
-        """A table whose columns are called as in `names`, where nobody can tell them apart."""
-        by_folded = {self.folded(each): each for each in names}
+    def with_names(self, table: Table, names: Iterable[str]) -> Table:
+        """Return a table whose column names are spelled as in `names`, if they are equal there."""
+        by_folded = {self.folded(name): name for name in names}
         columns = (
-            replace(each, name=by_folded.get(self.folded(each.name), each.name))
-            for each in table.columns
+            replace(column, name=by_folded.get(self.folded(column.name), column.name))
+            for column in table.columns
         )
         return replace(table, columns=tuple(columns))
 
     @abstractmethod
     def column_type(self, field: Field) -> str:
-        """What the column of a field is declared as."""
+        """Return the SQL type of the column of a field."""
 
     @abstractmethod
     def fit(self, column: Column, field: Field, was: FieldKind | None = None) -> Fit:
-        """Whether a column that is there can take the values of a field.
+        """Return whether an existing column can hold the values of a field.
 
-        `was` is what values of the field are there, if that is known.
+        `was` is the kind of the stored values, if it is known.
         """
 
     def table(self, binding: Binding[Any], extra: Sequence[Column] = ()) -> Table:
-        """The table that a binding wants, with columns that no field has.
+        """Return the table of a binding. `extra` are columns that are not fields.
 
         Raises:
-            Refused: two would be one column.
+            Refused: two fields map to the same column.
         """
-        taken = {self.folded(each.name): "" for each in extra}
-        for each in binding.fields:
-            other = taken.setdefault(self.folded(self.column_name(each.name)), each.name)
+        used = {self.folded(column.name): "" for column in extra}
+        for field in binding.fields:
+            other = used.setdefault(self.folded(self.column_name(field.name)), field.name)
             if not other:
                 raise Refused(
-                    f'field "{each.name}" of table "{binding}" has the name of a column of our own',
-                    hint="Exclude it.",
+                    f'field "{field.name}" of table "{binding}" has a reserved column name',
+                    hint="Exclude the field.",
                 )
-            if other != each.name:
+            if other != field.name:
                 raise Refused(
-                    f'fields "{other}" and "{each.name}" of table "{binding}" '
+                    f'fields "{other}" and "{field.name}" of table "{binding}" '
                     "would be the same column",
-                    hint="Exclude one of them.",
+                    hint="Exclude one of the fields.",
                 )
         return Table(
             binding.path,
             (
                 *(
                     Column(
-                        self.column_name(each.name),
-                        self.column_type(each),
-                        nullable=each.nullable and not each.is_key,
-                        in_key=each.is_key and not binding.delta_updates,
+                        self.column_name(field.name),
+                        self.column_type(field),
+                        nullable=field.nullable and not field.is_key,
+                        in_key=field.is_key and not binding.delta_updates,
                     )
-                    for each in binding.fields
+                    for field in binding.fields
                 ),
                 *extra,
             ),
@@ -168,11 +168,11 @@ class Dialect(ABC):
     # Statements.
 
     def create_table(self, table: Table) -> str:
-        """Make a table, with its key."""
+        """Return the statement that creates a table."""
         columns = [
-            f"    {self.quoted(each.name)} {each.type}{'' if each.nullable else ' NOT NULL'}"
-            f"{_default(each)}"
-            for each in table.columns
+            f"    {self.quoted(column.name)} {column.type}{'' if column.nullable else ' NOT NULL'}"
+            f"{_default(column)}"
+            for column in table.columns
         ]
         if table.key:
             columns.append(f"    PRIMARY KEY ({', '.join(map(self.quoted, table.key))})")
@@ -180,32 +180,32 @@ class Dialect(ABC):
         return f"CREATE TABLE {self.quoted_path(table.path)} (\n{body}\n)"
 
     def add_column(self, table: Table, column: Column) -> str:
-        """Add a column, which has its default in the rows that are there."""
+        """Return the statement that adds a column, with its default in existing rows."""
         return (
             f"ALTER TABLE {self.quoted_path(table.path)} "
             f"ADD COLUMN {self.quoted(column.name)} {column.type}{_default(column)}"
         )
 
     def default_literal(self, field: Field) -> str | None:
-        """Return the literal of a field's default, empty for null; None if there is none."""
+        """Return the literal of the default of a field: empty for null, None if there is none."""
         text = field.inference.default_json
         value = json.loads(text) if text else None
         return "" if value is None else self.literal(field, value)
 
     @abstractmethod
     def literal(self, field: Field, value: Any) -> str | None:
-        """Return the literal of a JSON value as the column of a field holds it, if there is one."""
+        """Return the literal of a JSON value for the column of a field; None if there is none."""
 
     def replaces(self, alteration: "Alteration") -> bool:
-        """Whether it takes another table in its place, which loses what we do not know of."""
+        """Return whether the change creates a new table, which loses unknown properties."""
         return False
 
     @abstractmethod
     def alter(self, alteration: "Alteration") -> Sequence[str]:
-        """Make a table what it is to be, and keep what is in it."""
+        """Return the statements that change a table and preserve its rows."""
 
     def drop_table(self, path: Sequence[str]) -> str:
-        """Remove a table."""
+        """Return the statement that drops a table."""
         return f"DROP TABLE IF EXISTS {self.quoted_path(path)}"
 
 

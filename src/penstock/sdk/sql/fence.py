@@ -1,22 +1,22 @@
-"""Who may commit: table `flow_checkpoints_v1`.
+"""Fences of streams: table `flow_checkpoints_v1`.
 
     materialization  key_begin  key_end │ fence  checkpoint
 
-An Open adds one to the fence of every row whose range overlaps its own, in one
-transaction, and takes its checkpoint from the narrowest row that covers its range.
-A commit writes its checkpoint where the fence is still the one it holds; if no row
-is, somebody has opened since, and everything of that transaction is rolled back.
+An Open increments the fence of every row whose key range overlaps its own, in one transaction. It
+resumes from the checkpoint of the narrowest row that covers its range. A commit updates the
+checkpoint only if the fence is unchanged. If no row matches, a newer stream has opened, and the
+transaction is rolled back.
 
-SUBTLE: after ranges were split and are joined again, a row that covers the joined one
-has the checkpoint of before the split, and what the parts did since would be done
-again; if there is none, everything would be. A range is known to be joined by the rows
-inside, if together they have all of its keys, or it has a row of its own, or no row
-covers it. Then no checkpoint is taken, the recovery log decides, and the rows inside
-go. Nor is anything begun from zero where somebody has written some of the keys.
+SUBTLE: after shards are split and joined again, a row that covers the joined range has the
+checkpoint from before the split. Resuming there would repeat the transactions of the parts; with
+no such row, everything would be repeated. A range counts as joined if rows lie inside it, and
+these rows contain all its keys, or the range has a row of its own, or no row covers it. Then no
+checkpoint is used, the recovery log decides, and the rows inside are deleted. A range also never
+starts from zero if another stream has written some of its keys.
 
-SUBTLE: a row that goes leaves its fence, or a higher one, to the row that takes its
-place, and whoever opens inherits the highest of those that cover it. Else a range that
-is split off again would one day have the fence that somebody holds who hung since.
+SUBTLE: the row that replaces deleted rows inherits their highest fence, and an Open inherits the
+highest fence of the rows that cover its range. Otherwise a range that is split off again could
+reach the fence number of a stream that hangs since before.
 """
 
 import base64
@@ -30,24 +30,24 @@ from penstock.protocol.messages import START_FROM_ZERO
 from penstock.sdk.sql.dialect import Dialect
 from penstock.sdk.sql.session import Session
 
-__all__ = ["TABLE", "Fence", "commit_fence", "create_checkpoints", "forget_fences", "install_fence"]
+__all__ = ["TABLE", "Fence", "commit_fence", "create_checkpoints", "install_fence", "reset_fences"]
 
 TABLE = "flow_checkpoints_v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What one stream holds."""
+    """Fence of one stream."""
 
     materialization: str
     key_range: KeyRange
     fence: int
     checkpoint: bytes
-    """Where to go on; empty, if the recovery log knows."""
+    """Checkpoint to resume from; empty if the recovery log decides."""
 
 
 def create_checkpoints(dialect: Dialect, path: tuple[str, ...] = (TABLE,)) -> str:
-    """Make the table, if it is not there."""
+    """Return the statement that creates the table."""
     return (
         f"CREATE TABLE IF NOT EXISTS {dialect.quoted_path(path)} (\n"
         "    materialization TEXT NOT NULL,\n"
@@ -67,7 +67,7 @@ def install_fence(
     key_range: KeyRange,
     path: tuple[str, ...] = (TABLE,),
 ) -> Fence:
-    """Fence off whoever wrote any of these keys before. Call it within a transaction."""
+    """Fence all previous writers of these keys. Call it in a transaction."""
     table, name = dialect.quoted_path(path), materialization
     begin, end = key_range.begin, key_range.end
     where = "WHERE materialization = ? AND key_end >= ? AND key_begin <= ?"
@@ -78,19 +78,19 @@ def install_fence(
             f"SELECT key_begin, key_end, fence, checkpoint FROM {table} {where}", [name, begin, end]
         )
     ]
-    taken = _taken(rows, key_range)
-    if taken.joined:
+    installed = _inherit(rows, key_range)
+    if installed.joined:
         session.run(
             f"DELETE FROM {table} WHERE materialization = ? AND key_begin >= ? AND key_end <= ?",
             [name, begin, end],
         )
-    if taken.joined or key_range not in (each.key_range for each in rows):
+    if installed.joined or key_range not in (row.key_range for row in rows):
         session.run(
             f"INSERT INTO {table} (materialization, key_begin, key_end, fence, checkpoint) "
             "VALUES (?, ?, ?, ?, ?)",
-            [name, begin, end, taken.fence, taken.checkpoint],
+            [name, begin, end, installed.fence, installed.checkpoint],
         )
-    return Fence(name, key_range, taken.fence, base64.b64decode(taken.checkpoint))
+    return Fence(name, key_range, installed.fence, base64.b64decode(installed.checkpoint))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,41 +101,41 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _Installed:
     fence: int
     checkpoint: str
     joined: bool = False
 
 
-def _taken(rows: Sequence[_Row], key_range: KeyRange) -> _Taken:
-    """What a range takes from the rows that it overlaps."""
+def _inherit(rows: Sequence[_Row], key_range: KeyRange) -> _Installed:
+    """Return fence and checkpoint of a range, from the rows that it overlaps."""
     if not rows:
-        return _Taken(1, _text(START_FROM_ZERO))
-    highest = max(each.fence for each in rows)
-    covering = [each for each in rows if each.key_range.covers(key_range)]
+        return _Installed(1, _text(START_FROM_ZERO))
+    highest = max(row.fence for row in rows)
+    covering = [row for row in rows if row.key_range.covers(key_range)]
     inside = [
-        each.key_range
-        for each in rows
-        if key_range.covers(each.key_range) and each.key_range != key_range
+        row.key_range
+        for row in rows
+        if key_range.covers(row.key_range) and row.key_range != key_range
     ]
     if not covering:
-        return _Taken(highest, "", joined=bool(inside))
+        return _Installed(highest, "", joined=bool(inside))
     narrowest = min(covering, key=lambda row: row.key_range.width)
     exact = narrowest.key_range == key_range
-    if inside and (exact or _have_all(inside, key_range)):
-        # The checkpoint is wiped: until this stream commits, nobody may take the stale one.
-        return _Taken(highest, "", joined=True)
-    fence = narrowest.fence if exact else max(each.fence for each in covering)
-    return _Taken(fence, narrowest.checkpoint)
+    if inside and (exact or _cover(inside, key_range)):
+        # The stale checkpoint is cleared: no stream may use it before this one commits.
+        return _Installed(highest, "", joined=True)
+    fence = narrowest.fence if exact else max(row.fence for row in covering)
+    return _Installed(fence, narrowest.checkpoint)
 
 
-def _have_all(parts: Sequence[KeyRange], key_range: KeyRange) -> bool:
-    """Whether each key of a range is in one of the parts."""
+def _cover(parts: Sequence[KeyRange], key_range: KeyRange) -> bool:
+    """Return whether the parts contain every key of a range."""
     reached = key_range.begin
-    for each in sorted(parts):
-        if each.begin > reached:
+    for part in sorted(parts):
+        if part.begin > reached:
             return False
-        reached = max(reached, each.end + 1)
+        reached = max(reached, part.end + 1)
     return reached > key_range.end
 
 
@@ -154,9 +154,9 @@ def commit_fence(
     Call it last in a transaction.
 
     Raises:
-        Fenced: no row was updated; roll back.
+        Fenced: no row was updated. The caller must roll back.
     """
-    touched = session.run(
+    row_count = session.run(
         f"UPDATE {dialect.quoted_path(path)} SET checkpoint = ? "
         "WHERE materialization = ? AND key_begin = ? AND key_end = ? AND fence = ? "
         f"AND {condition}",
@@ -169,20 +169,20 @@ def commit_fence(
             *parameters,
         ],
     )
-    if touched != 1:
+    if row_count != 1:
         raise Fenced(
-            f'materialization "{fence.materialization}" {fence.key_range} was fenced off',
-            detail="A newer stream has been opened; nothing of this transaction is kept.",
-            hint="Stop; the other one goes on.",
+            f'stream of materialization "{fence.materialization}" {fence.key_range} is fenced',
+            detail="A newer stream was opened. This transaction is rolled back.",
+            hint="Stop this process. The newer stream continues.",
         )
 
 
-def forget_fences(
+def reset_fences(
     session: Session, dialect: Dialect, materialization: str, path: tuple[str, ...] = (TABLE,)
 ) -> None:
-    """Begin anew from nothing; whoever still holds one cannot commit any more.
+    """Fence all streams, and reset their checkpoints to the beginning.
 
-    The rows stay: where a fence began at one again, it would be the one that somebody holds.
+    The rows remain: if a fence started from one again, it could equal the fence of an older stream.
     """
     session.run(
         f"UPDATE {dialect.quoted_path(path)} SET fence = fence + 1, checkpoint = ? "

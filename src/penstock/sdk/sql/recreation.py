@@ -1,8 +1,8 @@
-"""Replacement of a table that cannot be altered to take the documents of its binding.
+"""Replacement of a table that cannot be altered for its binding.
 
 Apply leaves such a table as it is. The transaction that stores the contents of the
 collection drops the table, creates it again and records that with the applied
-specification. So at any time there is either the old table or the new one.
+specification. At any time, either the old table or the new one exists.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["Recreation"]
 
 @dataclass(frozen=True, slots=True)
 class Recreation:
-    """A table that is yet to be dropped and created again."""
+    """Pending replacement of a table."""
 
     dialect: Dialect
     table: Table
@@ -47,13 +47,13 @@ class Recreation:
         last = applied_spec.last_applied(session, self.dialect, self.applied, self.materialization)
         if last is not None:
             spec = last.recreated(self.table.path).spec
-            applied_spec.remember(session, self.dialect, self.applied, spec, last.version)
+            applied_spec.put(session, self.dialect, self.applied, spec, last.version)
 
-    def check_emptied(self, batch: Documents) -> None:
-        """Reject documents that precede the Store that empties the table.
+    def check_truncated(self, batch: Documents) -> None:
+        """Reject documents before the Store that truncates the table.
 
         Raises:
-            RemoteProtocolError: the batch does not empty the table.
+            RemoteProtocolError: the batch does not truncate the table.
         """
         if not batch.empties:
             raise RemoteProtocolError(

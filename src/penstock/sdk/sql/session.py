@@ -1,4 +1,4 @@
-"""A connection to an SQL endpoint, as little of one as the shared parts need."""
+"""Connection to an SQL endpoint, as the shared code uses it."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -10,24 +10,24 @@ __all__ = ["Session"]
 
 
 class Session(Protocol):
-    """Runs statements."""
+    """Connection that executes statements."""
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a statement that has some; written with `?` for values."""
+        """Execute a query with `?` placeholders, and return its rows."""
         ...
 
     def run(self, statement: str, parameters: Sequence[Any] = ()) -> int:
-        """Run a statement; how many rows it touched."""
+        """Execute a statement, and return the number of affected rows."""
         ...
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All of what is run within, or nothing."""
+        """Return a context manager that commits all statements in it, or none."""
         ...
 
     def table(self, path: Sequence[str]) -> Table | None:
-        """The table of that name as it is, if it is there."""
+        """Return a table; None if it does not exist."""
         ...
 
     def close(self) -> None:
-        """Let go; what is not committed is rolled back."""
+        """Roll back the uncommitted transaction, and close the connection."""
         ...

@@ -1,4 +1,4 @@
-"""From a table as it is to the table that is wanted, as statements."""
+"""Statements that create a table or alter an existing one for a binding."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,117 +7,121 @@ from typing import Any
 from penstock.sdk.bindings import Binding, Field
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.conflicts import (
-    Standing,
+    ExistingTable,
     TableMismatch,
-    other_key,
-    within_array,
-    without_documents,
+    array_item_reason,
+    key_mismatch,
+    missing_documents,
 )
 from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit
 
-__all__ = ["changes", "fillable"]
+__all__ = ["change_statements", "fillable"]
 
 
 def fillable(
-    dialect: Dialect, fields: Sequence[Field], standing: Standing | None
+    dialect: Dialect, fields: Sequence[Field], existing_table: ExistingTable | None
 ) -> Mapping[str, str]:
-    """Return the literals of fields whose columns are to be added to a table, by field.
+    """Return the default literals of columns to add to a table, by field.
 
-    A field is left out if its column is there already, or its default has no literal; so is
-    the whole document, which has one member more in every row.
+    A field is omitted if its column exists, or if its default has no literal. The root document
+    is omitted too, because it change_statements in every row.
     """
-    if standing is None:
+    if existing_table is None:
         return {}
-    names = [dialect.column_name(each.name) for each in fields]
-    there = dialect.spelled(standing.table, names)
+    names = [dialect.column_name(field.name) for field in fields]
+    table = dialect.with_names(existing_table.table, names)
     return {
-        each.name: literal
-        for each, name in zip(fields, names, strict=True)
-        if each.ptr
-        and there.column(name) is None
-        and (literal := dialect.default_literal(each)) is not None
+        field.name: literal
+        for field, name in zip(fields, names, strict=True)
+        if field.ptr
+        and table.column(name) is None
+        and (literal := dialect.default_literal(field)) is not None
     }
 
 
-def changes(
+def change_statements(
     dialect: Dialect,
     binding: Binding[Any],
-    standing: Standing | None,
+    existing_table: ExistingTable | None,
     extra: Sequence[Column] = (),
 ) -> Sequence[str]:
-    """What makes the table fit, with columns that no field has; nothing, if it does.
+    """Return the statements that create or alter the table; empty if it needs no change.
 
-    A column is never dropped: what is not selected any more is kept, and may be null
-    from now on.
+    `extra` are columns that are not fields. A column is never dropped: the column of a field that
+    is no longer selected becomes nullable.
 
     Raises:
-        TableMismatch: the table that is there cannot be made to fit.
-        Refused: no table would fit.
+        TableMismatch: the existing table cannot be altered for the binding.
+        Refused: the binding is impossible with any table.
     """
-    wanted = dialect.table(binding, extra)
+    target = dialect.table(binding, extra)
     if binding.document is None and not binding.delta_updates:
-        for each in binding.fields:
-            if why := within_array(binding.collection, each.ptr):
+        for selected in binding.fields:
+            if reason := array_item_reason(binding.collection, selected.ptr):
                 raise Refused(
-                    f'field "{each.name}" of table "{binding}": {why}',
-                    hint="Select the whole document, or what is around the field instead of it.",
+                    f'field "{selected.name}" of table "{binding}": {reason}',
+                    hint="Select the complete document, or the field that contains the array.",
                 )
-    if standing is None:
-        return [dialect.create_table(wanted)]
-    existing = dialect.spelled(standing.table, (each.name for each in wanted.columns))
+    if existing_table is None:
+        return [dialect.create_table(target)]
+    existing = dialect.with_names(existing_table.table, (column.name for column in target.columns))
     if not binding.delta_updates:
-        if why := other_key(existing, [[each] for each in wanted.key]):
-            raise TableMismatch(why, hint="Drop it, or name another one.")
-        if why := without_documents(dialect, standing, binding.document):
+        if reason := key_mismatch(existing, [[name] for name in target.key]):
+            raise TableMismatch(reason, hint="Drop the table, or use another one.")
+        if reason := missing_documents(dialect, existing_table, binding.document):
             raise TableMismatch(
-                why, hint="Say document: false, empty the table, or name another one."
+                reason, hint="Set document: false, truncate the table, or use another one."
             )
-    by_column = {dialect.column_name(each.name): each for each in binding.fields}
+    by_column = {dialect.column_name(field.name): field for field in binding.fields}
     after: list[Column] = []
     migrated: dict[str, Field] = {}
-    for found in existing.columns:
-        column, field = wanted.column(found.name), by_column.get(found.name)
-        kept = replace(found, in_key=found.in_key and not binding.delta_updates)
+    for before in existing.columns:
+        column, field = target.column(before.name), by_column.get(before.name)
+        changed_column = replace(before, in_key=before.in_key and not binding.delta_updates)
         if column is None or field is None:
-            after.append(kept if found.in_key else replace(kept, nullable=True))
+            after.append(
+                changed_column if before.in_key else replace(changed_column, nullable=True)
+            )
             continue
-        match dialect.fit(found, field, standing.applied.get(field.name)):
+        match dialect.fit(before, field, existing_table.applied.get(field.name)):
             case Fit.INCOMPATIBLE:
                 raise TableMismatch(
-                    f'column "{column.name}" of table "{binding}" is {found.type}, '
+                    f'column "{column.name}" of table "{binding}" is {before.type}, '
                     f"not {column.type}"
-                    + (" of another kind" if found.type == column.type else ""),
-                    hint="Drop the table, or name another one.",
+                    + (" of another kind" if before.type == column.type else ""),
+                    hint="Drop the table, or use another one.",
                 )
             case Fit.MIGRATABLE:
-                migrated[found.name] = field
-                kept = replace(kept, type=column.type)
+                migrated[before.name] = field
+                changed_column = replace(changed_column, type=column.type)
             case Fit.COMPATIBLE:
                 pass
-        after.append(replace(kept, nullable=found.nullable or column.nullable))
-    there = {each.name for each in after}
+        after.append(replace(changed_column, nullable=before.nullable or column.nullable))
+    present = {column.name for column in after}
     literals = {
         dialect.column_name(name): literal
-        for name, literal in fillable(dialect, binding.fields, standing).items()
+        for name, literal in fillable(dialect, binding.fields, existing_table).items()
         if not binding.delta_updates
     }
     after += [
-        replace(each, nullable=True, default=literals.get(each.name, ""))
-        for each in wanted.columns
-        if each.name not in there
+        replace(column, nullable=True, default=literals.get(column.name, ""))
+        for column in target.columns
+        if column.name not in present
     ]
     changed = replace(existing, columns=tuple(after))
     if changed == existing:
         return []
     alteration = Alteration(existing, changed, migrated)
-    if standing.taken_over and dialect.replaces(alteration):
-        differing = [each.name for each in existing.columns if each != changed.column(each.name)]
+    if existing_table.adopted and dialect.replaces(alteration):
+        differing = [
+            column.name for column in existing.columns if column != changed.column(column.name)
+        ]
         raise Refused(
             f'table "{binding}" would have to be replaced to change {", ".join(differing)}, '
-            "and this materialization did not make it",
-            detail="What it has beside its columns, such as CHECK, UNIQUE and DEFAULT, would be "
-            "lost.",
-            hint="Change it yourself, so that columns may be null whose fields may be left out or "
-            "are not selected; or name another table.",
+            "but this materialization did not create it",
+            detail="The new table would not have the CHECK, UNIQUE and DEFAULT clauses of the old "
+            "one.",
+            hint="Alter the table yourself: columns of optional and unselected fields must be "
+            "nullable. Or use another table.",
         )
     return dialect.alter(alteration)
