@@ -37,6 +37,7 @@ LANGUAGE_PATHS := \
 	src/penstock/__init__.py \
 	src/penstock/catalog \
 	src/penstock/clock.py \
+	src/penstock/connectors \
 	src/penstock/data \
 	src/penstock/datasource \
 	src/penstock/deadlines.py \
@@ -69,9 +70,11 @@ LANGUAGE_PATHS := \
 	src/penstock/persist/store.py \
 	src/penstock/pipeline \
 	src/penstock/progress \
+	src/penstock/protocol \
 	src/penstock/reclock \
 	src/penstock/reduce \
 	src/penstock/retry.py \
+	src/penstock/sdk \
 	src/penstock/telemetry.py \
 	src/pyspark_penstock \
 	tests/README.md \
@@ -82,8 +85,10 @@ LANGUAGE_PATHS := \
 	tests/datasource \
 	tests/pipeline \
 	tests/progress \
+	tests/protocol \
 	tests/reclock \
 	tests/reduce \
+	tests/sdk \
 
 .PHONY: help
 help: ## list the targets

@@ -187,10 +187,10 @@ def drop_documents() -> Any:
 def apply_twice() -> Any:
     """Staged files are not deleted, and a second Acknowledge applies them again."""
 
-    def apply(self: Table, staged: Any, key_range: str, number: int, gave_up: Any) -> None:
+    def apply(self: Table, staged: Any, key_range: str, number: int, cancelled: Any) -> None:
         resource = last_applied(self.folder)
         assert resource is not None
-        with locked(self.folder, gave_up):
+        with locked(self.folder, cancelled):
             lines = [*self.lines(), *lines_of(staged)]
             if not resource.delta_updates:
                 lines = [*table_module._last_by_key(lines).values()]

@@ -66,5 +66,5 @@ def test_a_connector_that_is_not_there_is_told_at_once(tmp_path: Path, table: Ta
     (tmp_path / "pipeline.yaml").write_text(FILE.format(connector="sqlte"))
     ended = penstock(tmp_path, "materialize", "pipeline.yaml", "--once")
     assert ended.returncode == 1
-    assert 'materialization "local" is refused: there is no connector "sqlte"' in ended.stderr
+    assert 'materialization "local" is refused: connector "sqlte" does not exist' in ended.stderr
     assert "sqlite, staged-files" in ended.stderr

@@ -195,7 +195,7 @@ def test_table_that_was_taken_over_is_not_dropped(sql: Sql) -> None:
     sql.driven.apply("v1", things(TEXT, adopt=True))
     answer = sql.driven.validate(things(NUMBER, adopt=True), replaces=True)[0]
     assert answer.recreates == ""
-    assert "drop the table, or name another one" in answer.constraints["n"].reason
+    assert "drop the table, or use another one" in answer.constraints["n"].reason
     with pytest.raises(Refused, match='column "n"'):
         sql.driven.apply("v2", things(NUMBER, adopt=True), recreates=[0])
 

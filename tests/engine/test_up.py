@@ -225,13 +225,13 @@ def test_missing_connector_is_the_only_problem_of_its_materialization(
     rest = bound("shop.public.Odd Name", "sqllite")
     [wrong] = [each for each in planned(lake.write(rest)) if each.type == "materialization"]
     assert refused(wrong)
-    assert wrong.what == 'there is no connector "sqllite"'
+    assert wrong.what == 'connector "sqllite" does not exist'
     assert wrong.hint.startswith("There are ")
     starts: list[None] = []
     with pytest.raises(UsageError, match="cannot be run: 2 problems") as raised:
         up.run(lake.file, spark_starts=lambda: starts.append(None), stop=threading.Event())
     first, second = raised.value.problems
-    assert 'is refused: there is no connector "sqllite"' in first.message
+    assert 'is refused: connector "sqllite" does not exist' in first.message
     assert 'source "shop" is unreachable' in second.message
     assert starts == []
 

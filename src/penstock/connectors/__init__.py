@@ -1,4 +1,4 @@
-"""Connectors that come with the house; each knows only the SDK and its endpoint."""
+"""Built-in connectors. Each depends only on the SDK and its endpoint."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -16,18 +16,19 @@ BUILT_IN: Mapping[str, str] = {
     "sqlite": "penstock.connectors.sqlite",
     "staged-files": "penstock.connectors.files.staged_files",
 }
-"""By name, the module whose `connector` makes one."""
+"""Module of each connector, by name. Its function `connector` creates the connector."""
 
 
 def built_in(name: str) -> Connector[Any, Any]:
-    """The connector of that name.
+    """Return a built-in connector.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no connector has this name.
     """
     if name not in BUILT_IN:
         raise UsageError(
-            f'there is no connector "{name}"', hint=f"There are {', '.join(sorted(BUILT_IN))}."
+            f'connector "{name}" does not exist',
+            hint=f"The built-in connectors are {', '.join(sorted(BUILT_IN))}.",
         )
     make: Callable[[], Connector[Any, Any]] = import_module(BUILT_IN[name]).connector
     return make()

@@ -203,7 +203,7 @@ def test_a_table_of_somebody_else_is_taken_over_only_if_told(
 def test_what_is_no_table_is_refused(database: Database, driven: Driven) -> None:
     database.sql("CREATE SCHEMA sink; CREATE VIEW sink.things AS SELECT 1 AS id")
     for deed in (driven.validate, lambda it: driven.apply("v1", it)):
-        with pytest.raises(Refused, match=r'"sink\.things" is there, and is not a table'):
+        with pytest.raises(Refused, match=r'relation "sink\.things" is not a table'):
             deed(things(adopt=True))
 
 

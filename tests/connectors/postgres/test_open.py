@@ -156,7 +156,7 @@ def test_an_older_session_that_may_not_be_ended_is_named(
         older.execute("UPDATE flow_checkpoints_v1 SET fence = fence")
         [(pid,)] = older.execute("SELECT pg_backend_pid()").fetchall()
         with (
-            pytest.raises(PenstockError, match="holds its fence") as found,
+            pytest.raises(PenstockError, match="locks the fence") as found,
             small.open("v1", THINGS),
         ):
             pass
@@ -173,7 +173,7 @@ def test_a_zombie_that_is_not_ended_cannot_commit(database: Database, driven: Dr
         zombie._session.connection.execute("SET application_name = 'hidden'")  # type: ignore[attr-defined]
         with driven.open("v1", THINGS) as (writer, [others]):
             commit(writer, others, [Row((1,), ("new",))], b"new")
-            with pytest.raises(Fenced, match="fenced off"):
+            with pytest.raises(Fenced, match="is fenced"):
                 commit(zombie, things, [Row((1,), ("old",)), Row((2,), ("old",))], b"old")
             commit(writer, others, [Row((3,), ("new",))], b"newer")
 
@@ -188,7 +188,7 @@ def test_session_ended_by_a_newer_stream_that_has_closed_is_fenced(
         with driven.open("v1", THINGS) as (writer, [others]):
             commit(writer, others, [Row((1,), ("new",))], b"new")
         until(lambda: sessions(database) == 0)
-        with pytest.raises(Fenced, match="fenced off"):
+        with pytest.raises(Fenced, match="is fenced"):
             commit(zombie, things, [Row((2,), ("old",))], b"old")
     assert database.sql("SELECT id, s FROM things") == [(1, "new")]
 
@@ -257,7 +257,7 @@ def test_lost_session_of_replaced_fence_table_is_no_fence(
 class Answering:
     """A session that answers the query of an identity."""
 
-    where = 'database "shop"'
+    server = 'database "shop"'
 
     def __init__(self, system: int | None, database: int, table: int | None) -> None:
         self.row = (system, database, table)
@@ -269,8 +269,8 @@ class Answering:
 @pytest.mark.parametrize(
     ("now", "message"),
     [
-        ((2, 5, 6), 'database "shop" was replaced by one of another server while a stream'),
-        ((2, 7, 8), 'database "shop" was replaced by one of another server while a stream'),
+        ((2, 5, 6), 'database "shop" was replaced by a database of another server while a stream'),
+        ((2, 7, 8), 'database "shop" was replaced by a database of another server while a stream'),
         ((1, 7, 6), 'database "shop" was dropped and created again while a stream'),
         ((None, 7, 8), 'database "shop" was dropped and created again while a stream'),
         ((1, 5, None), 'table "f" of database "shop" was dropped while a stream'),
@@ -301,8 +301,8 @@ def test_condition_of_an_identity_holds_in_its_endpoint_alone(
     database: Database, driven: Driven, readable: bool, part: str
 ) -> None:
     path = '"public"."flow_checkpoints_v1"'
-    where = PostgresEndpoint.model_validate({"url": database.url()}).where()
-    with closing(PostgresSession(where)) as reader:
+    server = PostgresEndpoint.model_validate({"url": database.url()}).server()
+    with closing(PostgresSession(server)) as reader:
         found = EndpointIdentity.read(reader, path)
         assert found.system is not None
         changed = replace(found, **{part: 1}) if part else found
@@ -324,7 +324,7 @@ def test_identity_read_by_a_role_without_privilege_has_no_system_identifier(
     found = []
     for user in (None, "restricted"):
         url = database.url() if user is None else database.url(user=user)
-        where = PostgresEndpoint.model_validate({"url": url}).where()
+        where = PostgresEndpoint.model_validate({"url": url}).server()
         with closing(PostgresSession(where)) as reader:
             found.append(EndpointIdentity.read(reader, path))
     assert found[0].system is not None
@@ -383,7 +383,7 @@ def test_secrets_are_not_shown(postgres_server: PostgresServer) -> None:
         assert "s3cr" not in shown
         if endpoint is not broken:
             assert "127.0.0.1" in str(error)
-            assert endpoint.where().parameters["password"] not in repr(endpoint.where())
+            assert endpoint.server().parameters["password"] not in repr(endpoint.server())
 
 
 @pytest.mark.parametrize("step", ["validate", "apply", "open"])

@@ -1,14 +1,13 @@
-"""Three connectors to copy, one for each pattern that is not a database's.
+"""Three example connectors, one for each pattern without a database.
 
     staged-files   recovery log with idempotent apply: exactly once
     plain-files    recovery log with a store that has no transactions: at least once
     push-files     push-only, delta updates: at least once
 
-Each is one module, which reads from top to bottom. What they have in common, a
-folder with a folder for each resource in it, is in `folder.py`; how its files are
-written so that they survive a crash, in `atomic_files.py`.
+Each connector is one module. `folder.py` has the shared Validate and Apply, `atomic_files.py` the
+functions that write files durably.
 
     python -m penstock.connectors.files FOLDER NAME
 
-prints the documents of a resource, a line for each.
+prints the documents of a resource, one per line.
 """

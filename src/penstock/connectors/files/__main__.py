@@ -1,7 +1,6 @@
 """Print the documents of a resource: `python -m penstock.connectors.files FOLDER NAME`.
 
-It needs nothing but Python, and nothing of the connectors but what is in their files,
-so that it can be run by its path, too, and copied to where they are.
+The script imports only the standard library. It can be run by its path, and copied to another host.
 """
 
 import json
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 LINES = {"staged-files": "table.jsonl", "push-files": "pushed.jsonl"}
-"""Where these have a line for each document; what else is in the file has none."""
+"""Files with one line per document, by connector. Other lines have no document."""
 
 
 def documents(folder: Path) -> Iterator[Any]:
-    """Those that are there; not what says that one is gone."""
+    """Yield the documents of a resource, without deleted ones."""
     connector = json.loads((folder / "resource.json").read_bytes())["connector"]
     if connector == "plain-files":
         for path in sorted((folder / "keys").glob("[!.]*")):
@@ -28,12 +27,12 @@ def documents(folder: Path) -> Iterator[Any]:
 
 
 def main(arguments: list[str]) -> str:
-    """What went wrong, if anything did."""
+    """Print the documents, and return an error message; empty on success."""
     if len(arguments) != 2:
-        return "error: wants FOLDER and NAME"
+        return "error: the arguments must be FOLDER and NAME"
     folder = Path(*arguments)
     if not (folder / "resource.json").exists():
-        return f'error: there is no resource "{folder.name}" in folder "{folder.parent}"'
+        return f'error: resource "{folder.name}" does not exist in folder "{folder.parent}"'
     for document in documents(folder):
         sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
     return ""

@@ -1,7 +1,6 @@
-"""Files that are there whole or not at all, and what is written in them.
+"""Atomic and durable writes, and the lines of the files.
 
-A document is kept byte for byte as it came, because to read and write it again
-could change its numbers.
+Documents are stored byte for byte, because parsing and encoding could change their numbers.
 """
 
 import fcntl
@@ -26,7 +25,7 @@ _DOCUMENT: Final = b',"document":'
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Let `path` hold `data`, and be whole at every moment; `sync` its folder to keep the name."""
+    """Replace a file atomically. Call `sync` on its folder to make the name durable."""
     new = path.with_name(f".{path.name}.new")
     with new.open("wb") as file:
         file.write(data)
@@ -36,7 +35,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Let the names in `folder` survive a crash."""
+    """Make the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -45,11 +44,10 @@ def sync(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path, gave_up: threading.Event) -> Iterator[None]:
-    """Be alone in `folder`, among all processes of this machine that ask.
+def locked(folder: Path, cancelled: threading.Event) -> Iterator[None]:
+    """Hold the exclusive lock of a folder among the processes of this host.
 
-    A process that ends lets go of the lock, however it ends. One that is suspended
-    does not, so nobody waits for ever.
+    The lock ends with its process. A suspended process keeps it, so waiting has a time limit.
     """
     with (folder / "lock").open("a") as file:
         busy_s = answer_timeout_s()
@@ -59,46 +57,47 @@ def locked(folder: Path, gave_up: threading.Event) -> Iterator[None]:
                 break
             except BlockingIOError:
                 pass
-            if gave_up.wait(PAUSE_S):
-                raise TransientError(f'waiting for the lock of "{folder}" was broken off')
+            if cancelled.wait(PAUSE_S):
+                raise TransientError(f'waiting for the lock of folder "{folder}" was cancelled')
         else:
             raise TransientError(
-                f'the lock of "{folder}" was held by another process for {busy_s:g} s',
-                hint=f'Find it with: fuser -v "{folder / "lock"}"',
+                f'could not lock folder "{folder}"',
+                detail=f"Another process held the lock for {busy_s:g} s.",
+                hint=f'Find the process: fuser -v "{folder / "lock"}"',
             )
         yield
 
 
 def rows_of(batch: Documents) -> Iterator[tuple[bytes, bool, bytes]]:
-    """The packed key of each document, whether it is to be removed, and the document."""
+    """Return packed key, delete flag and document of each row."""
     deletes = [False] * len(batch) if batch.deletes is None else batch.deletes.to_pylist()
     return zip(batch.packed_keys.to_pylist(), deletes, batch.docs_json.to_pylist(), strict=True)
 
 
 def range_of(text: str) -> KeyRange:
-    """What a range of keys was, before it was written down."""
+    """Parse a key range."""
     begin, end = text.split("-")
     return KeyRange(int(begin, 16), int(end, 16))
 
 
 def line_of(about: Mapping[str, Any], document: bytes) -> bytes:
-    """A line of JSON: `about`, and the document as it is."""
+    """Return a line of JSON with `about` and the unchanged document."""
     head = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
-    # Line ends within JSON stand between its tokens, where a space does as well.
+    # Line ends in JSON are between tokens, where a space is equivalent.
     return head[:-1] + _DOCUMENT + (document.replace(b"\n", b" ") or b"null") + b"}\n"
 
 
 def parts_of(line: bytes) -> tuple[dict[str, Any], bytes]:
-    """What `line_of` was given."""
-    # SUBTLE: the first is ours, as quotes within a string of `about` have a backslash.
+    """Return the arguments of `line_of`."""
+    # SUBTLE: the first match is the separator, because quotes in strings of `about` are escaped.
     head, _, document = line.rstrip(b"\n").partition(_DOCUMENT)
     return json.loads(head + b"}"), document[:-1]
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """The lines of a file; none, if it is not there."""
+    """Return the lines of a file; empty if it does not exist."""
     try:
-        # Not `splitlines`, which takes a carriage return for the end of a line.
+        # Not `splitlines`, which also splits at a carriage return.
         with path.open("rb") as file:
             return list(file)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""What the three have in common: a folder, in which each resource has its own.
+"""Validate and Apply of the three connectors: a folder for each resource.
 
-    FOLDER/NAME/resource.json   which connector and materialization it is of
-    FOLDER/NAME/…               what the connector keeps
+    FOLDER/NAME/resource.json   connector and materialization of the resource
+    FOLDER/NAME/…               files of the connector
 
-Validate and Apply look at `resource.json` alone, so they are the same for all.
+Validate and Apply read only `resource.json`, so all connectors share them.
 """
 
 import json
@@ -36,22 +36,22 @@ __all__ = ["Applied", "FilesConnector", "FilesEndpoint", "FilesResource", "last_
 
 
 class FilesEndpoint(BaseModel):
-    """Which folder."""
+    """Configuration of the endpoint."""
 
     model_config = ConfigDict(extra="forbid")
 
-    folder: Path = Setting(description="the folder of all resources; it is made if it is not there")
+    folder: Path = Setting(description="folder of all resources; created if it does not exist")
 
 
 class FilesResource(BaseModel):
-    """What the folder of a collection is called."""
+    """Configuration of a resource."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str = Setting(
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
         max_length=100,
-        description="letters, digits, and _ . - within",
+        description="letters, digits, and _ . -; not . or - at the start",
     )
 
 
@@ -60,7 +60,7 @@ ResourceT = TypeVar("ResourceT", bound=FilesResource)
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What `resource.json` says."""
+    """Contents of `resource.json`."""
 
     connector: str
     materialization: str
@@ -74,32 +74,32 @@ class Applied:
 
 
 def last_applied(folder: Path) -> Applied | None:
-    """What a folder was made for; none, if it was not made by one of us."""
+    """Return the record of a folder; None if no connector has created it."""
     try:
         return Applied(**json.loads((folder / "resource.json").read_bytes()))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise Refused(
-            f'folder "{folder}" cannot be read: {error.strerror}',
-            hint="Name a folder that can be read and written.",
+            f'could not read folder "{folder}": {error.strerror}',
+            hint="Use a folder that is readable and writable.",
         ) from error
     except (ValueError, TypeError) as error:
         raise Refused(
-            f'"{folder / "resource.json"}" is not what a connector wrote',
-            hint="Restore it, or name another resource.",
+            f'file "{folder / "resource.json"}" is damaged',
+            hint="Restore the file, or use another resource.",
         ) from error
 
 
 class FilesConnector(Connector[FilesEndpoint, ResourceT]):
-    """Documents in the files of a folder."""
+    """Connector that stores documents in the files of a folder."""
 
     endpoint = FilesEndpoint
     accepts_empty: ClassVar[bool] = True
 
     @abstractmethod
     def delta_updates(self, resource: ResourceT) -> bool:
-        """Whether every document is kept, instead of the last by key."""
+        """Return whether a resource has delta updates."""
 
     def make(self, folder: Path) -> None:
         """Create the files and folders that a resource has from the start, if they are missing."""
@@ -109,53 +109,53 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
     def validate(
         self, request: ValidateRequest[FilesEndpoint, ResourceT]
     ) -> Sequence[ValidatedBinding]:
-        """Every field can be taken, for it is in the document; the key and that must be."""
+        """Require the key and the root document. All other fields are optional."""
         _check_access(request.endpoint.folder)
-        names = [each.resource.name for each in request.bindings]
-        if twice := {name for name in names if names.count(name) > 1}:
+        names = [binding.resource.name for binding in request.bindings]
+        if duplicates := {name for name in names if names.count(name) > 1}:
             raise Refused(
-                f'resource "{min(twice)}" is bound twice',
-                hint="Give each binding a name of its own.",
+                f'resource "{min(duplicates)}" is bound twice',
+                hint="Use a different resource for each binding.",
             )
-        found = []
-        for each in request.bindings:
-            delta = self.delta_updates(each.resource)
-            folder = request.endpoint.folder / each.resource.name
+        validated = []
+        for binding in request.bindings:
+            delta = self.delta_updates(binding.resource)
+            folder = request.endpoint.folder / binding.resource.name
             last = last_applied(folder)
-            self._check(last, each.resource, delta)
+            self._check(last, binding.resource, delta)
             absent = last is None or bool(last.missing(folder))
-            constraints = {field.name: _constraint(field) for field in each.fields}
-            path = (each.resource.name,)
-            found.append(
+            constraints = {field.name: _constraint(field) for field in binding.fields}
+            path = (binding.resource.name,)
+            validated.append(
                 ValidatedBinding(constraints, path, delta, True, self.accepts_empty, absent=absent)
             )
-        return found
+        return validated
 
     def _check(self, last: Applied | None, resource: ResourceT, delta: bool) -> None:
-        """See that what is there can take what shall come."""
+        """Reject a resource of another connector or with other updates."""
         if last is not None and last.connector != self.name:
             raise Refused(
-                f'resource "{resource.name}" is of connector "{last.connector}"',
-                hint="Name another.",
+                f'resource "{resource.name}" belongs to connector "{last.connector}"',
+                hint="Use another resource.",
             )
         if last is not None and last.delta_updates is not delta:
-            kinds = {True: "delta updates", False: "the last document by key"}
+            kinds = {True: "delta updates", False: "standard updates"}
             raise Refused(
-                f'resource "{resource.name}" keeps {kinds[last.delta_updates]}, '
+                f'resource "{resource.name}" has {kinds[last.delta_updates]} '
                 f"and cannot change to {kinds[delta]}",
-                hint="Name another, or delete the materialization first.",
+                hint="Use another resource, or delete the materialization first.",
             )
 
     # Apply.
 
     def apply(self, request: ApplyRequest[FilesEndpoint, ResourceT]) -> str:
-        """Make a folder for each resource that has none."""
-        missing = [each for each in request.bindings if self._must_make(request, each)]
+        """Create the missing folders of resources."""
+        missing = [binding for binding in request.bindings if self._must_make(request, binding)]
         if not request.dry_run:
-            for each in missing:
-                self._make(request, each)
+            for binding in missing:
+                self._make(request, binding)
         root = request.endpoint.folder
-        return "".join(f'make folder "{root / each.resource.name}"\n' for each in missing)
+        return "".join(f'create folder "{root / binding.resource.name}"\n' for binding in missing)
 
     def _must_make(
         self,
@@ -169,21 +169,21 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
             or binding.delta_updates is not self.delta_updates(binding.resource)
         ):
             raise Refused(
-                f'the binding of resource "{folder.name}" is not as it was validated',
-                detail="That is of its path, of the whole document, and of delta updates.",
+                f'binding of resource "{folder.name}" differs from its validation',
+                detail="The path, the root document or delta updates have changed.",
                 hint="Validate again.",
             )
         last = last_applied(folder)
         self._check(last, binding.resource, binding.delta_updates)
         if last is not None and last.materialization != request.materialization:
             raise Refused(
-                f'resource "{folder.name}" is of materialization "{last.materialization}"',
-                hint="Name another.",
+                f'resource "{folder.name}" belongs to materialization "{last.materialization}"',
+                hint="Use another resource.",
             )
         if last is None and folder.exists() and any(folder.iterdir()):
             raise Refused(
-                f'"{folder}" is there, and was made by nobody we know',
-                hint="Name another resource, or empty the folder.",
+                f'folder "{folder}" exists, but no connector has created it',
+                hint="Use another resource, or empty the folder.",
             )
         return last is None or bool(last.missing(folder))
 
@@ -200,24 +200,24 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
             self.make(new)
-            contents = tuple(sorted(each.name for each in new.iterdir()))
+            contents = tuple(sorted(path.name for path in new.iterdir()))
             about = Applied(self.name, request.materialization, binding.delta_updates, contents)
             replace(new / "resource.json", json.dumps(asdict(about)).encode())
             sync(new)
-            new.replace(folder)  # All of it is there, or nothing.
+            new.replace(folder)  # Atomic: the complete folder exists, or nothing.
             for above in folder.parents[:2]:
                 sync(above)
         except OSError as error:
             raise Refused(
-                f'folder "{folder}" cannot be made: {error.strerror}',
-                hint="Name a folder that can be read and written.",
+                f'could not create folder "{folder}": {error.strerror}',
+                hint="Use a folder that is readable and writable.",
             ) from error
 
     def delete(self, request: ApplyRequest[FilesEndpoint, ResourceT]) -> str:
-        """Take away the folders that were made for these bindings."""
+        """Remove the folders that Apply created for these bindings."""
         ours = []
-        for each in request.bindings:
-            folder = request.endpoint.folder / each.resource.name
+        for binding in request.bindings:
+            folder = request.endpoint.folder / binding.resource.name
             last = last_applied(folder)
             if last is not None and last.materialization == request.materialization:
                 ours.append(folder)
@@ -225,42 +225,42 @@ class FilesConnector(Connector[FilesEndpoint, ResourceT]):
             for folder in ours:
                 old = folder.with_name(f".{folder.name}.old")
                 shutil.rmtree(old, ignore_errors=True)
-                folder.replace(old)  # It is gone at once, or not yet.
+                folder.replace(old)  # Atomic: the folder disappears at once.
                 shutil.rmtree(old)
-        return "".join(f'remove folder "{each}"\n' for each in ours)
+        return "".join(f'remove folder "{folder}"\n' for folder in ours)
 
     def folders(self, request: OpenRequest[FilesEndpoint, ResourceT]) -> list[Path]:
-        """The folder of each binding.
+        """Return the folder of each binding.
 
         Raises:
-            Refused: one was not applied.
+            Refused: a binding was not applied.
         """
-        for each in request.bindings:
-            if self._must_make(request, each):
+        for binding in request.bindings:
+            if self._must_make(request, binding):
                 raise Refused(
-                    f'resource "{each}" of materialization "{request.materialization}" '
+                    f'resource "{binding}" of materialization "{request.materialization}" '
                     "has not been applied",
-                    hint="Apply it first.",
+                    hint="Apply the materialization first.",
                 )
-        return [request.endpoint.folder / each.resource.name for each in request.bindings]
+        return [request.endpoint.folder / binding.resource.name for binding in request.bindings]
 
 
 def _check_access(folder: Path) -> None:
-    """Check that the folder can be written, or created, without touching it."""
-    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    """Check that the folder can be written or created, without changing it."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     ids = os.access in os.supports_effective_ids
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK, effective_ids=ids):
         return
     state = "is not writable" if existing.is_dir() else "is not a folder"
     raise Refused(
         f'folder "{folder}" cannot be used: "{existing}" {state}',
-        hint="Grant write permission, or name another folder in the endpoint.",
+        hint="Grant write permission, or use another folder in the endpoint.",
     )
 
 
 def _constraint(field: Field) -> Constraint:
     if field.is_key:
-        return Constraint(ConstraintType.LOCATION_REQUIRED, "it is of the key")
+        return Constraint(ConstraintType.LOCATION_REQUIRED, "the field is part of the key")
     if field.ptr == "":
-        return Constraint(ConstraintType.LOCATION_REQUIRED, "the whole document is kept")
-    return Constraint(ConstraintType.FIELD_OPTIONAL, "it is kept within the document")
+        return Constraint(ConstraintType.LOCATION_REQUIRED, "the root document is stored")
+    return Constraint(ConstraintType.FIELD_OPTIONAL, "the field is stored in the document")

@@ -1,19 +1,17 @@
-"""A store without transactions: one file for each key, written through in Store.
+"""Store without transactions: one file for each key, written during Store.
 
-    FOLDER/NAME/keys/0215….json     the document, in a file named for its key
-    FOLDER/NAME/writers.json        {"00000000-ffffffff": "3f9c2a10"}: whose the keys are
+    FOLDER/NAME/keys/0215….json     the document, in a file named after its key
+    FOLDER/NAME/writers.json        {"00000000-ffffffff": "3f9c2a10"}: writers of key ranges
 
-It stands for a key-value store. Each document is replaced whole, but a transaction
-is not: when it breaks off, some of it is there, Loads see it, and the runtime stores
-all of it again. Documents therefore come **at least once**. The end is the same where
-the last write wins; where documents are reduced by `sum`, it may be counted twice.
+The connector is an example of a key-value store. Each document is replaced atomically, but a
+transaction is not atomic: a failed transaction leaves some of its documents, Loads return them, and
+the runtime stores all documents again. Delivery is **at least once**. With last-write-wins, the
+result is the same. With `sum`, a value may be counted twice.
 
-What it does promise is that no value goes back in time. Each Open takes its range of
-keys, and whoever had any of them has them no more; a write is made only by who has its
-keys. Both are under one lock, held for as long as the files of one batch take. So a
-stream that was taken over is told `Fenced`, in whichever process it is, and even if it
-was suspended for a day. That holds as far as the lock does: in a file system of this
-machine, not in one that many share and that knows no `flock`.
+No value is replaced by an older one. Each Open takes over its key range from all previous writers,
+and a stream writes only while it owns its keys. Both hold one lock, during one batch of files. A
+stream that was taken over raises `Fenced`, in any process and after any suspension. The guarantee
+needs `flock`: it holds in a local file system, not in a shared one without locks.
 """
 
 import hashlib
@@ -44,70 +42,72 @@ from penstock.sdk import (
 __all__ = ["PlainFiles", "connector"]
 
 LONGEST: Final = 100
-"""Longer keys are named by their hash: a file name has 255 bytes at most."""
+"""Longer keys are named by their hash, because file names are limited to 255 bytes."""
 
 WRITERS: Final = 16
-"""To sync a file is to wait, so that many are written at once."""
+"""Number of files written concurrently, because each waits for fsync."""
 
 
 class PlainFiles(FilesConnector[FilesResource]):
-    """Keeps each document in a file of its own."""
+    """Connector that stores each document in its own file."""
 
     name = "plain-files"
     documentation_url = documentation_url("reference/connectors.md#plain-files")
     resource = FilesResource
 
     def delta_updates(self, resource: FilesResource) -> bool:
-        """Never: a file has one document, the last."""
+        """Return False: a file has one document."""
         return False
 
     def make(self, folder: Path) -> None:
-        """Where the documents go."""
+        """Create the folder of the documents."""
         (folder / "keys").mkdir(exist_ok=True)
 
     def open(self, request: OpenRequest[FilesEndpoint, FilesResource]) -> "PlainTransactor":
-        """The writer of a range of keys, from now on the only one."""
+        """Return the only writer of a key range."""
         return PlainTransactor(self.folders(request), request.key_range, request.cancelled)
 
 
 class PlainTransactor(Transactor):
-    """One stream's writer. There is no checkpoint: the recovery log has it."""
+    """Writer of one stream. The recovery log has the checkpoint."""
 
     accepts_empty = True
 
-    def __init__(self, folders: list[Path], key_range: KeyRange, gave_up: threading.Event) -> None:
+    def __init__(
+        self, folders: list[Path], key_range: KeyRange, cancelled: threading.Event
+    ) -> None:
         self._folders = folders
         self._key_range = key_range
         self._own = secrets.token_hex(4)
-        self._gave_up = gave_up
+        self._cancelled = cancelled
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="plain-files")
         for folder in folders:
             self._take_over(folder)
 
     def _take_over(self, folder: Path) -> None:
-        with locked(folder, self._gave_up):
+        with locked(folder, self._cancelled):
             last = _writers(folder).items()
-            kept = {key: own for key, own in last if not range_of(key).overlaps(self._key_range)}
-            writers = {**kept, str(self._key_range): self._own}
+            others = {key: own for key, own in last if not range_of(key).overlaps(self._key_range)}
+            writers = {**others, str(self._key_range): self._own}
             replace(folder / "writers.json", json.dumps(writers).encode())
             sync(folder)
 
     def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
-        """Read the files of `keys` that are there."""
+        """Read the files of `keys` that exist."""
         for batch in keys:
             folder = self._folders[batch.binding.index]
-            found = [_read(_path(folder, key)) for key in batch.packed.to_pylist()]
-            yield LoadedDocuments(batch.binding, pa.array(found, pa.binary()).drop_null())
+            documents = [_read(_path(folder, key)) for key in batch.packed.to_pylist()]
+            yield LoadedDocuments(batch.binding, pa.array(documents, pa.binary()).drop_null())
 
     def store(self, documents: Iterator[Documents]) -> None:
-        """Write each batch through, unless somebody else has taken over."""
+        """Write each batch, unless another stream has taken over."""
         for batch in documents:
             folder = self._folders[batch.binding.index]
-            with locked(folder, self._gave_up):
+            with locked(folder, self._cancelled):
                 if _writers(folder).get(str(self._key_range)) != self._own:
                     raise Fenced(
-                        f'a newer stream has taken over {self._key_range} of "{folder}"',
-                        hint="Stop; the other one goes on.",
+                        f'newer stream has taken over key range {self._key_range} of "{folder}"',
+                        hint="Stop this process. The newer stream continues.",
                     )
                 if batch.empties:
                     for path in (folder / "keys").iterdir():
@@ -116,29 +116,29 @@ class PlainTransactor(Transactor):
                     self._pool.submit(_write, _path(folder, key), None if deleted else document)
                     for key, deleted, document in rows_of(batch)
                 ]
-                # SUBTLE: all of them, whatever becomes of one; none may outlast the lock.
+                # SUBTLE: wait for all, even if one fails: no write may outlast the lock.
                 wait(written)
-            for each in written:
-                each.result()
+            for future in written:
+                future.result()
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
-        """The documents are there already; let their names survive a crash, too."""
+        """Make the names of the documents durable. Their contents already are."""
         for folder in self._folders:
             sync(folder / "keys")
         return None
 
     def cancel(self) -> None:
-        """Wait for no lock any more."""
-        self._gave_up.set()
+        """Stop waiting for locks."""
+        self._cancelled.set()
 
     def close(self) -> None:
-        """End the threads; there is nothing that could be rolled back."""
+        """End the threads. Nothing can be rolled back."""
         self._pool.shutdown()
 
 
 def _writers(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads(_read(folder / "writers.json") or b"{}")
-    return found
+    writers: dict[str, str] = json.loads(_read(folder / "writers.json") or b"{}")
+    return writers
 
 
 def _path(folder: Path, key: bytes) -> Path:
@@ -161,5 +161,5 @@ def _write(path: Path, document: bytes | None) -> None:
 
 
 def connector() -> PlainFiles:
-    """One that can be served."""
+    """Return the connector."""
     return PlainFiles()

@@ -1,14 +1,13 @@
-"""Push-only: every document is a line at the end of a file, and is never asked for.
+"""Push-only store: every document is appended to a file and never loaded.
 
     FOLDER/NAME/pushed.jsonl    {"binding", "key", "deleted", "document"}
 
-It stands for a webhook, a queue or a topic. Documents are pushed in Store, before
-anybody knows whether the transaction commits, so each comes **at least once**: what
-broke off is pushed again. Nothing tells the second time from the first, and nothing
-keeps a stream that was taken over from pushing once more. Who reads the file must be
-able to bear both; if documents are reduced by `sum`, that reader counts twice.
+The connector is an example of a webhook, a queue or a topic. Documents are pushed during Store,
+before the transaction commits, so delivery is **at least once**: a transaction that failed is
+pushed again. Nothing marks the duplicates, and a stream that was taken over may still push. Readers
+of the file must tolerate both. With `sum`, a reader counts duplicates twice.
 
-What start_commit has answered for survives a crash.
+Documents are durable when start_commit returns.
 """
 
 import os
@@ -25,34 +24,34 @@ __all__ = ["PushFiles", "connector"]
 
 
 class PushFiles(FilesConnector[FilesResource]):
-    """Appends every document to a file."""
+    """Connector that appends every document to a file."""
 
     name = "push-files"
     documentation_url = documentation_url("reference/connectors.md#push-files")
     resource = FilesResource
-    accepts_empty = False  # What was pushed is with whoever reads it.
+    accepts_empty = False  # Pushed documents cannot be recalled.
 
     def delta_updates(self, resource: FilesResource) -> bool:
-        """Always: what was pushed cannot be looked up, nor replaced."""
+        """Return True: pushed documents can be neither loaded nor replaced."""
         return True
 
     def open(self, request: OpenRequest[FilesEndpoint, FilesResource]) -> "PushTransactor":
-        """A writer that appends."""
+        """Return a writer that appends."""
         return PushTransactor(self.folders(request))
 
 
 class PushTransactor(Transactor):
-    """One stream's pushes. There is no load, and no checkpoint: the recovery log has it."""
+    """Writer of one stream, without load. The recovery log has the checkpoint."""
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
         self._pushed: set[Path] = set()
-        """What this transaction has written to, and is not synced."""
+        """Folders with lines of this transaction that are not synced."""
 
-        self._gave_up = threading.Event()
+        self._cancelled = threading.Event()
 
     def store(self, documents: Iterator[Documents]) -> None:
-        """Push each batch as it comes."""
+        """Push each batch when it arrives."""
         for batch in documents:
             folder = self._folders[batch.binding.index]
             keys = batch.keys().rows()
@@ -60,12 +59,12 @@ class PushTransactor(Transactor):
                 line_of({"binding": str(batch.binding), "key": key, "deleted": deleted}, document)
                 for key, (_, deleted, document) in zip(keys, rows_of(batch), strict=True)
             ]
-            with locked(folder, self._gave_up):
+            with locked(folder, self._cancelled):
                 _append(folder / "pushed.jsonl", b"".join(lines))
             self._pushed.add(folder)
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
-        """Nothing is to be remembered but that all of it is there."""
+        """Make all pushed documents durable."""
         for folder in self._pushed:
             with (folder / "pushed.jsonl").open("rb") as file:
                 os.fsync(file.fileno())
@@ -74,21 +73,21 @@ class PushTransactor(Transactor):
         return None
 
     def cancel(self) -> None:
-        """Wait for no lock any more."""
-        self._gave_up.set()
+        """Stop waiting for locks."""
+        self._cancelled.set()
 
 
 def _append(path: Path, lines: bytes) -> None:
-    """Add whole lines, after the last that is whole."""
+    """Append complete lines, and remove an incomplete last line first."""
     with path.open("a+b") as file:
         end = file.seek(0, os.SEEK_END)
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-            # Whoever wrote this was killed meanwhile, and will push it again.
+            # Its writer was killed, and will push the document again.
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
         file.write(lines)
 
 
 def connector() -> PushFiles:
-    """One that can be served."""
+    """Return the connector."""
     return PushFiles()

@@ -1,16 +1,16 @@
-"""Idempotent apply: a transaction is staged in Store, and applied once it is committed.
+"""Idempotent apply: a transaction is staged in Store, and applied after its commit.
 
     FOLDER/NAME/staged/00000000-ffffffff.18.3f9c2a10.jsonl   the documents of a transaction
     FOLDER/NAME/table.jsonl                                  the table: see `table.py`
 
-The recovery log is authoritative. start_commit returns connector state that numbers the
-transaction and names its files; once the log has committed that, they are as good as
-applied, and whoever comes to Acknowledge next does it. Documents come **exactly once**:
+The recovery log is authoritative. start_commit returns connector state with the number and the
+files of the transaction. After the log has committed this state, the next Acknowledge of any stream
+applies the files. Delivery is **exactly once**:
 
-    a transaction is applied  ⇔  its number ≤ the last one of its range in the table
+    a transaction is applied  ⇔  its number ≤ the last number of its key range in the table
 
-so to apply it again, after a crash or by a stream that was taken over, is to do nothing.
-That goes for delta updates, too, which are appended.
+Applying it again, after a crash or by a stream that was taken over, has no effect. This includes
+delta updates, which are appended.
 """
 
 import json
@@ -33,22 +33,22 @@ __all__ = ["StagedFiles", "StagedResource", "connector"]
 
 
 class StagedResource(FilesResource):
-    """A table, and what it keeps."""
+    """Configuration of a table."""
 
     delta_updates: bool = Setting(
-        default=False, description="keep every document, instead of the last by key"
+        default=False, description="store every document, instead of the last by key"
     )
 
 
 class StagedFiles(FilesConnector[StagedResource]):
-    """Keeps a table in a file, which it replaces once for each transaction."""
+    """Connector that stores a table in a file, and replaces it in each transaction."""
 
     name = "staged-files"
     documentation_url = documentation_url("reference/connectors.md#staged-files")
     resource = StagedResource
 
     def delta_updates(self, resource: StagedResource) -> bool:
-        """As the user likes."""
+        """Return the setting of the resource."""
         return resource.delta_updates
 
     def make(self, folder: Path) -> None:
@@ -57,12 +57,12 @@ class StagedFiles(FilesConnector[StagedResource]):
         Table(folder).create()
 
     def open(self, request: OpenRequest[FilesEndpoint, StagedResource]) -> "StagedTransactor":
-        """The writer of a range of keys; who else writes them is the recovery log's to say."""
-        return StagedTransactor(request, [Table(each) for each in self.folders(request)])
+        """Return a writer of a key range. The recovery log fences other writers."""
+        return StagedTransactor(request, [Table(folder) for folder in self.folders(request)])
 
 
 class StagedTransactor(Transactor):
-    """One stream's transactions. There is no checkpoint: the recovery log has it."""
+    """Transactions of one stream. The recovery log has the checkpoint."""
 
     accepts_empty = True
 
@@ -72,46 +72,46 @@ class StagedTransactor(Transactor):
         self._root, self._tables = request.endpoint.folder, tables
         self._range = str(request.key_range)
         self._committed = request.state
-        """By range, the last transaction that is committed; applied, or not yet."""
+        """Last committed transaction by key range, applied or not."""
 
-        # Once they are applied, those whose keys we have taken over are of no use.
+        # Entries of overlapping key ranges are removed after they are applied.
         ours, state = request.key_range, request.state
         self._past = {key: None for key in state if range_of(key).overlaps(ours)}
-        numbers = [each["transaction"] for each in state.values()]
-        numbers += [each for table in tables for each in table.applied().values()]
+        numbers = [entry["transaction"] for entry in state.values()]
+        numbers += [number for table in tables for number in table.applied().values()]
         self._number = max(numbers, default=0)
         self._own = secrets.token_hex(4)  # A stream that was taken over may use the same number.
         self._staging: dict[Path, BinaryIO] = {}
-        self._gave_up = request.cancelled
-        self._clean({name for each in state.values() for name in each["staged"]})
+        self._cancelled = request.cancelled
+        self._clean({name for entry in state.values() for name in entry["staged"]})
 
     def _clean(self, named: set[str]) -> None:
-        """Remove what was staged for our range and never committed."""
+        """Remove staged files of this key range that were never committed."""
         for table in self._tables:
-            for each in table.folder.glob(f"staged/{self._range}.*"):
-                if str(each.relative_to(self._root)) not in named:
-                    each.unlink(missing_ok=True)
+            for path in table.folder.glob(f"staged/{self._range}.*"):
+                if str(path.relative_to(self._root)) not in named:
+                    path.unlink(missing_ok=True)
 
     def acknowledge(self) -> None:
-        """Apply what is committed, by this stream or by those before it."""
-        for key_range, each in self._committed.items():
-            for staged in map(self._root.joinpath, each["staged"]):
+        """Apply committed transactions of this stream and of earlier ones."""
+        for key_range, entry in self._committed.items():
+            for staged in map(self._root.joinpath, entry["staged"]):
                 table = Table(staged.parent.parent)
-                table.apply(staged, key_range, each["transaction"], self._gave_up)
+                table.apply(staged, key_range, entry["transaction"], self._cancelled)
         self._committed = {}
 
     def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
-        """Look up `keys` in tables that are read once for all of them."""
+        """Look up `keys` in tables. Each table is read once."""
         tables: dict[int, dict[str, bytes]] = {}
         for batch in keys:
-            at = batch.binding.index
-            if at not in tables:
-                tables[at] = self._tables[at].by_key()
-            found = [tables[at].get(key.hex()) for key in batch.packed.to_pylist()]
-            yield LoadedDocuments(batch.binding, pa.array(found, pa.binary()).drop_null())
+            index = batch.binding.index
+            if index not in tables:
+                tables[index] = self._tables[index].by_key()
+            documents = [tables[index].get(key.hex()) for key in batch.packed.to_pylist()]
+            yield LoadedDocuments(batch.binding, pa.array(documents, pa.binary()).drop_null())
 
     def store(self, documents: Iterator[Documents]) -> None:
-        """Write a file for each table."""
+        """Stage the documents in one file per table."""
         self._number += 1
         name = f"{self._range}.{self._number}.{self._own}.jsonl"
         for batch in documents:
@@ -126,13 +126,13 @@ class StagedTransactor(Transactor):
             )
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
-        """Name what was staged; what was named before is applied."""
+        """Sync the staged files, and return connector state that names them."""
         for path, file in self._staging.items():
             file.flush()
             os.fsync(file.fileno())
             file.close()
             sync(path.parent)
-        # A list, for a patch replaces it; an object would be merged with that of before.
+        # A list, because a merge patch replaces lists but merges objects.
         names = [str(path.relative_to(self._root)) for path in self._staging]
         self._staging = {}
         self._committed = {self._range: {"transaction": self._number, "staged": names}}
@@ -140,16 +140,16 @@ class StagedTransactor(Transactor):
         return StateUpdate(json.dumps(patch).encode(), patch=True)
 
     def cancel(self) -> None:
-        """Wait for no lock any more."""
-        self._gave_up.set()
+        """Stop waiting for locks."""
+        self._cancelled.set()
 
     def close(self) -> None:
-        """Forget what is staged and was not named."""
+        """Remove staged files that were not committed."""
         for path, file in self._staging.items():
             file.close()
             path.unlink(missing_ok=True)
 
 
 def connector() -> StagedFiles:
-    """One that can be served."""
+    """Return the connector."""
     return StagedFiles()

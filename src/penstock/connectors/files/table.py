@@ -1,10 +1,10 @@
-"""A table in one file, with the transactions that are applied to it.
+"""Table in one file, with the numbers of its applied transactions.
 
     {"applied": {"00000000-ffffffff": 17}}
     {"key": "02…", "deleted": false, "document": …}
     …
 
-It is read and written whole, which makes it short; it is for small tables.
+The file is read and written completely, so it suits small tables only.
 """
 
 import json
@@ -21,14 +21,14 @@ from penstock.sdk import Refused
 __all__ = ["EMPTIES", "Table"]
 
 EMPTIES: Final = b'{"empties":true}\n'
-"""The first line of a staged file, if what was in the table before goes."""
+"""First line of a staged file that truncates the table."""
 
 NO_DOCUMENTS: Final = b'{"applied": {}}\n'
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The table in a folder."""
+    """Table in a folder."""
 
     folder: Path
 
@@ -37,25 +37,25 @@ class Table:
         if not self._file.exists():
             replace(self._file, NO_DOCUMENTS)
 
-    def apply(self, staged: Path, key_range: str, number: int, gave_up: threading.Event) -> None:
-        """Add the lines of a staged file as transaction `number` of a range, and remove it.
+    def apply(self, staged: Path, key_range: str, number: int, cancelled: threading.Event) -> None:
+        """Apply a staged file as transaction `number` of a key range, and remove the file.
 
-        That it was applied is replaced together with what it changed, and the numbers
-        of a range only grow; so to apply it again is to do nothing.
+        The number is replaced atomically with the rows, and the numbers of a key range only grow.
+        Applying the transaction again has no effect.
 
         Raises:
-            Corruption: it was not applied, and is not there.
+            Corruption: the transaction is not applied, and its file does not exist.
             Refused: the file of the table was deleted, with all transactions before this one.
         """
         if (resource := last_applied(self.folder)) is None:
-            return  # It was deleted since.
-        # Shards of other ranges have the same file.
-        with locked(self.folder, gave_up):
+            return  # The resource was deleted.
+        # Shards of other key ranges use the same file.
+        with locked(self.folder, cancelled):
             if self._file.name in resource.missing(self.folder):
                 raise Refused(
                     f'file "{self._file}" of resource "{self.folder.name}" was deleted',
                     detail="A new file would miss the documents of earlier transactions.",
-                    hint="Restore the file, or name another resource.",
+                    hint="Restore the file, or use another resource.",
                 )
             applied = self.applied()
             if applied.get(key_range, 0) < number:
@@ -63,8 +63,8 @@ class Table:
                     raise Corruption(
                         staged.name,
                         where=str(staged.parent),
-                        detail=f"It is transaction {number} of {key_range}, which is committed "
-                        "and not yet applied, and its documents are not there.",
+                        detail=f"Transaction {number} of key range {key_range} is committed but "
+                        "not applied, and its staged documents are missing.",
                     )
                 empties = added[0] == EMPTIES
                 lines = added[1:] if empties else [*self.lines(), *added]
@@ -76,16 +76,16 @@ class Table:
         staged.unlink(missing_ok=True)
 
     def applied(self) -> dict[str, int]:
-        """By range, the number of the last transaction that is applied."""
-        found: dict[str, int] = json.loads(self._all()[0])["applied"]
-        return found
+        """Return the number of the last applied transaction, by key range."""
+        applied: dict[str, int] = json.loads(self._all()[0])["applied"]
+        return applied
 
     def lines(self) -> list[bytes]:
-        """What is in it, a line for each document."""
+        """Return the lines of the documents."""
         return self._all()[1:]
 
     def by_key(self) -> dict[str, bytes]:
-        """The documents, by their packed keys in hex."""
+        """Return the documents by packed key, in hexadecimal."""
         return {key: parts_of(line)[1] for key, line in _last_by_key(self.lines()).items()}
 
     def _all(self) -> list[bytes]:
@@ -97,11 +97,11 @@ class Table:
 
 
 def _last_by_key(lines: list[bytes]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    last: dict[str, bytes] = {}
     for line in lines:
         about, _ = parts_of(line)
         if about["deleted"]:
-            found.pop(about["key"], None)
+            last.pop(about["key"], None)
         else:
-            found[about["key"]] = line
-    return found
+            last[about["key"]] = line
+    return last

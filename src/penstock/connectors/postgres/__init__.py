@@ -1,4 +1,4 @@
-"""Documents in the tables of a Postgres database, 12 or newer; the database is authoritative."""
+"""Connector that stores documents in Postgres 12 or newer, which is authoritative."""
 
 from penstock.connectors.postgres.connector import PostgresConnector
 
@@ -6,5 +6,5 @@ __all__ = ["PostgresConnector", "connector"]
 
 
 def connector() -> PostgresConnector:
-    """One that can be served."""
+    """Return the connector."""
     return PostgresConnector()

@@ -1,8 +1,8 @@
-"""A connection whose waits end when the server hangs.
+"""Connection whose waits end if the server hangs.
 
 After each answer deadline without a byte, a second connection inspects the backend of the first
-one (`silence_reason`). A busy backend is waited for. Otherwise the socket is shut down, and libpq
-reports a lost connection.
+one (`silence_reason`). If the backend is busy, the wait continues. Otherwise the socket is shut
+down, and libpq reports a lost connection.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that is closed when its server is silent; call `watch` once it is open."""
+    """Connection that is closed if its server is silent. Call `watch` after it is open."""
 
     silence = ""
     """Reason why the connection was closed, or empty."""
@@ -39,15 +39,15 @@ class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
 
         After `cancelled` is set, a wait ends within the grace.
         """
-        # SUBTLE: not the pid that libpq knows, which a pooler in between has made up.
+        # SUBTLE: not the pid of libpq, which a connection pooler invents.
         rows = self.execute("SELECT pg_catalog.pg_backend_pid()").fetchall()
         self._backend_pid = int(rows[0][0])
         self._cancelled = cancelled
-        # Under another name: sessions of streams are found by theirs, and ended.
+        # With another name, because sessions of streams are found by their name and terminated.
         self._parameters = {**parameters, "application_name": "penstock"}
 
     def wait(self, gen: PQGen[_Result], *arguments: Any, **options: Any) -> _Result:
-        """Wait as psycopg does, but not without bound."""
+        """Wait as psycopg does, but with a time limit."""
         return super().wait(self._watched(gen), *arguments, **options)
 
     def _watched(self, gen: PQGen[_Result]) -> Generator[Any, Any, _Result]:

@@ -1,7 +1,7 @@
-"""The Postgres connector: tables in schemas, with the fence beside them.
+"""Postgres connector: configuration, Validate, Apply and Open.
 
-Before an Open raises the fence it ends the sessions of older streams (`older_sessions.py`),
-rather than wait for what they hold.
+Before an Open increments the fence, it terminates the sessions of older streams
+(`older_sessions.py`), because they may hold locks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from pydantic import Field as Setting
 from penstock import documentation_url
 from penstock.connectors.postgres.dialect import PostgresDialect, annotated, shortened
 from penstock.connectors.postgres.identity import EndpointIdentity
-from penstock.connectors.postgres.older_sessions import SessionNames, end_older, in_the_way
-from penstock.connectors.postgres.session import PostgresSession, Where
+from penstock.connectors.postgres.older_sessions import SessionNames, end_older, fence_lock_error
+from penstock.connectors.postgres.session import PostgresSession, Server
 from penstock.connectors.postgres.transactor import PostgresTransactor
 from penstock.errors import PenstockError
 from penstock.sdk.bindings import Field
@@ -32,43 +32,45 @@ _Name = Annotated[str, Setting(min_length=1)]
 
 
 class PostgresEndpoint(BaseModel):
-    """Which database, and who we are there."""
+    """Configuration of the database."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     url: SecretStr | None = Setting(
-        default=None, description="where to connect: postgresql://user:password@host:5432/database"
+        default=None, description="connection URL: postgresql://user:password@host:5432/database"
     )
-    host: str | None = Setting(default=None, description="instead of a url: the server")
-    port: int | None = Setting(default=None, ge=1, le=65535, description="its port")
-    user: str | None = Setting(default=None, description="the role to connect as")
-    password: SecretStr | None = Setting(default=None, description="its password")
-    database: str | None = Setting(default=None, description="the database")
-    sslmode: str | None = Setting(default=None, description="libpq's, such as verify-full")
-    sslrootcert: str | None = Setting(default=None, description="a file: who must have signed")
-    sslcert: str | None = Setting(default=None, description="a file: our own certificate")
-    sslkey: str | None = Setting(default=None, description="a file: its key")
+    host: str | None = Setting(default=None, description="server, instead of a url")
+    port: int | None = Setting(default=None, ge=1, le=65535, description="port of the server")
+    user: str | None = Setting(default=None, description="role to connect as")
+    password: SecretStr | None = Setting(default=None, description="password of the role")
+    database: str | None = Setting(default=None, description="database")
+    sslmode: str | None = Setting(default=None, description="sslmode of libpq, such as verify-full")
+    sslrootcert: str | None = Setting(default=None, description="file with the CA certificates")
+    sslcert: str | None = Setting(default=None, description="file with the client certificate")
+    sslkey: str | None = Setting(
+        default=None, description="file with the key of the client certificate"
+    )
     in_schema: _Name = Setting(
         default="public",
         alias="schema",
-        description="where tables go unless they say otherwise, and checkpoints",
+        description="schema of the checkpoints, and default schema of tables",
     )
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         others = self.model_fields_set - {"url", "in_schema", "schema"}
         if (self.url is None) == (self.host is None) or (self.url is not None and others):
-            raise ValueError("it needs either a url, or a host with user and database")
+            raise ValueError("endpoint needs either a url, or a host with user and database")
         return self
 
-    def where(self) -> Where:
-        """How to connect.
+    def server(self) -> Server:
+        """Return the connection parameters.
 
         Raises:
-            Refused: libpq cannot read it.
+            Refused: libpq cannot parse the url.
         """
         if self.url is not None:
-            return Where.of(self.url.get_secret_value(), {})
+            return Server.parse(self.url.get_secret_value(), {})
         given = {
             "host": self.host,
             "port": self.port,
@@ -80,23 +82,23 @@ class PostgresEndpoint(BaseModel):
             "sslcert": self.sslcert,
             "sslkey": self.sslkey,
         }
-        return Where.of("", {name: str(value) for name, value in given.items() if value})
+        return Server.parse("", {name: str(value) for name, value in given.items() if value})
 
 
 class PostgresResource(SqlResource):
-    """Where in the database a collection goes."""
+    """Configuration of a table."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     in_schema: _Name | None = Setting(
         default=None,
         alias="schema",
-        description="the schema of the table; it is made if it is not there",
+        description="schema of the table; created if it does not exist",
     )
 
 
 class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
-    """Documents in the tables of a Postgres database."""
+    """Connector that stores documents in the tables of a Postgres database."""
 
     name = "postgres"
     documentation_url = documentation_url("reference/connectors.md#postgres")
@@ -106,46 +108,48 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
 
     @contextmanager
     def session(self, endpoint: PostgresEndpoint, *, touch: bool) -> Iterator[PostgresSession]:
-        """A connection to the database; one that may not touch it can only read."""
-        session = PostgresSession(endpoint.where(), touch=touch, turn=endpoint.in_schema)
+        """Return a connection to the database; read-only without `touch`."""
+        session = PostgresSession(endpoint.server(), touch=touch, turn=endpoint.in_schema)
         try:
             yield session
         finally:
             session.close()
 
     def path(self, endpoint: PostgresEndpoint, resource: PostgresResource) -> tuple[str, ...]:
-        """What the table of a resource is called."""
+        """Return the path of the table of a resource."""
         return shortened(resource.in_schema or endpoint.in_schema), shortened(resource.table)
 
     def own_table(self, endpoint: PostgresEndpoint, table: str) -> tuple[str, ...]:
-        """What a table of our own is called."""
+        """Return the path of a table of the connector."""
         return shortened(endpoint.in_schema), table
 
     def dialect_for(self, session: Session, fields: Sequence[Field]) -> PostgresDialect:
-        """One that knows which of the types that fields say they have are here."""
+        """Return the dialect with the annotated types of the fields that the endpoint has."""
         assert isinstance(session, PostgresSession)
-        said = {annotated(each) for each in fields} - {""}
-        found = {each: session.endpoint_type(each) for each in sorted(said)}
-        return PostgresDialect({name: kind for name, kind in found.items() if kind})
+        names = {annotated(field) for field in fields} - {""}
+        types = {name: session.endpoint_type(name) for name in sorted(names)}
+        return PostgresDialect({name: kind for name, kind in types.items() if kind})
 
     def create_schemas(
         self, session: Session, endpoint: PostgresEndpoint, paths: Sequence[tuple[str, ...]]
     ) -> Sequence[str]:
-        """The schemas that are not there."""
+        """Return statements that create the missing schemas."""
         assert isinstance(session, PostgresSession)
         names = sorted({schema for schema, _ in paths})
-        there = session.schemas(names)
-        return [f"CREATE SCHEMA {self.dialect.quoted(name)}" for name in names if name not in there]
+        existing = session.schemas(names)
+        return [
+            f"CREATE SCHEMA {self.dialect.quoted(name)}" for name in names if name not in existing
+        ]
 
     def open(self, request: OpenRequest[PostgresEndpoint, PostgresResource]) -> PostgresTransactor:
-        """The writer of a range of keys; whoever wrote any of them before is fenced off."""
+        """Return the writer of a key range, and fence all previous writers of its keys."""
         endpoint, key_range = request.endpoint, request.key_range
         names = SessionNames(endpoint.in_schema, request.materialization)
         session = PostgresSession(
-            endpoint.where(),
+            endpoint.server(),
             name=names.of(key_range),
             turn=names.prefix,
-            gave_up=request.cancelled,
+            cancelled=request.cancelled,
         )
         try:
             last = self.last_applied(session, endpoint, request.materialization)
@@ -157,16 +161,20 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
                     held = fence.install_fence(
                         session, self.dialect, request.materialization, key_range, checkpoints
                     )
-                    # The fence row keeps the table locked meanwhile.
+                    # The lock on the fence row prevents a change of the table.
                     identity = EndpointIdentity.read(session, self.dialect.quoted_path(checkpoints))
             except PenstockError as error:
                 if isinstance(error.__cause__, errors.LockNotAvailable):
-                    raise in_the_way(session, request.materialization, checkpoints, left) from None
+                    raise fence_lock_error(
+                        session, request.materialization, checkpoints, left
+                    ) from None
                 raise
             dialect = self.dialect_for(
-                session, [each for binding in request.bindings for each in binding.fields]
+                session, [field for binding in request.bindings for field in binding.fields]
             )
-            session.see_operators([dialect.quoted_path(each.path) for each in request.bindings])
+            session.add_operator_schemas(
+                [dialect.quoted_path(binding.path) for binding in request.bindings]
+            )
             recreations = self.recreations(session, request, last)
             return PostgresTransactor(
                 session,

@@ -1,23 +1,23 @@
-"""Postgres' SQL.
+"""SQL of Postgres.
 
-A field whose schema says `x-postgres-type`, as collections that were read from
-Postgres do, gets that type, if the endpoint has it. Any other gets
+If the schema of a field has `x-postgres-type`, as collections of Postgres sources do, and the
+endpoint has that type, the column has that type. Other fields have these types:
 
     boolean                     BOOLEAN
     integer                     BIGINT            NUMERIC, if the schema allows more than 64 bits
     number                      DOUBLE PRECISION
-    base 64                     BYTEA
+    base64                      BYTEA
     string                      TEXT
       date, time, date-time     DATE, TIME, TIMESTAMPTZ
       uuid                      UUID
       integer, number           NUMERIC
     object, array, document     JSON
 
-Strings in a key are TEXT whatever their format: two texts of one moment are two keys,
-and would be one row. JSON rather than JSONB, which orders keys, drops all but the
-last of equal ones, and takes no NUL: a document is loaded as it was stored.
+Strings in a key are always TEXT: two texts of the same timestamp are two keys and must not be one
+row. Documents are JSON, not JSONB, to be loaded as they were stored: JSONB sorts keys, drops
+duplicates and rejects NUL.
 
-Names have at most 63 bytes; longer ones are cut, and end in a hash of the whole.
+Names have at most 63 bytes. Longer names are truncated and end in a hash of the name.
 """
 
 import base64
@@ -34,7 +34,14 @@ from penstock.sdk.bindings import Field, FieldKind
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit, Table
 
-__all__ = ["ANNOTATION", "EndpointType", "PostgresDialect", "literal", "moment", "shortened"]
+__all__ = [
+    "ANNOTATION",
+    "EndpointType",
+    "PostgresDialect",
+    "literal",
+    "shortened",
+    "timestamp_text",
+]
 
 ANNOTATION: Final = "x-postgres-type"
 NAME_BYTES: Final = 63
@@ -67,57 +74,57 @@ _BY_CAST: Final = frozenset(
     {"smallint", "integer", "bigint", "numeric", "real", "double precision", "boolean", "date"}
     | {"time without time zone", "uuid", "character varying", "json", "jsonb"}
 )
-"""Types whose `::text` is what a string field would hold."""
+"""Types whose `::text` equals the value of a string field."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointType:
-    """A type that the endpoint has."""
+    """Type of the endpoint."""
 
     name: str
-    """As the endpoint prints it."""
+    """Name as printed by the endpoint."""
 
     base: str
-    """What it is a domain over; else the same."""
+    """Base type of a domain; for other types, the type."""
 
 
 @dataclass(frozen=True)
 class PostgresDialect(Dialect):
-    """How Postgres is spoken to."""
+    """SQL of Postgres."""
 
     types: Mapping[str, EndpointType] = field(default_factory=dict[str, EndpointType])
-    """By what annotations say, the types that the endpoint has."""
+    """Types of the endpoint, by annotation."""
 
     def quoted(self, name: str) -> str:
-        """A name; Postgres takes any but those with a NUL."""
+        """Return a name as a quoted identifier. Names with a NUL are rejected."""
         if "\0" in name:
             raise Refused(
-                f"name {json.dumps(name)} has a NUL in it, which no name in Postgres can have",
-                hint="Exclude the field, or call the table otherwise.",
+                f"name {json.dumps(name)} contains a NUL, which Postgres does not allow",
+                hint="Exclude the field, or use another table name.",
             )
         return super().quoted(name)
 
     def column_name(self, field: str) -> str:
-        """What the column of a field is called."""
+        """Return the column name of a field."""
         if field in _SYSTEM_COLUMNS or not field:
             return f"{field}_{_hash(field)}"
         return shortened(field)
 
-    def kept_type(self, field: Field) -> EndpointType | None:
-        """The endpoint's own type that the field's values are the text of, if it says so."""
-        found = self.types.get(annotated(field))
-        if found is None:
+    def annotated_type(self, field: Field) -> EndpointType | None:
+        """Return the annotated type of a field; None if the endpoint does not have it."""
+        kind = self.types.get(annotated(field))
+        if kind is None:
             return None
-        if field.kind is FieldKind.BYTES and found.base != "bytea":
+        if field.kind is FieldKind.BYTES and kind.base != "bytea":
             return None
-        if field.kind is FieldKind.JSON and found.base not in ("json", "jsonb"):
+        if field.kind is FieldKind.JSON and kind.base not in ("json", "jsonb"):
             return None
-        return found
+        return kind
 
     def column_type(self, field: Field) -> str:
-        """What the column of a field is declared as."""
-        if kept := self.kept_type(field):
-            return kept.name
+        """Return the type of the column of a field."""
+        if kind := self.annotated_type(field):
+            return kind.name
         if field.kind is FieldKind.STRING and not field.is_key:
             return _FORMATS.get(field.format, "TEXT")
         if field.kind is FieldKind.INTEGER and not _in_64_bits(field.annotations):
@@ -125,21 +132,22 @@ class PostgresDialect(Dialect):
         return _TYPES[field.kind]
 
     def fit(self, column: Column, field: Field, was: FieldKind | None = None) -> Fit:
-        """Whether a column that is there can take the values of a field."""
-        wanted = self.column_type(field)
-        wanted = _CANONICAL.get(wanted, wanted if self.kept_type(field) else wanted.lower())
-        if column.type == wanted or (column.type, wanted) in {
+        """Return whether an existing column can hold the values of a field."""
+        required = self.column_type(field)
+        name = required if self.annotated_type(field) else required.lower()
+        required = _CANONICAL.get(required, name)
+        if column.type == required or (column.type, required) in {
             ("numeric", "bigint"),
             ("character varying", "text"),
             ("jsonb", "json"),
         }:
             return Fit.COMPATIBLE
-        if _widens(column.type, wanted, key=column.in_key):
+        if _widens(column.type, required, key=column.in_key):
             return Fit.MIGRATABLE
         return Fit.INCOMPATIBLE
 
     def literal(self, field: Field, value: Any) -> str | None:
-        """Return the literal of a JSON value as the column of a field holds it."""
+        """Return the literal of a JSON value for the column of a field."""
         match field.kind, value:
             case FieldKind.BOOLEAN, bool():
                 return "true" if value else "false"
@@ -155,48 +163,48 @@ class PostgresDialect(Dialect):
                 return None
 
     def alter(self, alteration: Alteration) -> Sequence[str]:
-        """In place; the table is written anew, where Postgres must."""
+        """Return statements that alter the table in place. Postgres may rewrite it."""
         before = alteration.before
-        statements = [self.add_column(before, each) for each in alteration.added()]
-        # Rows that are there keep it; rows to come must not get it.
+        statements = [self.add_column(before, column) for column in alteration.added()]
+        # The default applies to existing rows only.
         statements += [
-            _alter(self, before, f"ALTER COLUMN {self.quoted(each.name)} DROP DEFAULT")
-            for each in alteration.added()
-            if each.default
+            _alter(self, before, f"ALTER COLUMN {self.quoted(column.name)} DROP DEFAULT")
+            for column in alteration.added()
+            if column.default
         ]
         for column in before.columns:
             if column.name in alteration.migrated:
                 field = alteration.migrated[column.name]
                 statements.append(self._migrate(before, column, field))
         statements += [
-            _alter(self, before, f"ALTER COLUMN {self.quoted(each.name)} DROP NOT NULL")
-            for each in alteration.loosened()
+            _alter(self, before, f"ALTER COLUMN {self.quoted(column.name)} DROP NOT NULL")
+            for column in alteration.loosened()
         ]
         if before.key and not alteration.after.key:
-            # Its columns stay not null.
+            # The columns of the key remain NOT NULL.
             statements.append(
                 _alter(self, before, f"DROP CONSTRAINT {self.quoted(before.key_name)}")
             )
         return statements
 
     def _migrate(self, table: Table, column: Column, field: Field) -> str:
-        wanted, name = self.column_type(field), self.quoted(column.name)
-        value = f"{name}::{wanted}"
-        if wanted == "TEXT" and column.type == "timestamp with time zone":
-            value = moment(name)
-        elif wanted == "TEXT" and column.type == "bytea":
+        target, name = self.column_type(field), self.quoted(column.name)
+        value = f"{name}::{target}"
+        if target == "TEXT" and column.type == "timestamp with time zone":
+            value = timestamp_text(name)
+        elif target == "TEXT" and column.type == "bytea":
             value = f"translate(encode({name}, 'base64'), E'\\n', '')"
-        return _alter(self, table, f"ALTER COLUMN {name} TYPE {wanted} USING {value}")
+        return _alter(self, table, f"ALTER COLUMN {name} TYPE {target} USING {value}")
 
 
 def annotated(field: Field) -> str:
-    """The type that the schema says a field has in Postgres; empty, if it does not."""
-    found = field.annotations.get(ANNOTATION)
-    return found if isinstance(found, str) else ""
+    """Return the annotated Postgres type of a field; empty if there is none."""
+    annotation = field.annotations.get(ANNOTATION)
+    return annotation if isinstance(annotation, str) else ""
 
 
 def shortened(name: str) -> str:
-    """A name that Postgres does not cut."""
+    """Return a name that Postgres does not truncate."""
     if len(name.encode()) <= NAME_BYTES:
         return name
     tail = f"_{_hash(name)}"
@@ -204,22 +212,22 @@ def shortened(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Text in a statement, while `standard_conforming_strings` is on."""
+    """Return a string literal, for `standard_conforming_strings = on`."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def moment(column: str) -> str:
-    """SQL of a moment as RFC 3339 writes it, with as many digits as it has; infinities by name."""
-    whole = f"to_char({column}, 'YYYY-MM-DD\"T\"HH24:MI:SS')"
+def timestamp_text(column: str) -> str:
+    """Return SQL for a timestamp in RFC 3339, with all digits; infinities by name."""
+    seconds = f"to_char({column}, 'YYYY-MM-DD\"T\"HH24:MI:SS')"
     fraction = f"rtrim(rtrim(to_char({column}, '.US'), '0'), '.')"
     return (
         f"CASE WHEN {column} >= '0001-01-01 00:00:00+00' AND {column} < '10000-01-01 00:00:00+00' "
-        f"THEN {whole} || {fraction} || 'Z' ELSE {column}::text END"
+        f"THEN {seconds} || {fraction} || 'Z' ELSE {column}::text END"
     )
 
 
-def _alter(dialect: Dialect, table: Table, how: str) -> str:
-    return f"ALTER TABLE {dialect.quoted_path(table.path)} {how}"
+def _alter(dialect: Dialect, table: Table, action: str) -> str:
+    return f"ALTER TABLE {dialect.quoted_path(table.path)} {action}"
 
 
 def _hash(name: str) -> str:
@@ -227,29 +235,29 @@ def _hash(name: str) -> str:
 
 
 def _in_64_bits(annotations: Mapping[str, Any]) -> bool:
-    bounds = (annotations.get(each) for each in ("minimum", "maximum"))
+    bounds = (annotations.get(name) for name in ("minimum", "maximum"))
     return all(
-        int(each) in INT64
-        for each in bounds
-        if isinstance(each, int | float) and abs(each) != float("inf")
+        int(bound) in INT64
+        for bound in bounds
+        if isinstance(bound, int | float) and abs(bound) != float("inf")
     )
 
 
 def _widens(before: str, after: str, *, key: bool) -> bool:
-    """Whether every value of one type is one of the other, too."""
-    old, old_size = _parted(before)
-    new, new_size = _parted(after)
+    """Return whether every value of one type is a value of the other."""
+    old, old_size = _split_size(before)
+    new, new_size = _split_size(after)
     match old, new:
         case _, "text":
             return old == "character varying" or (not key and _has_text(old))
         case (("smallint" | "integer" | "bigint"), ("integer" | "bigint")):
             return _DIGITS[old] <= _DIGITS[new]
         case (("smallint" | "integer" | "bigint"), "numeric"):
-            return not new_size or _whole_digits(new_size) >= _DIGITS[old]
+            return not new_size or _integer_digits(new_size) >= _DIGITS[old]
         case "numeric", "numeric":
             if not new_size or not old_size:
                 return not new_size
-            return _whole_digits(new_size) >= _whole_digits(old_size) and (
+            return _integer_digits(new_size) >= _integer_digits(old_size) and (
                 _fraction(new_size) >= _fraction(old_size)
             )
         case "real", "double precision":
@@ -263,22 +271,22 @@ _SIZED: Final = frozenset(
     {"character varying", "bit varying", "time without time zone", "time with time zone"}
     | {"timestamp without time zone", "timestamp with time zone"}
 )
-"""Types of which more, or any, in the parentheses only lets more in."""
+"""Types for which a larger or missing size accepts more values."""
 
 
 def _has_text(kind: str) -> bool:
     return kind in _BY_CAST or kind in ("timestamp with time zone", "bytea")
 
 
-def _parted(kind: str) -> tuple[str, tuple[int, ...]]:
-    """`timestamp(3) with time zone` is `timestamp with time zone` and `(3,)`."""
-    found = re.search(r"\((-?\d+)(?:,(-?\d+))?\)", kind)
-    if found is None:
+def _split_size(kind: str) -> tuple[str, tuple[int, ...]]:
+    """Split `timestamp(3) with time zone` into `timestamp with time zone` and `(3,)`."""
+    size = re.search(r"\((-?\d+)(?:,(-?\d+))?\)", kind)
+    if size is None:
         return kind, ()
-    return kind.replace(found[0], ""), tuple(int(each) for each in found.groups() if each)
+    return kind.replace(size[0], ""), tuple(int(digits) for digits in size.groups() if digits)
 
 
-def _whole_digits(size: tuple[int, ...]) -> int:
+def _integer_digits(size: tuple[int, ...]) -> int:
     return size[0] - _fraction(size)
 
 

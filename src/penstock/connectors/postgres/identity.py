@@ -1,12 +1,12 @@
 """Identity of the endpoint that a stream has opened.
 
-A fence row proves that no newer stream has opened only in the table that Open updated. A
-table, database or server that took its place, empty or restored from a copy, has other rows:
-each commit therefore compares
+A fence row proves only for the table that Open updated that no newer stream has opened. A table,
+database or server that replaced it, empty or restored from a backup, has other rows. The statement
+of a commit that updates the fence row therefore compares
 
     (system identifier, oid of the database, oid of the fence table)
 
-with those that Open saw, in the statement that updates the fence row.
+with the values at Open.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ class EndpointIdentity:
     """Quoted name of the fence table."""
 
     system: int | None
-    """None if this role may not read it."""
+    """System identifier; None if this role may not read it."""
 
     database: int
     table: int | None
-    """None if there is no such table."""
+    """Oid of the fence table; None if it does not exist."""
 
     @classmethod
     def read(cls, session: PostgresSession, path: str) -> Self:
@@ -61,15 +61,18 @@ class EndpointIdentity:
         Raises:
             Refused: the endpoint is another one.
         """
-        now, place = EndpointIdentity.read(session, self.path), str(session.where)
+        now, place = EndpointIdentity.read(session, self.path), str(session.server)
         if now.system is not None and self.system is not None and now.system != self.system:
-            change = f"{place} was replaced by one of another server"
+            change = f"{place} was replaced by a database of another server"
             detail = f"The system identifier is {now.system}, and was {self.system}."
         elif now.database != self.database:
             change = f"{place} was dropped and created again"
             detail = f"The oid of the database is {now.database}, and was {self.database}."
         elif now.table is None:
-            change, detail = f"table {self.path} of {place} was dropped", "It held the checkpoints."
+            change, detail = (
+                f"table {self.path} of {place} was dropped",
+                "The table contained the checkpoints.",
+            )
         elif now.table != self.table:
             change = f"table {self.path} of {place} was dropped and created again"
             detail = f"The oid of the table is {now.table}, and was {self.table}."

@@ -1,8 +1,8 @@
-"""A connection to a Postgres database.
+"""Connection to a Postgres database.
 
-libpq opens it, so that what works for `psql` works here. Whatever changes how the
-server reads or prints a value is set alike on each. The connection commits by itself;
-a transaction is begun by name, and never held while nothing is to be written.
+libpq opens the connection, so parameters that work for `psql` work here. All settings that change
+how the server parses or prints values are pinned. The connection is in autocommit mode, and a
+transaction is open only while there is data to write.
 """
 
 import math
@@ -25,11 +25,11 @@ from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Column, Table
 from penstock.sources.postgres.connect import connect
 
-__all__ = ["PostgresSession", "Where", "told"]
+__all__ = ["PostgresSession", "Server", "translate_error"]
 
 NEEDED: Final = 12_00_00
 LOCK_TIMEOUT_S: Final = 20
-"""So long somebody else may hold a lock that Apply or Open needs."""
+"""Time limit for locks that Apply or Open needs."""
 
 CANCEL_S: Final = 2.0
 CANCELS: Final = 5
@@ -48,9 +48,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     "synchronous_commit": "on",
     "statement_timeout": "0",
     "lock_timeout": "0",
-    # All rows of a cursor are taken, so the plan for all of them is wanted.
+    # All rows of a cursor are fetched, so the plan must be optimal for all.
     "cursor_tuple_fraction": "1",
-    # A client that vanished with its machine must not keep locks.
+    # A client whose host has failed must not hold locks.
     "idle_in_transaction_session_timeout": "15min",
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
@@ -60,7 +60,7 @@ NEWER_SETTINGS: Final[Mapping[str, tuple[int, str]]] = {
     "idle_session_timeout": (14_00_00, "0"),
     "transaction_timeout": (17_00_00, "0"),
 }
-"""By the version that brought them."""
+"""Settings with the first version that has them."""
 
 PARAMETERS: Final[Mapping[str, str]] = {
     "keepalives_idle": "30",
@@ -68,39 +68,39 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
 }
-"""What is asked of libpq, unless the user says otherwise."""
+"""Default parameters of libpq."""
 
 _SECRETS: Final = frozenset(
     {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
 )
 _REFUSALS: Final = frozenset({"0A", "22", "23", "2B", "3F", "42", "54", "55"})
-"""Classes of codes about what was asked; the others are about the moment."""
+"""SQLSTATE classes of permanent errors. All others are transient."""
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """A database, and how to connect to it."""
+class Server:
+    """Connection parameters of a database."""
 
     parameters: Mapping[str, str] = field(repr=False)
-    """Of libpq; secrets among them."""
+    """Parameters of libpq, including secrets."""
 
     @classmethod
-    def of(cls, url: str, others: Mapping[str, str]) -> "Where":
-        """By URL, or by parameters.
+    def parse(cls, url: str, others: Mapping[str, str]) -> "Server":
+        """Parse a URL or, if it is empty, parameters.
 
         Raises:
-            Refused: libpq cannot read them. They are not shown, for they may hold a password.
+            Refused: libpq cannot parse them. The message omits them, because of the password.
         """
-        found: dict[str, Any] | None = None
+        parsed: dict[str, Any] | None = None
         with suppress(psycopg.Error):
-            found = conninfo.conninfo_to_dict(url or conninfo.make_conninfo("", **others))
-        if found is None or any("@" in str(found.get(each, "")) for each in ("host", "port")):
+            parsed = conninfo.conninfo_to_dict(url or conninfo.make_conninfo("", **others))
+        if parsed is None or any("@" in str(parsed.get(name, "")) for name in ("host", "port")):
             raise Refused(
-                f"{'url' if url else 'parameters'} of the postgres endpoint cannot be understood",
+                f"{'url' if url else 'parameters'} of the postgres endpoint cannot be parsed",
                 hint="Write postgresql://user:password@host:5432/database; in a password, "
                 "write @ as %40, : as %3A, / as %2F, % as %25.",
             )
-        return cls({name: str(value) for name, value in found.items() if value is not None})
+        return cls({name: str(value) for name, value in parsed.items() if value is not None})
 
     def __str__(self) -> str:
         host = self.parameters.get("host", "") or self.parameters.get("hostaddr", "")
@@ -108,7 +108,7 @@ class Where:
         return f'postgres database "{self.parameters.get("dbname", "")}" at {host}:{port}'
 
     def redacted(self, text: str) -> str:
-        """Without secrets."""
+        """Return a text without the secrets of the parameters."""
         secrets = (self.parameters.get(name, "") for name in _SECRETS)
         for secret in sorted(filter(None, secrets), key=len, reverse=True):
             text = text.replace(secret, "********")
@@ -116,43 +116,43 @@ class Where:
 
 
 class PostgresSession:
-    """Runs statements in a Postgres database; one thread at a time, but for `interrupt`."""
+    """Connection for one thread at a time, except `interrupt`."""
 
     def __init__(
         self,
-        where: Where,
+        server: Server,
         *,
         name: str = "penstock",
         touch: bool = True,
         turn: str = "",
-        gave_up: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
     ) -> None:
-        """Connect, as an application called `name`; unless it may `touch`, only to read.
+        """Connect with the application name `name`; read-only without `touch`.
 
-        Transactions of one `turn` are had one at a time. Once `gave_up` is set, nothing is
-        waited for.
+        Transactions with the same `turn` exclude each other. After `cancelled` is set, all waits
+        end.
         """
-        self.where = where
+        self.server = server
         self._touch = touch
         self._turn = turn
-        self._gave_up = gave_up or threading.Event()
+        self._cancelled = cancelled or threading.Event()
         self._closed = threading.Event()
-        self.connection = self._connected(name)
+        self.connection = self._connect(name)
         try:
             self._prepare()
         except BaseException:
             self.connection.close()
             raise
 
-    def _connected(self, name: str) -> WatchedConnection:
+    def _connect(self, name: str) -> WatchedConnection:
         parameters: dict[str, Any] = {
             **PARAMETERS,
             "connect_timeout": str(math.ceil(answer_timeout_s())),
-            **self.where.parameters,
+            **self.server.parameters,
             "application_name": name,
             "client_encoding": "UTF8",
         }
-        said = code = ""
+        text = code = ""
         try:
             connection = WatchedConnection.connect(
                 "",
@@ -162,33 +162,34 @@ class PostgresSession:
                 **parameters,
             )
             try:
-                connection.watch(parameters, self._gave_up)
+                connection.watch(parameters, self._cancelled)
             except BaseException:
                 connection.close()
                 raise
             return connection
         except psycopg.Error as error:
-            # Not chained: libpq's words are for redacted eyes only.
-            said = self.where.redacted(" ".join(str(error).split()))
+            # Not chained, because the text of libpq is not redacted.
+            text = self.server.redacted(" ".join(str(error).split()))
             if not isinstance(error, psycopg.errors.ConnectionTimeout):
                 code = _login_sqlstate(parameters)
         if code[:2] in _LOGIN_REJECTIONS:
             raise Refused(
-                f"{self.where} rejected the login",
-                detail=f"{said}. The server's code is {code}.",
+                f"{self.server} rejected the login",
+                detail=f"{text}. The SQLSTATE is {code}.",
                 hint=_LOGIN_REJECTIONS[code[:2]],
             )
         raise TransientError(
-            f"could not connect to {self.where}",
-            detail=f"{said}.",
-            hint="See that the server runs, can be reached, and lets this role in.",
+            f"could not connect to {self.server}",
+            detail=f"{text}.",
+            hint="Check that the server runs, is reachable, and accepts this role.",
         )
 
     def _prepare(self) -> None:
         version = self.connection.info.server_version
         if version < NEEDED:
             raise Refused(
-                f"{self.where} is of version {version // 10_000}, and must be 12 or newer"
+                f"version {version // 10_000} of {self.server} is not supported",
+                hint="Use Postgres 12 or newer.",
             )
         settings = dict(SETTINGS)
         for name, (since, value) in NEWER_SETTINGS.items():
@@ -196,30 +197,32 @@ class PostgresSession:
                 settings[name] = value
         if not self._touch:
             settings["default_transaction_read_only"] = "on"
-        with self.telling("be set up"):
-            said = "; ".join(f"SET {name} = {literal(value)}" for name, value in settings.items())
-            self.connection.execute(said.encode())
+        with self.translate_errors("change settings"):
+            statements = "; ".join(
+                f"SET {name} = {literal(value)}" for name, value in settings.items()
+            )
+            self.connection.execute(statements.encode())
         with suppress(psycopg.Error):
-            # From 14 on, and not on every system: what a client asked for ends with it.
+            # From version 14, and not on every system: a statement ends with its client.
             self.connection.execute("SET client_connection_check_interval = '5s'")
 
-    # What the shared parts need.
+    # Interface of `penstock.sdk.sql`.
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a statement that has some; written with `?` for values."""
-        with self.telling("answer"):
-            said = _numbered(statement, parameters).encode()
-            return self.connection.execute(said, parameters).fetchall()
+        """Execute a query with `?` placeholders, and return its rows."""
+        with self.translate_errors("execute a query"):
+            query = _numbered(statement, parameters).encode()
+            return self.connection.execute(query, parameters).fetchall()
 
     def run(self, statement: str, parameters: Sequence[Any] = ()) -> int:
-        """Run a statement; how many rows it touched."""
-        with self.telling("do as asked"):
-            said = _numbered(statement, parameters).encode()
-            return self.connection.execute(said, parameters or None).rowcount
+        """Execute a statement, and return the number of affected rows."""
+        with self.translate_errors("execute a statement"):
+            command = _numbered(statement, parameters).encode()
+            return self.connection.execute(command, parameters or None).rowcount
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of what is run within, or nothing; locks are not waited for long."""
+        """Commit all statements in the block, or none. Waits for locks are limited."""
         self.run("BEGIN")
         try:
             self.run(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
@@ -232,70 +235,70 @@ class PostgresSession:
         self.commit()
 
     def commit(self) -> None:
-        """Keep what was done since BEGIN."""
-        with self.telling("commit"):
-            said = self.connection.execute("COMMIT").statusmessage
-        if said != "COMMIT":
-            raise InternalError(f"{self.where} answered COMMIT with {said}")
+        """Commit the transaction."""
+        with self.translate_errors("commit"):
+            status = self.connection.execute("COMMIT").statusmessage
+        if status != "COMMIT":
+            raise InternalError(f"{self.server} returned status {status} for COMMIT")
 
     def roll_back(self) -> None:
-        """Undo what is not committed; if the connection is gone, the server has."""
+        """Roll back the transaction. If the connection is lost, the server does it."""
         with suppress(psycopg.Error):
             if self.connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
                 self.connection.execute("ROLLBACK")
 
     def table(self, path: Sequence[str]) -> Table | None:
-        """The table of that name as it is, if it is there.
+        """Return a table; None if it does not exist.
 
         Raises:
-            Refused: what is there is no table.
+            Refused: the relation is not a table.
         """
         schema, name = path
-        found = self.query(_COLUMNS, [schema, name])
-        if not found:
+        rows = self.query(_COLUMNS, [schema, name])
+        if not rows:
             return None
-        if found[0][0] not in ("r", "p"):
+        if rows[0][0] not in ("r", "p"):
             raise Refused(
-                f'"{schema}.{name}" is there, and is not a table', hint="Name another one."
+                f'relation "{schema}.{name}" is not a table', hint="Use another table name."
             )
         columns = [
             (place, Column(name, kind, not fixed, place is not None))
-            for _, _, name, kind, fixed, place in found
+            for _, _, name, kind, fixed, place in rows
             if name is not None
         ]
-        # Python's sort keeps the order of what is equal.
-        columns.sort(key=lambda it: (it[0] is None, it[0] or 0))
-        return Table(tuple(path), tuple(each for _, each in columns), found[0][1] or "")
+        # The sort is stable.
+        columns.sort(key=lambda entry: (entry[0] is None, entry[0] or 0))
+        return Table(tuple(path), tuple(column for _, column in columns), rows[0][1] or "")
 
-    # What is asked of Postgres alone.
+    # Only for Postgres.
 
     def copy(self, statement: str, data: Sequence[pa.Buffer]) -> None:
-        """Run a COPY from us; what the server says of the data is raised as it is.
+        """Run COPY FROM STDIN.
 
         Raises:
-            psycopg.Error: it does not take it.
+            psycopg.Error: the server rejects the data.
         """
         with self.connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-            for each in data:
-                copy.write(memoryview(each))
+            for buffer in data:
+                copy.write(memoryview(buffer))
 
     def schemas(self, names: Sequence[str]) -> frozenset[str]:
-        """Those of `names` that are there."""
-        found = self.query("SELECT nspname FROM pg_namespace WHERE nspname = ANY(?)", [[*names]])
-        return frozenset(name for (name,) in found)
+        """Return the names of existing schemas."""
+        rows = self.query("SELECT nspname FROM pg_namespace WHERE nspname = ANY(?)", [[*names]])
+        return frozenset(name for (name,) in rows)
 
-    def endpoint_type(self, said: str) -> EndpointType | None:
-        """The type that is called so here, if there is one."""
+    def endpoint_type(self, type_name: str) -> EndpointType | None:
+        """Return the type with this name; None if the endpoint does not have it."""
         try:
             with self.connection.transaction():
-                found = self.connection.execute(_BASE_TYPE, [said]).fetchall()
-                if not found:
+                rows = self.connection.execute(_BASE_TYPE, [type_name]).fetchall()
+                if not rows:
                     return None
-                oid, is_domain, base = found[0]
-                # It parses as the name of a type, so it can be part of a statement. What is in
-                # its parentheses is told only by the description of a result; of a domain, wrongly.
+                oid, is_domain, base = rows[0]
+                # The server has parsed it as a type name, so it is safe in a statement. Only the
+                # description of a result has the type modifier; for a domain, it is wrong.
                 result = self.connection.execute(
-                    f"SELECT NULL::{said}\nWHERE false".encode()
+                    f"SELECT NULL::{type_name}\nWHERE false".encode()
                 ).pgresult
                 assert result is not None
                 size = -1 if is_domain else result.fmod(0)
@@ -306,8 +309,8 @@ class PostgresSession:
         except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError):
             return None
 
-    def see_operators(self, tables: Sequence[str]) -> None:
-        """Find the operators that compare the keys of `tables`, which an extension may have."""
+    def add_operator_schemas(self, tables: Sequence[str]) -> None:
+        """Add schemas to the search path that have the operators for the keys of `tables`."""
         self.query(
             "SELECT set_config('search_path', concat_ws(', ', 'pg_catalog', string_agg(DISTINCT "
             "quote_ident(n.nspname), ', ')), false) FROM pg_index i "
@@ -319,44 +322,44 @@ class PostgresSession:
         )
 
     @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
-        """Say what went wrong in our own words."""
+    def translate_errors(self, action: str) -> Iterator[None]:
+        """Raise errors of psycopg as errors of Penstock."""
         try:
-            if self._gave_up.is_set():
-                raise TransientError(f"work of {self.where} was broken off")
+            if self._cancelled.is_set():
+                raise TransientError(f"transaction in {self.server} was cancelled")
             yield
         except psycopg.Error as error:
-            raise self.explained(error, f"{self.where} could not {what}") from error
+            raise self.to_penstock_error(error, f"{self.server} could not {action}") from error
 
-    def explained(self, error: psycopg.Error, what: str) -> PenstockError:
-        """An error of the server or of libpq."""
-        if self._gave_up.is_set():
-            return TransientError(f"work of {self.where} was broken off")
+    def to_penstock_error(self, error: psycopg.Error, message: str) -> PenstockError:
+        """Return the error of Penstock for an error of the server or of libpq."""
+        if self._cancelled.is_set():
+            return TransientError(f"transaction in {self.server} was cancelled")
         if silence := self.connection.silence:
             return TransientError(
-                f"{self.where} does not answer",
+                f"{self.server} does not answer",
                 detail=silence,
-                hint="Check the server and the network; what runs keeps trying.",
+                hint="Check the server and the network. Running tasks retry.",
             )
-        return told(error, what, self.where)
+        return translate_error(error, message, self.server)
 
     @property
-    def gave_up(self) -> bool:
-        """Whether it was interrupted."""
-        return self._gave_up.is_set()
+    def is_cancelled(self) -> bool:
+        """Return whether the session was interrupted."""
+        return self._cancelled.is_set()
 
     def interrupt(self) -> None:
-        """Break off what is under way; called by another thread."""
-        self._gave_up.set()
+        """Cancel the running statement, from another thread."""
+        self._cancelled.set()
         for _ in range(CANCELS):
-            # More than once: the statement may not have been sent the first time.
+            # Repeated, because the statement may not have been sent at the first attempt.
             with suppress(psycopg.Error):
                 self.connection.cancel_safe(timeout=CANCEL_S)
             if self._closed.wait(CANCEL_AGAIN_S):
                 return
 
     def close(self) -> None:
-        """Let go; what is not committed is rolled back."""
+        """Roll back the uncommitted transaction, and close the connection."""
         self.connection.close()
         self._closed.set()
 
@@ -365,13 +368,13 @@ _LOGIN_REJECTIONS: Final[Mapping[str, str]] = {
     "28": "Correct user and password of the endpoint, or allow the role in pg_hba.conf.",
     "3D": "Create the database, or correct its name in the endpoint.",
 }
-"""Hints by class of code: invalid authorization, and database that does not exist."""
+"""Hints by SQLSTATE class: invalid authorization, and missing database."""
 
 
 def _login_sqlstate(parameters: Mapping[str, Any]) -> str:
-    """Return the code with which the server rejects a login, or an empty text.
+    """Return the SQLSTATE of a rejected login; empty if it is not known.
 
-    psycopg does not report the code of a login. With several hosts there is no single answer.
+    psycopg does not report it. With several hosts, there may be several.
     """
     if any("," in str(parameters.get(name, "")) for name in ("host", "hostaddr", "port")):
         return ""
@@ -382,30 +385,30 @@ def _login_sqlstate(parameters: Mapping[str, Any]) -> str:
     return ""
 
 
-def told(error: psycopg.Error, what: str, where: Where) -> PenstockError:
-    """An error of the server or of libpq: what a person must change, or what may pass."""
+def translate_error(error: psycopg.Error, message: str, server: Server) -> PenstockError:
+    """Return `Refused` for a permanent error of server or libpq, else `TransientError`."""
     code = error.sqlstate or ""
     primary = error.diag.message_primary or " ".join(str(error).split()) or "no reason was given"
-    message = where.redacted(f"{what}: {primary}")
-    found = re.search(r'column ("(?:[^"]|"")*"|[^:,]+)', error.diag.context or "")
-    column = error.diag.column_name or (found[1].strip('"') if found else "")
+    text = server.redacted(f"{message}: {primary}")
+    match = re.search(r'column ("(?:[^"]|"")*"|[^:,]+)', error.diag.context or "")
+    column = error.diag.column_name or (match[1].strip('"') if match else "")
     parts = [
-        f'It is about column "{column}".' if column else "",
+        f'The column is "{column}".' if column else "",
         _sentence(error.diag.message_detail or ""),
-        f"The server's code is {code}." if code else "",
+        f"The SQLSTATE is {code}." if code else "",
     ]
-    detail = where.redacted(" ".join(part for part in parts if part))
+    detail = server.redacted(" ".join(part for part in parts if part))
     kind = Refused if code[:2] in _REFUSALS and code != "55P03" else TransientError
-    return kind(message, detail=detail, hint=_HINTS.get(code, "") or _sentence(_hint(error)))
+    return kind(text, detail=detail, hint=_HINTS.get(code, "") or _sentence(_hint(error)))
 
 
 _HINTS: Final[Mapping[str, str]] = {
-    "22003": "Exclude the field, or let the schema of the collection say of it "
-    '"x-postgres-type": "numeric".',
-    "22021": "Exclude the field; no text in Postgres has a NUL in it.",
+    "22003": "Exclude the field, or set "
+    '"x-postgres-type": "numeric" for it in the schema of the collection.',
+    "22021": "Exclude the field: text in Postgres cannot contain a NUL.",
     "2BP01": "Drop the objects that depend on the table, run again, and create them again.",
-    "42501": "Grant the role of this connection what it lacks.",
-    "55P03": "End whoever holds a transaction open that uses the table.",
+    "42501": "Grant the missing privilege to the role of this connection.",
+    "55P03": "End the transaction that uses the table.",
 }
 
 
@@ -419,13 +422,13 @@ def _sentence(text: str) -> str:
 
 
 def _numbered(statement: str, parameters: Sequence[Any]) -> str:
-    """`?` as `$1`, `$2` …, but for those within quotes."""
+    """Replace `?` outside quotes by `$1`, `$2` …."""
     if not parameters:
         return statement
     numbers = iter(range(1, len(parameters) + 1))
     return re.sub(
         r"""("(?:[^"]|"")*"|'(?:[^']|'')*')|\?""",
-        lambda found: found[1] or f"${next(numbers)}",
+        lambda match: match[1] or f"${next(numbers)}",
         statement,
     )
 

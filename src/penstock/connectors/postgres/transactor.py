@@ -1,14 +1,13 @@
 """Loads, stores and commits in a Postgres database.
 
     load     keys ─ COPY ─► temporary table ─ one join ─► documents
-    store    said to be new ─ COPY ─► table
-             others, and those that were not new ─ COPY ─► temporary table
-    commit   of each binding one upsert and one delete from there, the fence, COMMIT
+    store    documents marked as new ─ COPY ─► table
+             others, and those that exist after all ─ COPY ─► temporary table
+    commit   for each binding one upsert and one delete from there, the fence, COMMIT
 
-What is copied waits here until there is much of it, as CSV that Arrow wrote: COPY
-parses values as a statement would, so that a column takes whatever text its type has.
-No transaction is open while documents are loaded, but for as long as the join takes;
-that of the stores begins with the first COPY.
+Data for COPY is buffered as CSV, which Arrow writes. COPY parses values as statements do, so a
+column accepts every text of its type. A load opens a transaction only for the join. The transaction
+of the stores begins with the first COPY.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import errors
 
-from penstock.connectors.postgres.copy_csv import csv_of, refuse_inexact
+from penstock.connectors.postgres.copy_csv import check_exact, csv_of
 from penstock.connectors.postgres.dialect import PostgresDialect
 from penstock.connectors.postgres.document_columns import document_expression
 from penstock.connectors.postgres.identity import EndpointIdentity
@@ -40,17 +39,17 @@ from penstock.sdk.transactor import Transactor
 __all__ = ["PostgresTransactor"]
 
 WAITING_BYTES: Final = 32 << 20
-"""So much CSV may wait. A COPY is a subtransaction, of which there should be few: many slow
-down every other session of the server."""
+"""Maximum size of buffered CSV. Each COPY is a subtransaction, and many subtransactions slow down
+all other sessions of the server."""
 
 KEY_BYTES: Final = 16 << 20
-"""So much of keys may wait, before their documents are looked for."""
+"""Maximum size of buffered keys before their documents are loaded."""
 
 FETCHED_ROWS: Final = 5000
 
 
 class PostgresTransactor(Transactor):
-    """One stream's writer of a Postgres database."""
+    """Writer of one stream."""
 
     accepts_empty = True
 
@@ -73,14 +72,15 @@ class PostgresTransactor(Transactor):
         self._checkpoints = checkpoints
         self._names = names
         self._tables = [
-            _Writer(session, dialect, each, recreations.get(each.index)) for each in bindings
+            _Writer(session, dialect, binding, recreations.get(binding.index))
+            for binding in bindings
         ]
         self._in_transaction = False
         self._waiting = 0
-        """Bytes of CSV that are yet to be copied."""
+        """Size of the buffered CSV, in bytes."""
 
     def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
-        """By way of temporary tables of keys."""
+        """Load documents by temporary tables of keys."""
         waiting: dict[int, list[pa.Buffer]] = {}
         size = 0
         for batch in keys:
@@ -88,18 +88,18 @@ class PostgresTransactor(Transactor):
             waiting.setdefault(batch.binding.index, []).append(csv)
             size += csv.size
             if size > KEY_BYTES:
-                yield from self._found(waiting)
+                yield from self._load_keys(waiting)
                 waiting, size = {}, 0
-        yield from self._found(waiting)
+        yield from self._load_keys(waiting)
 
-    def _found(self, waiting: dict[int, list[pa.Buffer]]) -> Iterator[LoadedDocuments]:
+    def _load_keys(self, waiting: dict[int, list[pa.Buffer]]) -> Iterator[LoadedDocuments]:
         for index, csv in waiting.items():
             table = self._tables[index]
-            what = f'table "{table.binding}" could not be loaded from'
-            with self._telling(what):
+            failure = f'could not load from table "{table.binding}"'
+            with self._translate_errors(failure):
                 table.stage_keys(csv)
             while True:
-                with self._telling(what):
+                with self._translate_errors(failure):
                     docs = table.next_documents()
                 if docs:
                     yield LoadedDocuments(
@@ -109,13 +109,13 @@ class PostgresTransactor(Transactor):
                     break
 
     def store(self, documents: Iterator[Documents]) -> None:
-        """Copy, once there is enough of it."""
+        """Buffer documents, and copy them when the buffer is full."""
         for batch in documents:
             table = self._tables[batch.binding.index]
             if batch.empties:
                 self._begin()
-                with self._telling(f'table "{batch.binding}" could not be emptied'):
-                    table.empty()
+                with self._translate_errors(f'could not truncate table "{batch.binding}"'):
+                    table.truncate()
                 continue
             self._waiting += table.add(batch)
             if self._waiting > WAITING_BYTES:
@@ -124,24 +124,24 @@ class PostgresTransactor(Transactor):
     def _copy(self) -> None:
         self._begin()
         for table in self._tables:
-            with self._telling(table.refuses):
+            with self._translate_errors(table.failure):
                 table.copy()
         self._waiting = 0
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
-        """Commit the transaction with its checkpoint, if we are still the one who may."""
+        """Commit the transaction with its checkpoint, unless it is fenced."""
         try:
             self._copy()
             for table in self._tables:
                 if table.is_recreated:
-                    with self._telling(f'table "{table.binding}" could not be replaced'):
+                    with self._translate_errors(f'could not replace table "{table.binding}"'):
                         table.recreate()
-                        paths = [self._dialect.quoted_path(it.binding.path) for it in self._tables]
-                        self._session.see_operators(paths)
-                with self._telling(table.refuses):
+                        paths = [self._dialect.quoted_path(w.binding.path) for w in self._tables]
+                        self._session.add_operator_schemas(paths)
+                with self._translate_errors(table.failure):
                     table.finish()
             condition, parameters = self._identity.condition()
-            with self._telling("the checkpoint could not be written"):
+            with self._translate_errors("could not write the checkpoint"):
                 commit_fence(
                     self._session,
                     self._dialect,
@@ -154,82 +154,83 @@ class PostgresTransactor(Transactor):
         except BaseException as error:
             self._session.roll_back()
             if isinstance(error, (Fenced, Refused)):
-                # SUBTLE: a check without an answer must not turn a fence into a retry, which
-                # would fence off the newer stream in turn.
+                # SUBTLE: a failed check must not turn Fenced into a retry, which would fence the
+                # newer stream.
                 with suppress(TransientError):
                     self._identity.check(self._session)
             raise
-        with self._telling("the transaction could not be committed"):
+        with self._translate_errors("could not commit the transaction"):
             self._session.commit()
         self._in_transaction = False
         return None
 
     def _begin(self) -> None:
         if not self._in_transaction:
-            with self._telling("no transaction could be begun"):
+            with self._translate_errors("could not begin a transaction"):
                 self._session.run("BEGIN")
             self._in_transaction = True
 
     @contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
-        """Say what went wrong in our own words."""
+    def _translate_errors(self, message: str) -> Iterator[None]:
+        """Raise errors of psycopg as errors of Penstock, and detect a newer stream."""
         try:
             yield
         except (psycopg.Error, PenstockError) as error:
-            self._must_be_ours(error)
+            self._check_not_fenced(error)
             if isinstance(error, PenstockError):
                 raise
-            raise self._session.explained(error, what) from error
+            raise self._session.to_penstock_error(error, message) from error
 
-    def _must_be_ours(self, error: Exception) -> None:
-        """Who was ended by a newer stream is told so, and does not try again.
+    def _check_not_fenced(self, error: Exception) -> None:
+        """Check whether a newer stream has terminated this session: then it must not retry.
 
         Raises:
-            Fenced: so it is.
+            Fenced: a newer stream has opened.
         """
         cause = error if isinstance(error, psycopg.Error) else error.__cause__
         lost = isinstance(cause, psycopg.Error) and self._session.connection.closed
-        if not lost or self._session.gave_up:
+        if not lost or self._session.is_cancelled:
             return
         fence = self._fence
         try:
-            ours = self._still_ours()
+            owned = self._owns_fence()
         except PenstockError:
             return
-        if not ours:
+        if not owned:
             raise Fenced(
-                f'materialization "{fence.materialization}" {fence.key_range} was fenced off',
-                detail="A newer stream has been opened, and has ended the session of this one.",
-                hint="Stop; the other one goes on.",
+                f'stream of materialization "{fence.materialization}" {fence.key_range} is fenced',
+                detail="A newer stream was opened and has terminated the session of this one.",
+                hint="Stop this process. The newer stream continues.",
             ) from error
 
-    def _still_ours(self) -> bool:
+    def _owns_fence(self) -> bool:
         fence = self._fence
-        other = PostgresSession(self._session.where, touch=False)
+        other = PostgresSession(self._session.server, touch=False)
         try:
             self._identity.check(other)
-            # Who ends a session is connected before, and raises the fence only after.
+            # A newer stream connects before it terminates this session, and increments the fence
+            # only after that.
             newer = overlapping(other, self._names, fence.key_range)
-            found = other.query(
+            rows = other.query(
                 f"SELECT fence FROM {self._dialect.quoted_path(self._checkpoints)} "
                 "WHERE materialization = ? AND key_begin = ? AND key_end = ?",
                 [fence.materialization, fence.key_range.begin, fence.key_range.end],
             )
-            return not newer and found == [(fence.fence,)]
+            return not newer and rows == [(fence.fence,)]
         finally:
             other.close()
 
     def cancel(self) -> None:
-        """Break off what the server is doing."""
+        """Cancel the running statement."""
         self._session.interrupt()
 
     def close(self) -> None:
-        """Roll back what is not committed."""
+        """Roll back, and close the connection."""
         self._session.close()
 
 
 class _Writer:
-    """What is done for one binding."""
+    """Writer of one binding."""
 
     def __init__(
         self,
@@ -239,57 +240,57 @@ class _Writer:
         recreation: Recreation | None,
     ) -> None:
         self.binding = binding
-        self.refuses = f'table "{binding}" does not take a document'
+        self.failure = f'could not store a document in table "{binding}"'
         self._session = session
         self._soft = binding.resource.delete == "soft" and not binding.delta_updates
         self._dialect = dialect
         self._statements = _Statements(dialect, binding, soft=self._soft)
         self._made: set[str] = set()
-        """The temporary tables that there are."""
+        """Names of the existing temporary tables."""
 
         self._new: list[pa.Buffer] = []
         self._others: list[pa.Buffer] = []
         self._removed: list[pa.Buffer] = []
         self._staged: set[str] = set()
-        """The temporary tables in which there is something."""
+        """Names of temporary tables with rows."""
 
-        self._believes = True
-        """Whether documents that were said to be new have been, in this transaction."""
+        self._trusts_exists = True
+        """True while all documents marked as new were new, in this transaction."""
 
         self._recreation = recreation
-        """How the table is dropped and created again when it is emptied; None if it is not."""
+        """Pending replacement of the table, or None."""
 
         self.is_recreated = False
-        """Whether this transaction drops and creates the table. DROP TABLE blocks all readers, so
-        it runs as late as possible, and all documents are staged until then."""
+        """True if this transaction drops and creates the table. DROP TABLE blocks all readers, so
+        it runs last, and all documents are staged until then."""
 
     # Loads.
 
     def stage_keys(self, csv: list[pa.Buffer]) -> None:
-        """Look for documents; what is found is kept by the server until it was fetched."""
+        """Stage keys, and open a cursor over their documents."""
         self._session.run("BEGIN")
         self._stage(self._statements.keys, csv)
         self._session.run(self._statements.find)
         self._session.commit()
 
     def next_documents(self) -> list[str]:
-        """Some of those that were found; if they are fewer than that, the last."""
-        found = [document for (document,) in self._session.query(self._statements.fetch)]
-        if len(found) < FETCHED_ROWS:
+        """Return up to `FETCHED_ROWS` documents of the cursor; fewer at its end."""
+        documents = [document for (document,) in self._session.query(self._statements.fetch)]
+        if len(documents) < FETCHED_ROWS:
             self._session.run("CLOSE flow_found")
-        return found
+        return documents
 
     # Stores.
 
-    def empty(self) -> None:
-        """Remove what the table holds; called before anything else of a transaction."""
+    def truncate(self) -> None:
+        """Remove all rows of the table, before all other changes of a transaction."""
         if self._recreation is not None:
             self.is_recreated = True
             return
         self._session.run(self._statements.empty)
 
     def recreate(self) -> None:
-        """Drop the table, create it again and store what is staged."""
+        """Drop the table, create it again, and store the staged documents."""
         assert self._recreation is not None
         self._recreation.run(self._session)
         if self._statements.stores.name in self._staged:
@@ -298,42 +299,42 @@ class _Writer:
         self._recreation, self.is_recreated = None, False
 
     def add(self, batch: Documents) -> int:
-        """Let documents wait to be copied; how many bytes of CSV they are."""
+        """Buffer documents as CSV, and return its size in bytes."""
         size = 0
         if self._recreation is not None and not self.is_recreated:
             self._recreation.check_truncated(batch)
         if batch.deletes is not None and pc.any(batch.deletes).as_py():
             if self.binding.delta_updates:
                 raise RemoteProtocolError(
-                    f"a delete of {self.binding}, which is a binding of delta updates"
+                    f"Store deletes from {self.binding}, which has delta updates"
                 )
-            gone = Keys(self.binding, batch.packed_keys.filter(batch.deletes))
-            size += _put(self._removed, gone.columns())
+            deleted = Keys(self.binding, batch.packed_keys.filter(batch.deletes))
+            size += _put(self._removed, deleted.columns())
             batch = batch.without_deletes()
         if not len(batch):
             return size
         columns = batch.columns()
-        refuse_inexact(self._dialect, self.binding, columns)
+        check_exact(self._dialect, self.binding, columns)
         if self._soft:
             columns.append(pa.repeat(pa.scalar(False), len(batch)))
         if self.is_recreated:
             return size + _put(self._others, columns)
         if self.binding.delta_updates:
             return size + _put(self._new, columns)
-        there = batch.exists if self._believes else pa.repeat(pa.scalar(True), len(batch))
-        for pile, mask in ((self._others, there), (self._new, pc.invert(there))):
+        exists = batch.exists if self._trusts_exists else pa.repeat(pa.scalar(True), len(batch))
+        for buffers, mask in ((self._others, exists), (self._new, pc.invert(exists))):
             if mask.true_count == len(mask):
-                size += _put(pile, columns)
+                size += _put(buffers, columns)
             elif mask.true_count:
-                size += _put(pile, [each.filter(mask) for each in columns])
+                size += _put(buffers, [column.filter(mask) for column in columns])
         return size
 
     def copy(self) -> None:
-        """Copy what waits, to where it belongs or to where it is staged."""
+        """Copy buffered CSV to the table or to temporary tables."""
         if self._new:
             if self.binding.delta_updates:
                 self._session.copy(self._statements.copy_new, self._new)
-            elif not self._copied_new():
+            elif not self._copy_new():
                 self._others += self._new
         if self._others:
             self._stage(self._statements.stores, self._others)
@@ -341,33 +342,33 @@ class _Writer:
             self._stage(self._statements.deletes, self._removed)
         self._new, self._others, self._removed = [], [], []
 
-    def _copied_new(self) -> bool:
-        if not self._believes:
+    def _copy_new(self) -> bool:
+        if not self._trusts_exists:
             return False
         self._session.run("SAVEPOINT flow_new")
         try:
             self._session.copy(self._statements.copy_new, self._new)
         except errors.UniqueViolation:
             self._session.run("ROLLBACK TO SAVEPOINT flow_new")
-            # What was said of these was wrong, so it may be of those to come.
-            self._believes = False
+            # The hint was wrong, so further hints are not trusted in this transaction.
+            self._trusts_exists = False
         self._session.run("RELEASE SAVEPOINT flow_new")
-        return self._believes
+        return self._trusts_exists
 
     def finish(self) -> None:
-        """Bring what is staged to where it belongs."""
+        """Apply the staged documents and deletes to the table."""
         if self._statements.stores.name in self._staged:
             try:
                 self._session.connection.execute(self._statements.upsert.encode())
             except errors.CardinalityViolation as error:
                 raise RemoteProtocolError(
                     f"a key of {self.binding} was stored twice in one transaction",
-                    hint="A runtime combines the documents of a key before it stores them.",
+                    hint="Combine the documents of a key before they are stored.",
                 ) from error
         if self._statements.deletes.name in self._staged:
             self._session.connection.execute(self._statements.delete.encode())
         self._staged.clear()
-        self._believes = True
+        self._trusts_exists = True
 
     def _stage(self, stage: "_Stage", csv: list[pa.Buffer]) -> None:
         if stage.name not in self._made:
@@ -378,13 +379,13 @@ class _Writer:
         self._staged.add(stage.name)
 
 
-def _put(pile: list[pa.Buffer], columns: Sequence[pa.Array]) -> int:
-    pile.append(csv_of(columns))
-    return int(pile[-1].size)
+def _put(buffers: list[pa.Buffer], columns: Sequence[pa.Array]) -> int:
+    buffers.append(csv_of(columns))
+    return int(buffers[-1].size)
 
 
 class _Stage:
-    """A temporary table with columns like those of another, which is emptied by each commit."""
+    """Temporary table with columns of another table. Each commit truncates it."""
 
     def __init__(self, name: str, table: str, columns: Sequence[str]) -> None:
         self.name = f"pg_temp.{name}"
@@ -397,30 +398,30 @@ class _Stage:
         self.copy = _copy(self.name, columns)
 
     def of(self, recreation: Recreation) -> str:
-        """Return the statement that creates it with the types of a table that is yet to be."""
+        """Return the statement that creates it with the column types of a new table."""
         quoted = recreation.dialect.quoted
-        types = {quoted(each.name): each.type for each in recreation.table.columns}
-        columns = ", ".join(f"{each} {types[each]}" for each in self._columns)
+        types = {quoted(column.name): column.type for column in recreation.table.columns}
+        columns = ", ".join(f"{name} {types[name]}" for name in self._columns)
         return f"CREATE TEMPORARY TABLE {self._plain} ({columns}) ON COMMIT DELETE ROWS"
 
 
 class _Statements:
-    """What is run for one binding."""
+    """SQL statements of one binding."""
 
     def __init__(
         self, dialect: PostgresDialect, binding: Binding[SqlResource], *, soft: bool
     ) -> None:
         quoted = dialect.quoted
         table = dialect.quoted_path(binding.path)
-        keys = [quoted(dialect.column_name(each.name)) for each in binding.keys]
-        columns = [quoted(dialect.column_name(each.name)) for each in binding.fields]
+        keys = [quoted(dialect.column_name(field.name)) for field in binding.keys]
+        columns = [quoted(dialect.column_name(field.name)) for field in binding.fields]
         columns += [quoted(DELETED)] if soft else []
         self.keys = _Stage(f"flow_load_{binding.index}", table, keys)
         self.stores = _Stage(f"flow_store_{binding.index}", table, columns)
         self.deletes = _Stage(f"flow_delete_{binding.index}", table, keys)
         self.copy_new = _copy(table, columns)
 
-        same = " AND ".join(f"t.{each} = l.{each}" for each in keys)
+        same = " AND ".join(f"t.{key} = l.{key}" for key in keys)
         visible = f" AND t.{quoted(DELETED)} IS NOT TRUE" if soft else ""
         document = document_expression(dialect, binding)
         self.find = (
@@ -430,10 +431,10 @@ class _Statements:
         self.fetch = f"FETCH {FETCHED_ROWS} FROM flow_found"
 
         names = ", ".join(columns)
-        updates = ", ".join(f"{each} = excluded.{each}" for each in columns if each not in keys)
-        deed = f"UPDATE SET {updates}" if updates else "NOTHING"
+        updates = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in keys)
+        action = f"UPDATE SET {updates}" if updates else "NOTHING"
         self.insert = f"INSERT INTO {table} ({names}) SELECT {names} FROM {self.stores.name}"
-        self.upsert = f"{self.insert} ON CONFLICT ({', '.join(keys)}) DO {deed}"
+        self.upsert = f"{self.insert} ON CONFLICT ({', '.join(keys)}) DO {action}"
         self.delete = (
             f"UPDATE {table} t SET {quoted(DELETED)} = true FROM {self.deletes.name} l WHERE {same}"
             if soft

@@ -1,4 +1,4 @@
-"""Documents in the tables of one SQLite file; the file is authoritative."""
+"""Connector that stores documents in the tables of a SQLite file, which is authoritative."""
 
 from penstock.connectors.sqlite.connector import SqliteConnector
 
@@ -6,5 +6,5 @@ __all__ = ["SqliteConnector", "connector"]
 
 
 def connector() -> SqliteConnector:
-    """One that can be served."""
+    """Return the connector."""
     return SqliteConnector()

@@ -1,4 +1,4 @@
-"""The SQLite connector: one file, in WAL mode, with its fence in it."""
+"""SQLite connector: configuration, Validate, Apply and Open."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,26 +25,26 @@ __all__ = ["SqliteConnector", "SqliteEndpoint"]
 
 
 class SqliteEndpoint(BaseModel):
-    """Which file."""
+    """Configuration of the file."""
 
     model_config = ConfigDict(extra="forbid")
 
-    path: Path = Setting(description="the SQLite file; it is made if it is not there")
+    path: Path = Setting(description="SQLite file; created if it does not exist")
     decimals: Literal["text", "real"] = Setting(
         default="text",
-        description="how decimals are stored: text is exact, real compares as numbers",
+        description="storage of decimals: text is exact, real compares as a number",
     )
 
     @field_validator("path")
     @classmethod
     def _a_file(cls, path: Path) -> Path:
         if str(path) in (".", ":memory:"):
-            raise ValueError("it must name a file, such as /var/lib/target.db")
+            raise ValueError("path must be a file, such as /var/lib/target.db")
         return path
 
 
 class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
-    """Documents in the tables of one SQLite file."""
+    """Connector that stores documents in the tables of a SQLite file."""
 
     name = "sqlite"
     documentation_url = documentation_url("reference/connectors.md#sqlite")
@@ -54,7 +54,7 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
 
     @contextmanager
     def session(self, endpoint: SqliteEndpoint, *, touch: bool) -> Iterator[SqliteSession]:
-        """A connection to the file."""
+        """Return a connection to the file."""
         session = SqliteSession(endpoint.path, create=touch, decimals=endpoint.decimals)
         try:
             yield session
@@ -62,24 +62,24 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
             session.close()
 
     def dialect_for(self, session: Session, fields: Sequence[Field]) -> SqliteDialect:
-        """Return the dialect with the endpoint's choice for decimals."""
+        """Return the dialect with the setting for decimals."""
         return SqliteDialect(session.decimals if isinstance(session, SqliteSession) else "text")
 
     def remarks(self, dialect: Dialect, binding: Binding[SqlResource]) -> Sequence[str]:
         """Return a warning for each decimal that is stored as text."""
         return [
-            f'column "{each.name}" of table "{binding}" stores decimals as text, and SQLite '
+            f'column "{field.name}" of table "{binding}" stores decimals as text, and SQLite '
             "compares text by its characters: set decimals: real, or cast it in queries"
-            for each in binding.fields
-            if is_decimal(each) and dialect.column_type(each) == "TEXT"
+            for field in binding.fields
+            if is_decimal(field) and dialect.column_type(field) == "TEXT"
         ]
 
     def path(self, endpoint: SqliteEndpoint, resource: SqlResource) -> tuple[str, ...]:
-        """What the table of a resource is called."""
+        """Return the path of the table of a resource."""
         return (resource.table,)
 
     def check_adoption(self, session: Session, path: tuple[str, ...]) -> None:
-        """Refuse a table that makes values into others, or takes two keys for one."""
+        """Reject a table that converts values or considers different keys equal."""
         [name] = path
         strict = session.query(
             "SELECT strict FROM pragma_table_list WHERE schema = 'main' AND lower(name) = lower(?)",
@@ -87,9 +87,9 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
         )
         if strict != [(1,)]:
             raise Refused(
-                f'table "{name}" is not STRICT, and cannot be taken over',
-                detail="SQLite would make values into others for the sake of their columns.",
-                hint="Make it again as a STRICT table, or name another one.",
+                f'table "{name}" cannot be adopted: it is not STRICT',
+                detail="SQLite would convert values to the types of their columns.",
+                hint="Create the table again as STRICT, or use another one.",
             )
         collated = session.query(
             "SELECT k.name, k.coll FROM pragma_index_list(?) AS i, pragma_index_xinfo(i.name) AS k "
@@ -98,17 +98,17 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
         )
         for column, collation in collated:
             raise Refused(
-                f'key column "{column}" of table "{name}" is compared by {collation}, '
-                "and cannot be taken over",
-                detail="Keys that are different would be the same row.",
-                hint="Make it again without COLLATE, or name another one.",
+                f'table "{name}" cannot be adopted: collation of key column "{column}" is '
+                f"{collation}",
+                detail="Different keys would be the same row.",
+                hint="Create the table again without COLLATE, or use another one.",
             )
 
     def open(self, request: OpenRequest[SqliteEndpoint, SqlResource]) -> SqliteTransactor:
-        """The writer of a range of keys; whoever wrote any of them before is fenced off."""
+        """Return the writer of a key range, and fence all previous writers of its keys."""
         session = SqliteSession(
             request.endpoint.path,
-            gave_up=request.cancelled,
+            cancelled=request.cancelled,
             decimals=request.endpoint.decimals,
         )
         try:

@@ -1,14 +1,14 @@
-"""SQLite's SQL.
+"""SQL of SQLite.
 
-Tables are STRICT, so that no value is made into another one for the sake of its
-column: `ANY` keeps what it is given.
+Tables are STRICT, so SQLite does not convert values to the type of their column. A column of type
+`ANY` stores values unchanged.
 
     boolean          INTEGER   0, 1
     integer          ANY       beyond 64 bits as text; a key alone is INTEGER PRIMARY KEY
     number           ANY       NaN as text
     string, JSON     TEXT
     decimal          TEXT      ANY with `decimals: real`: a double, NaN as text
-    base 64          BLOB      the bytes
+    base64           BLOB      the bytes
 """
 
 import base64
@@ -33,27 +33,27 @@ _TYPES = {
 }
 
 _ALIKE = {FieldKind.BOOLEAN, FieldKind.JSON}
-"""Kinds whose values cannot be told from integers or from text by their column."""
+"""Kinds whose values look like integers or text in their column."""
 
 
 @dataclass(frozen=True)
 class SqliteDialect(Dialect):
-    """How SQLite is spoken to."""
+    """SQL of SQLite."""
 
     decimals: Literal["text", "real"] = "text"
-    """How decimals are stored, whose values are exact text."""
+    """Storage of decimals."""
 
     boolean_type = "INTEGER"
     true = "1"
-    # Tables that take the place of others, temporary ones, which hide others, and SQLite's own.
+    # Tables that replace others, temporary tables, which hide others, and tables of SQLite.
     reserved = ("flow_migrating_", "flow_load_", "sqlite_")
 
     def folded(self, name: str) -> str:
-        """Names are compared without the case of ASCII's letters."""
+        """Fold ASCII letters: SQLite ignores their case in names."""
         return name.encode().lower().decode()
 
     def column_type(self, field: Field) -> str:
-        """What the column of a field is declared as."""
+        """Return the type of the column of a field."""
         return "ANY" if self.stores_real(field) else _TYPES[field.kind]
 
     def stores_real(self, field: Field) -> bool:
@@ -61,20 +61,20 @@ class SqliteDialect(Dialect):
         return self.decimals == "real" and is_decimal(field)
 
     def fit(self, column: Column, field: Field, was: FieldKind | None = None) -> Fit:
-        """Whether a column that is there can take the values of a field."""
-        wanted = self.column_type(field)
+        """Return whether an existing column can hold the values of a field."""
+        required = self.column_type(field)
         if was not in (None, field.kind) and {was, field.kind} & _ALIKE:
             return Fit.INCOMPATIBLE
-        if was is FieldKind.STRING and field.kind is was and column.type != wanted:
-            return Fit.INCOMPATIBLE  # Doubles do not say which decimals they were.
-        if column.type == wanted or (column.type, field.kind) == ("INTEGER", FieldKind.INTEGER):
+        if was is FieldKind.STRING and field.kind is was and column.type != required:
+            return Fit.INCOMPATIBLE  # A double does not determine the decimal.
+        if column.type == required or (column.type, field.kind) == ("INTEGER", FieldKind.INTEGER):
             return Fit.COMPATIBLE
         if not column.in_key and (column.type, field.kind) == ("ANY", FieldKind.STRING):
             return Fit.MIGRATABLE
         return Fit.INCOMPATIBLE
 
     def literal(self, field: Field, value: Any) -> str | None:
-        """Return the literal of a JSON value as the column of a field holds it."""
+        """Return the literal of a JSON value for the column of a field."""
         match field.kind, value:
             case FieldKind.BOOLEAN, bool():
                 return "1" if value else "0"
@@ -92,42 +92,41 @@ class SqliteDialect(Dialect):
                 return None
 
     def create_table(self, table: Table) -> str:
-        """A strict table; a key of one integer is its row id."""
+        """Return the statement for a strict table. A single integer key is its rowid."""
         if len(table.key) == 1:
             [key] = table.key
             columns = [
-                Column(each.name, "INTEGER", each.nullable, each.in_key)
-                if each.name == key and each.type == "ANY"
-                else each
-                for each in table.columns
+                Column(column.name, "INTEGER", column.nullable, column.in_key)
+                if column.name == key and column.type == "ANY"
+                else column
+                for column in table.columns
             ]
             table = Table(table.path, tuple(columns))
         return super().create_table(table) + " STRICT"
 
     def replaces(self, alteration: Alteration) -> bool:
-        """Unless columns are only added: SQLite can alter none."""
+        """Return whether an existing column changes: SQLite can only add columns."""
         before, after = alteration.before, alteration.after
-        return any(each != after.column(each.name) for each in before.columns)
+        return any(column != after.column(column.name) for column in before.columns)
 
     def alter(self, alteration: Alteration) -> Sequence[str]:
-        """In place, if columns are only added; else by way of another table.
+        """Add columns in place; for other changes, create a new table and copy the rows.
 
-        What is attached to the table, such as an index, is made
-        again as it was.
+        Indexes and triggers of the table are created again.
         """
         before, after = alteration.before, alteration.after
         if not self.replaces(alteration):
-            return [self.add_column(before, each) for each in alteration.added()]
+            return [self.add_column(before, column) for column in alteration.added()]
         path, other = self.quoted_path(before.path), (f"flow_migrating_{before.path[-1]}",)
-        names = [self.quoted(each.name) for each in before.columns]
+        names = [self.quoted(column.name) for column in before.columns]
         values = [
-            as_text(name) if _becomes_text(alteration, each) else name
-            for name, each in zip(names, before.columns, strict=True)
+            as_text(name) if _becomes_text(alteration, column) else name
+            for name, column in zip(names, before.columns, strict=True)
         ]
-        chosen = f"SELECT {', '.join(values)} FROM {path}"
+        select = f"SELECT {', '.join(values)} FROM {path}"
         return [
             self.create_table(Table(other, after.columns)),
-            f"INSERT INTO {self.quoted_path(other)} ({', '.join(names)}) {chosen}",
+            f"INSERT INTO {self.quoted_path(other)} ({', '.join(names)}) {select}",
             f"DROP TABLE {path}",
             f"ALTER TABLE {self.quoted_path(other)} RENAME TO {path}",
             *before.attached,
@@ -135,7 +134,7 @@ class SqliteDialect(Dialect):
 
 
 def is_decimal(field: Field) -> bool:
-    """Return whether the text of a field is a decimal; keys stay exact."""
+    """Return whether the text of a field is a decimal. Keys always remain text."""
     if field.kind is not FieldKind.STRING or field.is_key:
         return False
     upstream = str(field.annotations.get("x-postgres-type", ""))
@@ -143,12 +142,12 @@ def is_decimal(field: Field) -> bool:
 
 
 def _becomes_text(alteration: Alteration, column: Column) -> bool:
-    found = alteration.after.column(column.name)
-    return column.name in alteration.migrated and found is not None and found.type == "TEXT"
+    after = alteration.after.column(column.name)
+    return column.name in alteration.migrated and after is not None and after.type == "TEXT"
 
 
 def as_text(column: str) -> str:
-    """A value as text from which it can be read again, exactly."""
+    """Return SQL that converts a value to text exactly."""
     return (
         f"CASE typeof({column}) WHEN 'real' THEN flow_text({column}) "
         f"ELSE CAST({column} AS TEXT) END"

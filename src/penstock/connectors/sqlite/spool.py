@@ -1,7 +1,7 @@
-"""Documents of one transaction, until it is committed.
+"""Buffer for the documents of one transaction.
 
-They are kept in memory; once there are many, in a file that has no name, in the
-folder where they will be written anyway. It is gone when we are, however that comes.
+Documents beyond a limit go to an unnamed file in the folder of the database. The file disappears
+when the process ends.
 """
 
 import tempfile
@@ -30,23 +30,23 @@ SCHEMA = pa.schema(
 
 
 class Spool:
-    """What was stored, in the order in which it was."""
+    """Documents in the order of their stores."""
 
     def __init__(self, folder: Path, bindings: Sequence[Binding[Any]], memory_bytes: int) -> None:
-        """Keep up to `memory_bytes` in memory, and the rest in `folder`."""
+        """Create a buffer of `memory_bytes` that spills to `folder`."""
         self._folder = folder
         self._bindings = bindings
         self._limit = memory_bytes
-        self._kept: list[Documents] = []
-        self._kept_bytes = 0
+        self._buffered: list[Documents] = []
+        self._buffered_bytes = 0
         self._file: IO[bytes] | None = None
         self._writer: ipc.RecordBatchStreamWriter | None = None
 
     def add(self, batch: Documents) -> None:
-        """Keep some more."""
-        self._kept.append(batch)
-        self._kept_bytes += batch.nbytes
-        if self._kept_bytes > self._limit:
+        """Add a batch."""
+        self._buffered.append(batch)
+        self._buffered_bytes += batch.nbytes
+        if self._buffered_bytes > self._limit:
             self._spill()
 
     def _spill(self) -> None:
@@ -54,27 +54,27 @@ class Spool:
         if writer is None:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - see `clear`
             self._writer = writer = ipc.new_stream(self._file, SCHEMA)
-        for each in self._kept:
-            writer.write_batch(_packed(each))
-        self._kept, self._kept_bytes = [], 0
+        for batch in self._buffered:
+            writer.write_batch(_packed(batch))
+        self._buffered, self._buffered_bytes = [], 0
 
     def __iter__(self) -> Iterator[Documents]:
-        """All of it; no more can be added until it is cleared."""
+        """Yield all batches. None can be added before `clear`."""
         if self._writer is not None and self._file is not None:
             self._writer.close()
             self._file.seek(0)
             with ipc.open_stream(self._file) as reader:
                 for batch in reader:
                     yield self._unpacked(batch)
-        yield from self._kept
+        yield from self._buffered
 
     def _unpacked(self, batch: pa.RecordBatch) -> Documents:
         index, *columns = batch.columns
         return Documents(self._bindings[index[0].as_py()], *columns)
 
     def clear(self) -> None:
-        """Keep nothing."""
-        self._kept, self._kept_bytes, self._writer = [], 0, None
+        """Remove all batches."""
+        self._buffered, self._buffered_bytes, self._writer = [], 0, None
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,9 +1,8 @@
 """Loads, stores and commits in a SQLite file.
 
-The file is locked only while a transaction is committed, so that nobody waits for a
-stream that stands still: until then its documents wait in a spool. Keys to load are
-handed over as one text of JSON, or, where JSON cannot hold them, staged in a temporary
-table, which is not in the file. The last statement of a commit is the fence's.
+The file is locked only during a commit, so an idle stream does not block other writers. Until then,
+documents are in a spool. Keys to load are passed as JSON text; keys that JSON cannot represent are
+staged in a temporary table, outside the file. The last statement of a commit updates the fence.
 """
 
 import json
@@ -34,11 +33,11 @@ __all__ = ["SqliteTransactor"]
 
 FETCHED_ROWS: Final = 4096
 WAITING_BYTES: Final = 64 << 20
-"""So much of a transaction is kept in memory; the rest of it in a file."""
+"""Maximum size of documents in memory. More documents go to a file."""
 
 
 class SqliteTransactor(Transactor):
-    """One stream's writer of a SQLite file."""
+    """Writer of one stream."""
 
     accepts_empty = True
 
@@ -54,19 +53,19 @@ class SqliteTransactor(Transactor):
         self._session = session
         self._dialect = dialect
         self._fence = fence
-        self._waiting = Spool(session.path.parent, bindings, WAITING_BYTES)
-        self._emptied: list[int] = []
-        """The bindings whose tables are to be emptied, before what waits is written."""
+        self._spool = Spool(session.path.parent, bindings, WAITING_BYTES)
+        self._truncated: list[int] = []
+        """Bindings whose tables are truncated before the spooled documents are written."""
 
         self._recreations = dict(recreations)
-        """By binding, tables that are dropped and created again when they are emptied."""
+        """Tables to drop and create again when they are truncated, by index of the binding."""
 
-        self._statements = [_Statements(dialect, each) for each in bindings]
-        for each in self._statements:
-            session.run(each.create_keys)
+        self._statements = [_Statements(dialect, binding) for binding in bindings]
+        for statements in self._statements:
+            session.run(statements.create_keys)
 
     def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
-        """By way of JSON, or of a temporary table of keys."""
+        """Look up keys by JSON, or by a temporary table of keys."""
         connection = self._session.connection
         for batch in keys:
             statements = self._statements[batch.binding.index]
@@ -83,18 +82,18 @@ class SqliteTransactor(Transactor):
                     batch.binding, statements.documents([*zip(*rows, strict=True)])
                 )
             if text is None:
-                connection.execute(statements.forget_keys)
+                connection.execute(statements.delete_keys)
 
     def store(self, documents: Iterator[Documents]) -> None:
-        """Keep them until they are committed."""
+        """Spool the documents until the commit."""
         for batch in documents:
             index = batch.binding.index
-            if index in self._recreations and index not in self._emptied:
+            if index in self._recreations and index not in self._truncated:
                 self._recreations[index].check_truncated(batch)
             if batch.empties:
-                self._emptied.append(index)
+                self._truncated.append(index)
             else:
-                self._waiting.add(batch)
+                self._spool.add(batch)
 
     def _write_batch(self, batch: Documents) -> None:
         statements = self._statements[batch.binding.index]
@@ -103,8 +102,8 @@ class SqliteTransactor(Transactor):
         if batch.deletes is not None and pc.any(batch.deletes).as_py():
             if batch.binding.delta_updates:
                 raise RemoteProtocolError(
-                    f'deletes from table "{batch.binding}", which takes delta updates',
-                    hint="What was inserted there stays; it does not accept deletes.",
+                    f'Store deletes from table "{batch.binding}", which has delta updates',
+                    hint="Do not delete from bindings with delta updates.",
                 )
             removed = Keys(batch.binding, batch.packed_keys.filter(batch.deletes)).columns()
             connection.executemany(statements.delete, _rows(removed, batch.binding.keys))
@@ -116,69 +115,69 @@ class SqliteTransactor(Transactor):
                 )
             except sqlite3.IntegrityError as error:
                 raise Refused(
-                    f'table "{batch.binding}" does not take a document: {error}'
+                    f'could not store a document in table "{batch.binding}": {error}'
                 ) from error
 
     def _columns(self, batch: Documents) -> list[pa.Array]:
-        """Return the columns of a batch, with decimals as the endpoint stores them."""
+        """Return the columns of a batch, with decimals in their stored form."""
         return [
             column.cast(pa.float64()) if self._dialect.stores_real(field) else column
             for field, column in zip(batch.binding.fields, batch.columns(), strict=True)
         ]
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
-        """Commit what was stored with its checkpoint, if we are still the one who may."""
+        """Write the documents, and commit them with the checkpoint unless fenced."""
         self._session.begin()
         try:
-            for index in self._emptied:
+            for index in self._truncated:
                 if index in self._recreations:
                     self._recreations[index].run(self._session)
                 else:
                     self._session.run(self._statements[index].empty)
-            for batch in self._waiting:
-                self._session.must_go_on()
+            for batch in self._spool:
+                self._session.check_not_cancelled()
                 self._write_batch(batch)
             commit_fence(self._session, self._dialect, self._fence, checkpoint)
             self._session.commit()
         except BaseException:
             self._session.roll_back()
             raise
-        self._waiting.clear()
-        for index in self._emptied:
+        self._spool.clear()
+        for index in self._truncated:
             self._recreations.pop(index, None)
-        self._emptied = []
+        self._truncated = []
         return None
 
     def cancel(self) -> None:
-        """Break off what SQLite is doing."""
+        """Interrupt the running statement."""
         self._session.interrupt()
 
     def close(self) -> None:
-        """Roll back what is not committed."""
+        """Roll back, and close the connection."""
         self._session.close()
-        self._waiting.clear()
+        self._spool.clear()
 
 
 class _Statements:
-    """What is run for one binding."""
+    """SQL statements of one binding."""
 
     def __init__(self, dialect: Dialect, binding: Binding[SqlResource]) -> None:
         quoted = dialect.quoted
         table = dialect.quoted_path(binding.path)
-        names = [quoted(dialect.column_name(each.name)) for each in binding.fields]
-        keys = [quoted(dialect.column_name(each.name)) for each in binding.keys]
+        names = [quoted(dialect.column_name(field.name)) for field in binding.fields]
+        keys = [quoted(dialect.column_name(field.name)) for field in binding.keys]
         soft = binding.resource.delete == "soft" and not binding.delta_updates
         columns = [*names, *([quoted(DELETED)] if soft else [])]
         places = ["?"] * len(names) + (["0"] if soft else [])
         insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(places)})"
-        others = [each for each in columns if each not in keys]
+        others = [column for column in columns if column not in keys]
         if binding.delta_updates:
             self.store = insert
         else:
-            updates = ", ".join(f"{each} = excluded.{each}" for each in others)
-            deed = f"UPDATE SET {updates}" if updates else "NOTHING"
-            self.store = f"{insert} ON CONFLICT ({', '.join(keys)}) DO {deed}"
-        same = " AND ".join(f"{each} = ?" for each in keys)
+            updates = ", ".join(f"{column} = excluded.{column}" for column in others)
+            action = f"UPDATE SET {updates}" if updates else "NOTHING"
+            self.store = f"{insert} ON CONFLICT ({', '.join(keys)}) DO {action}"
+        same = " AND ".join(f"{key} = ?" for key in keys)
         self.delete = (
             f"UPDATE {table} SET {quoted(DELETED)} = 1 WHERE {same}"
             if soft
@@ -188,49 +187,49 @@ class _Statements:
         staged = f"temp.flow_load_{binding.index}"
         numbered = [f"k{index}" for index in range(len(keys))]
         joined = " AND ".join(
-            f"t.{key} = l.{each}" for key, each in zip(keys, numbered, strict=True)
+            f"t.{key} = l.{number}" for key, number in zip(keys, numbered, strict=True)
         )
         visible = f" AND t.{quoted(DELETED)} IS NOT 1" if soft else ""
-        wanted = names
+        loaded = names
         if binding.document is not None:
-            wanted = [quoted(dialect.column_name(binding.document.name))]
-        found = ", ".join(f"t.{each}" for each in wanted)
+            loaded = [quoted(dialect.column_name(binding.document.name))]
+        selected = ", ".join(f"t.{column}" for column in loaded)
         self._table = f'table "{binding}"'
         self._assembly = None if binding.document is not None else Assembly(binding)
         self.create_keys = f"CREATE TABLE {staged} ({', '.join(numbered)})"
         self.insert_key = f"INSERT INTO {staged} VALUES ({', '.join('?' * len(keys))})"
-        rest = f"l CROSS JOIN {table} t ON"
-        self.load_staged = f"SELECT {found} FROM {staged} {rest} {joined}{visible}"
+        join = f"l CROSS JOIN {table} t ON"
+        self.load_staged = f"SELECT {selected} FROM {staged} {join} {joined}{visible}"
         one = f"t.{keys[0]} = l.value"
-        self.load_json = f"SELECT {found} FROM json_each(?) {rest} {one}{visible}"
-        self.forget_keys = f"DELETE FROM {staged}"
+        self.load_json = f"SELECT {selected} FROM json_each(?) {join} {one}{visible}"
+        self.delete_keys = f"DELETE FROM {staged}"
 
     def documents(self, columns: Sequence[Sequence[Any]]) -> pa.BinaryArray:
-        """What was loaded, as documents."""
+        """Return documents from loaded columns."""
         if self._assembly is not None:
             return self._assembly.documents(columns)
-        found = pa.array(columns[0], pa.string()).cast(pa.binary())
-        if found.null_count:
+        documents = pa.array(columns[0], pa.string()).cast(pa.binary())
+        if documents.null_count:
             raise Refused(
                 f"{self._table} has a row without a document",
-                hint="Delete such rows, or say document: false.",
+                hint="Delete such rows, or set document: false.",
             )
-        return found
+        return documents
 
 
 def _json_of(columns: list[pa.Array], fields: Sequence[Field]) -> str | None:
-    """Keys as JSON; none, if they are of several columns or JSON would not be exact."""
+    """Return keys as JSON; None if they have several columns or JSON is not exact."""
     [column, *others], kind = columns, fields[0].kind
     exact = column.type == pa.string() if kind is FieldKind.STRING else column.type == pa.int64()
     if others or column.null_count or not exact:
         return None
     text = json.dumps(_values(column, fields[0]), ensure_ascii=False)
-    # SQLite takes a NUL for the end of a string.
+    # SQLite ends a string at NUL.
     return None if "\\u0000" in text else text
 
 
 def _rows(columns: list[pa.Array], fields: Sequence[Field]) -> Iterator[tuple[Any, ...]]:
-    """Tuples, made by columns."""
+    """Return columns as tuples."""
     lists = [_values(column, field) for column, field in zip(columns, fields, strict=True)]
     return zip(*lists, strict=True)
 
@@ -238,7 +237,7 @@ def _rows(columns: list[pa.Array], fields: Sequence[Field]) -> Iterator[tuple[An
 def _values(column: pa.Array, field: Field) -> list[Any]:
     kind = column.type
     if pa.types.is_string(kind) and field.kind in (FieldKind.INTEGER, FieldKind.NUMBER):
-        return [_number(each) for each in column.to_pylist()]
+        return [_number(text) for text in column.to_pylist()]
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
         kind = column.type
@@ -246,21 +245,23 @@ def _values(column: pa.Array, field: Field) -> list[Any]:
         return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     if pa.types.is_floating(kind):
         if column.null_count == 0:
-            found = column.to_numpy(zero_copy_only=False)
-            if not np.isnan(found).any():
-                return found.tolist()  # type: ignore[no-any-return]
-        # SQLite would make a null of NaN.
-        return ["NaN" if each is not None and each != each else each for each in column.to_pylist()]
+            numbers = column.to_numpy(zero_copy_only=False)
+            if not np.isnan(numbers).any():
+                return numbers.tolist()  # type: ignore[no-any-return]
+        # SQLite stores NaN as null.
+        return [
+            "NaN" if value is not None and value != value else value for value in column.to_pylist()
+        ]
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
 def _number(text: str | None) -> int | float | str | None:
-    """A number of a column that does not hold all of its numbers; as text, if SQLite cannot."""
+    """Parse a number of a text column; beyond 64 bits, return the text."""
     if text is None:
         return None
     try:
-        whole = int(text)
+        integer = int(text)
     except ValueError:
         number = float(text)
         return "NaN" if number != number else number
-    return whole if -(2**63) <= whole < 2**63 else text
+    return integer if -(2**63) <= integer < 2**63 else text
