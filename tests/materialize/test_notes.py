@@ -86,7 +86,7 @@ def test_a_note_of_an_earlier_version_has_the_resources_itself() -> None:
     known = {"spec": base64.b64encode(encode(spec)).decode(), "version": "v"}
 
     class Remembered:
-        def recall(self, name: str) -> Any:
+        def get(self, name: str) -> Any:
             return known
 
     section = MaterializationSection.model_validate({"connector": "sqlite", "bindings": []})

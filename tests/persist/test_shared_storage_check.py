@@ -182,7 +182,7 @@ def test_a_first_copy_by_tasks_elsewhere_is_refused_and_one_here_is_linked(hosts
 
     for jobs, sound in ((Elsewhere(), False), (Here(), True)):
         loader = SnapshotLoader(client, "src", jobs=jobs, spark_bytes=0)
-        loader.make("src.t", SCHEMA, ["k"])
+        loader.create("src.t", SCHEMA, ["k"])
         copy = loader.load("src.t", [Rows(), Rows()], size=1)
         if sound:
             assert copy.result().rows() == 4

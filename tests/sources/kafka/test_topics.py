@@ -44,7 +44,7 @@ class Notes:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
 
-    def recall(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         return self.values.get(name)
 
     def names(self) -> Sequence[str]:

@@ -168,7 +168,7 @@ class _State:
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
 
-    def recall(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         return self.values.get(name)
 
     def names(self) -> list[str]:
