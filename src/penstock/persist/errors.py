@@ -92,10 +92,10 @@ class SinceError(UsageError):
         before = (
             f"It begins at {describe_time(begins)}: there was nothing to read before that time."
         )
-        what = f"as of {as_of}"
-        hint = f"Read as of {since} or later."
+        what = f"as of {describe_time(as_of)}"
+        hint = f"Read as of {describe_time(since)} or later."
         if lower is not None:
-            what = f"from {lower} on"
+            what = f"from {describe_time(lower)} on"
             hint = f"Read changes from {since + 1} on, after the contents as of {since}."
         super().__init__(
             f'collection "{name}" cannot be read {what}',
@@ -124,17 +124,19 @@ class CollectionErrored(DefiniteError):
         """With `until`, of an error that is over: then nothing is left to mend."""
         told = f"It has been in error since {describe_time(since)}."
         # In this order: a hint may end in a command, which people copy to the end of the line.
-        todo = f"Read as of {since - 1} or earlier. {hint}".strip() if since else hint
+        todo = (
+            f"Read as of {describe_time(since - 1)} or earlier. {hint}".strip() if since else hint
+        )
         if until is not None:
             told = (
                 f"It was in error from {describe_time(since)} on; that ended at "
                 f"{describe_time(until)}."
             )
-            todo = f"Read as of {until} or later; what follows it must start anew there."
+            todo = f"Read as of {describe_time(until)} or later. A listener must start again there."
             if since:
                 todo += f" As of {since - 1} or earlier it can be read too."
         super().__init__(
-            f'collection "{name}" cannot be read as of {as_of}: {reason}',
+            f'collection "{name}" cannot be read as of {describe_time(as_of)}: {reason}',
             detail=f"{told} {detail}".rstrip(),
             hint=todo.strip(),
         )
@@ -156,7 +158,7 @@ class CollectionReplaced(UsageError):
 
     def __init__(self, name: str, *, at: int) -> None:
         super().__init__(
-            f'collection "{name}" was replaced at {at}',
+            f'collection "{name}" was replaced at {describe_time(at)}',
             detail="From that time on its name refers to a new collection, whose columns or key "
             "may differ. All changes before it have been delivered.",
             hint=f"Read the contents as of {at} or later, and the changes from there on.",
@@ -171,9 +173,9 @@ class NotYetComplete(UsageError):
 
     def __init__(self, name: str, *, as_of: int, upper: int) -> None:
         super().__init__(
-            f'collection "{name}" is not complete as of {as_of}',
+            f'collection "{name}" is not complete as of {describe_time(as_of)}',
             detail=f"Its upper is {describe_time(upper)}: only times below it are complete.",
-            hint=f"Read as of {upper - 1} or earlier, or wait until the writer seals more."
+            hint=f"Read as of {describe_time(upper - 1)} or earlier, or wait until the writer seals more."
             if upper > 0
             else "Wait until the writer seals a first time.",
         )
