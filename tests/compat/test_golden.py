@@ -91,7 +91,7 @@ def test_a_golden_location_tells_what_a_source_said_of_its_collections(golden):
         with pytest.raises(persist.CollectionErrored, match="as of 110: slot is gone") as failed:
             visits.snapshot(110)
         assert failed.value.hint == (
-            "Read as of 112 or later; what follows it must start anew there. "
+            "Read as of 112 or later. A listener must start again there. "
             "As of 102 or earlier it can be read too."
         )
         assert (visits.schema.field("at").metadata, visits.schema.field("id").metadata) == (

@@ -175,7 +175,7 @@ class NotYetComplete(UsageError):
         super().__init__(
             f'collection "{name}" is not complete as of {describe_time(as_of)}',
             detail=f"Its upper is {describe_time(upper)}: only times below it are complete.",
-            hint=f"Read as of {describe_time(upper - 1)} or earlier, or wait until the writer seals more."
+            hint=f"Read as of {describe_time(upper - 1)} or earlier, or wait for a later upper."
             if upper > 0
             else "Wait until the writer seals a first time.",
         )
