@@ -1,4 +1,4 @@
-# `make help` lists what there is. Every target sets up what it needs.
+# `make help` lists the targets. Every target installs what it needs.
 
 PYTHON ?= python3
 VENV ?= .venv
