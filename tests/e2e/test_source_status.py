@@ -32,7 +32,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 def waits_for(up: Up) -> list[str]:
     """Return what `/readyz` waits for; empty if it reports ready."""
-    answer = up.ask("/readyz")
+    answer = up.get("/readyz")
     assert (answer.status == 200) is answer.json["ready"]
     return [] if answer.json["ready"] else answer.json["waits_for"]
 

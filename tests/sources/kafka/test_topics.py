@@ -79,7 +79,7 @@ class Ranges:
         self.read = {int(each): (first[each], upper[each]) for each in first}
         return []
 
-    def make(self, *_: Any) -> None: ...
+    def create(self, *_: Any) -> None: ...
 
 
 def patiently(ask: Callable[[], T]) -> T:

@@ -52,7 +52,7 @@ def test_fenced_up_reports_only_that_and_exits_with_3(
 
     with Up(tmp_path, "up", file, *HTTP) as first:
         first.await_ready("shop", "local")
-        before = len(first.said())
+        before = len(first.output())
         log = tmp_path / "second.log"
         with Up(tmp_path, "up", file, *HTTP, "--take-over", log=log) as second:
             assert first.wait() == FENCED == 3
@@ -60,8 +60,8 @@ def test_fenced_up_reports_only_that_and_exits_with_3(
             database.sql("INSERT INTO item VALUES (2)")
             until(lambda: stored() == [1, 2], "the row of the new process")
             assert second.terminate() == 0
-            assert "Traceback" not in second.said()
-    check_output(first.said()[before:])
+            assert "Traceback" not in second.output()
+    check_output(first.output()[before:])
 
 
 def test_ingest_fenced_while_suspended_reports_only_that_and_exits_with_3(
@@ -73,7 +73,7 @@ def test_ingest_fenced_while_suspended_reports_only_that_and_exits_with_3(
 
     with Up(tmp_path, "ingest", file, *HTTP) as first:
         first.await_ready("shop")
-        before = len(first.said())
+        before = len(first.output())
         first.pause()
         log = tmp_path / "second.log"
         with Up(tmp_path, "ingest", file, *HTTP, "--take-over", log=log) as second:
@@ -84,4 +84,4 @@ def test_ingest_fenced_while_suspended_reports_only_that_and_exits_with_3(
             assert first.wait() == FENCED
             second.check()
             assert second.terminate() == 0
-    check_output(first.said()[before:])
+    check_output(first.output()[before:])
