@@ -1,4 +1,4 @@
-"""The values of Postgres columns, as Arrow and back, none of them changed on the way."""
+"""Lossless conversion of Postgres column values to Arrow and back."""
 
 from penstock.sources.postgres.types.column import ColumnType, column_type, to_text
 

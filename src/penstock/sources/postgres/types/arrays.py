@@ -1,13 +1,13 @@
-"""Arrays, as their elements in order and, where it is not the plain one, their shape.
+"""Arrays, stored as their elements in order and, if it is not the default, their shape.
 
     {1,2}              elements [1, 2]         shape null
     {}                 elements []             shape null
     {{1,2},{3,4}}      elements [1, 2, 3, 4]   shape [1:2][1:2]
     [0:1]={1,2}        elements [1, 2]         shape [0:1]
 
-The server declares neither dimensions nor bounds: every value has its own. An
-element is quoted when its text is empty, `null` in any case, or holds a
-delimiter, brace, quote, backslash or space; `NULL` without quotes is null.
+The server enforces neither dimensions nor bounds: every value has its own. An element is
+quoted if its text is empty, is `null` in any letter case, or contains a delimiter, brace,
+quote, backslash or space. `NULL` without quotes is null.
 """
 
 import re
@@ -34,18 +34,18 @@ __all__ = ["array_of", "parse_arrays", "print_arrays"]
 
 _MALFORMED: Final = int(Why.MALFORMED)
 _DEEPEST: Final = 6
-"""Dimensions, at most; the server's MAXDIM."""
+"""Maximum number of dimensions; the server's MAXDIM."""
 
 
 def array_of(element: pa.DataType) -> pa.DataType:
-    """The type of a column of arrays."""
+    """Return the Arrow type of a column of arrays."""
     return pa.struct([("elements", pa.list_(element)), ("shape", pa.string())])
 
 
 def parse_arrays(
     values: pa.Array, kind: pa.DataType, parse: Callable[[pa.Array, pa.DataType], pa.Array]
 ) -> pa.Array:
-    """Arrays as the server prints them, their elements by `parse`."""
+    """Parse arrays in the server's text form; `parse` parses the elements."""
     cells = Cells.of(values)
     rows = len(cells)
     room, shaped = _measured(cells.data, cells.offsets, cells.present)
@@ -79,7 +79,7 @@ def parse_arrays(
 
 
 def print_arrays(values: pa.Array, printed: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Arrays as the server prints them, their elements by `printed`."""
+    """Print arrays in the server's text form; `printed` prints the elements."""
     present, bitmap = bits_of(values)
     listed = values.field("elements")
     lists = listed.offsets.to_numpy().astype(np.int64)
@@ -97,7 +97,7 @@ def print_arrays(values: pa.Array, printed: Callable[[pa.Array], pa.Array]) -> p
 def _shapes(
     told: pa.Array, present: npt.NDArray[np.bool_], lists: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Dimensions and bounds of each array that has a shape, and which row has which."""
+    """Return dimensions and bounds of each array with a shape, and their index by row."""
     which = np.full(len(told), -1, np.int64)
     found: list[list[int]] = []
     if told.null_count < len(told):
@@ -117,7 +117,7 @@ def _shapes(
 
 @compiled
 def _measured(data, offsets, present):  # type: ignore[no-untyped-def]
-    """How many elements there are at most, and how many arrays of another shape."""
+    """Return an upper bound of the element count, and of the arrays with a shape."""
     elements, shaped = 0, 0
     for i in range(len(present)):
         if not present[i]:
@@ -134,7 +134,7 @@ def _measured(data, offsets, present):  # type: ignore[no-untyped-def]
 
 @compiled
 def _number(data, at, end):  # type: ignore[no-untyped-def]
-    """A number, and where it ends; -1 if there is none."""
+    """Return a number and its end; the end is -1 if there is no number."""
     negative = at < end and data[at] == 45
     if negative:
         at += 1
@@ -149,7 +149,7 @@ def _number(data, at, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _bounds(data, at, end, limits):  # type: ignore[no-untyped-def]
-    """How many dimensions the prefix tells, and where it ends; -1 if it is none."""
+    """Parse the bounds prefix. Return the dimension count and its end; -1 if malformed."""
     depth = 0
     while at < end and data[at] == 91:
         if depth == _DEEPEST:
@@ -171,7 +171,7 @@ def _bounds(data, at, end, limits):  # type: ignore[no-untyped-def]
 
 @compiled
 def _element(data, at, end, text, to):  # type: ignore[no-untyped-def]
-    """Copy one element: where it ends, or -1; where its copy ends; whether it is null."""
+    """Copy one element. Return its end (-1 if malformed), the copy's end, and null or not."""
     if data[at] == 34:
         at += 1
         while at < end and data[at] != 34:

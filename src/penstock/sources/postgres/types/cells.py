@@ -1,9 +1,9 @@
-"""Columns of bytes, as compiled code walks them, and typed columns made of what it found.
+"""Columns of bytes as input of compiled kernels, and typed columns from their output.
 
-A cell is one row's bytes: text as the server prints it, or a field of binary
-COPY. Kernels take `data`, `offsets` and `present` and answer `(row, why)`:
-`(-1, 0)` if they read every cell, else the first that they refuse. A kernel
-that cannot keep a value as it is refuses it; none rounds or guesses.
+A cell contains the bytes of one value: the server's text output, or a field of binary
+COPY. A kernel takes `data`, `offsets` and `present`, and returns `(row, why)`: `(-1, 0)`
+if it read every cell, else the first cell it rejects and the reason. A kernel rejects a
+value that it cannot represent exactly. No kernel rounds or guesses.
 """
 
 from dataclasses import dataclass
@@ -19,24 +19,24 @@ from penstock.errors import InternalError
 __all__ = ["READ", "Cells", "Refused", "Why", "accept", "bits_of", "numbers", "strings"]
 
 MOST_BYTES: Final = (1 << 31) - 1
-"""What the offsets of a column of text reach."""
+"""Maximum bytes in a text column: the range of its 32-bit offsets."""
 
 
 class Why(IntEnum):
-    """What a kernel has against a cell."""
+    """Reason of a kernel to reject a cell."""
 
     NOTHING = 0
     MALFORMED = 1
-    """It is not what the server prints under our settings."""
+    """Text that the server does not print under the pinned session settings."""
 
     BEYOND = 2
-    """A moment further away than the column can tell."""
+    """A timestamp outside the range of the column."""
 
     NOT_FINITE = 3
-    """NaN or an infinity, in a column of decimals."""
+    """NaN or an infinity, in a decimal column."""
 
     SCALE = 4
-    """More or fewer digits than were declared."""
+    """More or fewer digits than the column declares."""
 
     ENCODING = 5
     """Text that is not UTF-8."""
@@ -46,7 +46,7 @@ READ: Final = (-1, int(Why.NOTHING))
 
 
 class Refused(Exception):
-    """A cell cannot be kept as it is."""
+    """A cell has no exact representation in the column."""
 
     def __init__(self, row: int, why: Why) -> None:
         super().__init__(row, why)
@@ -56,7 +56,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The bytes of a column."""
+    """Bytes of a column."""
 
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
@@ -66,11 +66,11 @@ class Cells:
     """False where the row is null."""
 
     bitmap: pa.Buffer | None
-    """The same as Arrow has it; none if no row is null."""
+    """`present` as an Arrow validity bitmap; None if no row is null."""
 
     @classmethod
     def of(cls, values: pa.Array) -> "Cells":
-        """The cells of a binary or string array, large or not."""
+        """Return the cells of a binary or string array, large or not."""
         kind = values.type
         large = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
         if not (large or pa.types.is_binary(kind) or pa.types.is_string(kind)):
@@ -85,7 +85,7 @@ class Cells:
                                 values.offset * width)  # fmt: skip
             bounds = raw.astype(np.int64)
         held = np.frombuffer(data, np.uint8) if data is not None and data.size else _NO_BYTES
-        held.flags.writeable = False  # One kind of array for kernels, or they compile twice.
+        held.flags.writeable = False  # One array type for all kernels, else each compiles twice.
         return cls(held, bounds, present, bitmap)
 
     def __len__(self) -> int:
@@ -99,10 +99,10 @@ _NO_BYTES: Final = np.zeros(0, np.uint8)
 
 
 def accept(answer: tuple[int, int]) -> None:
-    """Go on if a kernel read every cell.
+    """Check the answer of a kernel.
 
     Raises:
-        Refused: it did not.
+        Refused: the kernel rejected a cell.
     """
     row, why = answer
     if row >= 0:
@@ -110,7 +110,7 @@ def accept(answer: tuple[int, int]) -> None:
 
 
 def bits_of(values: pa.Array) -> tuple[npt.NDArray[np.bool_], pa.Buffer | None]:
-    """Which rows are not null, a byte for each, and packed from the first bit on."""
+    """Return the non-null mask with a byte per row, and as a bitmap with offset 0."""
     validity = values.buffers()[0]
     if validity is None or not values.null_count:
         return np.ones(len(values), np.bool_), None
@@ -121,7 +121,7 @@ def bits_of(values: pa.Array) -> tuple[npt.NDArray[np.bool_], pa.Buffer | None]:
 
 
 def numbers(kind: pa.DataType, found: npt.NDArray[Any], cells: Cells) -> pa.Array:
-    """A column of a fixed width, null where the cells are."""
+    """Return a fixed-width column that is null where the cells are null."""
     data = pa.py_buffer(np.ascontiguousarray(found))
     return pa.Array.from_buffers(kind, len(cells), [cells.bitmap, data])
 
@@ -132,7 +132,7 @@ def strings(
     offsets: npt.NDArray[np.int64],
     bitmap: pa.Buffer | None,
 ) -> pa.Array:
-    """A column of text or bytes."""
+    """Return a column of text or bytes."""
     if offsets[-1] > MOST_BYTES:
         raise InternalError(
             f"{offsets[-1]} bytes are too many for one column of {kind}",

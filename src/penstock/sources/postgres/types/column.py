@@ -1,13 +1,13 @@
-"""What becomes of a Postgres column: its Arrow type, and the ways of its values there and back.
+"""Mapping of a Postgres column to an Arrow type, and conversion in both directions.
 
-Two ways lead in. A stream of text brings every value as the server prints it; the
-snapshot, and a stream of binary, bring the form in which the type itself is sent, the
-snapshot perhaps of an expression instead of the column. For every value
+Values arrive in two forms. A text stream contains each value as the server prints it. The
+snapshot and a binary stream contain the binary format of the type. The snapshot may
+read an expression instead of the column. For every value,
 
     from_copy(field) = from_text(text)    and    to_text(label, from_text(text)) = text
 
-or the value is refused by name: a row that one of them brought is retracted by
-another.
+or the value is rejected with the name of its column. The equality is necessary because a
+row that arrived in one form may be retracted in the other.
 
     boolean                      bool
     smallint, integer, bigint    int16, int32, int64
@@ -18,12 +18,13 @@ another.
     date                         date32
     timestamp, timestamptz       timestamp[us], in UTC if it has a zone
     array                        struct<elements: list<…>, shape: string>
-    domain                       as what it is over
+    domain                       like its base type
     all others                   string, as the server prints them
 
-SUBTLE: a cast to text is not what the server prints. It pads char(n) not, adds
-/32 to an inet, says `true` where the other says `t`, and anybody may define one
-for a type of theirs. So an expression here calls the type's output function.
+SUBTLE: a cast to text differs from the type's output function. The cast does not pad
+char(n), adds /32 to an inet, and returns `true` instead of `t`. Users can define their own
+casts for their own types. The expressions in this module therefore call the output
+function of the type.
 """
 
 from collections.abc import Callable
@@ -75,52 +76,52 @@ __all__ = ["ColumnType", "column_type", "to_text"]
 
 AS_IS: Final = "{0}"
 BY_FORMAT: Final = "CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {0}) END"
-"""What any type's output function prints, a null as null.
+"""Output of any type's output function, with null as null.
 
-`IS DISTINCT FROM NULL`, since of a row `IS NOT NULL` asks whether its fields are.
+`IS DISTINCT FROM NULL` is necessary: for a composite value, `IS NOT NULL` tests its fields.
 """
 
 NUMERIC: Final = 1700
 BOX: Final = 603
 FIRST_OF_USERS: Final = 16384
-"""Types from this oid on are not the server's own."""
+"""Least oid of a user-defined type."""
 
 Reading = Callable[[pa.Array, pa.DataType], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """How a column's values are kept."""
+    """Storage type of a column, and the conversion of its values."""
 
     column: str
     arrow: pa.DataType
     label: str
-    """The Postgres type, kept with the field, so that readers can print as the server does."""
+    """Postgres type, stored with the field. Readers use it to print values like the server."""
 
     select: str = AS_IS
-    """What COPY reads: a template of SQL that takes the column's quoted name."""
+    """SQL template for COPY; its parameter is the quoted column name."""
 
     binary: bool = False
-    """Whether COPY brings the type's own binary form, and not text."""
+    """True if COPY returns the binary format of the type, false if text."""
 
     @property
     def as_sent(self) -> bool:
-        """Whether COPY reads the column as it is, so that its binary form is one we read."""
+        """Return whether COPY reads the column itself, so its binary format is supported."""
         return self.select == AS_IS
 
     def from_text(self, values: pa.Array) -> pa.Array:
-        """The column, from what the server prints.
+        """Return the column, parsed from the server's text output.
 
         Raises:
-            DefiniteError: the column's type cannot hold a value as it is.
+            DefiniteError: the column's type cannot represent a value exactly.
         """
         return self._read(_parser(self.label, self.arrow), values)
 
     def from_copy(self, values: pa.Array) -> pa.Array:
-        """The column, from fields of binary COPY of `select`.
+        """Return the column, decoded from binary COPY fields of `select`.
 
         Raises:
-            DefiniteError: as from_text.
+            DefiniteError: the column's type cannot represent a value exactly.
         """
         if self.binary:
             return self._read(_RECEIVERS[self.label], values)
@@ -135,7 +136,7 @@ class ColumnType:
 
 
 def column_type(column: PgColumn, *, text: bool) -> ColumnType:
-    """What `column` becomes; with `text`, whatever the server prints."""
+    """Return the storage type of `column`; with `text`, the server's text output."""
     kind, typmod, domain = _resolved(column.type, column.typmod)
     if kind.element is not None and kind.name.endswith("[]"):
         printed = BY_FORMAT if domain else _output("array_out")
@@ -155,10 +156,12 @@ def column_type(column: PgColumn, *, text: bool) -> ColumnType:
 
 
 def to_text(label: str, values: pa.Array) -> pa.Array:
-    """Just what the server prints under our settings for a column of this label.
+    """Return the exact text that the server prints for values of this label.
+
+    The text assumes the pinned session settings.
 
     Raises:
-        UsageError: values of this label are of another type.
+        UsageError: the values do not have the Arrow type of this label.
     """
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return values.cast(pa.string())
@@ -174,7 +177,7 @@ def to_text(label: str, values: pa.Array) -> pa.Array:
 
 
 def _resolved(kind: PgType, typmod: int) -> tuple[PgType, int, bool]:
-    """What a type is at last, with which modifier, and whether it was a domain."""
+    """Return the base type, its modifier, and whether the type was a domain."""
     domain = False
     while kind.base is not None:
         typmod, kind, domain = kind.typmod, kind.base, True
@@ -182,7 +185,7 @@ def _resolved(kind: PgType, typmod: int) -> tuple[PgType, int, bool]:
 
 
 def _plain(kind: PgType, typmod: int) -> tuple[str, pa.DataType]:
-    """Label and Arrow type of what is not an array."""
+    """Return label and Arrow type of a type that is not an array."""
     if kind.oid == NUMERIC:
         return "numeric", _decimal(typmod)
     known = _OWN.get(kind.oid)
@@ -190,25 +193,25 @@ def _plain(kind: PgType, typmod: int) -> tuple[str, pa.DataType]:
 
 
 def _decimal(typmod: int) -> pa.DataType:
-    """The decimal for numeric with this modifier, or text."""
+    """Return the decimal type for a numeric modifier, or text if none fits."""
     if typmod < 4:
         return pa.string()
     precision = ((typmod - 4) >> 16) & 0xFFFF
-    scale = (((typmod - 4) & 0x7FF) ^ 1024) - 1024  # Eleven bits with a sign.
+    scale = (((typmod - 4) & 0x7FF) ^ 1024) - 1024  # Signed 11-bit number.
     if precision > 38 or not 0 <= scale <= precision:
         return pa.string()
     return pa.decimal128(precision, scale)
 
 
 def _parted_by_comma(element: PgType) -> bool:
-    """Whether arrays of it are sure to have commas between their elements."""
+    """Return whether the array delimiter of the type is certain to be a comma."""
     if element.kind == "b":
         return element.oid < FIRST_OF_USERS and element.oid != BOX
     return element.kind in "cemr"
 
 
 def _printed(kind: PgType, *, domain: bool) -> str:
-    """The expression for what the server prints."""
+    """Return the SQL expression for the server's text output."""
     known = _OUTPUTS.get(kind.oid)
     if known is not None:
         return _output(known)
@@ -304,7 +307,7 @@ _OWN: Final[dict[int, tuple[str, pa.DataType]]] = {
     2950: ("uuid", pa.string()),
     3802: ("jsonb", pa.string()),
 }
-"""The server's own types by oid; others are kept as text under their name."""
+"""Built-in types by oid. Other types are stored as text under their name."""
 
 _OUTPUTS: Final = {
     16: "boolout",
@@ -335,10 +338,10 @@ _OUTPUTS: Final = {
     1700: "numeric_out",
     3802: "jsonb_out",
 }
-"""Output functions by the oid of their type, where it is worth not to go by `format`."""
+"""Output functions by type oid, where a direct call is preferable to `format`."""
 
 _STRINGS_AS_IS: Final = frozenset({"text", "varchar", "bpchar", "name", "json"})
-"""Whose binary form is the text that the server prints; so is that of enums."""
+"""Types whose binary format is their text output. This is also true of enums."""
 
 _PARSERS: Final[dict[str, Reading]] = {
     "bool": parse_bools,

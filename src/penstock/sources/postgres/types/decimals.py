@@ -1,8 +1,8 @@
-"""numeric(p, s), as decimals of 128 bits.
+"""numeric(p, s) as 128-bit decimals.
 
-A column declared so holds values with just `s` digits after the point, which
-is what a decimal holds; a value with another number of them, NaN or an
-infinity has no place there and is refused.
+A numeric column with declared precision and scale contains values with exactly `s` digits
+after the point. Arrow decimals have the same form. Values with another number of digits,
+NaN and infinities have no representation and are rejected.
 """
 
 from typing import Final
@@ -33,17 +33,17 @@ _TENS: Final = 10 ** np.arange(10, dtype=np.uint64)
 
 
 def parse_decimals(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Digits with `kind.scale` of them after the point."""
+    """Parse decimal digits with `kind.scale` digits after the point."""
     return _decimals(_parse, values, kind)
 
 
 def receive_decimals(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Digits to the base of 10000 behind their count, weight, sign and scale."""
+    """Decode base-10000 digits that follow their count, weight, sign and scale."""
     return _decimals(_receive, values, kind)
 
 
 def print_decimals(values: pa.Array) -> pa.Array:
-    """Digits, never with an exponent."""
+    """Print decimal digits, never with an exponent."""
     present, bitmap = bits_of(values)
     words = np.frombuffer(values.buffers()[1], np.uint64, 2 * len(values), 16 * values.offset)
     words.flags.writeable = False
@@ -64,7 +64,10 @@ def _decimals(kernel, values: pa.Array, kind: pa.DataType) -> pa.Array:  # type:
 
 @compiled
 def _times(high, low, factor, addend):  # type: ignore[no-untyped-def]
-    """`(high, low) * factor + addend`, both below 2 ** 32, and what does not fit."""
+    """Return `(high, low) * factor + addend` and the overflow.
+
+    `factor` and `addend` are below 2 ** 32.
+    """
     a = (low & _LOW) * factor + addend
     b = (low >> _32) * factor + (a >> _32)
     c = (high & _LOW) * factor + (b >> _32)
@@ -74,7 +77,7 @@ def _times(high, low, factor, addend):  # type: ignore[no-untyped-def]
 
 @compiled
 def _stored(high, low, negative, over_high, over_low, words, i):  # type: ignore[no-untyped-def]
-    """Whether the number lies in the precision; if so, it is stored."""
+    """Store the number if it is within the precision. Return whether it is."""
     if high > over_high or (high == over_high and low >= over_low):
         return False
     if negative:
@@ -113,7 +116,7 @@ def _parse(data, offsets, present, scale, over_high, over_low, words):  # type: 
         for k in range(at, end):
             if k == point:
                 continue
-            digit = np.uint64(data[k]) - np.uint64(48)  # Wraps far above 9 below "0".
+            digit = np.uint64(data[k]) - np.uint64(48)  # Bytes below "0" wrap to far above 9.
             if digit > np.uint64(9):
                 return i, _SCALE if data[k] == 46 else _MALFORMED
             chunk = chunk * np.uint64(10) + digit
@@ -171,7 +174,7 @@ def _receive(data, offsets, present, scale, over_high, over_low, words):  # type
             high, low, carry = _times(high, low, np.uint64(10000), group)
             if group > 9999 or carry:
                 return i, _SCALE
-        # What the last digit counts, in units of the column's last place.
+        # Scale the last base-10000 digit to units of the last decimal place of the column.
         last = np.uint64(_short(data, at + 6 + 2 * count))
         shift = 4 * (weight - count + 1) + scale
         if last > 9999 or shift < -3:
@@ -209,7 +212,7 @@ def _print(words, present, scale, out, bounds):  # type: ignore[no-untyped-def]
             high = ~high + np.uint64(1 if low == np.uint64(0) else 0)
         count = 0
         while high or low:
-            # Nine digits at a time, from the last, by long division of four halves.
+            # Nine digits at a time, from the last, by long division of four 32-bit halves.
             a = high >> _32
             b = ((a % ten9) << _32) | (high & _LOW)
             c = ((b % ten9) << _32) | (low >> _32)

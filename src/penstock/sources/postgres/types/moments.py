@@ -1,9 +1,9 @@
 """date, timestamp and timestamptz.
 
-Days and microseconds since 1970. The server's two infinities are the least and
-the greatest number, as they are in the server itself, and no other moment may
-take their places: a timestamp from the year 294247 on does not fit and is
-refused. Years before 1 AD are printed with `BC`, and there is no year 0.
+Values are days or microseconds since 1970. As in the server, the least and the greatest
+integer represent the two infinities, and no finite time may use them. A timestamp from
+the year 294247 on does not fit and is rejected. Years before 1 AD are printed with `BC`;
+there is no year 0.
 """
 
 from typing import Final
@@ -45,7 +45,7 @@ _MOST: Final = (1 << 63) - 1
 
 
 def parse_dates(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`2011-11-11`, perhaps with ` BC`, or an infinity."""
+    """Parse `2011-11-11`, with optional ` BC`, or an infinity."""
     cells = Cells.of(values)
     out = np.empty(len(cells), np.int32)
     accept(_parse_dates(cells.data, cells.offsets, cells.present, out))
@@ -53,7 +53,7 @@ def parse_dates(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def parse_timestamps(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`2011-11-11 11:11:11.5`, with `+00` if there is a zone, perhaps ` BC`, or an infinity."""
+    """Parse `2011-11-11 11:11:11.5`, with `+00` if zoned, optional ` BC`, or an infinity."""
     cells = Cells.of(values)
     out = np.empty(len(cells), np.int64)
     zoned = kind.tz is not None
@@ -62,21 +62,21 @@ def parse_timestamps(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def receive_dates(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Days since 2000."""
+    """Decode days since 2000."""
     cells = Cells.of(values)
     found = _since_1970(cells, 4, _DAYS_TO_2000, _LEAST_DAY, _MOST_DAY)
     return numbers(kind, found.astype(np.int32), cells)
 
 
 def receive_timestamps(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Microseconds since 2000."""
+    """Decode microseconds since 2000."""
     cells = Cells.of(values)
     found = _since_1970(cells, 8, _DAYS_TO_2000 * _DAY, _LEAST, _MOST)
     return numbers(kind, found, cells)
 
 
 def print_dates(values: pa.Array) -> pa.Array:
-    """As the server does in ISO style."""
+    """Print dates like the server in ISO style."""
     present, bitmap = bits_of(values)
     found = np.frombuffer(values.buffers()[1], np.int32, len(values), 4 * values.offset)
     wide = found.astype(np.int64)
@@ -86,7 +86,7 @@ def print_dates(values: pa.Array) -> pa.Array:
 
 
 def print_timestamps(values: pa.Array) -> pa.Array:
-    """As the server does in ISO style in UTC."""
+    """Print timestamps like the server in ISO style and UTC."""
     present, bitmap = bits_of(values)
     found = np.frombuffer(values.buffers()[1], np.int64, len(values), 8 * values.offset)
     zoned = values.type.tz is not None
@@ -120,7 +120,7 @@ def _printed(
 
 @compiled
 def _two(data, at):  # type: ignore[no-untyped-def]
-    """Two digits, or a number of more."""
+    """Return the value of two digits, or 100 if they are not digits."""
     tens, ones = np.int64(data[at]) - 48, np.int64(data[at + 1]) - 48
     if tens < 0 or tens > 9 or ones < 0 or ones > 9:
         return 100
@@ -129,7 +129,7 @@ def _two(data, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def _infinity(data, at, end):  # type: ignore[no-untyped-def]
-    """1 or -1 if that is what is written, else 0."""
+    """Return 1 or -1 for an infinity, else 0."""
     sign = 1
     if at < end and data[at] == 45:
         sign, at = -1, at + 1
@@ -148,7 +148,7 @@ def _before_christ(data, at, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _day(data, at, end, before_christ):  # type: ignore[no-untyped-def]
-    """The day that begins at `at`, and where it ends; -1 if there is none."""
+    """Return the day number of the date at `at`, and its end; the end is -1 if malformed."""
     start = at
     year = np.int64(0)
     while at < end and at < start + 8:
@@ -172,7 +172,7 @@ def _day(data, at, end, before_christ):  # type: ignore[no-untyped-def]
         length = 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
     if day > length:
         return 0, -1
-    # Years begin in March here, so that the day that comes and goes is the last.
+    # Years start in March for this computation, which makes the leap day the last day.
     if month <= 2:
         year -= 1
         month += 12
@@ -259,7 +259,7 @@ def _put_two(out, to, number):  # type: ignore[no-untyped-def]
 
 @compiled
 def _print(found, present, dated, zoned, out, bounds):  # type: ignore[no-untyped-def]
-    """Days if `dated`, else microseconds."""
+    """Print days if `dated`, else microseconds."""
     to = 0
     for i in range(len(present)):
         bounds[i] = to

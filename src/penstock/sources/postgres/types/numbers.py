@@ -1,9 +1,8 @@
 """Booleans, integers and floats.
 
-Floats are printed by the server with the fewest digits that read back as the
-same number, so text is exact both ways. NaN has many bit patterns and one
-text; here it has one pattern, or a row of the snapshot would differ from the
-same row in the stream.
+The server prints a float with the fewest digits that parse to the same number, so text is
+exact in both directions. NaN has many bit patterns but one text form. Penstock stores one
+pattern: otherwise a row from the snapshot could differ from the same row in the stream.
 """
 
 from typing import Any, Final
@@ -43,51 +42,51 @@ _MALFORMED: Final = int(Why.MALFORMED)
 
 
 def parse_bools(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`t` and `f`."""
+    """Parse `t` and `f`."""
     return _bools(values, kind, ord("t"), ord("f"))
 
 
 def receive_bools(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """One byte, 1 or 0."""
+    """Decode one byte, 1 or 0."""
     return _bools(values, kind, 1, 0)
 
 
 def print_bools(values: pa.Array) -> pa.Array:
-    """`t` and `f`."""
+    """Print `t` and `f`."""
     return pc.if_else(values, "t", "f")
 
 
 def parse_integers(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Digits, with a minus sign if below zero."""
+    """Parse digits, with a minus sign below zero."""
     info = np.iinfo(kind.to_pandas_dtype())
     return _integers(values, kind, int(info.max), signed=True)
 
 
 def parse_oids(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Digits of an unsigned number of 32 bits."""
+    """Parse the digits of an unsigned 32-bit number."""
     return _integers(values, kind, (1 << 32) - 1, signed=False)
 
 
 def receive_integers(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Two's complement, most significant byte first."""
+    """Decode big-endian two's complement."""
     cells = Cells.of(values)
     found = received(cells, kind.bit_width // 8)
     return numbers(kind, found.astype(kind.to_pandas_dtype()), cells)
 
 
 def receive_oids(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Unsigned, of four bytes."""
+    """Decode four big-endian bytes as an unsigned number."""
     cells = Cells.of(values)
     return numbers(kind, received(cells, 4) & 0xFFFFFFFF, cells)
 
 
 def print_integers(values: pa.Array) -> pa.Array:
-    """Digits."""
+    """Print decimal digits."""
     return values.cast(pa.string())
 
 
 def parse_floats(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Digits that read back as the same number, `NaN` or an infinity."""
+    """Parse digits that denote exactly one float, `NaN` or an infinity."""
     cells = Cells.of(values)
     text = strings(pa.string(), *_compact(cells))
     try:
@@ -100,7 +99,7 @@ def parse_floats(values: pa.Array, kind: pa.DataType) -> pa.Array:
                 raise Refused(row, Why.MALFORMED) from None
         raise
     floats = np.frombuffer(found.buffers()[1], kind.to_pandas_dtype(), len(found), 0)
-    # A number too large for the column would read as an infinity.
+    # A number too large for the type would be parsed as an infinity.
     for at in np.flatnonzero(np.isinf(floats) & cells.present).tolist():
         if cells[at].lstrip(b"-") != b"Infinity":
             raise Refused(at, Why.MALFORMED)
@@ -108,7 +107,7 @@ def parse_floats(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def receive_floats(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """IEEE 754, most significant byte first."""
+    """Decode big-endian IEEE 754."""
     cells = Cells.of(values)
     width = kind.bit_width // 8
     bits = received(cells, width).astype(np.int32 if width == 4 else np.int64)
@@ -116,7 +115,7 @@ def receive_floats(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def print_floats(values: pa.Array) -> pa.Array:
-    """The fewest digits that tell the number from its neighbours, laid out as the server does."""
+    """Print the fewest digits that identify the number, in the server's format."""
     single = pa.types.is_float32(values.type)
     digits = Cells.of(values.cast(pa.string()))
     out = np.empty(32 * len(digits), np.uint8)
@@ -129,7 +128,7 @@ def print_floats(values: pa.Array) -> pa.Array:
 
 
 def received(cells: Cells, width: int) -> npt.NDArray[np.int64]:
-    """Signed numbers of `width` bytes, most significant first; zero where null."""
+    """Return signed big-endian numbers of `width` bytes; zero where null."""
     out = np.empty(len(cells), np.int64)
     accept(_receive(cells.data, cells.offsets, cells.present, width, out))
     return out
@@ -160,7 +159,7 @@ def _compact(
 
 
 def _one_nan(floats: npt.NDArray[Any], cells: Cells) -> npt.NDArray[Any]:
-    """The same numbers, NaN with one bit pattern, nothing where there is nothing."""
+    """Return the numbers with a single NaN bit pattern, and zero where null."""
     nans = np.isnan(floats)
     if not nans.any() and cells.bitmap is None:
         return floats
@@ -200,7 +199,7 @@ def _read_bools(data, offsets, present, true, false, out):  # type: ignore[no-un
 
 @compiled
 def _read_integers(data, offsets, present, highest, lowest, out):  # type: ignore[no-untyped-def]
-    """`lowest` is how far below zero they may go."""
+    """Parse integers from `-lowest` to `highest`."""
     for i in range(len(present)):
         if not present[i]:
             out[i] = 0
@@ -214,7 +213,7 @@ def _read_integers(data, offsets, present, highest, lowest, out):  # type: ignor
             return i, _MALFORMED
         value = np.uint64(0)
         for k in range(at, end):
-            digit = np.uint64(data[k]) - np.uint64(48)  # Wraps far above 9 below "0".
+            digit = np.uint64(data[k]) - np.uint64(48)  # Bytes below "0" wrap to far above 9.
             if digit > np.uint64(9):
                 return i, _MALFORMED
             value = value * np.uint64(10) + digit
@@ -226,7 +225,7 @@ def _read_integers(data, offsets, present, highest, lowest, out):  # type: ignor
 
 @compiled
 def _laid_out(data, offsets, present, fixed_below, out, bounds):  # type: ignore[no-untyped-def]
-    """Digits laid out as Postgres does: plain from 1e-04 to below ten to `fixed_below`."""
+    """Format digits like Postgres: without exponent from 1e-04 to below 10 ** `fixed_below`."""
     digits = np.empty(40, np.uint8)
     to = 0
     for i in range(len(present)):
@@ -278,7 +277,7 @@ def _laid_out(data, offsets, present, fixed_below, out, bounds):  # type: ignore
             out[to] = 48
             to += 1
             continue
-        exponent -= 1  # Of the first digit.
+        exponent -= 1  # Exponent of the first digit.
         if -4 <= exponent < fixed_below:
             if exponent < 0:
                 out[to] = 48
@@ -319,11 +318,11 @@ def _laid_out(data, offsets, present, fixed_below, out, bounds):  # type: ignore
 
 
 def _off_midpoints(values: pa.Array, printed: pa.Array, *, single: bool) -> pa.Array:
-    """With no text that lies just between two numbers.
+    """Replace texts that lie exactly midway between two adjacent floats.
 
-    The server avoids those, since reading them back takes a reader that rounds
-    half to even. A midpoint of few digits is an integer of more bits than a
-    float has, and of no more powers of five than fit into them.
+    The server avoids such texts, because parsing them requires rounding half to even. A
+    midpoint with few digits is an integer with more bits than a float's significand. Its
+    powers of five must fit into these bits, which bounds the range to search.
     """
     first, last = (2.0**24, 1e21) if single else (2.0**53, 1e42)
     suspects = pc.and_(pc.greater_equal(pc.abs(values), first), pc.less(pc.abs(values), last))
@@ -339,7 +338,7 @@ def _off_midpoint(value: float, text: str, *, single: bool) -> str:
     bits = 24 if single else 53
     exact = abs(int(value))
     step = 1 << (exact.bit_length() - bits)
-    upper = 2 * exact + step  # Twice the midpoints, which may end in a half.
+    upper = 2 * exact + step  # Twice the midpoints, which may be half-integers.
     lower = 2 * exact - (step // 2 if exact == step << (bits - 1) else step)
     mantissa, _, exponent = text.lstrip("-").partition("e")
     whole, _, fraction = mantissa.partition(".")

@@ -22,11 +22,11 @@ _DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _NIBBLES: Final = np.array(
     [b"0123456789abcdef".find(bytes([byte])) for byte in range(256)], np.int16
 )
-"""What each byte stands for as a digit, -1 for nothing."""
+"""Value of each byte as a hexadecimal digit; -1 if it is no digit."""
 
 
 def parse_strings(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same bytes, which must be UTF-8."""
+    """Cast the bytes unchanged; they must be UTF-8."""
     try:
         return values.cast(kind)
     except pa.ArrowInvalid:
@@ -37,12 +37,12 @@ def parse_strings(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def receive_bytes(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same bytes."""
+    """Cast the bytes unchanged."""
     return values.cast(kind)
 
 
 def parse_bytes(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    r"""Hexadecimal digits behind `\x`."""
+    r"""Parse hexadecimal digits after `\x`."""
     cells = Cells.of(values)
     out = np.empty(int(cells.offsets[-1] - cells.offsets[0]) // 2, np.uint8)
     offsets = np.empty(len(cells) + 1, np.int64)
@@ -51,7 +51,7 @@ def parse_bytes(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def print_bytes(values: pa.Array) -> pa.Array:
-    r"""Hexadecimal digits behind `\x`."""
+    r"""Print hexadecimal digits after `\x`."""
     cells = Cells.of(values)
     size = 2 * int(cells.offsets[-1] - cells.offsets[0]) + 2 * len(cells)
     out = np.empty(size, np.uint8)
@@ -61,7 +61,7 @@ def print_bytes(values: pa.Array) -> pa.Array:
 
 
 def receive_uuids(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Sixteen bytes, as the text that the server makes of them."""
+    """Convert sixteen bytes to the server's text form."""
     cells = Cells.of(values)
     out = np.empty(36 * len(cells), np.uint8)
     offsets = np.empty(len(cells) + 1, np.int64)
