@@ -1,13 +1,15 @@
-"""What the stream says, brought into a tick, table by table.
+"""Application of the replication stream to one tick, table by table.
 
-    loading     the first copy is under way: messages are kept aside
-    live        messages become rows that go and come
-    errored     messages are passed over; the collection fails every reading
+The phase of a table decides the treatment of its messages:
 
-Messages that hold the old row whole are resolved as they come. Those that only
-name its key are gathered, up to a bound of memory, and resolved together: the
-old rows are looked up once for all of them, or in parts if they are large: of a
-delete there is only a key to be gathered, but a whole row to be found.
+    loading     initial snapshot in progress: store messages as pending changes
+    live        turn messages into deletes and inserts
+    errored     ignore messages; every read of the collection fails
+
+Messages that contain the complete old row are resolved as they arrive. Messages that
+contain only the key of the old row are buffered up to `GATHER_BYTES` and resolved
+together, with one lookup of the old rows. The lookup is split if the old rows are large:
+a buffered delete is only a key, but its lookup returns a complete row.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,17 +30,17 @@ from penstock.sources.source import TickTransaction
 __all__ = ["Following", "Phase", "Reading"]
 
 GATHER_BYTES: Final = 64 << 20
-"""Messages that wait for their old rows are resolved when there are more bytes of them."""
+"""Bytes of buffered messages of a table above which they are resolved."""
 
 FOUND_BYTES: Final = 64 << 20
-"""No more old rows are looked up at a time than these bytes of them, going by those before."""
+"""Upper bound of the bytes of old rows per lookup, estimated from earlier lookups."""
 
 FIRST_LOOKUP: Final = 1_000
-"""So many are looked up when nothing is known of their size."""
+"""Maximum number of rows per lookup while the row size is unknown."""
 
 
 class Phase(StrEnum):
-    """Where a table is in its life. Kept with the source's notes."""
+    """Phase of a table. Part of the durable state of the source."""
 
     LOADING = "loading"
     LOADED = "loaded"
@@ -48,50 +50,53 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Following:
-    """A table that is followed, and where it is in its life."""
+    """A tracked table and its phase."""
 
     table: Table
     phase: Phase
     snapshot_lsn: int = 0
-    """The consistent point of its copy: what committed there or later is not in it."""
+    """Consistent point of the snapshot, which excludes commits at or after this LSN."""
 
     attempt: str = ""
-    """Which copy of it this is; each has a name of its own."""
+    """Unique name of the current snapshot attempt."""
 
     truncate_order: int = -1
-    """The place in the stream of the last TRUNCATE among its pending changes, or -1."""
+    """Stream order of the last TRUNCATE among the pending changes, or -1."""
 
     rows: int = 0
     error: str = ""
     seen: bool = False
-    """Whether its collection has begun."""
+    """True once the collection has been published."""
 
     has_collection: bool = True
-    """False for a table that no collection can hold: its error is in the status only."""
+    """False for a table that no collection can hold: the status alone reports its error."""
 
     told: Relation | None = None
-    """What its messages hold now, as far as it was looked at."""
+    """Last Relation message that was accepted for this table."""
 
     failure: DefiniteError | None = None
-    """The error; of a table that is not seen yet, one that a TRUNCATE may end."""
+    """Error of the table. Before the collection is published, a TRUNCATE may clear it."""
 
     gathered: list[Changes] = field(default_factory=list)
     size: int = 0
     row_bytes: int = 0
-    """How large a row was, of those that were last looked up."""
+    """Estimated bytes per row, from the last lookups."""
 
     @property
     def pending(self) -> str:
-        """Under which name its messages are kept while it is loading, for this one copy."""
+        """Return the side-state name of the pending changes, unique per snapshot attempt."""
         return f"{self.table.oid}-{self.attempt}"
 
 
 Learn = Callable[["Reading", TickTransaction, Following, Relation], bool]
-"""Messages of a table have other columns; whether these could be learned."""
+"""Callback for a Relation message with different columns.
+
+Returns whether the table could adopt the columns.
+"""
 
 
 class Reading:
-    """One tick's reading of the stream; a `Hearer`."""
+    """Reader of the stream for one tick. Implements `Hearer`."""
 
     def __init__(
         self,
@@ -105,28 +110,31 @@ class Reading:
         self._tick = tick
         self._tables = tables
         self._relations = relations
-        """By table, the last that the connection told, of tables not followed too."""
+        """Last Relation message of the connection by table oid, including untracked tables."""
 
         self._learn = learn
         self.order = order
-        """The place in the stream of the next message that is kept."""
+        """Stream order of the next message that is stored as a pending change."""
 
         self.truncated_by: dict[int, set[int]] = {}
-        """By table, the transactions that truncated it."""
+        """Ids of the transactions that truncated a table, by table oid."""
 
         self.odd: dict[int, str] = {}
-        """Tables whose messages are passed over, since they must be compared, and why."""
+        """Reasons for a resync, by table oid. Messages of these tables are ignored."""
 
         self.broken: dict[int, DefiniteError] = {}
-        """Tables of which a message could not be taken. It may be that something happened to
-        them without a message; if not, they fail when all is read."""
+        """Errors of messages that could not be applied, by table oid.
+
+        A schema change without a message may explain the error. If the drift check finds no
+        such change, the table fails at the end of the tick.
+        """
 
     def relation(self, relation: Relation) -> None:
-        """What messages about a table hold from here on; looked at when there is one."""
+        """Store the column layout of a table; it is checked at the next row message."""
         self._relations[relation.oid] = relation
 
     def rows(self, chunk: Chunk, run: Run) -> None:
-        """Changes of one table."""
+        """Apply row changes of one table, or store them as pending changes."""
         following = self._tables.get(run.relation)
         if following is None or not self._heeds(following):
             return
@@ -139,7 +147,7 @@ class Reading:
             if following.seen:
                 self.broken[run.relation] = error
             else:
-                # SUBTLE: a TRUNCATE before the table is seen makes the value irrelevant.
+                # SUBTLE: a TRUNCATE before the collection is published makes the value irrelevant.
                 following.error, following.failure = str(error), error
             return
         if following.phase == Phase.LIVE:
@@ -150,14 +158,14 @@ class Reading:
             self.order += len(changes)
 
     def truncated(self, truncate: Truncate, transaction: Seen) -> None:
-        """Tables were emptied."""
+        """Truncate the collections of the tables, or store the TRUNCATE as a pending change."""
         for oid in truncate.relations:
             self.truncated_by.setdefault(oid, set()).add(transaction.xid)
             following = self._tables.get(oid)
             if following is None or following.phase == Phase.ERRORED or oid in self.odd:
                 continue
             if following.phase == Phase.LIVE:
-                # Changes before it need not be resolved, nor need they be resolvable.
+                # Earlier changes need not be resolved, and their errors no longer matter.
                 self.broken.pop(oid, None)
                 following.gathered, following.size = [], 0
                 self._tick.truncate(following.table.collection)
@@ -171,17 +179,17 @@ class Reading:
                 self.order += 1
 
     def pass_over(self, following: Following, reason: str) -> None:
-        """The table is to be compared: what the stream says of it until then is in that."""
+        """Ignore messages of the table until its resync, which includes their effects."""
         following.gathered, following.size = [], 0
         self.odd.setdefault(following.table.oid, reason)
 
     def compared(self, following: Following) -> None:
-        """The table is equal again, and what the stream says after that counts."""
+        """Apply messages of the table again after its resync."""
         self.odd.pop(following.table.oid, None)
         self.broken.pop(following.table.oid, None)
 
     def finish(self) -> None:
-        """Resolve all that is gathered, and let fail what is broken."""
+        """Resolve all buffered messages, and mark broken tables errored."""
         for following in self._tables.values():
             self.flush(following)
         for oid, error in self.broken.items():
@@ -189,14 +197,14 @@ class Reading:
         self.broken = {}
 
     def flush(self, following: Following) -> None:
-        """Resolve what is gathered of one table."""
+        """Resolve the buffered messages of one table."""
         if following.gathered:
             changes = joined(following.gathered)
             following.gathered, following.size = [], 0
             self._resolve(following, changes)
 
     def reveal(self, following: Following) -> None:
-        """A loaded table is seen from this tick on, with what was kept aside."""
+        """Publish a loaded table at this tick, with its pending changes applied."""
         table = following.table
         self._tick.begin(table.collection)
         following.seen = True
@@ -227,22 +235,22 @@ class Reading:
         self._tick.drop_side_rows(following.pending)
 
     def fail(self, following: Following, error: DefiniteError) -> None:
-        """From this tick on the table's collection fails every reading, once it is seen."""
+        """Mark the table errored. A published collection fails every read from this tick on."""
         following.gathered, following.size = [], 0
         if following.phase == Phase.ERRORED:
-            return  # The first error stands.
+            return  # Keep the first error.
         if following.seen:
             self._tick.fail(following.table.collection, error)
         following.phase, following.error, following.failure = Phase.ERRORED, str(error), error
 
     def _heeds(self, following: Following) -> bool:
-        """Whether messages of a table count for anything."""
+        """Return whether messages of a table are applied or stored."""
         oid = following.table.oid
         failed = following.phase == Phase.ERRORED or following.failure is not None
         return not failed and oid not in self.odd and oid not in self.broken
 
     def _understands(self, following: Following, relation: Relation) -> bool:
-        """Be ready for messages as `relation` has them; whether that is possible."""
+        """Adopt the column layout of `relation`. Return whether that is possible."""
         if not reads(following.table, relation) and not self._learn(
             self, self._tick, following, relation
         ):
@@ -252,7 +260,7 @@ class Reading:
         table = following.table
         named = tuple(column.name for column in relation.columns if column.key)
         if relation.replica_identity in "di" and named and set(named) != set(table.key):
-            # Messages before this one name old rows by the other key.
+            # Earlier messages identify old rows by the previous key.
             self.flush(following)
             following.table = replace(following.table, key=named)
         return True
@@ -268,7 +276,7 @@ class Reading:
             self.flush(following)
 
     def _resolve(self, following: Following, changes: Changes) -> None:
-        """Bring changes into the tick, no more at a time than their old rows fit into memory."""
+        """Apply changes to the tick, in parts whose old rows fit into memory."""
 
         def most() -> int:
             return FOUND_BYTES // following.row_bytes if following.row_bytes else FIRST_LOOKUP
@@ -283,7 +291,7 @@ class Reading:
 
         def lookup(keys: pa.Table) -> pa.Table:
             found = self._tick.lookup(table.collection, keys)
-            # A few small rows do not make the next ones small: halved at most.
+            # A few small rows do not predict small rows: reduce the estimate by half at most.
             row_bytes = 1 + found.nbytes // keys.num_rows
             following.row_bytes = max(row_bytes, following.row_bytes // 2)
             return found

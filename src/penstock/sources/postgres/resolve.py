@@ -1,25 +1,25 @@
-"""From what Postgres sends of a change to the rows that go and the rows that come.
+"""Resolution of row messages into complete deleted and inserted rows.
 
-An update of ours says which row goes and which comes, whole. Postgres says
-less. With REPLICA IDENTITY FULL the old row is in the message; with a key it
-is not, and a large value that did not change is in neither:
+A collection update needs the complete old row and the complete new row. Postgres sends
+less. With REPLICA IDENTITY FULL the message contains the old row. With a key it does
+not, and neither tuple contains a large (TOAST) value that did not change:
 
-    message       old          new                     what is missing
-    insert        –            a whole row             nothing
-    update, FULL  a whole row  large values left out   they are in the old row
-    update, key   the old key, large values left out   the old row, and from
-                  or nothing                           it the large values
-    delete, FULL  a whole row  –                       nothing
-    delete, key   the old key  –                       the old row
+    message       old            new                    missing
+    insert        –              complete row           nothing
+    update, FULL  complete row   large values omitted   nothing: they are in the old row
+    update, key   old key, or    large values omitted   the old row, and from it the
+                  nothing                               large values
+    delete, FULL  complete row   –                      nothing
+    delete, key   old key        –                      the old row
 
-The old row of a key is what the latest earlier message about that key left
-there; before the first such message, it is what is stored. So messages are
-laid out by key and order, each finds the one before it, and only the first of
-each key is looked up (hazard B6: by *old* key, in what is stored and what is in
-flight, in order). Rows that came and went within one call never existed for
-us and are left out.
+The old row of a key is the row that the latest earlier message left at that key. Before
+the first such message, the old row is the stored row. Messages are therefore sorted by
+key and order, each message finds its predecessor, and only the first message of each key
+needs a lookup. The lookup uses the *old* key and covers stored rows and rows in flight,
+in order (hazard B6). A row that is resolved by key, and inserted and deleted within one
+call, appears in neither result.
 
-Everything is columns; nothing here runs once a row.
+All operations are columnar: no Python code runs once per row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ NONE: Final = -1
 
 
 class LostTrack(DefiniteError):
-    """A message is about a row that is not there, or that is there already."""
+    """A message deletes a row that does not exist, or inserts a row that already exists."""
 
     def __init__(self, *, table: str, key: str, what: str) -> None:
         super().__init__(
@@ -57,35 +57,35 @@ class LostTrack(DefiniteError):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The row messages of one table, in the order in which they came."""
+    """Row messages of one table, in stream order."""
 
     kind: npt.NDArray[np.uint8]
-    """`I`, `U` or `D`, by message."""
+    """`I`, `U` or `D`, per message."""
 
     old: pa.Table
-    """The old tuples; of those that are only a key, the other columns are null."""
+    """Old tuples. If a tuple is only a key, its other columns are null."""
 
     old_row: Indices
-    """By message: its row in `old`, or -1."""
+    """Per message: its row number in `old`, or -1."""
 
     whole: Mask
-    """By message: whether the old tuple is the whole row."""
+    """Per message: true if the old tuple is the complete row."""
 
     new: pa.Table
-    """The new tuples."""
+    """New tuples."""
 
     new_row: Indices
-    """By message: its row in `new`, or -1."""
+    """Per message: its row number in `new`, or -1."""
 
     unchanged: Mapping[str, Mask] = field(default_factory=dict)
-    """By column, and row of `new`: whether the value was left out because it did not change."""
+    """By column, per row of `new`: true if the server omitted the unchanged value."""
 
     def __len__(self) -> int:
         return len(self.kind)
 
 
 def joined(parts: Sequence[Changes]) -> Changes:
-    """Several in a row as one."""
+    """Return the concatenation of consecutive changes."""
     if len(parts) == 1:
         return parts[0]
     columns = {name for part in parts for name in part.unchanged}
@@ -106,7 +106,7 @@ def joined(parts: Sequence[Changes]) -> Changes:
 
 
 def _shifted(parts: Sequence[Indices], sizes: Sequence[int]) -> Indices:
-    """Row numbers of tables that were put one after the other."""
+    """Return row numbers that refer to the concatenated tables."""
     starts = np.cumsum(sizes) - sizes
     return np.concatenate(
         [
@@ -117,10 +117,10 @@ def _shifted(parts: Sequence[Indices], sizes: Sequence[int]) -> Indices:
 
 
 def in_parts(changes: Changes, key: Sequence[str], most: Callable[[], int]) -> Iterator[Changes]:
-    """The same changes, in parts that take away at most so many rows not in the messages.
+    """Yield the changes in parts that each look up at most `most()` old rows.
 
-    `most` is asked before each part. Resolved one after the other, each against what
-    those before it left, they come to the same.
+    `most` is called before each part. Resolving the parts in order, each against the result
+    of the previous parts, gives the same result as resolving all changes at once.
     """
     in_want = (changes.kind != INSERT) & ~changes.whole
     if not key or np.count_nonzero(in_want) <= most():
@@ -137,9 +137,11 @@ def in_parts(changes: Changes, key: Sequence[str], most: Callable[[], int]) -> I
 
 
 def _order_to_look_up(changes: Changes, key: Sequence[str]) -> Indices:
-    """Messages by key, since neighbours are stored together; those of one key as they came.
+    """Return the order of messages for lookups: by key, then by stream order.
 
-    Where rows go from one key to another, all of them as they came.
+    Neighbouring keys are stored together, which makes their lookup cheap. The result is the
+    stream order if a key column is nested, or if an update has an old tuple, because such an
+    update may move a row to another key.
     """
     messages = np.arange(len(changes))
     named = changes.old_row != NONE
@@ -156,7 +158,6 @@ def _order_to_look_up(changes: Changes, key: Sequence[str]) -> Indices:
 
 
 def _those(changes: Changes, messages: Indices) -> Changes:
-    """Some of the messages."""
     old_row, new_row = changes.old_row[messages], changes.new_row[messages]
     old_there, new_there = old_row != NONE, new_row != NONE
     return Changes(
@@ -172,21 +173,24 @@ def _those(changes: Changes, messages: Indices) -> Changes:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Rows that go and rows that come; what did both is in neither."""
+    """Rows to delete and rows to insert.
+
+    If old rows were resolved by key, a row that would be in both is in neither.
+    """
 
     deletes: pa.Table
     inserts: pa.Table
 
 
 Lookup = Callable[[pa.Table], pa.Table]
-"""From a table of keys, each once, to the stored rows that have them."""
+"""Function from a table of distinct keys to the stored rows with these keys."""
 
 
 def resolve(changes: Changes, key: Sequence[str], lookup: Lookup, *, table: str) -> Resolved:
-    """The rows that `changes` take away and bring, given what is stored.
+    """Return the rows that `changes` delete and insert, given the stored rows.
 
     Raises:
-        LostTrack: a message does not fit what is stored and what came before it.
+        LostTrack: a message contradicts the stored rows and the earlier messages.
     """
     in_want = (changes.kind != INSERT) & ~changes.whole
     if not in_want.any():
@@ -209,7 +213,7 @@ def resolve(changes: Changes, key: Sequence[str], lookup: Lookup, *, table: str)
 
 
 def _by_themselves(changes: Changes) -> Resolved:
-    """All old rows are in the messages."""
+    """Resolve changes whose messages contain all old rows."""
     new = changes.new
     for name, left_out in changes.unchanged.items():
         if left_out.any():
@@ -222,16 +226,16 @@ def _by_themselves(changes: Changes) -> Resolved:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Where each message that takes a row away finds it."""
+    """Origin of the old row of each message that removes a row."""
 
     before: Indices
-    """By message: the message that brought the row it takes, or -1."""
+    """Per message: the message that inserted the row it removes, or -1."""
 
     stored: Indices
-    """By message: the number of the stored row it takes, or -1."""
+    """Per message: the number of the stored row it removes, or -1."""
 
     wanted: pa.Table
-    """The keys of the stored rows, in the order of their numbers."""
+    """Keys of the stored rows, in the order of their numbers."""
 
 
 def _by_key(changes: Changes, key: Sequence[str], lookup: Lookup, *, table: str) -> Resolved:
@@ -243,14 +247,14 @@ def _by_key(changes: Changes, key: Sequence[str], lookup: Lookup, *, table: str)
     new = _filled(changes, chain, stored)
     stays = np.ones(new.num_rows, np.bool_)
     stays[changes.new_row[brought_by]] = False
-    # What a message says itself and no other message brought.
+    # Old rows that only their own message contains.
     told = changes.whole & (chain.before == NONE) & (chain.stored == NONE)
     deletes = pa.concat_tables([stored, _taken(changes.old, changes.old_row[told])])
     return Resolved(deletes, new.filter(pa.array(stays)))
 
 
 def _with_key_from_old(changes: Changes, key: Sequence[str]) -> Changes:
-    """A key value that was left out did not change, and is in the old tuple."""
+    """Fill omitted key values from the old tuple: an omitted value did not change."""
     new, unchanged = changes.new, dict(changes.unchanged)
     for name in key:
         left_out = unchanged.pop(name, None)
@@ -286,7 +290,7 @@ def _chain(changes: Changes, key: Sequence[str], *, table: str) -> _Chain:
     message = np.concatenate([takers[named], takers[~named], givers])
     gives = np.concatenate([np.zeros(len(takers), np.bool_), np.ones(len(givers), np.bool_)])
     group = _groups(keys)
-    # By key, then in the order in which it happened: a message takes before it gives.
+    # Sort by key, then by stream order. A message removes a row before it inserts one.
     order = np.lexsort((message * 2 + gives, group))
     group, message, gives = group[order], message[order], gives[order]
     first = np.ones(len(order), np.bool_)
@@ -313,7 +317,7 @@ def _chain(changes: Changes, key: Sequence[str], *, table: str) -> _Chain:
 def _stored_rows(
     wanted: pa.Table, key: Sequence[str], lookup: Lookup, schema: pa.Schema, *, table: str
 ) -> pa.Table:
-    """The stored rows of the keys in `wanted`, in its order."""
+    """Return the stored rows of the keys in `wanted`, in the same order."""
     if wanted.num_rows == 0:
         return schema.empty_table()
     found = lookup(wanted).select(schema.names)
@@ -333,9 +337,9 @@ def _stored_rows(
 
 
 def _filled(changes: Changes, chain: _Chain, stored: pa.Table) -> pa.Table:
-    """The new rows, with what was left out taken from the rows they replace."""
+    """Return the new rows, with omitted values filled from the rows they replace."""
     new, count = changes.new, changes.new.num_rows
-    # All rows there are: new, then told by messages, then stored.
+    # Numbering of all candidate rows: new rows, then old tuples, then stored rows.
     told_at, stored_at = count, count + changes.old.num_rows
     replaced = np.full(len(changes), NONE, np.int64)
     chained, looked_up = chain.before != NONE, chain.stored != NONE
@@ -351,7 +355,7 @@ def _filled(changes: Changes, chain: _Chain, stored: pa.Table) -> pa.Table:
         )
         source = np.where(left_out, replaced_by_new, np.arange(count))
         while not final[source].all():
-            # Each step looks through twice as many earlier messages.
+            # Each iteration doubles the number of earlier messages that are followed.
             source = np.where(final[source], source, source[np.minimum(source, count - 1)])
         values = pa.concat_arrays(
             [
@@ -365,7 +369,7 @@ def _filled(changes: Changes, chain: _Chain, stored: pa.Table) -> pa.Table:
 
 
 def _groups(keys: pa.Table) -> Indices:
-    """A number for each row, the same for equal keys; null is equal to null."""
+    """Return a number per row that is equal for equal keys. Null equals null."""
     numbers = np.zeros(keys.num_rows, np.int64)
     for column in keys.columns:
         codes = pc.dictionary_encode(_plain(column), null_encoding="encode")
@@ -376,7 +380,7 @@ def _groups(keys: pa.Table) -> Indices:
 
 
 def _scattered(at: Indices, values: Indices, size: int) -> Indices:
-    """`values` of messages, by the row `at` which their new tuple is."""
+    """Return the `values` of messages, indexed by the row `at` of their new tuple."""
     rows = np.full(size, NONE, np.int64)
     there = at != NONE
     rows[at[there]] = values[there]

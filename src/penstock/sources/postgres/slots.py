@@ -1,12 +1,12 @@
-"""Replication slots: the server's promise to keep what we have not read.
+"""Replication slots: the server retains WAL that has not been read.
 
-A slot holds back the server's disk for whoever owns it, so ours can be told
-from others by name: it ends in a nonce that was written down before the slot
-was created, and no slot is touched whose nonce is not ours (hazard B8).
+A slot retains WAL on the server for its owner, so slots must be attributable. The name
+of a slot ends in a nonce that is stored before the slot is created. No slot with a
+different nonce is ever modified (hazard B8).
 
-Creating one waits until every transaction that was running has ended, without
-a word. So creation is sent, and while there is no answer another connection
-asks whom the server is waiting for.
+Creation of a slot blocks silently until all running transactions end. The command is
+therefore sent asynchronously. While it has no response, a second connection queries the
+transactions that block it.
 """
 
 import re
@@ -41,7 +41,7 @@ NONCE: Final = re.compile(r"[a-z0-9]{4,32}")
 
 
 def slot_name(source: str, nonce: str) -> str:
-    """What the slot of `source` is called: at most 63 bytes of `[a-z0-9_]`.
+    """Return the slot name of `source`: at most 63 bytes of `[a-z0-9_]`.
 
     >>> slot_name("Shop-EU", "1f3c9a")
     'penstock_shop_eu_1f3c9a'
@@ -57,15 +57,16 @@ def slot_name(source: str, nonce: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CreatedSlot:
-    """A slot, and where it begins."""
+    """A slot and its consistent point."""
 
     name: str
     consistent_point: Lsn
-    """The slot sends the transactions whose commit records start here or later; the snapshot
-    holds the others, and exactly those."""
+    """Boundary of slot and snapshot. The slot sends transactions whose commit record starts at
+    this LSN or later. The snapshot contains exactly the transactions with an earlier commit
+    record."""
 
     snapshot: str | None
-    """For SET TRANSACTION SNAPSHOT, until the connection runs its next command or ends."""
+    """Id for SET TRANSACTION SNAPSHOT, valid until the next command or end of the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +75,19 @@ class Blocker:
 
     xid: int
     pid: int | None
-    """The server process; None for a transaction that is prepared and belongs to nobody."""
+    """Server process, or None for a prepared transaction, which has no process."""
 
     prepared: str | None
-    """Its name, if it is."""
+    """Global id of a prepared transaction."""
 
     waited_for: bool
-    """Whether it is the one that is waited for now; others come after it."""
+    """True if the server waits for this transaction now; it waits for the others later."""
 
     application: str | None
     user: str | None
     state: str | None
     since: str | None
-    """When it began. What it ran is left out: that may hold somebody's secrets."""
+    """Start time. The query text is omitted because it may contain secrets."""
 
     def __str__(self) -> str:
         if self.prepared is not None:
@@ -118,16 +119,16 @@ def create_slot(
     patience_s: float = 1.0,
     stop: Event | None = None,
 ) -> CreatedSlot:
-    """Create a logical slot on a replication connection, however long it takes.
+    """Create a logical slot on a replication connection, without a time limit.
 
-    Each `patience_s` without an answer, `waiting` is told who is waited for, as
-    seen by `watcher`. If `stop` is set, creation is given up.
+    Every `patience_s` seconds without a response, `waiting` is called with the blocking
+    transactions that `watcher` finds. If `stop` is set, creation is cancelled.
 
-    A temporary slot ends with its connection. With `export`, so does the
-    snapshot, which also ends with the connection's next command.
+    A temporary slot ends with its connection. With `export`, the slot exports a snapshot,
+    which ends with the connection or with the connection's next command.
 
     Raises:
-        TransientError: it was given up.
+        TransientError: creation was cancelled.
     """
     replication.send(
         _creation(replication.server_version, name, temporary=temporary, export=export)
@@ -141,7 +142,7 @@ def create_slot(
                 waiting(who_blocks(watcher, replication.backend_pid))
     finally:
         if rows is None:
-            # Nobody will read the answer, so there should be no slot either.
+            # The response will not be read, so cancel the creation: a slot would be orphaned.
             replication.cancel()
             replication.close()
     if rows is None:
@@ -151,10 +152,11 @@ def create_slot(
 
 
 def who_blocks(connection: Connection, pid: int) -> list[Blocker]:
-    """The transactions that server process `pid`, which creates a slot, must wait for.
+    """Return the transactions that block slot creation by server process `pid`.
 
-    The server waits for one after the other: first comes the one it waits for
-    now, then others that have written and may be next. None if it does not wait.
+    The server waits for one transaction after the other. The first item is the transaction
+    it waits for now. The others have written data and may be next. The list is empty if the
+    process does not wait.
     """
     rows = connection.query(
         """
@@ -191,7 +193,7 @@ def who_blocks(connection: Connection, pid: int) -> list[Blocker]:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A slot, as the server has it."""
+    """State of a slot, as the server reports it."""
 
     name: str
     plugin: str | None
@@ -199,41 +201,41 @@ class SlotState:
     temporary: bool
     two_phase: bool
     active_pid: int | None
-    """The server process that holds it, on behalf of a reader."""
+    """Server process that holds the slot for a reader."""
 
     confirmed_flush: Lsn | None
-    """What its reader has confirmed; it cannot be read again below that."""
+    """LSN that the reader has confirmed. Earlier changes cannot be read again."""
 
     restart_lsn: Lsn | None
-    """From where on the server keeps its log for it."""
+    """Start of the WAL that the server retains for the slot."""
 
     retained_bytes: int
-    """How much log that is."""
+    """Size of the retained WAL, in bytes."""
 
     wal_status: str | None
     """`reserved`, `extended`, `unreserved` or `lost`; None before version 13."""
 
     safe_wal_size: int | None
-    """How many bytes may be written until the slot is lost; None if there is no limit."""
+    """Bytes of WAL that can be written before the slot is lost; None without a limit."""
 
     invalidation_reason: str | None
 
     @property
     def lost(self) -> bool:
-        """Whether the server has removed what the slot should hold."""
+        """Return whether the server has removed WAL that the slot needs."""
         return self.wal_status == "lost" or self.invalidation_reason is not None
 
 
 def inspect_slot(connection: Connection, name: str) -> SlotState | None:
-    """The slot called `name`, if there is one."""
+    """Return the state of slot `name`, or None if it does not exist."""
     found = _slots(connection, "s.slot_name = $1", [name])
     return found[0] if found else None
 
 
 def our_slots(connection: Connection, source: str | None = None) -> list[SlotState]:
-    """Slots of this database that some Penstock made, for `source` or for any.
+    """Return the slots in this database that Penstock created, for `source` or for any source.
 
-    By name alone, which does not make them ours: another lake may follow the
+    The selection is by name only and does not prove ownership: another lake may read the
     same database.
     """
     start = PREFIX if source is None else slot_name(source, "0000").removesuffix("0000")
@@ -252,16 +254,16 @@ def drop_slot(
     clock: Clock = SYSTEM_CLOCK,
     timeout_ms: int = 30_000,
 ) -> bool:
-    """Drop our slot, ending whoever reads from it. Whether it was there.
+    """Drop a slot with our nonce, and terminate its reader. Return whether it existed.
 
     Raises:
-        SlotForeign: its name does not end in our nonce.
-        SlotBusy: its reader did not let go of it in time.
+        SlotForeign: the slot name does not end in the nonce.
+        SlotBusy: the reader did not release the slot in time.
     """
     if not name.startswith(PREFIX) or not name.endswith(f"_{nonce}"):
         raise SlotForeign(slot=name, nonce=nonce)
     terminate_holder(connection, name, clock=clock, timeout_ms=timeout_ms)
-    # In one statement, so that one dropped meanwhile is not missed with an error.
+    # One statement: a slot that is dropped concurrently causes no error.
     rows = connection.query(
         "SELECT pg_catalog.pg_drop_replication_slot(slot_name)"
         " FROM pg_catalog.pg_replication_slots WHERE slot_name = $1",
@@ -271,17 +273,17 @@ def drop_slot(
 
 
 def pass_slot(connection: Connection, name: str, lsn: Lsn) -> None:
-    """Let the server forget what is below `lsn`, of a slot that nobody reads."""
+    """Advance a slot without a reader to `lsn`, which releases older WAL."""
     connection.query("SELECT pg_catalog.pg_replication_slot_advance($1, $2)", [name, str(lsn)])
 
 
 def terminate_holder(
     connection: Connection, name: str, *, clock: Clock = SYSTEM_CLOCK, timeout_ms: int = 30_000
 ) -> list[int]:
-    """End whoever reads from the slot, and wait until it is free. Which processes those were.
+    """Terminate the readers of the slot, and wait until it is free. Return their process ids.
 
     Raises:
-        SlotBusy: it did not become free in time.
+        SlotBusy: the slot did not become free in time.
     """
     ended: list[int] = []
     until = clock.boot_ms() + timeout_ms
@@ -316,8 +318,8 @@ def _slots(connection: Connection, which: str, parameters: list[object]) -> list
     if version >= 170000:
         reason = "s.invalidation_reason"
     else:
-        # Version 16 says conflicting of every slot that was given up; one whose log was
-        # removed has no place to restart from any more.
+        # Version 16 sets `conflicting` for every invalidated slot. If its WAL was removed,
+        # the slot no longer has a `restart_lsn`.
         conflict = "WHEN s.conflicting AND s.restart_lsn IS NOT NULL THEN 'conflict'"
         conflict = conflict if version >= 160000 else ""
         lost = "WHEN s.wal_status = 'lost' THEN 'wal_removed'" if version >= 130000 else ""

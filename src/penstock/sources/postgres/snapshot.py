@@ -1,9 +1,9 @@
-"""The first copy of a table: pieces of it, each read by one task.
+"""Initial snapshot of a table: splits, each read by one task.
 
-All pieces of a table are read in one exported snapshot, each in a transaction
-of its own that takes it up, so together they are the table as of the snapshot's
-consistent point and nothing else (hazard B2). A piece is a range of pages:
-rows do not move within a snapshot, so ranges neither overlap nor miss a row.
+All splits of a table read the same exported snapshot, each in its own transaction.
+Together they return the table exactly as of the consistent point of the snapshot (hazard
+B2). A split is a range of pages. Rows do not move within a snapshot, so the ranges
+neither overlap nor miss a row.
 """
 
 import threading
@@ -27,14 +27,14 @@ __all__ = ["SnapshotSplit", "copies_of", "page_ranges", "splits", "take_up"]
 NOT_PERMITTED: Final = "42501"
 
 PAGES_WORTH_A_TASK: Final = 1_024
-"""Fewer pages than these, 8 MiB, are not worth a connection of their own."""
+"""Minimum number of pages (8 MiB) per additional connection."""
 
 
 def page_ranges(pages: int, tasks: int) -> list[tuple[int, int | None]]:
-    """Ranges of pages for so many tasks, as equal as can be; the last one is open.
+    """Return page ranges of nearly equal size for up to `tasks` tasks; the last is unbounded.
 
-    It is open because a table grows after its pages were counted, and what is
-    visible in the snapshot may lie there. Tasks that get nothing are left out.
+    A table may grow after its pages were counted, and rows visible in the snapshot may lie
+    in the new pages. The unbounded range includes them. Empty ranges are omitted.
 
     >>> page_ranges(10, 4)
     [(0, 2), (2, 5), (5, 7), (7, None)]
@@ -49,7 +49,7 @@ def page_ranges(pages: int, tasks: int) -> list[tuple[int, int | None]]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSplit:
-    """A range of a table's pages, as of a snapshot. It can be pickled."""
+    """Page range of a table, as of a snapshot. Picklable."""
 
     parameters: Mapping[str, str] = field(repr=False)
     snapshot: str
@@ -60,11 +60,11 @@ class SnapshotSplit:
     types: tuple[ColumnType, ...]
 
     def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
-        """Yield its rows; waits for the server end soon after `stop` is set.
+        """Yield the rows of the split. A blocking wait ends soon after `stop` is set.
 
         Raises:
-            TransientError: the snapshot or the server is gone, or the process stops.
-            DefiniteError: the role may not read the table.
+            TransientError: the snapshot or server is not available, or `stop` was set.
+            DefiniteError: the role is not allowed to read the table.
         """
         with connect(
             self.parameters, application_name=copies_of(self.oid), stop=stop
@@ -80,7 +80,7 @@ class SnapshotSplit:
             except TransientError as error:
                 if error.sqlstate != NOT_PERMITTED:
                     raise
-                # About this table alone; the others of its source go on.
+                # The error concerns this table only: the other tables of the source continue.
                 role = identifier(connection.pgconn.user.decode())
                 raise DefiniteError(
                     f'table "{self.table}" cannot be read: {error}',
@@ -95,15 +95,15 @@ class SnapshotSplit:
 
 
 def take_up(connection: Connection, snapshot: str, purpose: str) -> None:
-    """See what a snapshot holds, within a transaction that has just begun.
+    """Import an exported snapshot into a transaction that has just begun.
 
     Raises:
-        TransientError: it is gone.
+        TransientError: the snapshot no longer exists.
     """
     try:
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
     except DefiniteError as error:
-        # Not about the data, whatever class its code is of: who exported it has ended.
+        # Always transient, regardless of the SQLSTATE: the exporting session has ended.
         raise TransientError(f"snapshot {purpose} is gone", detail=str(error)) from error
 
 
@@ -115,14 +115,14 @@ def splits(
     tasks: int,
     server_version: int,
 ) -> list[SnapshotSplit]:
-    """The pieces of a table, or of its partitions."""
+    """Return the splits of a table, or of its partitions."""
     described = table.described
     parts: Sequence[PgTable | PgLeaf] = [described]
     if described.leaves and all(leaf.selectable and leaf.kind == "r" for leaf in described.leaves):
         parts = described.leaves
     found = []
     for part in parts:
-        # Before 14 a range of pages is not a scan of these pages, but of all.
+        # Before version 14, a condition on ctid scans all pages, not only the range.
         wanted = min(tasks, part.pages // PAGES_WORTH_A_TASK) if server_version >= 14_00_00 else 1
         for start, end in page_ranges(part.pages, max(1, wanted)):
             found.append(
@@ -140,12 +140,12 @@ def splits(
 
 
 def copies_of(oid: int | str) -> str:
-    """As what connections that copy a table are known to the server."""
+    """Return the `application_name` of connections that read a snapshot of table `oid`."""
     return f"penstock copy {oid}"
 
 
 def copy_sql(table: Table, part: PgTable | PgLeaf, start: int, end: int | None) -> str:
-    """The statement that copies the pages `[start, end)` of `part`, as `table` holds its rows."""
+    """Return the COPY statement for pages `[start, end)` of `part`, in the columns of `table`."""
     chosen = ", ".join(
         column.type.select.format(identifier(column.name)) for column in table.columns
     )

@@ -1,17 +1,17 @@
-"""Postgres as a source: its first copy, then every transaction, exactly once.
+"""Postgres source: initial snapshot, then every transaction, exactly once.
 
-One slot and one stream for all tables. The slot is read from the first second;
-messages about tables whose copy is under way are kept aside, and all tables
-become visible together, at a tick that has passed every copy's consistent point
-(hazard B2). What happens without a message is noticed by a fingerprint before a
-tick is sealed, and cured there (`cures.py`).
+All tables share one slot and one stream. The slot is read from the start. Messages of
+tables whose snapshot is in progress are stored as pending changes. All tables become
+visible together, at a tick after the consistent point of every snapshot (hazard B2).
+Before a tick is sealed, a catalog fingerprint detects changes that cause no message. The
+same tick repairs them (`cures.py`).
 
-    open    who is it, which slot, which tables; begin copies; begin the stream
-    draw    read up to the bound; keep finished copies; look for drift, cure it
+    open         check identity, slot and tables; start snapshots; start the stream
+    read_into    read up to the bound; add finished snapshots; detect and repair drift
 
-Where the server cannot send what comes next, because the slot is gone or its
-history is not the one we followed, that is written down first; then a new slot is
-made, and at the next tick every table is compared and mended (hazards B4, B5).
+The server may be unable to send the next changes, because the slot is lost or the server's
+history has diverged. The source then stores this fact first and creates a new slot. At
+the next tick it compares and repairs every table (hazards B4, B5).
 """
 
 import random
@@ -51,20 +51,20 @@ __all__ = ["PostgresSource"]
 log = logger("sources.postgres")
 
 LOST: Final = (SlotLost, SlotInvalidated, SlotPassed, SetBack)
-"""Changes that were not read yet will never come."""
+"""Errors after which unread changes can never be read."""
 
 NO_SUCH_OBJECT: Final = "42704"
-"""The server's code if it should send changes of a publication that was not there."""
+"""SQLSTATE for a change from a time when the publication did not exist."""
 
 BITE_BYTES: Final = 256 << 20
-"""So much of the server's log is drawn in one tick while catching up."""
+"""Maximum bytes of WAL read in one tick during catch-up."""
 
 WHOLE: Final = ()
-"""The one partition of a Postgres source."""
+"""Key of the only partition of a Postgres source."""
 
 
 class PostgresSource:
-    """One database of a Postgres server."""
+    """Source for one database of a Postgres server."""
 
     kind = "postgres"
 
@@ -96,40 +96,40 @@ class PostgresSource:
         self._tail: Tail | None = None
         self._binary = False
         self._text_wanted = False
-        """Whether a column came in a binary form that we do not read."""
+        """True if a column arrived in a binary format that Penstock cannot decode."""
 
         self._stream: ReplicationStream | None = None
         self._feedback: Feedback | None = None
         self._bound = 0
-        """How far the source is bound to our times."""
+        """Upper bound of the remap binding, as an LSN."""
 
         self._durable = 0
-        """What committed below this is durable here."""
+        """LSN below which all commits are durable in the lake."""
 
         self._drawn = 0
         self._lost: notes.Lost | None = None
-        """Why every table must be compared at the next tick, if it must."""
+        """Reason to resync every table at the next tick, if any."""
 
         self._order = 0
         self._transactions = 0
         self._swept = False
-        """Whether what earlier processes kept aside, and nobody needs, is thrown away."""
+        """True once unneeded side rows of earlier processes have been removed."""
 
         self._warned = False
         self._relations: dict[int, Relation] = {}
-        """What the connection told of messages, by table."""
+        """Last Relation message of the connection, by table oid."""
 
         self._deaf = False
-        """Whether the stream cannot go on, and no table is left that needs it."""
+        """True if the stream cannot continue and no remaining table needs it."""
 
         self._probed: Probe | None = None
         self._reached = 0
-        """How far the server had come, as of the last probe."""
+        """Server position at the last probe, as an LSN."""
 
-    # What the loop asks.
+    # Interface to the ingest loop.
 
     def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
-        """Connect, and be ready to go on from `bound`."""
+        """Connect, and prepare to resume from `bound`."""
         self._memory = memory
         self._followed.copies.open(memory, loader)
         known = notes.recall(memory)
@@ -142,11 +142,15 @@ class PostgresSource:
             self._start_again(known)
 
     def use_stop(self, stop: threading.Event) -> None:
-        """Give up waiting for the server when `stop` is set."""
+        """Cancel waits for the server when `stop` is set."""
         self._upstream.stop = stop
 
     def probe(self) -> Probe:
-        """How far the server has come, by now at least."""
+        """Return the server position and clock, and the position to read up to next.
+
+        The next position is at most `BITE_BYTES` of WAL ahead of the last tick. All commits
+        before the call are below the server position.
+        """
         try:
             found = self._upstream.probe(durable=self._durable)
         except SetBack as error:
@@ -160,14 +164,14 @@ class PostgresSource:
         return self._probed
 
     def collections(self) -> Sequence[str]:
-        """Those of the tables that are seen."""
+        """Return the published collections."""
         return self._followed.seen
 
     def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
-        """Bring all that committed below `upto` into `tick`, and cure what drifted."""
+        """Read all commits below `up_to` into `tick`, and repair drift."""
         followed = self._followed
         if self._binary and not self._reads_binary():
-            # Between two ticks the stream alone is changed, and copies go on.
+            # Between two ticks, restart only the stream: snapshots continue.
             last = None if self._tail is None else self._tail.last
             self._end_stream()
             self._begin_stream(last)
@@ -183,8 +187,8 @@ class PostgresSource:
                 if following.phase == Phase.LIVE:
                     reading.odd[oid] = self._lost.reason
         if not self._swept:
-            # By what is there: a process that ended between its tick and its sweeping has
-            # noted the new names, and left what it kept under the old ones.
+            # Compare with the side rows that exist. A process that stopped between its tick and
+            # this cleanup has stored the new names and left side rows under the old names.
             tick.retain_side_rows(followed.pending)
             self._swept = True
         try:
@@ -201,8 +205,8 @@ class PostgresSource:
             )
         self._order, self._drawn = reading.order, bound
         self._write_notes(tick, bound)
-        # After a failover the new timeline may stand below what was bound; then the
-        # binding stays where it is until the server has passed it.
+        # After a failover, the new timeline may be below the bound. The remap binding then
+        # stays unchanged until the server has passed it.
         self._bound = max(self._bound, bound)
         return {WHOLE: self._bound} if followed.seen or not followed.tracks_any else None
 
@@ -211,7 +215,7 @@ class PostgresSource:
         return following is not None and following.phase != Phase.ERRORED
 
     def committed(self, frontier: Frontier | None) -> None:
-        """What was drawn is durable; the server may forget it."""
+        """Record that the last tick is durable, and confirm it to the server."""
         self._durable, self._lost = self._drawn, None
         if self._deaf:
             self._upstream.pass_slot(Lsn(self._durable))
@@ -221,15 +225,15 @@ class PostgresSource:
             raise InternalError(f'source "{self.name}" was told of a tick while it was closed')
         moved = tail.transactions != self._transactions
         self._transactions = tail.transactions
-        # SUBTLE: while there is traffic the server is told one transaction less, so
-        # that after a reconnect it sends that one again and we see that it is the
-        # same (hazard B5). Idle, it is told everything, and keeps no WAL for us.
+        # SUBTLE: under traffic, the confirmed LSN excludes the last transaction. After a
+        # reconnect the server sends this transaction again, which verifies the server's
+        # history (hazard B5). When idle, everything is confirmed, and the slot retains no WAL.
         last = tail.last.commit_lsn if moved and tail.last is not None else self._durable
         feedback.durable(Lsn(min(last, self._durable)))
         hit(Failpoint.CONFIRM_DONE)
 
     def status(self) -> Mapping[str, Any]:
-        """For people."""
+        """Return the status, for display."""
         slot = self._upstream.slot_state()
         behind = max(0, self._reached - self._drawn)
         return {
@@ -247,39 +251,39 @@ class PostgresSource:
         }
 
     def resync(self, tables: Sequence[str]) -> None:
-        """At the next tick, compare these tables with their collections; all, if none is named.
+        """Schedule a resync of these tables at the next tick; of all tables if none is named.
 
         Raises:
-            UsageError: there is no such table.
-            DefiniteError: a table that was named cannot be followed as it is now.
+            UsageError: a table does not exist.
+            DefiniteError: a named table cannot be tracked in its current form.
         """
         self._followed.ask_for_resync(tables)
 
     def ownership_verified(self) -> None:
-        """A long tick is not over, and we are still the writer."""
+        """Record during a long tick that this process is still the writer: feedback continues."""
         feedback = self._feedback
         if feedback is not None:
             feedback.ownership_verified()
 
     def is_loaded(self) -> bool:
-        """Whether no first copy is under way."""
+        """Return whether no initial snapshot is in progress."""
         return self._followed.is_loaded
 
     def waits_for(self) -> str:
-        """What is waited for, if anything is."""
+        """Return a description of the current wait, or an empty string."""
         if not self._upstream.is_answering():
             return f"an answer from {self._config.where}"
         return self._upstream.waits_for or self._followed.waits_for()
 
     def _lag_ms(self) -> int:
-        """How long ago the last transaction that is here committed, by the server's clock."""
+        """Return the age of the last transaction read, in ms, by the server's clock."""
         last = None if self._tail is None else self._tail.last
         if last is None or self._probed is None:
             return 0
         return max(0, self._probed.now_ms - last.committed_us // 1_000)
 
     def _warn_of_slot(self, slot: SlotState | None) -> str:
-        """What to say of the log that the slot holds back, if it is much."""
+        """Return a warning if the slot retains more WAL than the limit; log it once."""
         limit = self._config.slot_warning
         held = 0 if slot is None else slot.retained_bytes
         if slot is None or held <= limit:
@@ -295,7 +299,7 @@ class PostgresSource:
     def check(self, *, started: bool) -> Sequence[CollectionOutline]:
         """Check the prerequisites on the server; if `started`, only the connection.
 
-        A server that hangs is reported after the answer deadline.
+        A server that does not respond is reported after the answer deadline.
         """
         self._upstream.connect_timeout_s = answer_timeout_s()
         self._upstream.open(first=not started)
@@ -308,7 +312,7 @@ class PostgresSource:
             self._upstream.close()
 
     def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
-        """Forget the tables that the file does not name any more; first their collections go."""
+        """Drop tables that the file no longer names: publication, then collections, then state."""
         known = notes.recall(memory)
         gone = [
             each
@@ -327,7 +331,10 @@ class PostgresSource:
         memory.put({notes.table_note(each.table.oid): None for each in gone})
 
     def drop(self, memory: StateStore) -> None:
-        """Drop the slot, and a publication that we made if nobody else of ours needs it."""
+        """Drop the slots of the source.
+
+        Also drop the publication, if Penstock created it and no other slot of Penstock remains.
+        """
         known = notes.recall(memory)
         self._upstream.open()
         try:
@@ -338,7 +345,7 @@ class PostgresSource:
             self._upstream.close()
 
     def close(self) -> None:
-        """Let go of the server; nothing durable changes."""
+        """Close the connections. Durable state does not change."""
         self._end_stream()
         self._followed.copies.close()
         self._upstream.close()
@@ -350,10 +357,10 @@ class PostgresSource:
             self._stream.close()
         self._feedback = self._tail = self._stream = None
 
-    # The first start, and every other.
+    # Start.
 
     def _start_afresh(self, known: notes.Notes) -> None:
-        """Make a slot, and begin to copy every table as of its consistent point."""
+        """Create a slot, and start the initial snapshots as of its consistent point."""
         self._upstream.check()
         self._drop_intended(known)
         self._memory.put(notes.intention(self._upstream.new_slot()))
@@ -378,7 +385,7 @@ class PostgresSource:
         self._begin_stream(None)
 
     def _start_again(self, known: notes.Notes) -> None:
-        """Go on with the slot, or with a new one; repeat only copies that were not finished."""
+        """Resume with the slot or a new one, and restart only unfinished snapshots."""
         self._followed.go_on(known.tables, known.fingerprint)
         self._order = known.order
         self._lost = self._judge(known)
@@ -397,13 +404,13 @@ class PostgresSource:
             self._followed.join_named()
 
     def _judge(self, known: notes.Notes) -> notes.Lost | None:
-        """Whether the server has all that comes after what is durable here, and if not, why."""
+        """Return why the server cannot send all changes after the durable position, or None."""
         slot, identity = known.slot, known.identity
         assert slot is not None
         assert identity is not None
         if known.lost is not None and not slot.created:
             return notes.Lost(slot.name, known.lost.reason, known.lost.shared)
-        # What was streamed says nothing about the slot that came after a loss.
+        # The streamed position belongs to the slot before the loss, not to its replacement.
         self._durable = known.streamed if known.lost is None else slot.consistent_point
         try:
             self._upstream.recognise(identity, durable=self._durable)
@@ -418,7 +425,7 @@ class PostgresSource:
     def _start_over(
         self, known: notes.Notes, lost: notes.Lost, unfinished: Sequence[Following]
     ) -> None:
-        """Make a new slot. Until every table has been compared, nothing else is durable of it."""
+        """Create a new slot. It has no durable progress until every table has been compared."""
         log.warning(
             "changes are lost; all tables will be compared",
             extra=fields(source=self.name, reason=lost.reason),
@@ -443,7 +450,7 @@ class PostgresSource:
         )
 
     def _drop_intended(self, known: notes.Notes) -> None:
-        """A slot that was about to be created when we stopped may be there, and nobody's."""
+        """Drop a slot whose creation was intended but not recorded; it may exist unowned."""
         if known.slot is not None and not known.slot.created:
             self._upstream.drop_slot(known.slot.name)
             if known.slot.replaces:
@@ -451,14 +458,14 @@ class PostgresSource:
                 self._upstream.retire_slot(known.slot.replaces, shared=shared)
 
     def _loses(self, error: DefiniteError) -> TransientError:
-        """Write down that changes are lost; what to raise, so that we start over."""
+        """Store that changes are lost. Return the error to raise, which causes a restart."""
         lost = notes.Lost(self._upstream.slot, f"{error}: {error.detail}")
         self._memory.put(notes.lost(lost))
         return TransientError(str(error), detail=error.detail, hint="All tables are compared.")
 
     def _begin_stream(self, last: Seen | None) -> None:
-        # SUBTLE: an earlier reader of ours may still be there and confirm; so it is
-        # ended before the slot is asked whether the last transaction will come again.
+        # SUBTLE: an earlier reader of ours may still be connected and may confirm. It is
+        # terminated before the confirmed LSN decides whether the last transaction is resent.
         slot = self._upstream.free_slot()
         start = self._durable
         confirmed = None if slot is None else slot.confirmed_flush
@@ -475,9 +482,9 @@ class PostgresSource:
         self._feedback.start()
 
     def _reads_binary(self) -> bool:
-        """Whether every column is of a type whose binary form we read, as far as we know.
+        """Return whether all columns have types whose binary format can be decoded.
 
-        One that is kept as text may change its type without a word of ours.
+        A column stored as text excludes binary: its type may change without notice.
         """
         tables = [following.table for following in self._followed.tables.values()]
         return not self._text_wanted and all(
@@ -491,7 +498,7 @@ class PostgresSource:
     def _read_and_cure(self, tick: TickTransaction, reading: Reading, bound: int) -> int:
         if self._deaf:
             if not self._followed.asked:
-                return bound  # No table is left that could have changed.
+                return bound  # No remaining table can have changed.
             raise self._loses(DefiniteError("the publication was not there for a while"))
         self._read(reading, bound)
         return self._followed.cure(tick, reading, bound)
@@ -499,7 +506,7 @@ class PostgresSource:
     def _without_publication(
         self, tick: TickTransaction, reading: Reading, error: DefiniteError
     ) -> int:
-        """The stream has come to a change from when there was no publication, and cannot go on."""
+        """Handle a change from a time without a publication: the stream cannot continue."""
         if not self._followed.give_up_without_publication(tick, reading):
             raise self._loses(error) from error
         self._deaf = True
@@ -516,7 +523,7 @@ class PostgresSource:
             self._text_wanted = True
             raise
 
-    # What is written down.
+    # Durable state.
 
     def _write_notes(self, tick: TickTransaction, bound: int) -> None:
         last = None if self._tail is None else self._tail.last
@@ -535,6 +542,6 @@ class PostgresSource:
 
 
 def _slots(known: notes.Notes) -> list[str]:
-    """The slots that are noted as ours: the one we read, and one that it is to replace."""
+    """Return the recorded slots of the source: the current one and one it replaces."""
     slot = known.slot
     return [] if slot is None else [*filter(None, (slot.name, slot.replaces))]

@@ -1,12 +1,12 @@
-"""Streams from a server: the changes of a slot, and the rows of a COPY.
+"""Streams from a server: changes of a slot, and rows of a COPY.
 
     with ReplicationStream(connection, slot="s", start=lsn, publications=["p"]) as stream:
         while True:
-            chunk = stream.read(timeout_s=1)     # None if nothing came
+            chunk = stream.read(timeout_s=1)     # None if nothing arrived
             …
             stream.confirm(durable)              # from any thread
 
-What came before an error is handed out before the error is raised.
+Data that arrived before an error is returned before the error is raised.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from penstock.sources.postgres.wire import open_wire, said_in
 __all__ = ["CopyStream", "ReplicationStream"]
 
 STEP: Final = 256 << 10
-"""So many bytes are walked at a time: few calls, and bytes still in the cache."""
+"""Bytes per scan step: large enough for few calls, small enough to stay in the CPU cache."""
 
 
 class ReplicationStream:
-    """The transactions of a slot, in the order of their commits."""
+    """Transactions of a slot, in commit order."""
 
     def __init__(
         self,
@@ -46,24 +46,24 @@ class ReplicationStream:
         clock: Clock = SYSTEM_CLOCK,
         capacity: int = CAPACITY,
     ) -> None:
-        """Begin at `start`: transactions whose commit record begins there or later.
+        """Start with transactions whose commit record begins at `start` or later.
 
-        SUBTLE: a server asked for less than its slot has confirmed begins at
-        what is confirmed, without a word. Compare before.
+        SUBTLE: if `start` is below the confirmed LSN of the slot, the server silently starts
+        at the confirmed LSN. Compare the two before the call.
 
         Raises:
-            SourceError: the server refused; its code says why.
+            SourceError: the server rejected the command; the SQLSTATE gives the reason.
         """
         if not connection.replication:
             raise UsageError(f"{connection.where} is not connected for replication")
         self.confirmed = Lsn(0)
-        """The greatest position confirmed here."""
+        """Greatest LSN confirmed by this stream."""
 
         timeout = connection.query(
             "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
         )
         self.server_timeout_ms = int(timeout[0][0] or 0)
-        """The server ends a connection that sends nothing for so long; 0: it never does."""
+        """Silence in milliseconds after which the server ends the connection; 0 for no limit."""
 
         self._connection = connection
         self._clock = clock
@@ -89,13 +89,13 @@ class ReplicationStream:
         self.close()
 
     def read(self, timeout_s: float) -> Chunk | None:
-        """What came: as much as a buffer holds, or until the server pauses.
+        """Return received data: up to a full buffer, or until the server pauses.
 
-        It ends about `timeout_s` after it began, with what there is then, or
-        with None. A chunk may be without rows: keepalives count.
+        The call returns about `timeout_s` seconds after its start at the latest, with the data
+        received by then, or None. A chunk may have no rows: keepalives count as data.
 
         Raises:
-            SourceError: the server said so, or the connection is lost.
+            SourceError: the server reported an error, or the connection is lost.
         """
         until = self._clock.boot_ms() + int(timeout_s * 1_000)
         decoder, wire = self._decoder, self._wire
@@ -114,7 +114,7 @@ class ReplicationStream:
                         wire.wait(left_ms / 1_000)
                 self._walk()
             except SourceError as error:
-                # The server's own words may have come just before.
+                # The server's own error message may be among the bytes already received.
                 with contextlib.suppress(SourceError):
                     self._walk()
                 self._fail(error)
@@ -124,10 +124,10 @@ class ReplicationStream:
         return chunk
 
     def confirm(self, flush: Lsn, *, reply: bool = False) -> None:
-        """Let the server forget what is before `flush`; safe from another thread.
+        """Confirm that changes before `flush` are durable. Safe from another thread.
 
-        It never takes back: a lower position repeats the greatest so far.
-        With `reply` the server answers with a keepalive at once.
+        The confirmed position never decreases: a lower `flush` repeats the greatest one. With
+        `reply`, the server responds with a keepalive at once.
         """
         if reply:
             self._connection.expect_answer()
@@ -137,7 +137,7 @@ class ReplicationStream:
         self._wire.send(b"r" + position * 3 + now_us.to_bytes(8, signed=True) + bytes([reply]))
 
     def close(self) -> None:
-        """Leave the server, and close the connection. Safe to call twice."""
+        """End the stream, and close the connection. Safe to call twice."""
         self._wire.end()
         self._connection.close()
 
@@ -154,22 +154,22 @@ class ReplicationStream:
                 )
 
     def _fail(self, error: SourceError) -> None:
-        # The first says why, those after it only that.
+        # The first error gives the cause; later errors are consequences.
         self._failed = self._failed or error
 
 
 class CopyStream:
-    """What COPY … TO STDOUT writes, in large pieces.
+    """Output of COPY … TO STDOUT, in large blocks.
 
-    A piece is whole frames of the server, and the server puts each row into a
-    frame; but nobody promised that, so a reader should carry over.
+    A block contains complete CopyData frames. The server currently sends one row per frame,
+    but the protocol does not guarantee it, so a reader must carry over partial rows.
     """
 
     def __init__(self, connection: Connection, sql: str, *, capacity: int = CAPACITY) -> None:
-        """Begin. The connection can be used again after the last piece.
+        """Start the COPY. The connection is usable again after the last block.
 
         Raises:
-            SourceError: the server refused.
+            SourceError: the server rejected the statement.
         """
         self._connection = connection
         self._capacity = capacity
@@ -197,10 +197,10 @@ class CopyStream:
             yield data_part
 
     def read(self) -> Bytes | None:
-        """The next piece, which is the caller's own, or None after the last.
+        """Return the next block, owned by the caller, or None after the last.
 
         Raises:
-            SourceError: the server said so, or the connection is lost.
+            SourceError: the server reported an error, or the connection is lost.
         """
         try:
             while not self._done and not (self._piece and self._room < self._spare):
@@ -223,7 +223,7 @@ class CopyStream:
         return data_part
 
     def close(self) -> None:
-        """Stop. Before the end this closes the connection: the server would copy on."""
+        """Stop. Before the end of the COPY, also close the connection to stop the server."""
         self._wire.end()
         if not self._done:
             self._connection.close()
@@ -251,7 +251,7 @@ class CopyStream:
                 self._wire.end()
 
     def _renew(self, keep: int) -> None:
-        """A new buffer, which begins with what was not given out."""
+        """Allocate a new buffer that starts with the bytes not yet returned."""
         rest = self._end - keep
         room = max(self._capacity, 2 * rest)
         buffer: Bytes = np.empty(room, np.uint8)
@@ -264,8 +264,8 @@ class CopyStream:
 def start_replication(
     *, slot: str, start: Lsn, publications: Sequence[str], binary: bool, messages: bool
 ) -> str:
-    """The command that begins a stream."""
-    # SUBTLE: quoted twice, as names in a list and the list as a string.
+    """Return the command that starts replication."""
+    # SUBTLE: quoted twice: each name as an identifier, and the list as a literal.
     names = ",".join(map(quote_identifier, publications))
     options = {"proto_version": "1", "publication_names": names}
     if binary:
@@ -277,7 +277,7 @@ def start_replication(
 
 
 def _meaning(connection: Connection, frame: Frame) -> SourceError | None:
-    """The error in a frame without data, if it is one."""
+    """Return the error that a frame without data reports, or None."""
     match frame.kind:
         case b"E":
             return connection.said(said_in(frame.body))

@@ -1,4 +1,4 @@
-"""What each table must be like before we begin, and what we must be allowed to do with it."""
+"""Prerequisites of each table: properties and privileges, checked before the first start."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -15,11 +15,11 @@ from penstock.sources.postgres.publication import Publication
 __all__ = ["missing", "reading", "sending", "uncovered"]
 
 ROOTS_SINCE: Final = 130000
-"""The first version that sends partitioned tables."""
+"""First server version that sends changes of partitioned tables under the root's name."""
 
 
 def missing(connection: Connection, names: Sequence[TableName]) -> Iterator[Problem]:
-    """Tables that do not exist, with those that may have been meant."""
+    """Yield a problem for each table that does not exist, with similar names."""
     if not names:
         return
     rows = connection.query(
@@ -50,9 +50,9 @@ def uncovered(
     described: Mapping[TableName, PgTable],
     version: int,
 ) -> Iterator[Problem]:
-    """Tables of the file that the publication does not send, or not under their names.
+    """Yield configured tables that the publication does not send, or not under their names.
 
-    If there is none yet, those that the server could not send.
+    Without a publication, yield the tables that the server cannot send.
     """
     name = identifier(config.publication)
     sent = {each.table_name: each for each in described.values() if each.published}
@@ -108,7 +108,7 @@ def uncovered(
 
 
 def sending(spec: TableSpec, table: PgTable, config: PostgresConfig) -> Iterator[Problem]:
-    """What keeps messages of a published table from saying all that we need."""
+    """Yield reasons why messages of a published table are incomplete."""
     yield from _columns(spec, table)
     yield from _identity(spec, table)
     yield from _leaves(table)
@@ -118,7 +118,7 @@ def sending(spec: TableSpec, table: PgTable, config: PostgresConfig) -> Iterator
 def reading(
     connection: Connection, user: str, tables: Sequence[tuple[TableSpec, PgTable]]
 ) -> Iterator[Problem]:
-    """What the first copy needs, and `user` may not do."""
+    """Yield privileges that the initial snapshot needs and `user` does not have."""
     oids = "{" + ",".join(str(table.oid) for _, table in tables) + "}"
     rows = connection.query(
         """
@@ -147,7 +147,7 @@ def reading(
             )
         may = set(msgspec.json.decode(readable or "[]", type=list[str]))
         wanted = [column for column in table.streamed if column not in spec.exclude]
-        # A row filter is part of the first copy's WHERE.
+        # The WHERE clause of the initial snapshot contains the row filter.
         wanted += [column for column in table.filter_columns if column not in wanted]
         if select != "t" and not may.issuperset(wanted):
             columns = f" ({identifiers(wanted)})" if may or spec.exclude else ""
@@ -215,7 +215,10 @@ def _identity(spec: TableSpec, table: PgTable) -> Iterator[Problem]:
 
 
 def _leaves(table: PgTable) -> Iterator[Problem]:
-    """A leaf decides what its messages hold, the root what they claim to hold."""
+    """Yield partitions that are not replicated like the root.
+
+    The content of a message depends on the partition; its Relation message depends on the root.
+    """
     whole = table.replica_identity == "f"
     for leaf in table.leaves:
         if leaf.kind == "f":
@@ -245,7 +248,7 @@ def _leaves(table: PgTable) -> Iterator[Problem]:
 
 
 def _narrowed(table: PgTable, config: PostgresConfig) -> Iterator[Problem]:
-    """Row filters and column lists that make the server refuse updates and deletes."""
+    """Yield row filters and column lists that make the server reject updates and deletes."""
     name, publication = table.table_name, identifier(config.publication)
     outside = [column for column in table.filter_columns if column not in table.identity]
     if outside and table.identity:

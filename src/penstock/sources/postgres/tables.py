@@ -1,17 +1,16 @@
-"""One table as we follow it: what its messages hold, and what its collection holds.
+"""Schema of one tracked table: the columns of its messages and of its collection.
 
-A Relation message lists columns by position, without the numbers that the
-catalogue gives them. So a list can be read only if it *is* the catalogue's, by
-position, name and type, or its beginning; and what the catalogue says anew is
-matched with what is stored by number: matching by name would take two swapped
-columns for each other (hazard B3).
+A Relation message lists columns by position, without their catalog numbers. Such a list
+is readable only if it equals the catalog's list, or a prefix of it, by position, name and
+type. A new catalog description is matched with the stored columns by number. Matching by
+name would confuse two swapped columns (hazard B3).
 
-    wire        what the messages hold: every published column
-    columns     what is stored: without those the file excludes, in the order in
-                which we learned of them, with those that are gone, as nulls
+    wire        columns of the messages: every published column
+    columns     stored columns: without those excluded in the file, in the order of their
+                discovery, with dropped columns as nulls
 
-A collection's columns are never dropped, and hold what they held: a type may
-widen, and one that narrows is read into the wider one.
+Columns of a collection are never dropped and keep their values. The type of a column may
+widen. If the table's type narrows, values are cast to the wider stored type.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,13 +40,13 @@ __all__ = [
 ]
 
 GONE: Final = "NULL::pg_catalog.text"
-"""What a copy reads of a column that is gone."""
+"""SQL expression for a dropped column in a snapshot."""
 
 OURS: Final = (TIME, DIFF, PROGRESSED)
-"""Under these names readers are told of updates."""
+"""Reserved column names: readers receive update metadata under them."""
 
 DECIMALS: Final = (1700, 1231)
-"""Types of which what is stored depends on precision and scale: numeric and its array."""
+"""Type oids whose storage depends on precision and scale: numeric and its array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,44 +54,44 @@ class Kept:
     """A column of the collection."""
 
     shape: PgColumn
-    """Its name, its number in the table or 0 if it is gone, and the type that is stored, which
-    may be wider than the table's."""
+    """Name, stored type, and number in the table (0 if dropped). The stored type may be wider
+    than the table's type."""
 
     learned: bool = False
-    """Whether it came after the collection had begun."""
+    """True if the column was added after the collection was created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A stored column."""
+    """A stored column and the conversion of its values."""
 
     name: str
     position: int | None
-    """Where it stands in messages, or None if it is gone: then it is null in every row."""
+    """Position in messages, or None if the column was dropped: it is then null in every row."""
 
     type: ColumnType
     default: str | None = None
-    """What rows that are older than the column hold in it, as text."""
+    """Value in rows older than the column, as text."""
 
     def field(self) -> pa.Field:
-        """As the collection has it."""
+        """Return the Arrow field of the collection."""
         return pa.field(self.name, self.type.arrow, metadata={LABEL: self.type.label.encode()})
 
     def default_scalar(self) -> pa.Scalar:
-        """What older rows hold."""
+        """Return the value in rows older than the column, as an Arrow scalar."""
         if self.default is None:
             return pa.scalar(None, self.type.arrow)
         return self.type.from_text(pa.array([self.default.encode()], pa.binary()))[0]
 
     def default_value(self) -> Any:
-        """The same as a plain value; times as numbers, since Python has no infinite ones."""
+        """Return the same as a Python value; times as integers, as Python has no infinite times."""
         value = pa.array([self.default_scalar()], self.type.arrow)
         return value.cast(with_integer_times(self.type.arrow))[0].as_py()
 
 
 @dataclass(frozen=True, slots=True)
 class _Wider(ColumnType):
-    """A column of which the table has a narrower type, or another of the same values."""
+    """Type of a column that is stored in a wider or equivalent type."""
 
     narrow: ColumnType = field(kw_only=True)
 
@@ -105,40 +104,40 @@ class _Wider(ColumnType):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, as its messages and its collection have it."""
+    """A table, as its messages and its collection represent it."""
 
     oid: int
     name: str
-    """Schema and table, as people write them."""
+    """Qualified name, quoted where SQL needs it."""
 
     source: str
-    """The name of its source."""
+    """Name of the source."""
 
     collection: str
     described: PgTable
     spec: TableSpec
     kept: tuple[Kept, ...]
     key_columns: tuple[str, ...]
-    """What identifies a row for readers: the primary key that it had when its collection was
-    made, if all of it is stored, and none of it is an array."""
+    """Key of the collection: the table's primary key at creation of the collection. Empty if a
+    key column is not stored or is an array."""
 
     columns: tuple[Column, ...]
     key: tuple[str, ...]
-    """The columns by which an old row is found where a message does not hold it whole."""
+    """Columns that identify an old row if a message does not contain the complete row."""
 
     @property
     def wire(self) -> tuple[PgColumn, ...]:
-        """The columns of its messages."""
+        """Return the columns of the messages."""
         return _streamed(self.described)
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its collection."""
+        """Return the schema of the collection."""
         return pa.schema([column.field() for column in self.columns])
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """By name of a stored column, its number in the table; 0 if it is gone."""
+        """Return the number in the table of each stored column, by name; 0 if dropped."""
         return {each.shape.name: each.shape.number for each in self.kept}
 
 
@@ -151,9 +150,9 @@ def follow(
     *,
     collection: str | None = None,
 ) -> Table:
-    """How to follow a table that the catalogue describes, into a collection that has `kept`.
+    """Return the table for a catalog description and a collection with the columns `kept`.
 
-    A table that is tracked already keeps the name of its `collection`.
+    A table that is already tracked keeps the name of its `collection`.
     """
     positions = {each.number: (at, each) for at, each in enumerate(_streamed(described))}
     if kept is None:
@@ -184,29 +183,29 @@ def follow(
         kept=tuple(kept),
         key_columns=key_columns,
         columns=tuple(columns),
-        # A partition may have another identity than its root; its messages say so one by one.
+        # A partition may have a different identity than its root: its Relation messages give it.
         key=described.primary_key if described.replica_identity == "f" else described.identity,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """What the catalogue says cannot be followed into the collection there is."""
+    """A schema mismatch: the existing collection cannot represent the new catalog description."""
 
     reason: str
     accepted: str | None = None
-    """What it would mean to go on all the same, if somebody asked for it; None: there is no way."""
+    """Consequence of continuing at the user's request; None if that is impossible."""
 
     replaceable: bool = False
-    """Whether a resync may copy the table into a new collection."""
+    """True if a resync may load the table into a new collection."""
 
 
 def refit(before: Table, described: PgTable, *, asked: bool = False) -> Table | Misfit:
-    """How to go on with a table that the catalogue describes anew.
+    """Return the table for a new catalog description, or the schema mismatch.
 
-    Columns are matched by number. A column that is gone is a misfit, unless it came
-    after the collection had begun: then it is null from now on, as it was before.
-    Where somebody `asked` for it, after having been told, columns are matched by name.
+    Columns are matched by number. A dropped column is a mismatch, unless it was added after
+    the collection was created: such a column is then null again, as before. With `asked`,
+    a user has accepted the reported consequence, and columns are matched by name.
     """
     wire = {
         each.name if asked else each.number: each
@@ -237,7 +236,7 @@ def refit(before: Table, described: PgTable, *, asked: bool = False) -> Table | 
         if namesake is None:
             kept.append(Kept(found, learned=True))
             continue
-        # One of that name was dropped, and is here again.
+        # A column of this name was dropped, and has been added again.
         fitted = _fitted(kept[namesake].shape, found, text=found.name in before.spec.text)
         if fitted is None:
             return _other_type(kept[namesake].shape, found)
@@ -253,9 +252,9 @@ def refit(before: Table, described: PgTable, *, asked: bool = False) -> Table | 
 
 
 def reads(table: Table, relation: Relation) -> bool:
-    """Whether messages after this one are as `table` has them, or lack its last columns.
+    """Return whether messages with this layout are readable as rows of `table`.
 
-    They lack them if they are older than the columns, as after a reconnect.
+    They may omit the last columns: after a reconnect, messages may be older than the columns.
     """
     if len(relation.columns) > len(table.wire):
         return False
@@ -272,12 +271,12 @@ def reads(table: Table, relation: Relation) -> bool:
 
 
 def defaults_of(columns: Sequence[Column]) -> Mapping[str, Any]:
-    """What rows that are older than `columns` hold in them, where it is not null."""
+    """Return the non-null values of `columns` in rows older than the columns, by name."""
     return {each.name: each.default_value() for each in columns if each.default is not None}
 
 
 def _fitted(shape: PgColumn, found: PgColumn, *, text: bool) -> PgColumn | None:
-    """What to store where `shape` is stored and the table has `found`, if there is a way."""
+    """Return the column to store for `found` in place of `shape`, or None if impossible."""
     stored, own = column_type(shape, text=text).arrow, column_type(found, text=text).arrow
     if widens(own, stored):
         return replace(shape, number=found.number)
@@ -292,7 +291,7 @@ def _fitted(shape: PgColumn, found: PgColumn, *, text: bool) -> PgColumn | None:
 
 
 def _no_longer_hidden(before: Table, described: PgTable) -> Misfit | None:
-    """A column that the file excludes, under a name that it does not."""
+    """Return a mismatch if an excluded column was renamed to a name that is not excluded."""
     hidden = {each.number: each for each in before.wire if each.name in before.spec.exclude}
     for each in _streamed(described):
         was = hidden.get(each.number)
@@ -319,7 +318,7 @@ def _other_type(shape: PgColumn, found: PgColumn) -> Misfit:
 
 
 def _type_name(column: PgColumn) -> str:
-    """Return the name of a type, with its digits if the collection depends on them."""
+    """Return the type name, with precision and scale if the collection depends on them."""
     arrow = column_type(column, text=False).arrow
     digits = f"({arrow.precision},{arrow.scale})" if pa.types.is_decimal(arrow) else ""
     return f"{column.type.name}{digits}"

@@ -1,14 +1,14 @@
-"""The stream, read up to a bound, and handed out by table.
+"""Reader of the stream up to a bound, grouped by table.
 
-The stream is one line of transactions in the order of their commits, so a
-bound cuts it at one place: transactions that committed below it are in, the
-rest waits for the next tick. Within a chunk, messages of one table between two
-Relation messages are handed out together.
+The stream is a sequence of transactions in commit order, so a bound divides it at one
+place. Transactions that committed below the bound are included, and the others wait for
+the next tick. Within a chunk, messages of one table between two Relation messages are
+passed on together.
 
-After a reconnect the server repeats what it was not told is durable. What lies
-below the bound of the last durable tick is passed over, except that the last
-durable transaction must come again as it was, if the server was not told of it: one
-that was restored from a copy has another in its place, or none (hazard B5).
+After a reconnect the server resends all changes that were not confirmed. Changes below
+the bound of the last durable tick are skipped. If the last durable transaction was not
+confirmed, the server must resend it unchanged. A server restored from a backup has a
+different transaction in its place, or none (hazard B5).
 """
 
 from collections.abc import Callable, Iterator
@@ -28,11 +28,11 @@ from penstock.sources.postgres.tables import Table
 __all__ = ["AnotherHistory", "Hearer", "Run", "Seen", "Tail", "TextWanted", "decode"]
 
 READ_S: Final = 0.05
-"""How long to wait for the stream before asking the server how far it has come."""
+"""Seconds to wait for the stream before the server's position is requested."""
 
 
 class AnotherHistory(DefiniteError):
-    """The server has another transaction where the last durable one was."""
+    """The server has a different transaction at the position of the last durable one."""
 
     def __init__(self, *, commit_lsn: Lsn, detail: str) -> None:
         super().__init__(
@@ -43,7 +43,7 @@ class AnotherHistory(DefiniteError):
 
 
 class TextWanted(TransientError):
-    """A column came in a binary form that we do not read; the stream must be one of text."""
+    """A column arrived in an unsupported binary format; the stream must restart in text mode."""
 
     def __init__(self, table: str, column: str) -> None:
         super().__init__(
@@ -54,7 +54,7 @@ class TextWanted(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A transaction that the stream has shown whole."""
+    """A transaction that was received completely."""
 
     xid: int
     commit_lsn: int
@@ -63,48 +63,48 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Row messages of one table, next to each other but for those of other tables."""
+    """Row messages of one table, contiguous except for messages of other tables."""
 
     relation: int
     rows: npt.NDArray[np.int64]
-    """Which messages of the chunk."""
+    """Row numbers of the messages in the chunk."""
 
     def commit_lsns(self, chunk: Chunk) -> npt.NDArray[np.int64]:
-        """By message: where the commit record of its transaction begins."""
+        """Return the start of the commit record of each message's transaction, as an LSN."""
         return chunk.commit_lsn[chunk.transaction[self.rows]]
 
 
 class Hearer(Protocol):
-    """Takes what the stream says, in order."""
+    """Handler of stream events, in stream order."""
 
     def rows(self, chunk: Chunk, run: Run) -> None:
-        """Changes of one table."""
+        """Handle row changes of one table."""
         ...
 
     def relation(self, relation: Relation) -> None:
-        """What messages about a table hold from here on."""
+        """Handle the column layout of the following messages of a table."""
         ...
 
     def truncated(self, truncate: Truncate, transaction: Seen) -> None:
-        """Tables were emptied."""
+        """Handle a TRUNCATE of one or more tables."""
         ...
 
 
 class Stream(Protocol):
-    """What a tail reads."""
+    """Stream that a `Tail` reads."""
 
     def read(self, timeout_s: float) -> Chunk | None:
-        """What came, or None."""
+        """Return received data, or None."""
         ...
 
     def confirm(self, flush: Lsn, *, reply: bool = False) -> None:
-        """Tell the server what is durable, and perhaps ask how far it has come."""
+        """Confirm the durable position, and optionally request the server's position."""
         ...
 
 
 @dataclass(slots=True)
 class _Rest:
-    """A chunk, and how far it was handed out."""
+    """A chunk, and the part of it that has been passed on."""
 
     chunk: Chunk
     row: int = 0
@@ -113,35 +113,35 @@ class _Rest:
 
 
 class Tail:
-    """The stream of one connection."""
+    """Reader of the stream of one connection."""
 
     def __init__(self, stream: Stream, *, durable: int, last: Seen | None) -> None:
-        """What committed below `durable` is passed over; `last`, if given, must come again."""
+        """Skip commits below `durable`. If `last` is given, the server must resend it."""
         self._stream = stream
         self._drawn = durable
         self._expected = last
         self._passed = 0
         self._rest: _Rest | None = None
         self.last: Seen | None = last
-        """The last transaction that was handed out."""
+        """Last transaction that was passed on."""
 
         self.transactions = 0
 
     def up_to(self, bound: int, hear: Hearer, *, waiting: Callable[[], None]) -> None:
-        """Hand out everything that committed below `bound`.
+        """Pass on all transactions that committed below `bound`.
 
-        `waiting` is called each time nothing came for a while.
+        `waiting` is called each time a read returns no data.
 
         Raises:
-            TransientError: the stream is lost.
-            AnotherHistory: the server is not the one we followed.
+            TransientError: the connection is lost.
+            AnotherHistory: the server's history has diverged.
         """
         asked = False
         while True:
             if self._rest is not None:
                 self._hand_out(self._rest, bound, hear)
                 if self._rest.transaction < len(self._rest.chunk.commit_lsn):
-                    break  # What is left committed at or past the bound.
+                    break  # The remaining transactions committed at or above the bound.
                 self._rest = None
             if self._expected is not None and self._passed > self._expected.commit_lsn:
                 raise AnotherHistory(
@@ -150,7 +150,7 @@ class Tail:
             if self._passed >= bound:
                 break
             if not asked:
-                # A server with nothing to send says how far it has come only when asked.
+                # An idle server reports its position only on request.
                 self._stream.confirm(Lsn(0), reply=True)
                 asked = True
             chunk = self._stream.read(READ_S)
@@ -177,13 +177,13 @@ class Tail:
             rest.row, rest.transaction = max(rest.row, row), max(rest.transaction, transactions)
         last = len(chunk.commit_lsn) - 1
         if rest.transaction == last + 1 and last >= 0 and not chunk.end_lsn[last]:
-            # It goes on in the next chunk, where it is the first one again.
+            # The transaction continues in the next chunk, where it is counted again.
             self.transactions -= 1
 
     def _runs(
         self, rest: _Rest, end: int, transactions: int, hear: Hearer, *, counts: bool
     ) -> Iterator[Run]:
-        """The runs up to row `end`; marks between them are obeyed at their place."""
+        """Yield the runs up to row `end`, and handle the marks between them in order."""
         chunk, at = rest.chunk, rest.row
         while rest.mark < len(chunk.marks) and chunk.mark_transaction[rest.mark] < transactions:
             position, mark = chunk.marks[rest.mark]
@@ -192,7 +192,7 @@ class Tail:
             at = max(at, position)
             match mark:
                 case Relation():
-                    # Told once a connection, so also where it counts for nothing else.
+                    # Sent once per connection, so also needed from skipped transactions.
                     hear.relation(mark)
                 case Truncate() if counts:
                     hear.truncated(mark, _seen(chunk, int(chunk.mark_transaction[rest.mark])))
@@ -201,7 +201,11 @@ class Tail:
             yield from _by_relation(chunk, at, end)
 
     def _check_first(self, chunk: Chunk) -> None:
-        """The last durable transaction, if the server sends it again, must be the same one."""
+        """Verify that a resent last durable transaction is unchanged.
+
+        Raises:
+            AnotherHistory: the server has a different transaction at this position, or none.
+        """
         expected = self._expected
         if expected is None or not len(chunk.commit_lsn):
             return
@@ -232,9 +236,9 @@ def decode(chunk: Chunk, run: Run, table: Table, wire: int) -> Changes:
     """Return the messages of `run` as typed columns of `table`, from tuples of `wire` columns.
 
     Raises:
-        DefiniteError: a value cannot be stored, or the server left it out of a message and
+        DefiniteError: a value cannot be stored, or the server omitted it from a message and
             the stored row cannot supply it.
-        TextWanted: a column is in a binary form that we do not read.
+        TextWanted: a column is in an unsupported binary format.
     """
     kind, new_at, old_at = chunk.kind[run.rows], chunk.new_at[run.rows], chunk.old_at[run.rows]
     new, unchanged = _rows(chunk, new_at[new_at >= 0], table, wire)
@@ -285,7 +289,7 @@ def _rows(
     arrays, unchanged = [], {}
     for column in table.columns:
         if column.position is None or column.position >= wire:
-            # It is gone, or the messages are older than it.
+            # The column was dropped, or the messages are older than the column.
             arrays.append(pa.repeat(column.default_scalar(), len(at)))
             continue
         values = gathered[column.position]

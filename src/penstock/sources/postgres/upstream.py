@@ -1,8 +1,7 @@
-"""The server as the source knows it: who it is, its slot, how far it has come.
+"""Connections to one server: its identity, slot, publication and position.
 
-Every connection is checked before it is believed, the first as well as each
-later one, and each probe too: the server behind an address may have been
-restored, or another one promoted in its place (hazard B5).
+The identity of the server is checked on every connection and at every probe. The server
+behind an address may have been restored, or replaced by a promoted standby (hazard B5).
 """
 
 import math
@@ -71,53 +70,53 @@ __all__ = ["Export", "SetBack", "Upstream"]
 log = logger("sources.postgres")
 
 COPY_PROGRESS_SINCE: Final = 14_00_00
-"""The first version that tells how far a COPY has come."""
+"""First server version that reports the progress of a COPY."""
 
 BINARY_SINCE: Final = 14_00_00
-"""The first version that streams values in binary."""
+"""First server version that streams values in binary format."""
 
 NOT_LET_IN: Final = "28"
-"""The class of codes of a server that refuses a login."""
+"""SQLSTATE class of a rejected login."""
 
 CODED: Final = 100
-"""So often a server that we never followed is asked why it refuses; each time costs memory."""
+"""Maximum number of login attempts that request the SQLSTATE; each attempt costs memory."""
 
 GIVE_UP_S: Final = 5.0
-"""So long we wait for a server to hear that a slot is not wanted any more."""
+"""Seconds to wait for the cancellation of a slot creation."""
 
 SILENT_MS: Final = 2_000
-"""Silence after which the wait for an answer is reported."""
+"""Silence after which the wait for an answer is reported, in milliseconds."""
 
 NUDGE_MS: Final = 200
-"""How long a flush may be waited for before the server is given a reason for one."""
+"""Milliseconds to wait for a flush of the WAL before a heartbeat causes one."""
 
 
 class SetBack(OtherHistory):
-    """The server we know, without some of what we hold: restored, or taken over by a standby."""
+    """The history of the known server was rewound: it was restored, or a standby was promoted."""
 
 
 @dataclass(eq=False, slots=True)
 class Export:
-    """A snapshot that others can take up, as long as its connection does nothing else."""
+    """An exported snapshot, valid while its connection stays idle in its transaction."""
 
     connection: Connection
-    """One that holds no slot: a temporary one would keep the server's log as long as we copy."""
+    """Connection without a slot: a temporary slot would retain WAL during the whole snapshot."""
 
     consistent_point: int
-    """The snapshot holds what committed below this, and nothing else."""
+    """LSN such that the snapshot contains exactly the commits below it."""
 
     snapshot: str
 
     def close(self) -> None:
-        """Let go of the snapshot."""
+        """Release the snapshot."""
         self.connection.close()
 
 
 class ExportUnderWay:
-    """A snapshot that is being exported, in a thread of its own.
+    """Export of a snapshot in a background thread.
 
-    A slot is made only once every transaction that was running has ended, which may
-    take hours; nothing else waits for that.
+    A slot is created only after all running transactions have ended, which may take hours.
+    The thread prevents this wait from blocking anything else.
     """
 
     def __init__(self, create: Callable[[threading.Event], Export], name: str) -> None:
@@ -129,11 +128,11 @@ class ExportUnderWay:
         self._thread.start()
 
     def done(self) -> bool:
-        """Whether it is there, or has failed."""
+        """Return whether the export has succeeded or failed."""
         return not self._thread.is_alive()
 
     def result(self) -> Export:
-        """The export, once it is done."""
+        """Return the finished export, or raise its error."""
         if self._error is not None:
             raise self._error
         if self._export is None:
@@ -141,7 +140,7 @@ class ExportUnderWay:
         return self._export
 
     def give_up(self) -> None:
-        """Nobody wants it any more."""
+        """Cancel the export, and release its snapshot."""
         self._stop.set()
         self._thread.join(GIVE_UP_S)
         if self._export is not None:
@@ -150,7 +149,7 @@ class ExportUnderWay:
     def _run(self) -> None:
         try:
             export = self._create(self._stop)
-        except Exception as error:  # noqa: BLE001 - told to whoever asks for the result
+        except Exception as error:  # noqa: BLE001 - raised by result()
             self._error = error
             return
         self._export = export
@@ -182,38 +181,38 @@ class Upstream:
         self._nudged_ms = 0
         self._tried = 0
         self.waits_for = ""
-        """What the server keeps us waiting for, if it does."""
+        """Description of the current wait for the server, or an empty string."""
 
         self.connect_timeout_s: float | None = None
-        """Upper bound of the time to connect, in addition to what the file asks for."""
+        """Upper bound of the time to connect, in seconds, in addition to the file's setting."""
 
         self.stop = threading.Event()
-        """Set to give up waiting for a slot; whoever owns us may put their own here."""
+        """Event that cancels waits for a slot. The owner may replace it."""
 
     @property
     def control(self) -> Connection:
-        """The connection for questions."""
+        """Return the connection for queries."""
         if self._control is None:
             raise InternalError(f'postgres source "{self._name}" is not connected')
         return self._control
 
     @property
     def identity(self) -> Identity:
-        """Who the server is."""
+        """Return the identity of the server."""
         if self._identity is None:
             raise InternalError(f'postgres source "{self._name}" is not connected')
         return self._identity
 
     @property
     def slot(self) -> str:
-        """The name of our slot."""
+        """Return the name of our slot."""
         return self._slot
 
     def open(self, *, first: bool = False) -> None:
-        """Connect, and learn who is there.
+        """Connect, and read the identity of the server.
 
         Raises:
-            NotReady: it is the `first` time, and we may not; it tells what to do.
+            NotReady: on the `first` connection, access is denied; its problems have hints.
         """
         self.close()
         try:
@@ -222,7 +221,7 @@ class Upstream:
             self._control = self._connect(replication=False, coded=coded)
         except TransientError as error:
             if first and error.sqlstate.startswith(NOT_LET_IN):
-                # One that was let in before may be let in again; this one never was.
+                # A login that succeeded before may succeed again; this one has never succeeded.
                 problem = Problem(
                     "it does not let us in",
                     detail=error.detail,
@@ -235,8 +234,8 @@ class Upstream:
                 self._identity = identify(connection)
         except TransientError:
             if first:
-                # A role that may not replicate is told as much here, and nothing else; the
-                # checks say what would help, with whatever else is missing.
+                # Without the REPLICATION privilege, the connection fails with this fact alone. The
+                # checks report the remedy, together with all other missing prerequisites.
                 require(check(self._control, self._config), where=self._config.where)
             raise
         found = probe(self._control)
@@ -249,11 +248,11 @@ class Upstream:
         self._must_be_same(found.system_id, found.timeline)
 
     def recognise(self, known: Identity, *, durable: int) -> None:
-        """It must be the server that was `known`, with all that committed below `durable`.
+        """Verify that this is the `known` server, with all commits below `durable`.
 
         Raises:
-            OtherHistory: it is another server.
-            SetBack: it is that server, without some of it.
+            OtherHistory: this is another server.
+            SetBack: this is the known server, but some of these commits are missing.
         """
         match judge(known, self.identity, Lsn(durable)):
             case Same() | ForkedAfter():
@@ -264,12 +263,12 @@ class Upstream:
                 raise SetBack(location=self._location, source=self._name, reason=str(verdict))
 
     def check(self, *, make: bool = True) -> None:
-        """Before anything is made: all that must be so on the server.
+        """Check all prerequisites on the server before anything else is created.
 
-        The publication is made, or with `make` not it is looked whether it could be.
+        With `make`, create the publication. Without, check that it could be created.
 
         Raises:
-            NotReady: it is not so; it tells what to do about each problem.
+            NotReady: prerequisites are missing; each problem has a hint.
         """
         if make:
             create_publication(self.control, self._config, made_for=self._as_maker)
@@ -277,7 +276,11 @@ class Upstream:
         require(check(self.control, self._config, made=could), where=self._config.where)
 
     def probe(self, *, durable: int) -> Probe:
-        """How far the server has come; it must still be the same one."""
+        """Return the position of the server, after a check of its identity.
+
+        Raises:
+            SetBack: the server is below `durable`.
+        """
         found = probe(self.control)
         self._must_be_same(found.system_id, found.timeline)
         if found.flush_lsn.position < durable and found.insert_lsn.position < durable:
@@ -286,14 +289,14 @@ class Upstream:
         return found
 
     def is_answering(self) -> bool:
-        """Return whether no answer has been due for long. Safe from another thread."""
+        """Return whether no answer is long overdue. Safe from another thread."""
         now = self._clock.boot_ms()
         connections = filter(None, (self._control, self._streaming))
         silent_since_ms = (connection.silent_since_ms for connection in connections)
         return all(since is None or now - since < SILENT_MS for since in silent_since_ms)
 
     def new_slot(self) -> str:
-        """A name for a slot that is about to be created."""
+        """Choose and return a name for the slot to create."""
         self._slot = self._another_name()
         return self._slot
 
@@ -301,7 +304,7 @@ class Upstream:
         return slot_name(self._name, self.another())
 
     def another(self) -> str:
-        """A name that nothing else has."""
+        """Return a unique name."""
         return f"{self._chance.getrandbits(48):012x}"
 
     def create_slot(self) -> Export:
@@ -309,21 +312,21 @@ class Upstream:
         return self._create(self._slot, self.stop, temporary=False)
 
     def export(self) -> Export:
-        """A snapshot of its own, with the consistent point of a slot that ends with it."""
+        """Export a snapshot with the consistent point of a temporary slot."""
         return self._create(self._another_name(), self.stop, temporary=True)
 
     def begin_export(self) -> ExportUnderWay:
-        """Begin to export a snapshot, without waiting for what the server waits for."""
+        """Start to export a snapshot, without waiting for running transactions."""
         name = self._another_name()
         return ExportUnderWay(lambda stop: self._create(name, stop, temporary=True), name)
 
     def take_slot(self, name: str, *, durable: int) -> None:
-        """Go on with the slot, which must hold all that committed at `durable` or later.
+        """Resume with the slot, which must contain all commits at `durable` or later.
 
         Raises:
-            SlotLost: it does not exist.
-            SlotInvalidated: the server gave it up.
-            SlotPassed: it was read by somebody else.
+            SlotLost: the slot does not exist.
+            SlotInvalidated: the server invalidated the slot.
+            SlotPassed: another reader advanced the slot.
         """
         self._slot = name
         state = inspect_slot(self.control, name)
@@ -348,11 +351,11 @@ class Upstream:
             )
 
     def drop_slot(self, name: str) -> None:
-        """Remove a slot of ours, if it is there."""
+        """Drop a slot of ours, if it exists."""
         drop_slot(self.control, name, nonce=name.rsplit("_", 1)[1], clock=self._clock)
 
     def publish_named(self) -> None:
-        """Put into a publication that we made what the file names by now."""
+        """Add the tables that the file names to a publication that this source created."""
         if not self._lists_tables():
             return
         named = {spec.name for spec in self._config.tables or ()}
@@ -362,9 +365,9 @@ class Upstream:
                 alter_publication(self.control, self._config.publication, "ADD", name)
 
     def unpublish(self, names: Sequence[TableName], *, slots: Collection[str]) -> None:
-        """Take tables out of a publication that we made, unless others of ours may need them.
+        """Remove tables from our publication, unless other slots of Penstock may need them.
 
-        `slots` are those of this source.
+        `slots` are the slots of this source.
         """
         if not self._lists_tables():
             return
@@ -378,9 +381,9 @@ class Upstream:
             alter_publication(self.control, self._config.publication, "DROP", name)
 
     def drop_publication(self) -> None:
-        """Drop the publication, if one of ours made it and no slot of ours is there any more.
+        """Drop the publication, if Penstock created it and no slot of Penstock remains.
 
-        It need not be this source that made it: the last to go takes it away.
+        Another source may have created it: the last source to be dropped removes it.
         """
         publication = self._config.publication
         if made_for(self.control, publication) is None:
@@ -401,7 +404,7 @@ class Upstream:
         return maker is not None and maker.is_also(self._as_maker)
 
     def _lists_tables(self) -> bool:
-        """Whether we made the publication, and it names tables that can come and go."""
+        """Return whether this source created the publication and it lists tables by name."""
         found = find_publication(self.control, self._config.publication)
         return found is not None and not found.all_tables and self._made_it()
 
@@ -417,28 +420,28 @@ class Upstream:
         )
 
     def retire_slot(self, name: str, *, shared: bool) -> None:
-        """Remove a slot that was ours; if it is `shared` and in use, it is theirs now."""
+        """Drop a former slot of ours, unless it is `shared` and another reader uses it."""
         state = inspect_slot(self.control, name)
         if state is not None and not (shared and state.active_pid is not None):
             self.drop_slot(name)
 
     def slot_state(self) -> SlotState | None:
-        """The slot, as the server has it."""
+        """Return the state of the slot on the server."""
         return inspect_slot(self.control, self._slot)
 
     def free_slot(self) -> SlotState | None:
-        """End whoever else reads from the slot; what it is then."""
+        """Terminate any reader of the slot, and return its state."""
         terminate_holder(self.control, self._slot, clock=self._clock)
         return self.slot_state()
 
     def pass_slot(self, lsn: Lsn) -> None:
-        """Nothing below `lsn` will be asked of the slot, which nobody reads."""
+        """Advance the slot, which has no reader, to `lsn`. Changes below are not needed."""
         state = self.slot_state()
         if state is not None and state.confirmed_flush is not None and state.confirmed_flush < lsn:
             pass_slot(self.control, self._slot, lsn)
 
     def stream(self, start: Lsn, *, binary: bool) -> ReplicationStream:
-        """The changes of the slot, from `start` on; values in binary, if that is wanted."""
+        """Return the changes of the slot from `start`; `binary` requests binary values."""
         connection = self._streaming = self._connect_checked()
         try:
             return ReplicationStream(
@@ -451,7 +454,7 @@ class Upstream:
             )
         except SourceError as error:
             connection.close()
-            # It was there a moment ago. Why it is not now is found out at the next start.
+            # The slot existed shortly before. The next start determines the cause.
             raise TransientError(
                 f'stream of postgres source "{self._name}" could not be begun: {error}',
                 detail=error.detail,
@@ -459,7 +462,7 @@ class Upstream:
             ) from error
 
     def being_copied(self) -> dict[int, int]:
-        """By table, how many rows connections of ours have copied that are still at it."""
+        """Return the rows read so far by running snapshot connections, by table oid."""
         if self.control.server_version < COPY_PROGRESS_SINCE:
             return {}
         rows = self.control.query(
@@ -473,10 +476,10 @@ class Upstream:
         return {int(oid or 0): int(count or 0) for oid, count in rows}
 
     def nudge(self, bound: int) -> None:
-        """Nothing comes. If that is because the server has not flushed, give it a reason to.
+        """Cause a WAL flush if the stream is idle because the server has not flushed up to `bound`.
 
-        What a transaction that is still open has written is not flushed until
-        somebody commits; a commit of our own, of nothing, is somebody's.
+        The records of an open transaction are not flushed until some transaction commits. This
+        heartbeat commits an empty transaction.
         """
         now = self._clock.boot_ms()
         if now - self._nudged_ms < NUDGE_MS:
@@ -486,7 +489,7 @@ class Upstream:
             self.control.query("SELECT pg_catalog.txid_current()")
 
     def close(self) -> None:
-        """Let go of the server."""
+        """Close the connections."""
         if self._control is not None:
             self._control.close()
         self._control = self._streaming = None
@@ -505,7 +508,7 @@ class Upstream:
         )
 
     def _connect_checked(self) -> Connection:
-        """A connection for replication, to whom we are connected already."""
+        """Return a replication connection to the server that is already connected."""
         connection = self._connect(replication=True)
         try:
             found = identify(connection)
@@ -524,7 +527,7 @@ class Upstream:
 
     def _create(self, name: str, stop: threading.Event, *, temporary: bool) -> Export:
         connection = self._connect_checked()
-        # Its own, because others may ask the control connection meanwhile.
+        # A separate connection, because other threads may use the control connection.
         watcher = self._connect(replication=False)
         try:
             created = create_slot(
@@ -544,7 +547,7 @@ class Upstream:
             connection.close()
 
     def _exported(self, snapshot: str, consistent_point: int) -> Export:
-        """Take a snapshot up and export it again, so that whoever exported it can go."""
+        """Import a snapshot and export it again: the session that exported it can then end."""
         connection = self._connect(replication=False)
         try:
             connection.execute("SET idle_in_transaction_session_timeout = 0")

@@ -1,13 +1,13 @@
-"""Two ways to the bytes of a COPY: straight from the socket, or through libpq.
+"""Two transports for the bytes of a COPY: the socket itself, or libpq.
 
-libpq hands out one frame at a time, as a Python object, which costs more than
-all else that is done with it. So where nothing is encrypted libpq only opens
-the connection, and when it is idle the socket is borrowed: we send the query
-ourselves and read frames by the megabyte. At rest libpq holds no bytes of its
-own, because a server that waits for a query says nothing. Where TLS or GSSAPI
-is in use only libpq can read, and its frames are put back together.
+libpq returns one frame at a time as a Python object. This costs more than all other
+processing of the frame. Without encryption, libpq therefore only opens the connection.
+While the connection is idle, its socket is borrowed: Penstock sends the query and reads
+frames in blocks of up to megabytes. An idle libpq has no buffered bytes, because a server
+that waits for a query sends nothing. With TLS or GSSAPI only libpq can read, and its
+output is assembled into frames again.
 
-Both give the same frames: `d` with data, at the end `c` and `Z`, or `E`.
+Both return the same frames: `d` with data, then `c` and `Z`, or `E`.
 """
 
 import contextlib
@@ -27,52 +27,52 @@ from penstock.sources.postgres.connect import Connection, awaited
 __all__ = ["LibpqWire", "SocketWire", "Wire", "open_wire", "said_in"]
 
 QUIET_S: Final = 0.002
-"""A socket that was silent for so long has, for now, no more to say."""
+"""Seconds of silence after which a socket counts as having no data for now."""
 
 WINDOW: Final = 128 << 10
-"""So many bytes are waited for at once; a socket's buffer holds more."""
+"""Maximum bytes to wait for in one call; a socket buffer holds more."""
 
 BUSY: Final = 4 << 10
-"""A stream that brought so many bytes at once is worth a nap before the next look."""
+"""Minimum bytes per receive of a busy stream. The next read of such a stream is delayed."""
 
 NAP_S: Final = {socket.AF_UNIX: 0.000_3, socket.AF_INET: 0.001, socket.AF_INET6: 0.001}
-"""How long, by the kind of socket: a local one holds about 200 small frames, and then the
-server waits; measured at 250,000 rows/s (ADR 0017)."""
+"""Delay in seconds, by address family. A local socket holds about 200 small frames before
+the server blocks; measured at 250,000 rows/s (ADR 0017)."""
 
 PATIENCE_S: Final = 10
-"""How long a server may take to accept some bytes before it is given up."""
+"""Seconds without progress of a send after which the connection counts as lost."""
 
 BORROWED: Final = "its connection is read as a stream"
 
 
 class Wire(Protocol):
-    """The bytes of one COPY."""
+    """Transport for the bytes of one COPY."""
 
     def begin(self, sql: str) -> None:
-        """Send `sql`, and wait until the server begins to copy."""
+        """Send `sql`, and wait until the server starts the COPY."""
         ...
 
     def receive(self, into: memoryview) -> int:
-        """Put bytes there. None came if it is 0, though they were waited for a little."""
+        """Fill `into`, and return the number of bytes; 0 after a short wait without data."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there may be bytes, at most so long."""
+        """Wait until data may be available, for at most `timeout_s` seconds."""
         ...
 
     def send(self, data: bytes) -> None:
-        """Send one frame of data. Safe beside `receive` in another thread."""
+        """Send one frame of data. Safe while another thread calls `receive`."""
         ...
 
     def end(self) -> None:
-        """Give the connection back to libpq; the copy has ended, or both are closed."""
+        """Return the connection to libpq, after the end of the COPY or before it is closed."""
         ...
 
 
 def open_wire(connection: Connection, *, naps: bool = False) -> Wire:
-    """The faster of the two that this connection allows.
+    """Return the faster transport that this connection allows.
 
-    With `naps`, for a server that sends many small frames, as a stream of changes is.
+    `naps` suits a server that sends many small frames, as a replication stream does.
     """
     if connection.encrypted:
         return LibpqWire(connection)
@@ -80,18 +80,18 @@ def open_wire(connection: Connection, *, naps: bool = False) -> Wire:
 
 
 class SocketWire:
-    """Reads the socket itself."""
+    """Transport that reads the socket directly."""
 
     def __init__(self, connection: Connection, *, naps: bool = False) -> None:
-        """Of an idle connection."""
+        """Borrow the socket of an idle connection."""
         if connection.borrowed or connection.pgconn.is_busy():
             raise UsageError(f"{connection.where} is busy", detail=f"Of it, {BORROWED}.")
         self._connection = connection
         self._early = b""
         self._sending = threading.Lock()
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-        # The system itself then waits for bytes, and says when none came:
-        # one call rather than three for each time the server was the slower.
+        # With a receive timeout, the kernel waits for bytes and reports their absence: one
+        # system call instead of three each time the server is slower than this reader.
         self._socket.setblocking(True)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(QUIET_S))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(PATIENCE_S))
@@ -100,12 +100,12 @@ class SocketWire:
         self._busy = False
 
     def begin(self, sql: str) -> None:
-        """Send it as one Query."""
+        """Send `sql` as one Query message, and wait for the start of the COPY."""
         try:
             self._begin(sql)
         except BaseException:
             if self._socket.fileno() >= 0:
-                # It was left halfway, and nobody can tell what comes next.
+                # The exchange is incomplete, so the next bytes cannot be interpreted.
                 self.end()
                 self._connection.close()
             raise
@@ -137,7 +137,7 @@ class SocketWire:
                 raise failed or error from None
 
     def receive(self, into: memoryview) -> int:
-        """Read as much as there is."""
+        """Read the available bytes."""
         if self._early:
             count = min(len(self._early), len(into))
             into[:count], self._early = self._early[:count], self._early[count:]
@@ -152,18 +152,18 @@ class SocketWire:
         return count
 
     def _after_nap(self, into: memoryview) -> int:
-        """What came while nobody waited for it.
+        """Return the number of bytes that arrived during a delay.
 
-        SUBTLE: a server sends a change at a time, and whoever waits for the socket is woken
-        by each, at the expense of both. While we sleep it need wake nobody.
+        SUBTLE: the server sends one change at a time. A reader that waits on the socket is woken
+        by each of them, which costs both sides time. During the sleep, the server wakes no reader.
         """
         if not self._busy or not self._nap_s:
             return 0
-        time.sleep(self._nap_s)  # noqa: TID251 - not for anything to happen
+        time.sleep(self._nap_s)  # noqa: TID251 - does not wait for an event
         return self._received(into, len(into), socket.MSG_DONTWAIT)
 
     def _awaited(self, into: memoryview) -> int:
-        """As much as comes in one go; nothing, if that is later than `QUIET_S`."""
+        """Receive up to `WINDOW` bytes; return 0 if none arrive within `QUIET_S`."""
         return self._received(into, min(len(into), WINDOW), socket.MSG_WAITALL)
 
     def _received(self, into: memoryview, most: int, flags: int) -> int:
@@ -176,17 +176,17 @@ class SocketWire:
         return count
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the socket."""
+        """Wait until the socket is readable."""
         if not self._early:
             self._connection.wait(select.POLLIN, timeout_s)
 
     def send(self, data: bytes) -> None:
-        """As one CopyData."""
+        """Send `data` as one CopyData message."""
         with self._sending:
             self._send(_frame(b"d", data))
 
     def end(self) -> None:
-        """Make the socket as libpq left it."""
+        """Restore the socket options that libpq expects."""
         if self._socket.fileno() >= 0:
             with contextlib.suppress(OSError):
                 for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -211,18 +211,18 @@ class SocketWire:
 
 
 class LibpqWire:
-    """Reads through libpq, which decrypts."""
+    """Transport that reads through libpq, which decrypts."""
 
     def __init__(self, connection: Connection) -> None:
-        """Of an idle connection."""
+        """Use an idle connection."""
         self._connection = connection
         self._left = b""
         self._copying = False
-        # libpq is not made for two threads, and confirming comes from another.
+        # libpq is not thread-safe, and another thread sends confirmations.
         self._lock = threading.Lock()
 
     def begin(self, sql: str) -> None:
-        """Send it, and look at what kind of answer comes."""
+        """Send `sql`, and verify that the response starts a COPY."""
         self._connection.send(sql)
         self._connection.receive()
         if self._connection.pgconn.transaction_status != pq.TransactionStatus.ACTIVE:
@@ -231,7 +231,7 @@ class LibpqWire:
         self._connection.borrowed = True
 
     def receive(self, into: memoryview) -> int:
-        """Frames, one after the other, as many as fit."""
+        """Copy as many frames as fit."""
         filled = self._fill(into)
         if not filled and awaited(self._connection.fileno(), select.POLLIN, QUIET_S):
             filled = self._fill(into)
@@ -240,12 +240,12 @@ class LibpqWire:
         return filled
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the socket; what libpq holds already was received before."""
+        """Wait until the socket is readable; data buffered by libpq was already received."""
         if not self._left:
             self._connection.wait(select.POLLIN, timeout_s)
 
     def send(self, data: bytes) -> None:
-        """As one CopyData."""
+        """Send `data` as one CopyData message."""
         pgconn = self._connection.pgconn
         with self._lock:
             self._connection.ask(lambda: pgconn.put_copy_data(data))
@@ -254,7 +254,7 @@ class LibpqWire:
                     raise self._connection.lost("lost the connection to")
 
     def end(self) -> None:
-        """Nothing was borrowed from libpq."""
+        """Mark the connection as free. Nothing else was changed."""
         self._connection.borrowed = False
 
     def _fill(self, into: memoryview) -> int:
@@ -266,7 +266,7 @@ class LibpqWire:
                 try:
                     self._connection.ask(pgconn.consume_input)
                 except TransientError as error:
-                    lost = error  # What came before that is still to be read.
+                    lost = error  # Data that arrived before the error is still to be read.
             while self._copying and filled < len(into):
                 count, data = self._connection.ask(lambda: pgconn.get_copy_data(1))
                 if count == 0:
@@ -284,7 +284,7 @@ class LibpqWire:
         return filled + count
 
     def _ending(self) -> bytes:
-        """How the copy ended, as frames that say so."""
+        """Return frames that represent the end of the COPY, or its error."""
         self._copying = False
         frames = b""
         while (result := self._connection.pgconn.get_result()) is not None:
@@ -293,14 +293,14 @@ class LibpqWire:
                 body = b"".join(f"{name}{text}\0".encode() for name, text in said.items())
                 frames += _frame(b"E", body + b"\0") if said["C"] else b""
             if result.status == pq.ExecStatus.COPY_IN:
-                break  # The server has ended its half of a COPY BOTH.
+                break  # The server has ended its side of a COPY BOTH.
         if not self._connection.closed:
             frames += _frame(b"c", b"") + _frame(b"Z", b"I")
         return frames
 
 
 def said_in(body: bytes) -> dict[str, str]:
-    """The fields of an ErrorResponse, by their letter."""
+    """Return the fields of an ErrorResponse, by their one-letter code."""
     fields = (field.decode(errors="replace") for field in body.split(b"\0"))
     return {field[0]: field[1:] for field in fields if field}
 
