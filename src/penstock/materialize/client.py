@@ -1,23 +1,24 @@
-"""The gRPC line to a connector.
+"""gRPC client of a connector.
 
     connection = connect("unix:/run/sqlite.sock")
     stream = connection.transactions()
     stream.send(Open(…)); stream.receive()  ▸ Opened(…)
 
-A stream is sent to and received from by two threads, or by one that takes turns.
-`send` waits while much is under way, so a slow connector slows the sender and not
-the memory. What the table of `protocol.transaction` forbids is refused before it
-is sent, and named when it comes.
+One thread may send while another receives, or a single thread alternates. `send` blocks while
+`UNDER_WAY_BYTES` are buffered: a slow connector slows the sender, and memory stays bounded.
+`protocol.transaction` holds the table of valid message orders. The client rejects a request that
+violates the table before it is sent, and raises an error for such a response.
 
-No wait is without bound. After each answer deadline in which nothing is sent, taken or
-received, a second connection to the connector is established:
+Every wait is bounded. If no message is sent, taken or received for the answer deadline, the client
+tries to establish a second connection to the connector:
 
-    none in the deadline    the process or its host hangs; the call is cancelled
-    one                     it is busy, as a commit may be; the wait continues, up to `patience_s`
+    fails within the deadline    the process or its host hangs; the call is cancelled
+    succeeds                     the connector is busy, for example with a commit; the wait
+                                 continues, up to `patience_s`
 
-A connector of the older generation has no Acknowledge, and hears of the checkpoint
-in Prepare, which is our Flush. To it an Acknowledge is not sent; that its answer
-to Commit came is the acknowledgement, and a Load is not sent before that.
+A connector of the older generation has no Acknowledge. It receives the checkpoint in Prepare, which
+corresponds to Flush. The client sends no Acknowledge to it. Its response to Commit is the
+acknowledgement, and the client sends no Load before that response.
 """
 
 import enum
@@ -69,28 +70,31 @@ __all__ = ["Connection", "Generation", "Stream", "connect"]
 UNLIMITED: Final = -1
 KEEPALIVE_MS: Final = 20_000
 KEEPALIVE_OTHERS_MS: Final = 5 * 60_000
-"""SUBTLE: for connectors that we have not started. By default, gRPC servers of all languages end a
-connection on which pings come more often, while they work on a request in silence."""
+"""Keepalive interval for connectors that this process has not started.
+
+SUBTLE: a shorter interval breaks long requests. By default, gRPC servers in all languages close a
+connection with more frequent pings while they process a request without sending data.
+"""
 
 SLICE_S: Final = 0.2
-"""Longest wait between two looks at the stop event."""
+"""Longest wait between two checks of the stop event."""
 
 UNDER_WAY_BYTES: Final = 16 << 20
-"""So much may be sent and not yet taken, before `send` waits."""
+"""Bytes that may be buffered and not yet taken by gRPC before `send` blocks."""
 
 ANSWER_S: Final = 60.0
 APPLY_S: Final = 3_600.0
-"""A table that is written anew takes a while, and goes on though nobody waits for it."""
+"""Timeout of Apply. A table rewrite is slow, and continues even if the client stops waiting."""
 
 OPENED_S: Final = 120.0
 PATIENCE_S: Final = 3_600.0
-"""As long as a large transaction may take to be loaded, committed or applied."""
+"""Longest silence of a connector that loads, commits or applies a large transaction."""
 
 _T = TypeVar("_T")
 
 
 class Generation(enum.Enum):
-    """How a connector speaks of commits."""
+    """Version of the commit messages of a connector."""
 
     START_COMMIT = "StartCommit and Acknowledge"
     PREPARE = "Prepare and Commit"
@@ -104,21 +108,25 @@ def connect(
     patience_s: float | None = PATIENCE_S,
     stop: threading.Event | None = None,
 ) -> "Connection":
-    """A line to the connector at `address`: `host:port`, or `unix:PATH`.
+    """Return a connection to the connector at `address`: `host:port`, or `unix:PATH`.
 
-    A stream is given up if an answer is awaited and nothing at all is said for `patience_s`,
-    or for two minutes while it is being opened; and after the answer deadline, if the connector
-    takes no second connection. It may take twice as long to be noticed. A call other than a
-    stream is given up a third of the stop deadline after `stop` is set.
+    A stream is cancelled in two cases while a response is awaited:
+
+    - No message is sent or received for `patience_s`, or for two minutes during Open.
+    - No message is sent or received for the answer deadline, and the connector accepts no second
+      connection.
+
+    Detection may take twice as long. A call other than a stream is cancelled a third of the stop
+    deadline after `stop` is set.
 
     Raises:
-        UsageError: the line would not be private.
+        UsageError: the connection would not be private.
     """
     return Connection(address, security or Security(), generation, patience_s, stop)
 
 
 class Connection:
-    """A connector, as its runtime sees it."""
+    """Connection of the runtime to one connector."""
 
     def __init__(
         self,
@@ -146,11 +154,11 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Hang up; streams that are open are cancelled."""
+        """Close the connection and cancel its open streams."""
         self._channel.close()
 
     def spec(self, request: Spec | None = None) -> SpecResponse:
-        """What can be configured."""
+        """Return the config schemas of the connector."""
         answer = self._ask("Spec", request or Spec(), SpecResponse)
         self._marked = secret_fields(
             answer.endpoint_spec_schema_json, answer.resource_spec_schema_json
@@ -158,7 +166,7 @@ class Connection:
         return answer
 
     def validate(self, request: Validate) -> Validated:
-        """Whether this could be materialized, and with which fields."""
+        """Return the constraints on the fields of each binding, with secrets redacted."""
         redact_text = self._redaction(request)
         answer = self._ask("Validate", request, Validated)
         return replace(
@@ -177,10 +185,10 @@ class Connection:
         )
 
     def apply(self, request: Apply) -> Applied:
-        """Make the endpoint fit.
+        """Create or change the resources to match the specification.
 
-        A connector that knows only Apply is one of the older generation, and is
-        spoken to as such from then on.
+        A connector that implements only Apply is of the older generation. The connection then
+        uses that generation for all later calls.
         """
         if self.generation is Generation.START_COMMIT:
             try:
@@ -192,11 +200,14 @@ class Connection:
         return self._change("Apply", request)
 
     def delete(self, request: Apply) -> Applied:
-        """Take away what was applied."""
+        """Delete the applied resources."""
         return self._change("ApplyDelete", request)
 
     def transactions(self, *, checked: bool = True) -> "Stream":
-        """A stream of transactions; `checked` is whether both ends are held to the table."""
+        """Open a stream of transactions.
+
+        If `checked`, the order of the messages of both sides is checked against the table.
+        """
         self._read_marks()
         method = self._channel.stream_stream(METHODS + "Transactions")
         return Stream(
@@ -216,13 +227,13 @@ class Connection:
         return replace(answer, action_description=redact_text(answer.action_description))
 
     def _redaction(self, request: Validate | Apply) -> Callable[[str], str]:
-        """Return a function that redacts the secrets of `request` in texts of the answer."""
+        """Return a function that redacts the secrets of `request` in texts of the response."""
         self._read_marks()
         config = _config(request)
         return lambda text: redact(text, config, self._marked) if text else text
 
     def _read_marks(self) -> None:
-        """Read the schemas, before the first secret is sent."""
+        """Read the schemas before the first secret is sent."""
         if self._marked is None:
             with suppress(ConnectorError):
                 self.spec()
@@ -230,7 +241,7 @@ class Connection:
     def is_reachable(self) -> bool:
         """Return whether a second connection is established within the answer deadline.
 
-        The connector's gRPC library does that, whatever the connector itself is doing.
+        The gRPC library of the connector accepts connections even while the connector is busy.
         """
         with _channel(self.address, self._security) as channel:
             try:
@@ -250,11 +261,11 @@ class Connection:
         return decode(answer, data)
 
     def _result(self, call: Any, method: str) -> bytes:
-        """Return the answer of a call.
+        """Return the response to a call.
 
         Raises:
             grpc.RpcError: the call failed.
-            ConnectorUnreachable: the connector hangs, or the process stops.
+            ConnectorUnreachable: the connector hangs, or this process stops.
         """
         deadline_ms, grace_ms = answer_timeout_s() * 1_000, stop_timeout_s() / 3 * 1_000
         silent_ms, stopped_ms = SYSTEM_CLOCK.boot_ms(), None
@@ -306,18 +317,18 @@ class Stream:
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._config: Mapping[str, Any] = {}
-        """Endpoint and resources as Open sent them; errors do not show their secrets."""
+        """Endpoint and resource configs of Open. Errors redact their secrets."""
 
         self._marked = marked
         self._said_all = False
         self._over = False
         self._ended = threading.Event()
         self._progress = 0
-        """Number of messages that were sent, taken by gRPC, or waited for."""
+        """Number of messages that were sent, taken by gRPC, or awaited."""
 
         self._receiving = False
         self._sending = False
-        """Whether `send` waits for room."""
+        """True while `send` waits for buffer space."""
 
         self._overdue: ConnectorUnreachable | None = None
         self._heard: SimpleQueue[Response | Exception | None] | None = None
@@ -336,11 +347,11 @@ class Stream:
             threading.Thread(target=self._watch, args=(patience_s,), daemon=True).start()
 
     def send(self, request: Request) -> None:
-        """Send, as soon as there is room.
+        """Send a request; block until the buffer has space.
 
         Raises:
-            LocalProtocolError: it may not be sent now.
-            ConnectorError: the stream is over; this is why.
+            LocalProtocolError: the request is out of order.
+            ConnectorError: the stream has ended. The error gives the cause.
         """
         if isinstance(request, Open):
             self._config = _config(request)
@@ -358,7 +369,7 @@ class Stream:
         )
 
     def send_bytes(self, data: bytes) -> None:
-        """Send bytes as they are, whatever they mean."""
+        """Send an encoded message without any check of its content or order."""
         with self._changed:
             if self._said_all:
                 raise LocalProtocolError("nothing may be sent after the end of the stream")
@@ -378,12 +389,12 @@ class Stream:
         raise self._cause()
 
     def receive(self) -> Response | None:
-        """The next response; none if the connector has ended the stream.
+        """Return the next response; None if the connector has ended the stream.
 
         Raises:
-            RemoteProtocolError: it may not come now, or is no message.
-            ConnectorUnreachable: it did not come in time.
-            ConnectorError: the connector, or the line to it, failed.
+            RemoteProtocolError: the response is out of order, or is not a message.
+            ConnectorUnreachable: the response did not arrive in time.
+            ConnectorError: the connector or the connection to it failed.
         """
         with self._changed:
             self._progress, self._receiving = self._progress + 1, True
@@ -415,19 +426,22 @@ class Stream:
         return decode_response(data)
 
     def _hear(self) -> None:
-        """Of an older connector: what it says, among what it does not say but means."""
+        """Queue the responses of an older connector.
+
+        `send` adds the Acknowledged responses that such a connector omits.
+        """
         assert self._heard is not None
         while True:
             try:
                 response: Response | Exception | None = self._next()
-            except Exception as error:  # noqa: BLE001 - raised by whoever receives
+            except Exception as error:  # noqa: BLE001 - `receive` raises it
                 response = error
             self._heard.put(response)
             if response is None or isinstance(response, Exception):
                 return
 
     def _watch(self, patience_s: float) -> None:
-        """Cancel the stream if something is awaited, and the connector hangs or is silent."""
+        """Cancel the stream if a message is awaited and the connector hangs or is silent."""
         progress, silent_s = 0, 0.0
         while True:
             limit_s = min(patience_s, OPENED_S) if self._where.response is NOTHING else patience_s
@@ -450,7 +464,7 @@ class Stream:
                     return
 
     def _awaited(self) -> str:
-        """Return a clause that says what did not come; empty if nothing is awaited."""
+        """Return a clause about the overdue message; empty if no message is awaited."""
         if self._sending:
             return "it takes nothing of what is sent"
         if self._receiving and self._said_all:
@@ -468,33 +482,33 @@ class Stream:
         self._call.cancel()
 
     def end(self) -> None:
-        """Say that no more requests will come."""
+        """Half-close the stream: no more requests follow."""
         with self._changed:
             self._progress += 1
             self._said_all = True
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Break off; a connector rolls back what it has begun."""
+        """Cancel the stream. The connector rolls back its open transaction."""
         self._call.cancel()
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can be said, by whoever's doing."""
+        """True once the call has ended, by either side."""
         return self._over
 
     @property
     def idle(self) -> bool:
-        """Whether no transaction is under way."""
+        """True if no transaction is in progress."""
         return self._where.idle
 
     @property
     def acknowledged(self) -> bool:
-        """Whether the connector has acknowledged the last commit, so that a Flush may follow."""
+        """True if the connector has acknowledged the last commit. A Flush may then follow."""
         return self._where.response in (Kind.ACKNOWLEDGED, Kind.LOADED)
 
     def _sent(self) -> Iterator[bytes]:
-        """What gRPC takes, in a thread of its own."""
+        """Yield the encoded requests to gRPC, which iterates in a separate thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._said_all or self._over)
@@ -516,7 +530,6 @@ class Stream:
         return redact(error.details() or "", self._config, self._marked)
 
     def _cause(self) -> Exception:
-        """Why the stream is over."""
         if self._overdue is not None:
             return self._overdue
         if isinstance(self._call, grpc.RpcError) and self._call.code() is not grpc.StatusCode.OK:
@@ -529,16 +542,16 @@ def _channel(address: str, security: Security) -> grpc.Channel:
     options: list[tuple[str, Any]] = [
         ("grpc.max_send_message_length", UNLIMITED),
         ("grpc.max_receive_message_length", UNLIMITED),
-        # Each line is its own: two of one process must not share fate.
+        # Each connection has its own sockets: one connection must not fail with another.
         ("grpc.use_local_subchannel_pool", 1),
-        # A connector that vanished without a word is noticed.
+        # Detect a connector that vanished without closing the connection.
         (
             "grpc.keepalive_time_ms",
             KEEPALIVE_MS if security.server_name == SERVER_NAME else KEEPALIVE_OTHERS_MS,
         ),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
         ("grpc.http2.max_pings_without_data", 0),
-        # What is said on this machine does not leave it.
+        # Local traffic must not pass through a proxy on another machine.
         ("grpc.enable_http_proxy", 0 if is_private(address) else 1),
     ]
     if not security.tls:
@@ -574,8 +587,10 @@ _REFUSED: Final = (
 
 
 _SETUP: Final = ("Spec", "Validate", "ApplyUpsert", "Apply")
-"""Calls whose errors are rejections, unless the status says that they may pass: a connector that
-knows no status returns UNKNOWN for a table that it cannot materialize."""
+"""Calls whose errors are rejections, unless the status is transient.
+
+A connector without status codes returns UNKNOWN for a table that it cannot materialize.
+"""
 
 _TRANSIENT: Final = (
     *_UNREACHABLE,
@@ -586,7 +601,7 @@ _TRANSIENT: Final = (
 
 
 def _config(request: Spec | Validate | Apply | Open) -> Mapping[str, Any]:
-    """Return the configuration in a request: endpoint and resources."""
+    """Return the endpoint and resource configs of a request."""
     spec = request.materialization if isinstance(request, Apply | Open) else request
     bindings = () if isinstance(spec, Spec) else spec.bindings
     texts = [spec.endpoint_spec_json, *(binding.resource_spec_json for binding in bindings)]
@@ -598,12 +613,15 @@ def _config(request: Spec | Validate | Apply | Open) -> Mapping[str, Any]:
 
 
 def _cause(error: grpc.RpcError, details: str) -> grpc.RpcError | None:
-    """Return an error as a cause that a traceback may print; None if it shows a secret."""
+    """Return `error` as the cause of another one; None if its details contain a secret.
+
+    A traceback prints the cause.
+    """
     return error if (error.details() or "") == details else None
 
 
 def _translated(error: Any, address: str, method: str, details: str) -> ConnectorError:
-    """Return the error of a call, with `details` instead of its own, which may show secrets."""
+    """Return the error of a call, with redacted `details` instead of its own."""
     code = error.code()
     if code in _UNREACHABLE:
         return ConnectorUnreachable(

@@ -1,4 +1,4 @@
-"""What went wrong between us and a connector."""
+"""Errors of connectors and of the connections to them."""
 
 from penstock.errors import PenstockError
 
@@ -6,18 +6,18 @@ __all__ = ["ConnectorError", "ConnectorRefused", "ConnectorUnreachable"]
 
 
 class ConnectorError(PenstockError):
-    """The connector, or the line to it, failed; the same may work when it is asked again."""
+    """The connector or the connection to it failed. A retry may succeed."""
 
     sqlstate = "58000"
 
 
 class ConnectorUnreachable(ConnectorError):
-    """There is no connector at the address, or the line was cut."""
+    """No connector answers at the address, or the connection was lost."""
 
     sqlstate = "08006"
 
 
 class ConnectorRefused(ConnectorError):
-    """The connector says that what it was asked cannot be; a person must act."""
+    """The connector rejected a request permanently. A user must act."""
 
     sqlstate = "22023"

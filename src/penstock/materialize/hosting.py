@@ -1,10 +1,12 @@
-"""A built-in connector, started beside the driver, for it and for its tasks alone.
+"""Process of a built-in connector, next to the driver and for its Spark tasks only.
 
-On this host it listens on a socket that is a file of ours. For tasks on other hosts it
-listens on a port, with TLS by the certificate of the run, and asks for a token that nobody else
-knows. It ends when we do, however
-that comes: the system closes the pipe that it reads, when nobody is there to write. What
-the environment holds is ours; it is given no more of it than Python needs.
+On this host, the connector listens on a Unix socket in a private folder. For Spark tasks on other
+hosts, it listens on a TCP port. That port uses TLS with the certificate of the run, and requires a
+token that only this run has.
+
+The connector ends with this process, even after a crash: the operating system then closes the
+pipe to its standard input. The connector inherits only the environment variables that Python
+needs, because the others may hold secrets.
 """
 
 import os
@@ -35,7 +37,7 @@ log = logger("materialize")
 START_MS: Final = 60_000
 POLL_MS: Final = 20
 WATCH_S: Final = 0.2
-"""Longest time between two looks at whether it is closed."""
+"""Longest wait between two checks whether the connector is closed."""
 
 SAID_CHARACTERS: Final = 2_000
 
@@ -43,8 +45,10 @@ INHERITED: Final = re.compile(
     "PATH|HOME|USER|LOGNAME|LANG|LC_.*|TZ|TMPDIR|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH|VIRTUAL_ENV"
     "|PYTHON.*|NUMBA_.*|GRPC_.*|SSL_CERT_FILE|SSL_CERT_DIR|PENSTOCK_(ANSWER|STOP)_TIMEOUT"
 )
-"""What it sees of the environment. Passwords and keys are there, too; those that a connector
-needs are told to it in its configuration."""
+"""Names of the environment variables that the connector inherits.
+
+Other variables may hold passwords and keys. A connector receives its own secrets in its config.
+"""
 
 
 def reached_connector(
@@ -55,10 +59,11 @@ def reached_connector(
     *,
     stop: threading.Event | None = None,
 ) -> tuple[str, Security]:
-    """Where a connector is, and how it is spoken to; ours is started, until `stack` ends.
+    """Return the address and the security settings of a connector.
 
-    If `stack` has not ended a third of the stop deadline after `stop` was set, our connector is
-    ended, and all calls to it fail: its endpoint hangs, or the transaction is too long.
+    A built-in connector is started, and runs until `stack` closes. If `stack` is still open a
+    third of the stop deadline after `stop` is set, the endpoint hangs or the transaction is too
+    long. The built-in connector is then stopped, and all calls to it fail.
     """
     if isinstance(connector, str):
         hosted = Hosted(connector, clock, host)
@@ -78,10 +83,13 @@ def reached_connector(
 
 
 class Hosted:
-    """A connector's process."""
+    """Process of a built-in connector."""
 
     def __init__(self, name: str, clock: Clock, host: str | None = None) -> None:
-        """The built-in connector `name`; with a `host` it listens there, on a free port."""
+        """Prepare the built-in connector `name`, without starting it.
+
+        With `host`, it listens on a free port of that address, else on a Unix socket.
+        """
         self._name = name
         self._clock = clock
         self._host = host
@@ -100,15 +108,18 @@ class Hosted:
             )
 
     def running(self) -> bool:
-        """Whether it is there."""
+        """Return whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, stop: threading.Event | None = None) -> None:
-        """Start it, again if need be, and wait until it listens, which may be elsewhere then.
+        """Start or restart the process, and wait until it listens.
+
+        Each start changes `address`.
 
         Raises:
-            ConnectorRefused: it ended, and says why.
-            ConnectorUnreachable: it was ended, does not listen, or `stop` is set.
+            ConnectorRefused: the process exited with an error. The detail has its output.
+            ConnectorUnreachable: a signal ended the process, it does not listen in time, or
+                `stop` is set.
         """
         stop = stop or threading.Event()
         self.stop()
@@ -139,7 +150,7 @@ class Hosted:
             if ended or self._clock.boot_ms() > until:
                 code = self._process.poll()
                 self.stop()
-                # One that ends by itself says why, and would say it again.
+                # A process that exits by itself prints the reason, and would fail again.
                 kind = ConnectorRefused if code is not None and code > 0 else ConnectorUnreachable
                 raise kind(
                     f'connector "{self._name}" could not be started',
@@ -153,12 +164,12 @@ class Hosted:
                 )
 
     def _listening(self) -> list[str]:
-        """Where, and who may call."""
+        """Return the options for the address and for the authentication of callers."""
         if self._host is None:
             return ["--listen", f"unix:{self._folder / f'{self._starts}.socket'}"]
         host = f"[{self._host}]" if ":" in self._host.strip("[]") else self._host
         token = self._folder / "token"
-        # By a file, for what stands on a command line is seen by everybody on this host.
+        # In a file: every user of this host can read a command line.
         with open(token, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(self.security.token)
         certificate, key = run_certificate().write(self._folder)
@@ -168,9 +179,9 @@ class Hosted:
         ]
 
     def end_after(self, stop: threading.Event) -> None:
-        """End the process a third of the stop deadline after `stop` is set, unless closed by then.
+        """Stop the process a third of the stop deadline after `stop` is set, unless closed by then.
 
-        What is under way then has an unknown outcome, as after a crash.
+        A transaction in progress then has an unknown outcome, as after a crash.
         """
         grace_s = stop_timeout_s() / 3
 
@@ -188,10 +199,10 @@ class Hosted:
         threading.Thread(target=watch, name=f"stop of {self._name}", daemon=True).start()
 
     def stop(self, patience_s: float | None = None) -> None:
-        """End it; streams that are open are rolled back.
+        """Terminate the process; it rolls back the transactions of its open streams.
 
-        After `patience_s`, or a third of the stop deadline, it is killed; then the endpoint
-        rolls back, once it notices.
+        After `patience_s`, by default a third of the stop deadline, the process is killed. The
+        endpoint then rolls back when it detects the lost connection.
         """
         if patience_s is None:
             patience_s = stop_timeout_s() / 3
@@ -199,7 +210,7 @@ class Hosted:
             process, self._process = self._process, None
             if process is None:
                 return
-            with process:  # Whose pipe is closed in the end.
+            with process:  # Closes the pipe at the end.
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGTERM)
                     try:
@@ -208,7 +219,7 @@ class Hosted:
                         os.killpg(process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, and leave nothing behind."""
+        """Stop the process and delete its folder."""
         self._closed.set()
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
