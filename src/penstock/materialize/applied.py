@@ -1,10 +1,11 @@
-"""The specification that was applied last, remembered so that it can be deleted.
+"""The last applied specification, stored for the deletion of its resources.
 
-Collections may be gone by then, and the file may say something else. What the endpoint is
-reached by, and what is said of resources, is left out: variables were put into it, and
-there may be secrets in it. The file has both; of a resource a hash is kept, by which it is
-known again. The path that the connector made of it stays, as what was written is known
-by nothing else.
+At deletion the collections may no longer exist, and the pipeline file may have changed.
+
+The stored specification omits the endpoint config and the resource configs. Both contain
+substituted variables, which may be secrets; the pipeline file still has them. A hash of each
+resource config identifies it in the file. The resource path that the connector derived is
+stored, because nothing else identifies the resource that was written.
 """
 
 import base64
@@ -27,7 +28,7 @@ NOTE: Final = "applied"
 
 
 def note_of_applied(built: Built) -> dict[str, Any]:
-    """What to write down before it is applied."""
+    """Return the state entry to store before Apply."""
     bindings = built.spec.bindings
     bare = tuple(replace(each, resource_spec_json="{}") for each in bindings)
     spec = encode(replace(built.spec, endpoint_spec_json="{}", bindings=bare))
@@ -41,7 +42,7 @@ def note_of_applied(built: Built) -> dict[str, Any]:
 
 
 def applied_paths(memory: StateStore) -> Collection[str]:
-    """Return the resources of the specification that was applied last, as in a checkpoint."""
+    """Return the resource paths of the last applied specification, as `path_text` writes them."""
     known = memory.get(NOTE)
     if known is None:
         return ()
@@ -52,16 +53,18 @@ def applied_paths(memory: StateStore) -> Collection[str]:
 def recall_applied(
     memory: StateStore, section: MaterializationSection
 ) -> tuple[MaterializationSpec, str] | None:
-    """What was applied, and its version; None before anything was.
+    """Return the last applied specification and its version; None before the first Apply.
+
+    The endpoint config and the resource configs are read from `section`.
 
     Raises:
-        UsageError: the section does not say any more what was said of a resource.
+        UsageError: the section no longer has the config of a resource that was applied.
     """
     known = memory.get(NOTE)
     if known is None:
         return None
     spec = decode(MaterializationSpec, base64.b64decode(known["spec"]))
-    # Notes of earlier versions have the resources themselves.
+    # Earlier releases stored the resource configs themselves.
     if "resources" in known:
         spec = _with_resources(spec, known["resources"], section)
     return replace(spec, endpoint_spec_json=endpoint_of(section)), known["version"]

@@ -1,19 +1,21 @@
 """Resources whose rows are all replaced, and resources that the endpoint has lost.
 
-    a backfill was raised          the file asks for it
-    the collection was replaced    a resync has moved its name to another collection
+All rows of a resource are replaced for one of three reasons:
+
+    the backfill was raised        the pipeline file requests it
+    the collection was replaced    a resync moved its name to another collection
     the binding was removed        and added again, so the contents are not known
 
-The next transaction truncates such a resource. Rows that this materialization did not write
-are removed only with `--allow-drop`. They are found by number: the resource holds more rows
-than the collection had as of the frontier that the resource has reached.
+The next transaction truncates such a resource. It removes rows that this materialization did
+not write only with `--allow-drop`. The check compares row counts: foreign rows exist if the
+resource holds more rows than the collection had as of the frontier of the resource.
 
 A resource with another key or an incompatible type is dropped and created again in that
-transaction, which needs `--allow-drop`, too.
+transaction. This also needs `--allow-drop`.
 
-A resource that was committed and that the endpoint does not have any more was dropped by
-another user. Apply would create it empty, and the checkpoint would still be that of all
-rows. So it is rejected before Apply, unless all rows are stored again (hazard C15).
+If the recovery log has committed a resource that the endpoint no longer has, another user
+dropped it. Apply would create it empty, while the checkpoint still covers all rows. The
+resource is therefore rejected before Apply, unless all rows are stored again (hazard C15).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -47,7 +49,7 @@ __all__ = [
 ]
 
 Predecessors = Callable[[str], Collection[str]]
-"""Returns the ids of the collections that had a name before, as in `Reached`."""
+"""Function from a collection name to the ids of its earlier collections, as in `Reached`."""
 
 
 class ForeignRows(UsageError):
@@ -69,7 +71,7 @@ class ForeignRows(UsageError):
 
 
 class LostResource(UsageError):
-    """The endpoint does not have a resource any more that the recovery log has committed."""
+    """A resource that the recovery log has committed no longer exists in the endpoint."""
 
     def __init__(
         self, materialization: str, resource: str, reached: Reached, *, shards: int
@@ -102,7 +104,10 @@ class SeveralShards(UsageError):
 def replaced_bindings(
     section: MaterializationSection, built: Built, log: Log, predecessors: Predecessors
 ) -> Mapping[int, Reached]:
-    """Return, by number of a binding, what the resource holds that is replaced next."""
+    """Return the bindings whose rows are replaced next, with the progress of their resources.
+
+    The keys are binding numbers.
+    """
     found: dict[int, Reached] = {}
     for number, binding in enumerate(built.spec.bindings):
         path = path_text(binding.resource_path)
@@ -123,8 +128,8 @@ def lost_resources(
 ) -> Collection[str]:
     """Return the resources that the endpoint has lost and that are written again completely.
 
-    `applied` are the resources of the specification that was applied last. One of them may
-    hold a first transaction that was planned and whose answer was lost.
+    `applied` holds the resource paths of the last applied specification. Such a resource may
+    hold a planned first transaction whose commit response was lost.
 
     Raises:
         LostResource: rows of a lost resource would not be stored again.
@@ -141,7 +146,7 @@ def lost_resources(
             if reached is None or not reached.frontier:
                 continue
             replaced = _is_replaced(reached, section.bindings[number], path, log, predecessors)
-            # Several shards cannot truncate what a crash may leave of the first attempt.
+            # A crash may leave rows of a first attempt, and several shards cannot truncate.
             if not replaced or section.shards > 1:
                 resource = ".".join(binding.resource_path)
                 name = built.spec.materialization
@@ -155,10 +160,10 @@ def lost_resources(
 def check_shards(
     section: MaterializationSection, built: Built, log: Log, predecessors: Predecessors
 ) -> Collection[str]:
-    """Return the resources that must be truncated, and cannot be while there are several shards.
+    """Return the resources that must be truncated and that the present shards cannot truncate.
 
     Raises:
-        SeveralShards: there is such a resource, and the file does not ask for one shard.
+        SeveralShards: there is such a resource, and the file requests several shards.
     """
     if len(log.shards) == 1 and section.shards == 1:
         return ()
@@ -183,10 +188,13 @@ def replaced_resources(
     log: Log | None,
     predecessors: Predecessors,
 ) -> Callable[[int, tuple[str, ...]], bool]:
-    """Return whether, for a number of a binding and its path, the resource is truncated next."""
+    """Return a predicate for the resources that the next transaction truncates.
+
+    The predicate takes the number of a binding and its resource path.
+    """
 
     def is_replaced(number: int, path: tuple[str, ...]) -> bool:
-        # Several shards cannot truncate a resource: no shard knows which rows are its own.
+        # Several shards cannot truncate a resource: a shard cannot identify its own rows.
         if log is None or section.shards > 1 or len(log.shards) != 1:
             return False
         reached, binding = _reached(log.shards[0], path_text(path)), section.bindings[number]
@@ -215,9 +223,9 @@ def describe_rewrites(
     state: Mapping[str, Any],
     predecessors: Predecessors,
 ) -> Iterator[str]:
-    """Yield, for people, which resources are replaced or rewritten by the next transaction.
+    """Yield a line for each resource that the next transaction replaces or rewrites.
 
-    `state` holds the entries of the recovery log.
+    `state` holds the entries of the recovery log. `penstock plan` prints the lines.
     """
     log = recalled(state)
     if log is None:
@@ -253,7 +261,10 @@ def describe_rewrites(
 
 
 def rows_written(holding: Holding, shape: Shape, frontier: int) -> int | None:
-    """Return how many rows a collection had as of a frontier; None if that is not known."""
+    """Return the number of rows of a collection just below a frontier; None if not readable.
+
+    The number is also None for collections of documents: several rows reduce into one document.
+    """
     state, as_of = holding.state, frontier - 1
     readable = state.since <= as_of < state.upper
     if not readable or not isinstance(shape, Rows):

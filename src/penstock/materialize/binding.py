@@ -1,7 +1,7 @@
-"""What the rows of a collection are to a connector: rows of a table, or documents to be reduced.
+"""The two shapes of collections for a connector: rows of a table, and documents to reduce.
 
-Rows        of a table: the changes alone tell the last state of each key
-Documents   each row is one, and is reduced into what is stored under its key
+Rows        the changes alone determine the last row of each key
+Documents   each row is a document, and is reduced into the stored document of its key
 """
 
 from collections.abc import Mapping
@@ -16,54 +16,60 @@ from penstock.reduce.native import NativePlan
 __all__ = ["COUNT", "ROW", "BindingPlan", "Documents", "Rows", "Shape"]
 
 ROW: Final = "mz_row"
-"""Of rows without a key: what tells a row from others."""
+"""Key column added to rows without a key: a digest of the row."""
 
 COUNT: Final = "mz_count"
-"""And how often it is there."""
+"""Column with the multiplicity of such a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The last row of each key."""
+    """Collection that is stored as the last row of each key."""
 
     key: tuple[str, ...]
-    """Columns."""
+    """Key columns."""
 
     renderings: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By column, as in `renderings_of`."""
+    """Rendering of each column, as `renderings_of` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """All documents of a key, reduced."""
+    """Collection that is stored as one reduced document for each key."""
 
     reducer: Reducer
     key: tuple[str, ...]
-    """Pointers into a document."""
+    """JSON pointers into a document."""
 
     document: str | None = None
-    """The column that has it; None, if the row is the document."""
+    """Column that holds the document; None if the row is the document."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What stands at a pointer where a document has nothing."""
+    """Default values by pointer, for documents without a value there."""
 
     order: tuple[str, ...] = ()
-    """Columns that say which of two comes first."""
+    """Columns that order the documents of a key before they are reduced."""
 
     native: NativePlan | None = None
-    """By which aggregates Spark reduces them, if it can."""
+    """Spark aggregates that reduce the documents; None if Spark cannot express them."""
 
     counted: bool = False
-    """Rows without a key: the document is the row, and how often it came or went."""
+    """True for rows without a key: a document is the row with the sum of its diffs."""
 
     columns: str = ""
-    """Which columns tell counted rows apart: where they change, so do all rows."""
+    """Hash of the columns of counted rows. If it changes, the keys of all rows change."""
 
     keyless: bool = False
-    """It is counted only since there is no key, which will do for delta updates."""
+    """True if rows are counted only because the collection has no key.
+
+    Such a collection can be bound only with delta updates.
+    """
 
     renderings: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By column, as in `renderings_of`; empty, if a column has the document."""
+    """Rendering of each column, as `renderings_of` returns it.
+
+    Empty if a column holds the document.
+    """
 
 
 Shape = Rows | Documents
@@ -71,16 +77,16 @@ Shape = Rows | Documents
 
 @dataclass(frozen=True, slots=True)
 class BindingPlan:
-    """Where a binding's documents come from, and what becomes of them."""
+    """Inputs of a binding in one transaction, and the operations that its resource accepts."""
 
     bound: Bound
     url: str
-    """The storage location of its collection."""
+    """Storage location of the collection."""
 
     collection: CollectionState
     shape: Shape
     deletes: bool
-    """Whether documents may be removed."""
+    """True if rows of the resource may be deleted."""
 
     empties: bool = False
-    """Whether the resource may be emptied before it is written anew."""
+    """True if the resource may be truncated before all rows are stored again."""

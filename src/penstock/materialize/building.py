@@ -1,8 +1,8 @@
-"""From what the file says to what is applied and opened.
+"""Construction of a materialization spec from the pipeline file and the collections.
 
     file, collections ─► Validate ─► fields selected ─► specification, version ─► Apply
 
-The version is a hash of the specification, so it changes exactly when that does.
+The version is a hash of the specification, so it changes exactly when the specification does.
 """
 
 import json
@@ -42,23 +42,26 @@ __all__ = [
 ]
 
 _OF_ONE_KEY: Final = ("properties", "patternProperties", "$defs", "definitions", "$id", "$schema")
-"""Keywords of a schema that speak of one key at a time, or are referred to."""
+"""JSON schema keywords that constrain a single key, or that such keywords refer to."""
 
 Described = tuple[CollectionSpec, Shape]
-"""What a connector is told of a collection, and how its rows become that."""
+"""Collection spec for the connector, and the conversion of rows to its documents."""
 
 
 class IncompatibleCollection(UsageError):
-    """A collection cannot be stored by one of its bindings."""
+    """One of the bindings of a collection cannot store it."""
 
     collection: str
     paths: tuple[str, ...]
-    """All resources of the collection, as in a checkpoint."""
+    """Paths of all resources of the collection, as `path_text` writes them."""
 
     def of(
         self, section: MaterializationSection, answers: Sequence[ValidatedBinding], number: int
     ) -> Self:
-        """Set the collection to that of binding `number`; `answers` are those to all bindings."""
+        """Set the collection of binding `number` and the paths of its resources.
+
+        `answers` are the responses to Validate for all bindings of `section`.
+        """
         self.collection = section.bindings[number].collection
         self.paths = tuple(
             path_text(answer.resource_path)
@@ -79,7 +82,10 @@ class IncompatibleResource(IncompatibleCollection):
         number: int,
         hint: str,
     ) -> None:
-        """`number` is that of the binding; `answers` are those to all bindings of `section`."""
+        """Describe the mismatch of the resource of binding `number`.
+
+        `answers` are the responses to Validate for all bindings of `section`.
+        """
         answer = answers[number]
         path, collection = ".".join(answer.resource_path), section.bindings[number].collection
         super().__init__(
@@ -94,31 +100,31 @@ class IncompatibleResource(IncompatibleCollection):
 
 @dataclass(frozen=True)
 class Built:
-    """A materialization as its connector agreed to it."""
+    """A materialization that its connector has validated."""
 
     spec: MaterializationSpec
     version: str
     described: list[Described]
-    """The collections as they were asked about, by binding."""
+    """For each binding, the collection as sent in Validate."""
 
     deletes: tuple[bool, ...]
-    """For each binding, whether documents may be removed."""
+    """For each binding, true if documents may be deleted."""
 
     empties: tuple[bool, ...]
-    """For each binding, whether its resource may be emptied."""
+    """For each binding, true if its resource may be truncated."""
 
     filled: tuple[frozenset[str], ...]
     """For each binding, fields whose new columns hold the stored default in every row."""
 
     omitted: tuple[Mapping[str, str], ...]
-    """For each binding, the fields that the resource does not get, with the reasons."""
+    """For each binding, the fields that the resource omits, with the reasons."""
 
     answers: Sequence[ValidatedBinding]
-    """For each binding, the answer of the connector to Validate."""
+    """For each binding, the response of the connector to Validate."""
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        """Layout that each binding gives its resource."""
+        """For each binding, the layout of its resource."""
         return tuple(
             layout_of(*described, binding)
             for described, binding in zip(self.described, self.spec.bindings, strict=True)
@@ -126,22 +132,27 @@ class Built:
 
     @cached_property
     def layout_ids(self) -> tuple[str, ...]:
-        """Ids of the layouts; empty for delta updates, of which none is sent again."""
+        """For each binding, the id of its layout.
+
+        The id is empty for delta updates: they are never sent again, so a layout change does
+        not rewrite the resource.
+        """
         return tuple(
             "" if binding.delta_updates else layout.id
             for layout, binding in zip(self.layouts, self.spec.bindings, strict=True)
         )
 
     def columns(self, number: int) -> str:
-        """Which columns tell the rows of a binding apart, if all of them do."""
+        """Return the hash of the columns if all of them identify a row, else an empty text."""
         _, shape = self.described[number]
         standard = not self.spec.bindings[number].delta_updates
         return shape.columns if standard and isinstance(shape, Documents) else ""
 
     def apply(self, connection: Connection, *, dry_run: bool = False) -> str:
-        """Make the endpoint fit; what was done, or would be.
+        """Apply the specification; return a description of the actions.
 
-        Resources that are absent are created, so check for lost ones first.
+        With `dry_run`, the connector only describes the actions. Apply creates absent resources,
+        so check for lost resources first.
         """
         recreates = tuple(
             number for number, each in enumerate(self.answers) if each.recreates or each.absent
@@ -161,14 +172,15 @@ def build(
 ) -> Built:
     """Validate the materialization with its connector, and select fields.
 
-    Rows of the collections in `append_only` are never deleted. `is_replaced` says, of a number
-    of a binding and its path, whether the next transaction replaces all rows of the resource.
+    Rows of the collections in `append_only` are never deleted. `is_replaced` takes the number
+    of a binding and its resource path. It returns whether the next transaction replaces all rows
+    of the resource.
 
     Raises:
         IncompatibleResource: a resource that is not replaced must be dropped and created again.
-        IncompatibleCollection: fields cannot be selected so, or there is no key.
-        UsageError: two bindings have one resource, or deletes would be lost.
-        ConnectorError: the connector rejected it, or could not be reached.
+        IncompatibleCollection: the field selection is impossible, or a key is missing.
+        UsageError: two bindings have the same resource, or deletes would be lost.
+        ConnectorError: the connector rejected the materialization, or could not be reached.
     """
     check_config(name, section, connection)
     request = _validate_request(name, section, described)
@@ -225,7 +237,7 @@ def _check_resources(
     replaced: Collection[int],
     connection: Connection,
 ) -> None:
-    """Reject resources that only a backfill with --allow-drop would make fit."""
+    """Reject mismatched resources that only a backfill with --allow-drop can repair."""
     refused = {
         number
         for number, each in enumerate(answers)
@@ -250,7 +262,6 @@ def _check_resources(
 def _validate_request(
     name: str, section: MaterializationSection, described: Sequence[Described]
 ) -> Validate:
-    """Return the request that asks the connector about all bindings."""
     bindings = tuple(
         ValidateBinding(resource, collection)
         for resource, (collection, _) in zip(resources_of(section), described, strict=True)
@@ -287,7 +298,7 @@ def _binding(
 
 
 def _resource(section: BindingSection) -> Mapping[str, Any]:
-    """What the user says of the resource, with what the binding says of it."""
+    """Return the resource config, with the options of the binding that the connector needs."""
     said = dict(section.resource)
     if section.delta_updates:
         said["delta_updates"] = True
@@ -335,9 +346,9 @@ def _check_deletes(
     answers: Sequence[ValidatedBinding],
     append_only: Collection[str],
 ) -> None:
-    """Reject bindings whose resource would keep deleted rows without being told to.
+    """Reject bindings whose resource would keep deleted rows that the file does not accept.
 
-    A binding with `delta_updates: true` asks for a row for each change, so it may lack deletes.
+    A binding with `delta_updates: true` requests a row for each change, so it needs no deletes.
     """
     problems = []
     for binding, (collection, shape), answer in zip(
@@ -378,7 +389,7 @@ def _connector(section: MaterializationSection) -> str:
 def _omitted(
     section: BindingSection, binding: MaterializationBinding, answer: ValidatedBinding
 ) -> dict[str, str]:
-    """Return the columns of a collection that its resource does not get, with the reasons."""
+    """Return the columns of a collection that its resource omits, with the reasons."""
     selection, fields = binding.field_selection, section.fields
     selected = {*selection.keys, *selection.values}
     pointers = {each.ptr for each in binding.collection.projections if each.field in selected}
@@ -399,22 +410,22 @@ def _omitted(
 
 
 def endpoint_of(section: MaterializationSection) -> str:
-    """What the connector is told of the endpoint."""
+    """Return the endpoint config as JSON."""
     return _json(section.endpoint)
 
 
 def resources_of(section: MaterializationSection) -> list[str]:
-    """What the connector is told of each resource."""
+    """Return the resource config of each binding as JSON."""
     return [_json(_resource(binding)) for binding in section.bindings]
 
 
 def check_config(
     name: str, section: MaterializationSection, connection: Connection
 ) -> Sequence[Mapping[str, Any]]:
-    """Check the file against the schemas of the connector, and return the resources.
+    """Check the file against the schemas of the connector, and return the resource configs.
 
     Raises:
-        UsageError: the connector would reject some of it; all problems are listed.
+        UsageError: the connector would reject a part of the file. The error lists all problems.
     """
     resources = [_resource(binding) for binding in section.bindings]
     spec = connection.spec()
@@ -452,14 +463,15 @@ def _schema_command(section: MaterializationSection) -> str:
 def _config_problems(
     what: str, schema: Any, value: Mapping[str, Any], *, see: str
 ) -> list[Problem]:
-    """Return what the JSON schema of a connector rejects in its configuration.
+    """Return the validation errors of a config against the JSON schema of its connector.
 
-    No value is shown: it may be a secret. `see` is the command that prints the schema.
+    The errors contain no value: it may be a secret. `see` is a hint with the command that prints
+    the schema.
     """
     try:
         known = Schema(schema)
     except UsageError:
-        return []  # The schema uses more than is checked here; the connector checks it itself.
+        return []  # The schema has unsupported keywords. The connector checks the config itself.
     if known.visit(value) is not None:
         return []
     outline: Mapping[str, Any] = schema if isinstance(schema, dict) else {}

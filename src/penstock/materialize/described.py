@@ -1,10 +1,11 @@
-"""A collection that is given by a JSON schema, as a connector is told of it.
+"""Collection specs of collections that a JSON schema describes.
 
-Every location that the schema has by name is a field, called by its pointer without the
-first slash; the whole document is one too. People add fields under names of their own.
+Each location that the schema names is a field. The name of the field is the JSON pointer
+without the first slash. The complete document is also a field. Users add fields with other
+names as projections.
 
-A key tells documents apart, so it must be there in each, be of a kind that is equal only
-to itself, and stay as it is.
+A key identifies a document. It must therefore exist in each document, have a type with exact
+equality, and never change.
 """
 
 import json
@@ -24,10 +25,10 @@ _KEYS: Final = frozenset(("boolean", "integer", "string"))
 def document_spec(
     name: str, schema: Any, key: Sequence[str], projections: Mapping[str, str]
 ) -> CollectionSpec:
-    """A collection of documents, as a connector is told of it.
+    """Return the collection spec of a collection of documents.
 
-    A property that is called as the field of the whole document has no field of its own,
-    unless one of `projections`, from names to pointers, gives it another name.
+    `projections` maps field names to JSON pointers. A property with the name of the document
+    field has no field, unless a projection gives it another name.
 
     Raises:
         UsageError: the schema, a location of the key or a projection cannot be used.
@@ -37,7 +38,7 @@ def document_spec(
     for pointer in key:
         _check_key(name, pointer, outline.locate(pointer))
     fields = {pointer[1:]: (pointer, inference) for pointer, inference in outline.locations()}
-    # A property without a name would be a field without one.
+    # A property with an empty name would become a field with an empty name.
     fields.pop("", None)
     fields[DOCUMENT] = "", outline.locate("")
     for field, pointer in projections.items():
@@ -64,7 +65,7 @@ def document_spec(
 
 
 def defaults_of(collection: CollectionSpec) -> dict[str, Any]:
-    """From pointers to what a document without them is taken to have there."""
+    """Return the default values by pointer, for documents without a value there."""
     return {
         each.ptr: decode(each.inference.default_json, what=f'default of "{each.ptr}"')
         for each in collection.projections
