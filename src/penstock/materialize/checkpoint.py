@@ -1,12 +1,14 @@
-"""The runtime's checkpoint: how far an endpoint has come, and in whose history.
+"""Runtime checkpoint: the frontier of each resource, and the id of its collection.
 
-Connectors keep it as bytes beside their rows, or leave that to the recovery log.
-It names the collections, since a frontier means nothing in another history: a lake
-that was deleted and made again would have times that look like the old ones.
+A connector stores the checkpoint as bytes next to its rows, or leaves it to the recovery log.
+A frontier is valid only in one history. If a lake is deleted and created again, its new times
+look like the old ones. The checkpoint therefore includes the ids of the collections.
 
-    empty                                   the recovery log's checkpoint counts
-    f8 ff ff ff 0f 01                       there is nothing yet, whatever the log says
-    {"materialization": …, "bindings": …}   what is there
+A connector returns one of these in Opened:
+
+    empty                                   the checkpoint of the recovery log is valid
+    f8 ff ff ff 0f 01                       the endpoint holds nothing; ignore the recovery log
+    {"materialization": …, "bindings": …}   the endpoint holds this
 """
 
 from collections.abc import Mapping
@@ -19,34 +21,37 @@ from penstock.errors import UsageError
 __all__ = ["NOTHING", "ZERO", "Checkpoint", "Reached", "decode", "encode", "path_text"]
 
 ZERO: Final = bytes.fromhex("f8ffffff0f01")
-"""As a checkpoint of the wire it is empty, and it is not empty as bytes."""
+"""Checkpoint of an endpoint that holds nothing.
+
+These bytes decode to an empty checkpoint message, but are not empty.
+"""
 
 
 class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far one resource has come."""
+    """Progress of one resource."""
 
     collection: str
-    """The id of its storage location, and its own id there."""
+    """Id of the storage location and id of the collection in it."""
 
     backfill: int
     frontier: int
-    """All changes below it are there."""
+    """Time below which the resource holds all changes."""
 
     columns: str = ""
-    """Which columns tell its rows apart, where all of them do."""
+    """Hash of the columns if all of them identify a row; empty if there is a key."""
 
     layout: str = ""
     """Id of the layout of its rows; empty in checkpoints of earlier releases."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far all resources of a materialization have come, for one range of keys."""
+    """Progress of all resources of a materialization, for one key range."""
 
     materialization: str
-    """The id of its recovery log's storage location."""
+    """Id of the storage location that holds the recovery log."""
 
     bindings: Mapping[str, Reached]
-    """By resource path, as `path_text` writes it."""
+    """Progress by resource path, as `path_text` writes it."""
 
     version: int = 1
 
@@ -55,20 +60,20 @@ NOTHING: Final = Checkpoint("", {})
 
 
 def path_text(path: tuple[str, ...]) -> str:
-    """A resource path as a name that no other path has."""
+    """Return a unique text for a resource path."""
     return msgspec.json.encode(path).decode()
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """As it travels; equal checkpoints are equal bytes."""
+    """Return the encoded checkpoint; equal checkpoints have equal bytes."""
     return msgspec.json.encode(checkpoint, order="deterministic")
 
 
 def decode(data: bytes, *, connector: str) -> Checkpoint | None:
-    """What a connector was opened with; None if the recovery log counts.
+    """Return the checkpoint in Opened; None if the checkpoint of the recovery log is valid.
 
     Raises:
-        UsageError: it is none of ours.
+        UsageError: Penstock did not write the checkpoint, or it has another version.
     """
     if not data:
         return None

@@ -1,15 +1,16 @@
-"""From JSON documents to their keys and values, packed.
+"""Packed keys and values of JSON documents.
 
-What is at the pointers is all that is read of a document; the rest is passed over. The
-values at one pointer are a column, and a column of one type is packed as such; of a
-column where types mix, which numbers do that are whole now and then, each type is packed
-by itself, and every row takes its own.
+Only the values at the requested pointers are decoded; the other parts of a document are skipped.
+The values at one pointer form a column. A column of one type is packed as an Arrow array. A
+column may mix types: for example, a number may be an integer in some rows only. Each type of such
+a column is packed separately, and each row takes the result for its own type.
 
-    null, nothing there     null, or the default of the pointer if there is nothing
-    booleans, strings       themselves
-    integers                exactly, however large
-    other numbers           doubles, as nearest
-    objects, arrays         bytes: their JSON, compact, with names in order and numbers exact
+    null              null
+    absent            the default of the pointer, else null
+    boolean, string   the same value
+    integer           exact, of any size
+    other number      the nearest double
+    object, array     bytes: compact JSON with sorted names and exact numbers
 """
 
 import re
@@ -40,7 +41,7 @@ _ARROW: Final[Mapping[type, pa.DataType]] = {
 }
 
 _NO_FIELD: Final = re.compile(r'[\\"\x00-\x1f]')
-"""What the name of a field that msgspec reads cannot have."""
+"""Characters that msgspec does not support in the name of a field."""
 
 _NO_JSON: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 
@@ -55,17 +56,17 @@ def packed_at(
     numbers: Collection[str] = (),
     what: str,
 ) -> pa.Array:
-    """Of each of `documents`, JSON without nulls, the tuple of what is at `pointers`.
+    """Return, for each document, the packed tuple of the values at `pointers`.
 
     Args:
-        documents: of binary or large_binary.
+        documents: JSON texts as binary or large_binary, without nulls.
         pointers: JSON pointers.
-        defaults: from some of the pointers to what is taken where there is nothing.
-        numbers: those at which what is no number in JSON, as NaN, stands as text.
-        what: what an error calls a document.
+        defaults: values by pointer for documents without a value there.
+        numbers: pointers of numbers whose NaN and infinities are JSON strings.
+        what: noun for a document in error messages.
 
     Raises:
-        DefiniteError: one of them is not JSON, or has a number that cannot be packed.
+        DefiniteError: a document is not JSON, or has a number that cannot be packed.
     """
     if not pointers:
         return pa.array([b""] * len(documents), pa.binary())
@@ -90,7 +91,7 @@ def packed_at(
 def _columns(
     texts: list[bytes], places: list[Pointer], otherwise: list[Any], what: str
 ) -> Iterator[list[Any]]:
-    """What is at each of `places`, ready to be packed."""
+    """Yield a column of values that can be packed, for each of `places`."""
     fields = {
         name: f"at{i}"
         for i, name in enumerate(dict.fromkeys(place[0] for place in places if place))
@@ -107,7 +108,7 @@ def _columns(
         if odd or not _NOT_READY.isdisjoint(map(type, column)):
             for row, value in enumerate(column):
                 if row in odd or type(value) in (dict, list):
-                    # As it was read, its numbers would not be exact.
+                    # The fast decoder does not keep the numbers in it exact.
                     column[row] = _exact(texts[row], place, default, what)
                 elif value is ABSENT:
                     column[row] = default
@@ -115,7 +116,10 @@ def _columns(
 
 
 def _rows(texts: list[bytes], fields: Mapping[str, str]) -> tuple[list[Any], set[int]]:
-    """The documents, with no more than `fields`, and which could not be read so."""
+    """Decode only `fields` of each document; return also the rows that could not be decoded.
+
+    Such a row has no values in the result. The caller decodes it with the exact decoder.
+    """
     shape = msgspec.defstruct(
         "Document",
         [(field, Any, ABSENT) for field in fields.values()],
@@ -142,7 +146,7 @@ def _exact(text: bytes, place: Pointer, default: Any, what: str) -> Any:
 
 
 def _element(value: Any, what: str) -> Any:
-    """What is packed for `value`, which was read exactly."""
+    """Return the value to pack for `value`, which the exact decoder returned."""
     match value:
         case dict() | list():
             return encode(value)
@@ -166,13 +170,16 @@ def _packed(columns: Sequence[Sequence[Any]]) -> pa.Array:
         _mixed(column) if array is None else pack([array]).cast(pa.large_binary())
         for column, array in zip(columns, arrays, strict=True)
     ]
-    # A packed tuple is its packed elements one after another.
+    # A packed tuple is the concatenation of its packed elements.
     joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
     return joined.cast(pa.binary()) if joined.nbytes < MOST_BYTES else joined
 
 
 def _array(column: Sequence[Any]) -> pa.Array | None:
-    """The column, if its values are of one type, besides null, and of one that Arrow has."""
+    """Return the column as Arrow; None if its types mix or its integers exceed 38 digits.
+
+    Nulls are allowed in each column.
+    """
     kinds = {*map(type, column)} - {type(None)}
     if not kinds:
         return pa.nulls(len(column))
@@ -189,7 +196,7 @@ def _array(column: Sequence[Any]) -> pa.Array | None:
 
 
 def _mixed(column: Sequence[Any]) -> pa.Array:
-    """The packed elements of a column, each as its own type."""
+    """Return the packed elements of a column, each packed by its own type."""
     found = None
     for kind in sorted({*map(type, column)} - {type(None)}, key=lambda each: each.__name__):
         there = [type(value) is kind for value in column]

@@ -1,13 +1,14 @@
-"""The updates that lead from what an endpoint holds to what it shall hold.
+"""Reader of the updates that a transaction applies to a resource.
 
-They come in tables, in order of keys. Those of rows have all updates of the keys that
-are in them, so what a key comes to can be told from one table; documents come one after
-the other, in the order in which they are reduced. A small interval is read here, as one
-table. A large one is read and sorted by Spark, and comes as a stream of batches; but the
-contents of a table that a merge has left sorted are read here too, however large:
+The updates are tables in key order. A table of rows contains all updates of each of its keys, so
+one table determines the last row of a key. Documents are in the order of their reduction.
 
-    base    part ─► part ─► part …           each a table, one after the other
-    rest    cut where the next part begins, and added to its part
+A small interval is read in this process, as one table. Spark reads and sorts a large interval,
+and returns a stream of batches. There is one exception: if a merge has left the contents of a
+table sorted, this process reads them part by part, at any size:
+
+    base      part ─► part ─► part …         one table for each part
+    deltas    cut at the start of the next part, and added to their part
 """
 
 import hashlib
@@ -48,7 +49,7 @@ ORDER: Final = "order"
 
 
 def memory_of(collection: CollectionState, interval: Interval) -> int:
-    """About how many bytes an interval takes as Arrow, at most."""
+    """Return an estimate of the most bytes that an interval takes as Arrow."""
     match interval:
         case Changes(lower, upper):
             return sum(
@@ -61,7 +62,10 @@ def memory_of(collection: CollectionState, interval: Interval) -> int:
 
 
 def streams(plan: BindingPlan, interval: Interval, most_bytes: int) -> bool:
-    """Whether it can be read here part by part, with less than `most_bytes` held beside."""
+    """Return whether this process can read an interval part by part.
+
+    In addition to one part, less than `most_bytes` must be in memory.
+    """
     scan = _sorted_contents(plan, interval)
     if scan is None or scan.delta_memory >= most_bytes:
         return False
@@ -71,7 +75,7 @@ def streams(plan: BindingPlan, interval: Interval, most_bytes: int) -> bool:
 
 
 def read_here(plan: BindingPlan, interval: Interval) -> Iterable[pa.Table]:
-    """All updates of an interval, or all its documents, in order."""
+    """Return all updates or all documents of an interval, in order, read in this process."""
     scan = _sorted_contents(plan, interval)
     if scan is not None:
         return _parts(plan, interval, scan)
@@ -79,7 +83,7 @@ def read_here(plan: BindingPlan, interval: Interval) -> Iterable[pa.Table]:
 
 
 def _sorted_contents(plan: BindingPlan, interval: Interval) -> SnapshotScan | None:
-    """How to read contents that a merge has left in order of key, but for a few updates."""
+    """Return a scan of contents whose base is in key order; None if they cannot be streamed."""
     if isinstance(interval, Changes) or not isinstance(plan.shape, Rows):
         return None
     scan = scan_snapshot(plan.collection, interval.as_of)
@@ -95,7 +99,7 @@ def _sorted_contents(plan: BindingPlan, interval: Interval) -> SnapshotScan | No
 
 
 def _since(interval: Rewrite) -> Changes:
-    """What has changed since a resource was written."""
+    """Return the interval of the changes since the resource was written."""
     assert interval.before is not None
     return Changes(interval.before + 1, interval.as_of + 1)
 
@@ -115,7 +119,7 @@ def _parts(plan: BindingPlan, interval: Interval, scan: SnapshotScan) -> Iterato
     last = [rest] if part is None else [part, rest]
     yield advance(pa.concat_tables(last), scan.as_of)
     if isinstance(interval, Rewrite) and interval.before is not None:
-        # Of the keys that went since, nothing else would tell.
+        # Only the changes contain the keys that were deleted since the resource was written.
         since = _since(interval)
         changes = _changes(plan.url, collection, since.lower, since.upper)
         changed = net(changes, key, collection=collection.name)
@@ -140,10 +144,12 @@ def _read_at_once(plan: BindingPlan, interval: Interval) -> pa.Table:
 
 
 def as_documents(updates: pa.Table, shape: Documents, *, collection: str) -> pa.Table:
-    """Updates as `COMBINED` and what it is ordered by; those that are counted are added up.
+    """Return updates as documents: the columns of `COMBINED`, then the order columns.
+
+    Counted rows carry their diff as `COUNT`.
 
     Raises:
-        DefiniteError: a document is missing, or one was taken away.
+        DefiniteError: a row has no document, or a document was deleted.
     """
     diffs = updates.column(DIFF).to_numpy()
     rows = updates.drop_columns([TIME, DIFF])
@@ -169,7 +175,7 @@ def as_documents(updates: pa.Table, shape: Documents, *, collection: str) -> pa.
 def check_only_added(
     diffs: "np.ndarray[tuple[int], np.dtype[np.int64]]", *, collection: str
 ) -> None:
-    """Raises DefiniteError if a row was taken away, of a collection that is reduced."""
+    """Raise DefiniteError if a reduced collection has a deleted row."""
     if (diffs < 0).any():
         raise DefiniteError(
             f'collection "{collection}" is reduced, and has rows that were taken away',
@@ -179,12 +185,12 @@ def check_only_added(
 
 
 def ordered_by(shape: Documents) -> list[str]:
-    """The columns by which documents of all keys are sorted; the text decides last."""
+    """Return the sort columns of documents: key, order columns, then the text of the document."""
     return ["key", *(f"{ORDER}{at}" for at in range(len(shape.order))), "document"]
 
 
 def whole_keys(tables: Iterable[pa.Table], key: tuple[str, ...]) -> Iterator[pa.Table]:
-    """Sorted updates, cut between keys."""
+    """Yield sorted updates as tables that contain all updates of each of their keys."""
     kept: pa.Table | None = None
     for each in tables:
         table = each if kept is None else pa.concat_tables([kept, each])
@@ -211,8 +217,9 @@ def _updates(plan: BindingPlan, interval: Interval) -> pa.Table:
         case Rewrite(before, as_of):
             now = consolidate(_contents(url, collection, as_of))
             if not isinstance(plan.shape, Rows) or before is None:
-                return now  # Where nothing is left.
-            # Of the keys that went since, nothing else would tell.
+                # Reduced documents are never deleted, and counted rows are truncated first.
+                return now
+            # Only the previous contents contain the keys that were deleted since.
             was = consolidate(_contents(url, collection, before))
             keys = [_keys(each, plan.shape.key) for each in (was, now)]
             gone = was.filter(pc.invert(pc.is_in(keys[0], keys[1])))
@@ -224,7 +231,7 @@ def _keys(rows: pa.Table, key: tuple[str, ...]) -> pa.Array:
 
 
 def _like(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows of an older schema; what they did not have is null."""
+    """Return rows of an older schema in `schema`; columns that they do not have are null."""
     columns = [
         rows.column(field.name).cast(field.type)
         if field.name in rows.column_names
@@ -247,7 +254,7 @@ def _texts(rows: pa.Table, shape: Documents, collection: str) -> pa.Array:
 
 
 def _counted(rows: pa.Table, diffs: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> pa.Table:
-    """Rows with what tells them apart, and how many came or went."""
+    """Return rows with the key column `ROW` and with their diffs as `COUNT`."""
     packed = pack(field_columns(rows, rows.column_names)) if rows.num_rows else []
     names = [hashlib.blake2b(each.as_py(), digest_size=16).hexdigest() for each in packed]
     row = pa.field(ROW, pa.string(), nullable=False)

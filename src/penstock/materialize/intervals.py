@@ -1,22 +1,25 @@
-"""What a transaction brings to each resource of a shard. Pure.
+"""Interval of updates that a transaction applies to each resource of a shard. Pure functions.
 
-A transaction is an interval: all changes of the bound collections below its upper
-that the endpoint does not have yet. What it has is what the shard was opened with,
-so two shards may begin at different times and still end at the same one.
+A transaction applies all changes of the bound collections below its upper that the endpoint does
+not hold yet. The checkpoint in Opened determines the changes that the endpoint holds. Two shards
+may therefore begin at different times, and still end at the same upper.
 
-    not there yet                 its whole contents as of upper - 1
-    there, of this backfill       the changes from its frontier to upper
-    there, at or past upper       nothing
-    there, of an older backfill   its whole contents, once the resource was truncated
-    there, before an error ended  its whole contents, and deletions of what they lack
-    there, with another layout    likewise, unless its connector has filled the new columns
-    there, of a predecessor       its whole contents, once what is there was emptied
-    there, and not bound lately   its whole contents, once what is there was emptied
+    state of the resource             interval
+    ──────────────────────────────────────────────────────────────────────────────
+    holds nothing                     all contents as of upper - 1
+    this backfill                     the changes from its frontier to upper
+    frontier at or past upper         nothing
+    older backfill                    truncate, then all contents
+    frontier before the end           all contents, and deletions of keys
+      of an error                       that are not in them
+    another layout                    likewise, unless its connector has filled
+                                        the new columns
+    written from a predecessor        truncate, then all contents
+    not bound for some time           truncate, then all contents
 
-A collection that cannot be read just below upper brings nothing. A binding to an errored
-collection is frozen: the plan says so, and the transaction leaves it out even if the error
-has ended meanwhile. A binding that was added after upper was planned joins with the next
-transaction.
+A collection that cannot be read just below upper is left out. A binding to an errored collection
+is frozen: the plan records this, and the transaction leaves the binding out even if the error has
+ended since. A binding that was added after upper was planned starts with the next transaction.
 """
 
 from collections.abc import Mapping
@@ -30,50 +33,56 @@ __all__ = ["Bound", "Changes", "Contents", "Interval", "Rewrite", "after", "inte
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A resource, and what of the lake is bound to it."""
+    """A resource and the state of the collection that is bound to it."""
 
     path: str
     name: str
-    """Of the collection, for people."""
+    """Name of the collection, for messages."""
 
     collection: str
-    """Its id, as in `Reached`."""
+    """Id of the collection, as in `Reached`."""
 
     backfill: int
     since: int
     upper: int
     errors: tuple[tuple[int, int], ...] = ()
-    """Intervals in which it is in error."""
+    """Error intervals `[lower, upper)` of the collection."""
 
     columns: str = ""
-    """As in `Reached`."""
+    """Hash of the columns, as in `Reached`."""
 
     unknown: bool = False
-    """It was not bound for a while, and nobody knows what it holds now."""
+    """True if the resource was not bound for some time, so its contents are not known."""
 
     frozen: bool = False
-    """The transaction leaves it out: its collection was in error when the plan was made."""
+    """True if the transaction leaves the resource out.
+
+    Its collection was in error when the transaction was planned.
+    """
 
     truncates: bool = False
-    """Whether the transaction can truncate the resource."""
+    """True if the transaction can truncate the resource."""
 
     layout: str = ""
-    """As in `Reached`; empty, if documents that were sent stay as they are."""
+    """Id of the layout, as in `Reached`; empty if stored documents are never rewritten."""
 
     continued: frozenset[str] = frozenset()
-    """Ids of other layouts whose rows are as `layout` has them, once it is applied."""
+    """Ids of earlier layouts whose rows match `layout` after Apply, without a rewrite."""
 
     predecessors: frozenset[str] = frozenset()
-    """Ids of the collections that had the name before, as in `Reached`."""
+    """Ids of the earlier collections of the name, as in `Reached`."""
 
     def holds_layout(self, reached: Reached) -> bool:
-        """Return whether rows that were not updated are as the layout has them."""
+        """Return whether the stored rows match the layout, even without an update."""
         return not (reached.layout and self.layout) or (
             reached.layout == self.layout or reached.layout in self.continued
         )
 
     def brings(self, reached: Reached | None, upper: int) -> bool:
-        """Whether it can be read just below `upper`, as far as it is needed."""
+        """Return whether a transaction up to `upper` includes the resource.
+
+        The collection must be readable just below `upper`.
+        """
         if (
             self.frozen
             or upper > self.upper
@@ -92,7 +101,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed in `[lower, upper)`."""
+    """Changes with times in `[lower, upper)`."""
 
     lower: int
     upper: int
@@ -100,10 +109,13 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """All rows as of a time, for a resource that may hold those as of an earlier one."""
+    """All rows as of a time, for a resource that may hold the rows of an earlier time."""
 
     before: int | None
-    """The last time it holds; None if that cannot be read any more."""
+    """Time of the rows that the resource holds.
+
+    None if that time is not readable any more, or if the contents are not known.
+    """
 
     as_of: int
 
@@ -112,10 +124,10 @@ Interval = Contents | Changes | Rewrite
 
 
 def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None:
-    """What a resource lacks below `upper`; None if nothing.
+    """Return the updates below `upper` that a resource is missing; None if there are none.
 
     Raises:
-        UsageError: what it holds is of another history, or is not kept any more.
+        UsageError: the resource holds another history, or the missing changes are below since.
     """
     reached = opened.bindings.get(bound.path)
     if reached is not None and reached.frontier > bound.upper and not bound.unknown:
@@ -138,7 +150,7 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
         return Rewrite(None, upper - 1)
     _check_history(bound, reached)
     if reached.backfill < bound.backfill:
-        # Rows that others have put there go, too, unless the connector cannot truncate.
+        # Truncation also removes rows of other writers. Without it, those rows stay.
         before = reached.frontier - 1
         known = before >= bound.since and not bound.truncates
         return Rewrite(before if known else None, upper - 1)
@@ -146,8 +158,8 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
     if reached.frontier > upper:
         return None
     if not bound.holds_layout(reached):
-        # SUBTLE: also where the frontier is upper. If the file has changed since upper was
-        # planned, rows may have been stored with the layout that was planned.
+        # SUBTLE: also if the frontier equals upper. If the file has changed since upper was
+        # planned, rows may have been stored with the planned layout.
         return Rewrite(before if before >= bound.since else None, upper - 1)
     if reached.frontier == upper:
         return None
@@ -163,7 +175,7 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
 
 
 def _check_history(bound: Bound, reached: Reached) -> None:
-    """Raises UsageError if what a resource holds is not what came before."""
+    """Raise UsageError if the contents of a resource are not from the history of the collection."""
     if reached.backfill < bound.backfill:
         return  # The resource is replaced anyway.
     hint = f"Write the resource anew: set its backfill to {reached.backfill + 1}."
@@ -185,9 +197,9 @@ def _check_history(bound: Bound, reached: Reached) -> None:
 def after(
     materialization: str, opened: Checkpoint, bounds: Mapping[str, Bound], upper: int
 ) -> Checkpoint:
-    """The checkpoint of a shard once the transaction is committed.
+    """Return the checkpoint of a shard after the commit of the transaction up to `upper`.
 
-    Resources that are not bound any more stay as they were.
+    Entries of resources that are not bound any more do not change.
     """
     reached = dict(opened.bindings)
     for path, bound in bounds.items():
