@@ -1,7 +1,8 @@
-"""Errors of ours through Spark, which brings what a worker raises as text.
+"""Transport of Penstock errors from Spark tasks to the driver.
 
-A task that ends a job by an error of ours says so in its result. One whose rows go on to
-another task cannot, so the error travels in the text, whole.
+Spark reports an exception of a worker as text only. A Spark task at the end of a job returns
+its error in the result. A Spark task whose rows feed another stage has no such result, so its
+error is pickled into the text of the exception.
 """
 
 import base64
@@ -20,7 +21,10 @@ _CARRIED: Final = re.compile(r"penstock error <([A-Za-z0-9+/=]+)>")
 
 @contextmanager
 def carrying_errors() -> Iterator[None]:
-    """Within a task: let an error of ours be found by the driver."""
+    """Raise a `PenstockError` of the block in a form that `as_carried` decodes.
+
+    Use it within a Spark task.
+    """
     try:
         yield
     except PenstockError as error:
@@ -30,7 +34,10 @@ def carrying_errors() -> Iterator[None]:
 
 @contextmanager
 def as_carried() -> Iterator[None]:
-    """In the driver: raise what a task carried, rather than what Spark says of it."""
+    """Raise the `PenstockError` of a Spark task instead of Spark's own exception.
+
+    Use it in the driver, around the job.
+    """
     try:
         yield
     except Exception as raised:

@@ -1,10 +1,11 @@
-"""The loop of one materialization: plan an interval, transact, commit, let go.
+"""Loop of one materialization: plan an interval, transact, commit, advance the hold.
 
     uppers ─► plan ─► a job: a task for each shard ─► one entry ─► acknowledged ─► hold moves
 
-The interval is in the recovery log before anything is stored, and after any crash that
-very interval is finished first. All shards commit in one entry. History is held at the
-least that every shard has acknowledged, so whatever must be read again can be.
+The recovery log records the interval before the first Store. After a crash, the same interval is
+completed first. The commits of all shards are one entry of the recovery log. The hold stays at the
+lowest frontier that all shards have acknowledged, so any interval that must be read again is
+readable.
 """
 
 import json
@@ -71,26 +72,26 @@ log = logger("materialize")
 
 STATUS: Final = "status"
 LOOK_MS: Final = 100
-"""How often it is looked whether collections have gone on."""
+"""Interval between two checks for new data in the collections."""
 
 WATCH_S: Final = 0.2
 """Longest wait between two checks of the duration of a step, and of the stop event."""
 
 
 class Jobs(Protocol):
-    """What runs a task for each shard, all at the same time."""
+    """Runner of one concurrent task for each shard."""
 
     def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
-        """Run them to the end of the last transaction that is offered."""
+        """Run the plans and each transaction that `commits` offers after them, then return."""
         ...
 
     def cancel(self, materialization: str) -> None:
-        """Cancel what `run` does for the recovery log of that id, so that it raises."""
+        """Cancel the job of the recovery log with that id; its `run` then raises."""
         ...
 
 
 class Materializing:
-    """One materialization, kept in step with its collections."""
+    """One materialization, which follows its collections."""
 
     def __init__(
         self,
@@ -110,10 +111,24 @@ class Materializing:
         allow_drop: bool = False,
         process_stop: threading.Event | None = None,
     ) -> None:
-        """`sources` are those whose collections may be made later than this begins.
+        """Prepare the materialization; `run` starts it.
 
-        With `allow_drop` a backfill also removes rows that this materialization did not write.
-        After `process_stop` is set, the connector is not waited for without limit.
+        Args:
+            name: name of the materialization.
+            section: its section of the pipeline file.
+            client: storage location of the recovery log.
+            location: the lake.
+            jobs: runner of the shards.
+            tick_ms: pause between transactions, unless the section sets a pace.
+            clock: source of time and waits.
+            chance: random numbers for retry pauses and session ids.
+            collections: sections of the collections in the pipeline file.
+            sources: sources whose collections may be created after the start.
+            append_only: collections whose rows are never deleted.
+            connector_host: address that a built-in connector listens on; None for a Unix socket.
+            allow_drop: allow a backfill to remove rows that this materialization did not write,
+                and to drop and create resources again.
+            process_stop: event after which waits for the connector are bounded.
         """
         self.name = name
         self._section = section
@@ -142,18 +157,20 @@ class Materializing:
 
         self._log: Log
         self._files: list[ExitStack] = []
-        """Of the transaction that is under way, and of the one that is offered."""
+        """Claims on files: of the current transaction, then of the offered transaction."""
 
         self._offered: tuple[int, frozenset[str]] | None = None
-        """The upper of the transaction that may follow, and the resources that it leaves out."""
+        """Upper of the offered next transaction, and the resources that it leaves out."""
 
         self._incompatible: dict[str, ErrorSpan] = {}
-        """Replaced collections that a binding cannot store, from the frontier of their bindings
-        on. They are frozen until this process ends: what helps is a start with --allow-drop or
-        with another file."""
+        """Replaced collections that a binding cannot store, with the frontier of their bindings.
+
+        Their bindings stay frozen until this process ends. To resume them, start again with
+        --allow-drop or with another pipeline file.
+        """
 
         self._rejected: dict[str, IncompatibleCollection] = {}
-        """The errors of these collections."""
+        """Errors of the collections in `_incompatible`."""
 
         self._begun_ms = 0
         self._goal: int | None = None
@@ -161,19 +178,21 @@ class Materializing:
         self._status = Status([each.collection for each in section.bindings], self._clock.now_ms())
 
     def status(self) -> Mapping[str, Any]:
-        """For people."""
+        """Return the status as JSON values."""
         return self._status.told()
 
     @property
     def version(self) -> str:
-        """Of the specification that is applied."""
+        """Version of the applied specification."""
         return self._built.version
 
     def run(self, stop: threading.Event, *, once: bool) -> None:
-        """Follow the collections until `stop` is set; with `once`, to where they are now.
+        """Follow the collections until `stop` is set; with `once`, up to their present uppers.
+
+        Transient errors and connector failures are retried.
 
         Raises:
-            PenstockError: what a person must see to.
+            PenstockError: a permanent error, which needs a user to act.
         """
         self._stop = stop
         pauses = pauses_ms(self._chance)
@@ -238,7 +257,7 @@ class Materializing:
                     step, since_ms = found, now_ms
                 elif status.step and not status.overdue and now_ms - since_ms >= deadline_ms:
                     status.overdue = True
-                    # The thread that waits reports what is wrong with the store.
+                    # The main thread reports errors of the store.
                     with suppress(PenstockError):
                         self._note_status()
 
@@ -289,7 +308,7 @@ class Materializing:
         return source_of(collection, self._sources) is not None
 
     def _described(self, upper: int | None) -> list[Described]:
-        """What the collections are as of `upper`, or now."""
+        """Return the spec and shape of each binding's collection as of `upper`, or now."""
         found = []
         for binding in self._section.bindings:
             name = binding.collection
@@ -302,7 +321,7 @@ class Materializing:
         return found
 
     def _as_of(self, name: str, upper: int | None) -> int | None:
-        """Return the time as of which a collection is bound; None for now."""
+        """Return the time for the lookup of a collection by name; None for now."""
         if name in self._incompatible:
             return self._incompatible[name].lower - 1
         return None if upper is None else max(upper - 1, 0)
@@ -330,7 +349,7 @@ class Materializing:
         self._rejected[name] = error
 
     def _build(self, described: list[Described], upper: int | None) -> None:
-        """Validate and apply the collections as of `upper`, or now."""
+        """Validate and apply the specification for the collections as of `upper`, or now."""
         predecessors = self._predecessors(upper)
         with connect(self._address, self._security, stop=self._process_stop) as connection:
             with self._setup("validate"):
@@ -351,8 +370,8 @@ class Materializing:
                 self._check_replaced(predecessors)
             self._replaced = self._replaced_by(upper)
             if lost:
-                # SUBTLE: before Apply creates them. After a crash in between they exist, and the
-                # checkpoint is still that of the ones that are lost.
+                # SUBTLE: record this before Apply creates the resources. After a crash in between,
+                # empty resources exist, and the checkpoint still covers the lost rows.
                 self._write(self._log.doubt(lost))
             layouts = KnownLayouts.get(self._memory).with_built(self._built)
             self._continued = [
@@ -375,9 +394,10 @@ class Materializing:
 
     @contextmanager
     def _setup(self, step: str) -> Iterator[None]:
-        """Begin `step`; name the materialization and the step in a rejection, which is permanent.
+        """Begin `step`, and add the materialization and the step to a rejection in the block.
 
-        Errors of later steps, which begin within, are raised as they are.
+        A rejection is permanent. Later steps may begin within the block. Their errors pass
+        unchanged.
         """
         self._begin(step)
         try:
@@ -403,7 +423,7 @@ class Materializing:
                 )
 
     def _check_replaced(self, predecessors: Predecessors) -> None:
-        """Raise ForeignRows if a replacement would remove rows of somebody else."""
+        """Raise ForeignRows if a replacement would remove rows of another writer."""
         replaced = replaced_bindings(self._section, self._built, self._log, predecessors)
         for number, reached in replaced.items():
             rows = self._built.answers[number].rows
@@ -412,7 +432,7 @@ class Materializing:
                 continue
             planned = self._log.planned
             if planned is not None and rows == self._rows_written(number, planned):
-                continue  # The planned transaction was committed, and the answer was lost.
+                continue  # The planned transaction was committed, and the response was lost.
             raise ForeignRows(
                 self._path(number),
                 reached,
@@ -422,12 +442,13 @@ class Materializing:
             )
 
     def _rows_written(self, number: int, frontier: int, collection: str = "") -> int | None:
-        """Return how many rows of ours a resource holds at a frontier; None if not known.
+        """Return the number of rows that this materialization wrote, at a frontier.
 
-        The rows are those of the collection of that id, or of the one that has the name then.
+        The result is None if the number is not known, or if the name does not refer to the
+        collection with the id `collection` at that time. An empty id matches each collection.
         """
         if not self._built.deletes[number]:
-            return None  # Deleted rows stay there, and delta updates add a row for each change.
+            return None  # Deleted rows stay, and delta updates add a row for each change.
         name, (_, shape) = self._section.bindings[number].collection, self._built.described[number]
         with self._lake.reading({name: 0}, frontier) as held:
             if collection not in ("", held[name].id):
@@ -448,7 +469,8 @@ class Materializing:
                 continue
             upper = self._log.planned or self._upper_after(self._reached())
             if upper is None and not self._log.is_settled:
-                # What was staged by an earlier self is applied, though nothing else comes.
+                # Acknowledge the last commit even without new data: an earlier process may have
+                # left staged documents that the connector has not applied.
                 upper = self._committed()
             if upper is not None:
                 self._transact(upper)
@@ -470,10 +492,10 @@ class Materializing:
                 self._clock.wait(self._stop, self._pace_ms if upper else LOOK_MS)
 
     def _shares_out_anew(self) -> bool:
-        """Change how keys are shared out, at one common frontier; whether that took a step.
+        """Rebalance the key ranges at one common frontier; return whether that took a step.
 
-        From several shards to several it goes by way of one. Else a range would cut those
-        of before in two, and what connectors inherit then is a checkpoint of long ago.
+        A change from several shards to several shards passes through one shard. Otherwise a new
+        range could split a previous one, and its connector would inherit an old checkpoint.
         """
         ranges = list(split_evenly(self._section.shards))
         now = [each.key_range for each in self._log.shards]
@@ -481,12 +503,12 @@ class Materializing:
             return False
         reached = self._reached()
         upper = self._log.planned or self._upper_after(reached) or reached
-        # Resources that several shards cannot truncate are replaced by the one that follows.
+        # Several shards cannot truncate these resources. The single shard replaces them later.
         left_out = self._log.unbound.intersection(self._paths()).union(
             check_shards(self._section, self._built, self._log, self._predecessors(upper or None)),
             self._truncated_by_shards(upper),
         )
-        # Every shard is opened as it was, and what it has committed is acknowledged.
+        # Open each shard with its present range. This acknowledges its last commit.
         if upper and not self._transact(upper, goes_on=False, left_out=left_out):
             return True
         if self._log.planned is None:
@@ -497,10 +519,10 @@ class Materializing:
         return True
 
     def _truncated_by_shards(self, upper: int) -> frozenset[str]:
-        """Return the resources that several shards would have to truncate, and cannot.
+        """Return the resources that need a truncation, which several shards cannot do.
 
         Raises:
-            SeveralShards: there is such a resource, and the file does not ask for one shard.
+            SeveralShards: there is such a resource, and the file requests several shards.
         """
         if len(self._log.shards) == 1 or not upper:
             return frozenset()
@@ -511,7 +533,7 @@ class Materializing:
                 for number, binding in enumerate(plan.bindings):
                     if plan.spec.bindings[number].delta_updates or not binding.empties:
                         continue
-                    with suppress(UsageError):  # The shard reports it.
+                    with suppress(UsageError):  # The shard raises it again.
                         opened = plan.log.checkpoint or NOTHING
                         if needs_truncation(binding, interval_of(binding.bound, opened, upper)):
                             found.add(binding.bound.path)
@@ -522,16 +544,16 @@ class Materializing:
     def _transact(
         self, upper: int, *, goes_on: bool = True, left_out: frozenset[str] = frozenset()
     ) -> bool:
-        """Run the transaction up to `upper`, without the resources that are `left_out`.
+        """Run the transaction up to `upper`, without the resources in `left_out`.
 
-        Returns whether it was run. If not, a resource is found to be left out, too.
+        Return whether it was run. If not, one more resource must be left out; try again.
         """
         self._status.phase = "storing"
         described = self._described(upper)
         frozen = self._frozen_paths() if self._log.planned is None else self._log.frozen
         replaced = {each for each in self._replaced_by(upper) if self._path(each) not in frozen}
         if described != self._built.described or not replaced <= self._replaced:
-            # Another collection may have the name, with the same columns.
+            # The name may refer to another collection with the same columns.
             before = self._built
             try:
                 self._build(described, upper)
@@ -566,7 +588,7 @@ class Materializing:
 
     @contextmanager
     def _cancelling_after_stop(self) -> Iterator[None]:
-        """Cancel the job of the block if it runs longer than a third of the stop deadline.
+        """Cancel the job of the block a third of the stop deadline after the process stops.
 
         The outcome of its transaction is then unknown, as after a crash.
         """
@@ -585,7 +607,7 @@ class Materializing:
                 "transaction still under way; cancelling it",
                 extra=fields(materialization=self.name, after_s=grace_s),
             )
-            # SUBTLE: more than once. What a job begins after the first time is not cancelled.
+            # SUBTLE: cancel repeatedly. One call does not cancel work that the job starts later.
             while not ended.is_set():
                 self._jobs.cancel(self._client.state.location)
                 ended.wait(WATCH_S)
@@ -597,21 +619,24 @@ class Materializing:
             ended.set()
 
     def _written_anew(self, backfills: Mapping[str, int]) -> bool:
-        """Whether the file asks for that, of all resources that hold these backfills."""
+        """Return whether the file raises the backfill of each resource in `backfills`."""
         return all(
             backfills[path] < section.backfill
             for number, section in enumerate(self._section.bindings)
             if (path := self._path(number)) in backfills
         )
 
-    # What the shards of a job say: see `Commits`.
+    # Callbacks of the shards of a job: see `Commits`.
 
     def opened(self) -> None:
-        """The streams of all shards are open."""
+        """Record that the streams of all shards are open."""
         self._begin("store")
 
     def offer(self) -> Sequence[ShardPlan] | None:
-        """What may follow the transaction that is being committed."""
+        """Return plans for the transaction after the current one; None if the job shall end.
+
+        The shards call it while they commit the current transaction.
+        """
         self._begin("commit")
         self._offered = None
         planned = self._log.planned
@@ -626,14 +651,17 @@ class Materializing:
             return None
         predecessors = self._predecessors(upper)
         if replaced_bindings(self._section, self._built, self._log, predecessors):
-            return None  # It is checked first whose rows would be removed, and by which shards.
+            return None  # `_build` must first check for foreign rows and for several shards.
         if not self._log.unbound.isdisjoint(self._paths()):
-            return None  # What they hold is known once this one is committed.
+            return None  # Their contents are known only after the current commit.
         self._offered = upper, self._frozen_paths(planned)
         return self._plans(*self._offered, self._hold_files(upper))
 
     def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
-        """All shards have committed."""
+        """Record the commits of all shards in one entry of the recovery log.
+
+        If `goes_on`, the same entry plans the offered transaction.
+        """
         self._begin("acknowledge")
         self._replaced = frozenset()
         self._status.commit(told, self._log.planned or 0)
@@ -651,7 +679,7 @@ class Materializing:
         self._begun_ms = self._clock.boot_ms()
 
     def settled(self, acknowledged_ms: int) -> None:
-        """All shards have acknowledged what was committed."""
+        """Record that all shards have acknowledged the commit, and advance the hold."""
         self._begin("store")
         self._status.settle(acknowledged_ms)
         self._look()
@@ -661,7 +689,7 @@ class Materializing:
             self._files.pop(0).close()
 
     def _hold_files(self, upper: int) -> Mapping[str, Holding]:
-        """Return the collections; their files stay until the transaction is settled."""
+        """Return the collections, and keep their files until the commit is acknowledged."""
         files = ExitStack()
         held = files.enter_context(self._lake.reading(self._needed(), upper))
         self._files.append(files)
@@ -708,10 +736,10 @@ class Materializing:
 
     @property
     def _truncates(self) -> bool:
-        """Whether transactions may truncate: with one shard, now and after this start."""
+        """True if transactions may truncate: one shard runs, and the file requests one."""
         return len(self._log.shards) == self._section.shards == 1
 
-    # How far it is.
+    # Progress.
 
     def _paths(self) -> list[str]:
         return [self._path(number) for number in range(len(self._section.bindings))]
@@ -720,27 +748,31 @@ class Materializing:
         return path_text(self._built.spec.bindings[number].resource_path)
 
     def _frontiers(self, number: int, *, settled: bool = False) -> list[int]:
-        """How far each shard has come in a binding."""
+        """Return the frontier of each shard in a binding.
+
+        With `settled`, it is the acknowledged frontier. Otherwise it is 0 if all rows are to be
+        stored again.
+        """
         path, backfill = self._path(number), self._section.bindings[number].backfill
         if settled:
             return [_frontier(each.settled, path) for each in self._log.shards]
         if path in self._log.unbound:
             return [0]
         layout = self._built.layout_ids[number]
-        # An empty id is of an earlier release, which recorded none.
+        # Earlier releases recorded no layout: their id is empty.
         held = {"", layout, *self._continued[number]} if layout else None
         return [_frontier(each.checkpoint, path, backfill, held) for each in self._log.shards]
 
     def _committed(self) -> int:
-        """The upper of the last transaction."""
+        """Return the upper of the last committed transaction."""
         return max(
             _frontier(each.checkpoint, path) for each in self._log.shards for path in self._paths()
         )
 
     def _reached(self) -> int:
-        """Return how far all shards have come in all bindings that are not frozen.
+        """Return the lowest frontier of all shards in all bindings that are not frozen.
 
-        If all of them are frozen, return how far the last one has come.
+        If all bindings are frozen, return the upper of the last committed transaction.
         """
         frozen = self.ready().frozen
         return min(
@@ -757,15 +789,15 @@ class Materializing:
         return self._section.on_error == "leave_behind"
 
     def ready(self, committed: int = 0) -> Ready:
-        """Return how far the next transaction may go.
+        """Return the limits of the next transaction.
 
-        With `committed`, it is the one after the planned transaction, which ends there.
+        With `committed`, assume that the planned transaction is committed up to that upper.
         """
         frontiers: dict[str, int] = {}
         for number, section in enumerate(self._section.bindings):
             path, name = self._path(number), section.collection
-            # SUBTLE: without the layout. A frozen binding whose layout changes waits for the end
-            # of the error; below it the rows still have the old one.
+            # SUBTLE: ignore the layout. A frozen binding with a changed layout waits for the end
+            # of the error. Below the error its rows still have the old layout.
             frontier = min(
                 0
                 if path in self._log.unbound
@@ -794,12 +826,12 @@ class Materializing:
         names = {each.collection for each in self._section.bindings} - ready.frozen
         states = [self._lake.state(name) for name in sorted(names)]
         if reached:
-            # A binding that resumes goes to where the others are, in one transaction.
+            # A binding that resumes reaches the frontier of the others in one transaction.
             reached = max(reached, min(self._committed(), ready.upper))
         return upper_within(states, reached, ready.upper, self._section.size)
 
     def _look(self) -> None:
-        """Update the status, and log when an error of a collection begins or ends."""
+        """Update the status, and log the start and the end of errors of collections."""
         ready, reached = self.ready(), self._reached()
         stopped = self._stopping_error() if self._log.planned is None else None
         before = dict(self._status.degraded), self._status.stopped
@@ -826,7 +858,7 @@ class Materializing:
             )
 
     def _stopping_error(self) -> "StoppedByError | None":
-        """Return the error of a collection that `on_error: stop` stops at here."""
+        """Return the error that stops the materialization now; None with `leave_behind`."""
         ready, reached = self.ready(), self._reached()
         for name, span in ready.errored if not self._leaves_behind else ():
             if span.lower <= reached or not ready.upper:
@@ -843,7 +875,7 @@ class Materializing:
     def _behind(self) -> bool:
         return self.ready().upper - self._reached() > 2 * self._pace_ms
 
-    # What is kept.
+    # State and holds.
 
     def _write(self, known: Log) -> None:
         gone = {f"shard {each.key_range}": None for each in self._log.shards}
@@ -851,17 +883,17 @@ class Materializing:
         self._log = known
 
     def _note_status(self) -> None:
-        """Let others see how it is, if that has changed."""
+        """Store the status if it has changed. Other processes read it there."""
         told = self.status()
         if told != self._memory.get(STATUS):
             self._memory.put({STATUS: told})
 
     def _hold(self) -> None:
-        """Keep what must be read again if everything crashed now."""
+        """Hold all updates that must be read again after a crash at this time."""
         self._lake.hold(self._needed())
 
     def _needed(self) -> Mapping[str, int]:
-        """From which time on each collection is needed."""
+        """Return, for each collection, the earliest time that is still needed."""
         sinces: dict[str, int] = {}
         for number, section in enumerate(self._section.bindings):
             name = section.collection
@@ -879,7 +911,8 @@ def _frontier(
 ) -> int:
     """Return the frontier of a resource, or 0 if all of its rows are to be stored again.
 
-    That is so below `backfill`, and with a layout that is none of `layouts`.
+    All rows are stored again if the stored backfill is below `backfill`, or if the stored layout
+    is not in `layouts`.
     """
     reached = checkpoint.bindings.get(path) if checkpoint is not None else None
     if reached is None or reached.backfill < backfill:
@@ -888,8 +921,8 @@ def _frontier(
 
 
 class StoppedByError(DefiniteError):
-    """A collection that is bound is in error."""
+    """A bound collection is in error, and `on_error: stop` applies."""
 
 
 class _NotMade(Exception):
-    """A collection is yet to be made."""
+    """A bound collection is not created yet."""

@@ -1,7 +1,6 @@
-"""A materialization that is let go: its target, what it held back, what it remembered.
+"""Drop of a materialization: first its resources, then its holds, then its state.
 
-In that order. While its notes are there, a drop that was cut short is done again; and
-each step finds out by itself that it was done.
+The state is deleted last, so an interrupted drop can be run again. Each step is idempotent.
 """
 
 from contextlib import ExitStack
@@ -30,10 +29,11 @@ def drop(
     clock: Clock,
     keep_target: bool,
 ) -> None:
-    """Let the connector delete what was applied, unless it is kept; then forget all of it.
+    """Delete the applied resources unless `keep_target`, then the holds and the state.
 
     Raises:
-        ConnectorError: the connector cannot be reached, or refuses. Nothing is forgotten.
+        ConnectorError: the connector is unreachable, or rejects the deletion. All holds and all
+            state remain.
     """
     applied = recall_applied(StateStore(client, name), section)
     if applied is not None and not keep_target:
@@ -48,6 +48,6 @@ def drop(
             reader.drop_hold(owner_of(name))
     hit(Failpoint.HOLD_DROPPED)
     client.destroy(*client.collections(hidden=True))
-    # Nobody may ever write here again, and only a writer deletes what is not needed.
+    # Only a writer deletes unused files, and this may be the last write to this location.
     client.compact()
     hit(Failpoint.DROP_DONE)

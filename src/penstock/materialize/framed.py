@@ -1,8 +1,8 @@
-"""Pickled messages over a socket, with TLS where others could listen.
+"""Pickled messages over a socket, with TLS on networks that others can read.
 
-A message is its length (8 bytes, big-endian) and its bytes. Until both ends have proved that
-they know the secret of the job (HMAC, both ways), a message has at most 256 bytes and is not
-unpickled.
+A message is its length (8 bytes, big-endian) and its bytes. Both ends first prove with HMAC that
+they have the secret of the job. Until then, a message has at most 256 bytes and is not unpickled:
+unpickling data of an unauthenticated peer would execute its code.
 """
 
 import pickle
@@ -20,22 +20,22 @@ from penstock.materialize.run_certificate import SERVER_NAME, RunCertificate
 __all__ = ["AUTHENTICATE_S", "FramedConnection", "client_context", "server_context"]
 
 AUTHENTICATE_S: Final = 60.0
-"""How long the other end may take for its part of TLS and of the proof."""
+"""Timeout of the peer in the TLS handshake and in the authentication."""
 
 _LENGTH: Final = struct.Struct(">Q")
 
 
 class FramedConnection:
-    """One end of a connection; one thread sends and receives."""
+    """One end of a connection. A single thread sends and receives."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
 
     def authenticate(self, secret: bytes, *, server: bool) -> None:
-        """Prove to the other end that `secret` is known here, and demand the same.
+        """Prove to the peer that this end has `secret`, and require the same proof.
 
         Raises:
-            AuthenticationError: the other end does not know it.
+            AuthenticationError: the peer does not have the secret.
             OSError, EOFError: the connection failed.
         """
         steps = (deliver_challenge, answer_challenge)
@@ -47,14 +47,14 @@ class FramedConnection:
         self._line.settimeout(None)
 
     def send(self, value: Any) -> None:
-        """Send a value."""
+        """Send a pickled value."""
         self.send_bytes(pickle.dumps(value))
 
     def recv(self) -> Any:
         """Return the next value.
 
         Raises:
-            EOFError: the other end has closed the connection.
+            EOFError: the peer has closed the connection.
         """
         return pickle.loads(self.recv_bytes())
 
@@ -63,14 +63,19 @@ class FramedConnection:
         self._line.sendall(_LENGTH.pack(len(data)) + data)
 
     def recv_bytes(self, maxlength: int | None = None) -> bytes:
-        """Return the next message."""
+        """Return the next message.
+
+        Raises:
+            OSError: the message is longer than `maxlength`.
+            EOFError: the peer has closed the connection.
+        """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         if maxlength is not None and length > maxlength:
             raise OSError("message is too long")
         return self._read(length)
 
     def __del__(self) -> None:
-        """A connection that nobody uses any more is closed."""
+        """Close a connection that has no more references."""
         self._line.close()
 
     def close(self) -> None:
@@ -97,7 +102,7 @@ def server_context(certificate: RunCertificate) -> ssl.SSLContext:
 
 
 def client_context(certificate: bytes) -> tuple[ssl.SSLContext, str]:
-    """Return the TLS settings of an executor, and the server's name."""
+    """Return the TLS settings of an executor, and the server name to verify."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=certificate.decode())

@@ -1,4 +1,4 @@
-"""Tasks in this process, one thread each: for what needs no cluster."""
+"""Shards as threads of this process, without a Spark cluster."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +11,13 @@ __all__ = ["TasksHere"]
 
 
 class TasksHere:
-    """Runs shards as threads."""
+    """Implementation of `Jobs` with one thread for each shard."""
 
     def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
-        """As `Jobs` has it."""
+        """Run one thread for each plan; see `Jobs.run`.
+
+        Raises the error of the driver if there is one, else the first error of a shard.
+        """
         rounds = Rounds(len(plans), commits, lambda _: True)
 
         def run(at: int) -> None:
@@ -29,12 +32,12 @@ class TasksHere:
         if rounds.error is not None:
             raise rounds.error
         errors = [error for each in futures if (error := each.exception()) is not None]
-        # What broke the others off comes first.
+        # Raise the cause first. NotLogged in the other shards is only its consequence.
         for error in sorted(errors, key=lambda each: isinstance(each, NotLogged)):
             raise error
 
     def cancel(self, materialization: str) -> None:
-        """As `Jobs` has it."""
+        """Cancel the sessions of the materialization; see `Jobs.cancel`."""
         cancel_sessions(materialization)
 
 
