@@ -902,3 +902,13 @@ def test_statement_on_locked_file_is_transient(
     assert opened.query("SELECT id FROM t") == []
     opened.close()
     other.close()
+
+
+def test_rejected_statement_names_the_database(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    opened = SqliteSession(path)
+    message = f'could not execute statement in SQLite database "{path}": no such table: t'
+    with pytest.raises(Refused) as rejected:
+        opened.query("SELECT id FROM t")
+    assert str(rejected.value) == message
+    opened.close()

@@ -136,7 +136,9 @@ class SqliteSession:
                 raise self._busy(READ_TIMEOUT_S) from error
             transient = self._cancelled.is_set() or _is_transient(error)
             kind = TransientError if transient else Refused
-            raise kind(f'"{self.path}" does not do as request: {error}') from error
+            raise kind(
+                f'could not execute statement in SQLite database "{self.path}": {error}'
+            ) from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
