@@ -268,12 +268,12 @@ class _Demo:
 
     def _following(self, before: Made) -> str:
         made = self.traffic.made - before
-        lag = self.pipeline.status().get(TARGET, {}).get("lag_ms", 0) / 1_000
+        lag = _lag_text(self.pipeline.status().get(TARGET, {}))
         clicks = f"; {self.clicking.sent.clicks:,} clicks" if self.clicking else ""
         return (
             f"{made.transactions:,} transactions: {made.inserts:,} inserts,"
             f" {made.updates:,} updates, {made.deletes:,} deletes{clicks};"
-            f" SQLite is {lag:.1f} s behind the collections"
+            f" {lag}"
         )
 
     def _look(self) -> bool:
@@ -393,6 +393,14 @@ def _to_try(places: Places) -> Sequence[str]:
         f"penstock tail {places.lake} {places.collection('orders')} --no-snapshot",
         f"sqlite3 {places.sqlite} '{by_customer if places.brokers else by_status}'",
     )
+
+
+def _lag_text(status: Mapping[str, Any]) -> str:
+    """Return the lag of SQLite as a clause. A restarted materialization does not know it yet."""
+    lag_ms = status.get("lag_ms")
+    if lag_ms is None:
+        return "the lag of SQLite is unknown"
+    return f"SQLite is {lag_ms / 1_000:.1f} s behind the collections"
 
 
 def _copying(status: Mapping[str, Mapping[str, Any]], seeded: int) -> str:
