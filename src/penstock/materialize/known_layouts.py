@@ -1,8 +1,7 @@
-"""Layouts that resources of a materialization have had, kept in its state.
+"""Recent layouts of the resources of a materialization, recorded in its state.
 
-A checkpoint names a layout by its id. The layouts are recorded before the transaction
-that gives a resource the layout is planned. A layout that is not found here is taken to
-differ in every field.
+A checkpoint names a layout by its id. A layout is recorded before the first transaction that
+uses it is planned. A layout that is not recorded is treated as different in every field.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,16 +29,19 @@ class KnownLayouts:
 
     @classmethod
     def get(cls, memory: StateStore) -> "KnownLayouts":
-        """Return the layouts that are recorded in the state of a materialization."""
+        """Read the layouts from the state of a materialization."""
         return cls.parse({NOTE: memory.get(NOTE)})
 
     @classmethod
     def parse(cls, state: Mapping[str, Any]) -> "KnownLayouts":
-        """Return the layouts among the entries of a materialization's state."""
+        """Return the layouts in the state entries of a materialization."""
         return cls(msgspec.convert(state.get(NOTE) or {}, dict[str, list[Layout]]))
 
     def with_built(self, built: Built) -> "KnownLayouts":
-        """Return these layouts and those of the bindings, without the oldest."""
+        """Return these layouts plus the layouts of all bindings.
+
+        Each resource keeps its newest `LAYOUTS_PER_RESOURCE` layouts.
+        """
         known = dict(self.by_path)
         for binding, layout in zip(built.spec.bindings, built.layouts, strict=True):
             path = path_text(binding.resource_path)
@@ -58,7 +60,7 @@ class KnownLayouts:
         )
 
     def changes(self, built: Built, number: int) -> Mapping[str, LayoutChange]:
-        """Return, by id of an earlier layout, what differs in the one of a binding."""
+        """Return the change from each earlier layout, by its id, to the layout of a binding."""
         after = built.layouts[number]
         path = path_text(built.spec.bindings[number].resource_path)
         return {

@@ -1,4 +1,4 @@
-"""The collections that a materialization reads: how far they are, and that they are kept."""
+"""Input collections of a materialization: their progress, and the holds that retain them."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,33 +16,33 @@ __all__ = ["Holding", "Lakeside", "Ready", "owner_of"]
 
 
 def owner_of(materialization: str) -> str:
-    """The owner of the holds of a materialization."""
+    """Return the owner name of the holds of a materialization."""
     return f"materialize-{materialization}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """How far a transaction may go."""
+    """Upper bounds of the next transaction and of the current backlog."""
 
     upper: int
-    """The next transaction ends here, or before."""
+    """Largest possible upper of the next transaction."""
 
     target: int
-    """All transactions together can go this far now: past the times at which bindings freeze."""
+    """Upper of the current backlog. Larger than `upper` if a binding must freeze on the way."""
 
     behind: str = ""
-    """What keeps it from going further, for people; empty if nothing does."""
+    """Description, for the status, of the collection that limits the upper, or empty."""
 
     errored: tuple[tuple[str, ErrorSpan], ...] = ()
-    """Collections in error, and since when."""
+    """Errored collections, each with the time span of its error."""
 
     frozen: frozenset[str] = frozenset()
-    """Errored collections that are left behind: their bindings have everything below the error."""
+    """Errored collections whose bindings hold every change below the error (`leave_behind`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A collection as it is while its files are kept."""
+    """State of a collection whose files are retained for a read."""
 
     url: str
     id: str
@@ -50,7 +50,7 @@ class Holding:
 
     @property
     def predecessors(self) -> frozenset[str]:
-        """Ids of the collections that had its name before."""
+        """Ids of the earlier collections with the same name."""
         location, _, _ = self.id.rpartition("/")
         return frozenset(f"{location}/{id}" for id in self.state.predecessors)
 
@@ -66,7 +66,7 @@ class Holding:
         layout: str,
         continued: frozenset[str],
     ) -> Bound:
-        """It, as bound to a resource."""
+        """Return the collection as bound to a resource."""
         state = self.state
         return Bound(
             path,
@@ -87,7 +87,7 @@ class Holding:
 
 
 class Lakeside:
-    """The bound collections, each opened once, and one hold for each storage location."""
+    """The bound collections of a materialization, and one hold in each storage location."""
 
     def __init__(
         self,
@@ -97,10 +97,12 @@ class Lakeside:
         owner: str,
         stop: threading.Event | None = None,
     ) -> None:
-        """Open them; soon after `stop` is set, a store that fails is not asked again.
+        """Open the storage locations of all collections in `names`, and take the holds.
+
+        Soon after `stop` is set, failed store requests are not retried.
 
         Raises:
-            CollectionMissing: the lake does not have one of them.
+            CollectionMissing: the lake does not contain one of the collections.
         """
         self._stack = ExitStack()
         self._clients: dict[str, persist.Client] = {}
@@ -113,7 +115,8 @@ class Lakeside:
                 known += state.listed()
                 bound = [each for each in names if each in state.names]
                 if not bound:
-                    # What was bound there once need not be kept any more.
+                    # An earlier specification may have bound collections of this location. Its hold
+                    # would pin their since permanently.
                     client.drop_hold(owner)
                     client.close()
                     continue
@@ -129,11 +132,11 @@ class Lakeside:
             raise
 
     def close(self) -> None:
-        """Let go of the stores; what is held stays held."""
+        """Close the stores. The holds remain in force."""
         self._stack.close()
 
     def state(self, name: str, as_of: int | None = None) -> CollectionState:
-        """Return the collection that a name refers to, now or as of a time, as it is now."""
+        """Return the current state of the collection that had `name` at `as_of`, by default now."""
         found = self._clients[self._where[name]].state.named(name, as_of)
         if found is None:
             raise UsageError(
@@ -143,7 +146,7 @@ class Lakeside:
         return found
 
     def predecessors(self, name: str, as_of: int | None = None) -> frozenset[str]:
-        """Return the ids of the collections that had a name before, as in `Reached`."""
+        """Return the ids of the earlier collections with a name, in the form of `Reached`."""
         location = self._clients[self._where[name]].state.location
         return frozenset(f"{location}/{id}" for id in self.state(name, as_of).predecessors)
 
@@ -154,12 +157,13 @@ class Lakeside:
         *,
         leave_behind: bool,
     ) -> Ready:
-        """Return how far all collections can be read.
+        """Return the time up to which all collections can be read.
 
-        An errored collection ends at its error time. With `leave_behind` it does not count
-        once its bindings have reached that time; `frontiers` says how far they are. Collections
-        that are `incompatible` with a resource are left behind likewise. A collection that
-        begins later than the others end is waited for.
+        An errored collection ends at its error time. With `leave_behind`, an errored collection
+        no longer limits the upper once its bindings have reached that time, according to
+        `frontiers`. A collection that is `incompatible` with a resource is treated as errored.
+        If a collection begins after another one ends, the common upper is 0 until the latter
+        reaches that time.
         """
         states = [self.state(each) for each in self._where]
         errored = tuple(
@@ -182,7 +186,7 @@ class Lakeside:
             else:
                 frozen.add(state.name)
         upper, behind = self._common_upper(ends)
-        # Everything below the error is stored first: a transaction ends exactly there.
+        # One transaction ends exactly at the error time: it stores every change below the error.
         cuts: list[int] = [*freezing, upper] if upper else freezing
         cut = min(cuts, default=0)
         named = tuple((state.name, span) for state, span in errored)
@@ -190,7 +194,7 @@ class Lakeside:
         return Ready(cut, target, behind, named, frozenset(frozen))
 
     def _common_upper(self, ends: Mapping[str, int]) -> tuple[int, str]:
-        """Return the time up to which all of `ends` can be read, and the collection waited for."""
+        """Return the common upper of `ends`, and a description of the collection that limits it."""
         if not ends:
             return 0, ""
         last = min(ends, key=ends.__getitem__)
@@ -203,7 +207,10 @@ class Lakeside:
 
     @contextmanager
     def reading(self, sinces: Mapping[str, int], upper: int) -> Iterator[Mapping[str, Holding]]:
-        """Yield the collections for a transaction up to `upper`; their files stay in the block."""
+        """Yield the collections for a transaction up to `upper`, by name.
+
+        Their files from `sinces` on are retained until the block ends.
+        """
         with ExitStack() as stack:
             found: dict[str, Holding] = {}
             for name, since in sinces.items():
@@ -217,6 +224,6 @@ class Lakeside:
             yield found
 
     def hold(self, sinces: Mapping[str, int]) -> None:
-        """Keep these collections from these times on."""
+        """Move the holds: retain each collection from its time in `sinces` on."""
         for url, hold in self._holds.items():
             hold.move({name: since for name, since in sinces.items() if self._where[name] == url})

@@ -1,14 +1,14 @@
-"""The layout of a binding: how its resource renders the rows of its collection. Pure.
+"""Layout of a binding: the rendering of the rows of a collection in its resource. Pure.
 
-A schema change can alter every row of a collection without an update: rows read through
-the new schema hold the default of an added column, or print a widened type differently.
-A resource follows such a change in one of two ways:
+A schema change can alter every row of a collection without an update. Rows read through the
+new schema hold the default of an added column, or print a widened type differently. A
+resource adopts such a change in one of two ways:
 
     continue    the connector creates the new columns, filled with their stored defaults
     rewrite     all rows are stored again, within one transaction
 
-The layout of the rows that a resource holds is recorded in the checkpoint, by its id, so
-that after any crash it is known which of the two is still to be done (hazard C14).
+The checkpoint records the id of the layout of the rows that a resource holds. After any crash,
+the id shows whether the resource still needs one of the two (hazard C14).
 """
 
 from collections.abc import Collection, Mapping
@@ -27,10 +27,10 @@ __all__ = ["Layout", "LayoutChange", "compare_layouts", "layout_of", "renderings
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Columns of a collection, and the fields of a resource that are made from them."""
+    """Columns of a collection, and the resource fields that are computed from the columns."""
 
     columns: Mapping[str, str]
-    """Rendering of each column, by pointer; empty if the fields come from documents."""
+    """Rendering of each column, by pointer; empty if the fields are extracted from documents."""
 
     fields: Mapping[str, tuple[str, str]]
     """Pointer and rendering of each selected field, by name."""
@@ -43,17 +43,17 @@ class Layout(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LayoutChange:
-    """Difference between the layout of a resource and the one that it shall have."""
+    """Difference between the present layout of a resource and its required layout."""
 
     rewritten: tuple[str, ...] = ()
-    """Fields whose values change in rows that were not updated, and that nobody fills."""
+    """Fields that differ in rows without an update, and that the connector does not fill."""
 
 
 def renderings_of(columns: pa.Schema) -> Mapping[str, str]:
     """Return, for each column, a text that changes exactly when its values print differently.
 
-    A wider integer prints the same; a float that becomes a double, or a decimal with
-    more digits in its fraction, does not.
+    A widened integer prints the same. A float that becomes a double, or a decimal with a larger
+    scale, prints differently.
     """
     return {field.name: _rendering(field) for field in columns}
 
@@ -75,10 +75,10 @@ def layout_of(collection: CollectionSpec, shape: Shape, binding: Materialization
 
 
 def compare_layouts(before: Layout, after: Layout, filled: Collection[str]) -> LayoutChange:
-    """Return the fields that untouched rows do not hold as `after` has them.
+    """Return the fields whose values in rows without an update differ between the layouts.
 
     `filled` are the fields whose columns the connector creates with the stored default in
-    every row. That is the right value only if the collection has a new column for them.
+    every row. The default is the correct value only if the column of the collection is new too.
     """
 
     def holds(name: str) -> bool:
@@ -91,7 +91,7 @@ def compare_layouts(before: Layout, after: Layout, filled: Collection[str]) -> L
 
 
 def _field_rendering(projection: Projection, columns: Mapping[str, str]) -> str:
-    """Return how a field prints; its JSON Schema default counts where documents have one."""
+    """Return the rendering of a field; a field of a document includes its JSON Schema default."""
     pointer, default = projection.ptr, projection.inference.default_json
     if pointer == "":
         return xxhash.xxh64_hexdigest(msgspec.json.encode(columns, order="deterministic"))

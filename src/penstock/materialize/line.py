@@ -1,8 +1,8 @@
-"""The line from tasks to the driver, over which the rounds of a job are kept.
+"""Driver channel: the connection from Spark tasks to the driver for the commit barrier of a job.
 
-It is a socket of the driver. The other end must know a secret of this job (HMAC, both ways),
-because messages are pickled. Where others could listen, the connection uses TLS with the
-certificate of the run.
+The driver listens on a socket. Both ends prove that they know a secret of the job (HMAC), because
+messages are pickled. Unless the address is a loopback address, the connection uses TLS with
+the certificate of the run.
 """
 
 import socket
@@ -30,20 +30,20 @@ __all__ = ["Address", "Line", "RoundsServer"]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the driver listens, and what must be known there."""
+    """Address of the driver channel of one job, and the secret for it."""
 
     host: str
     port: int
     secret: bytes
     certificate: bytes | None = None
-    """What the driver shows; None without TLS."""
+    """Certificate of the driver, as PEM; None without TLS."""
 
     def __repr__(self) -> str:
         return f"Address({self.host}:{self.port})"
 
 
 class RoundsServer:
-    """The driver's end, for one job."""
+    """Server side of the driver channel, for one job."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RoundsServer:
         count: int,
         certificate: RunCertificate | None = None,
     ) -> None:
-        """Listen at `host`, for `count` tasks; with TLS if there is a certificate."""
+        """Listen on a free port of `host` for `count` Spark tasks; a certificate enables TLS."""
         self._rounds = rounds
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=2 * count)
@@ -72,16 +72,16 @@ class RoundsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up, once all was heard that was said; tasks that still wait fail."""
+        """Process all messages that have arrived, then disconnect. Waiting Spark tasks fail."""
         self._closed = True
         self._rounds.fail()
         with suppress(OSError):
-            # Wakes the thread, if it still waits for somebody.
+            # A connection wakes the thread if it is blocked in accept.
             socket.create_connection((self.address.host, self.address.port), timeout=1).close()
         self._listener.close()
         self._thread.join()
         for accepted, thread in self._lines:
-            accepted.end(socket.SHUT_RD)  # What has come already is still read.
+            accepted.end(socket.SHUT_RD)  # Messages that have arrived are still read.
             thread.join()
             accepted.close()
 
@@ -99,7 +99,7 @@ class RoundsServer:
 
     def _serve(self, accepted: "_Accepted") -> None:
         try:
-            # Here, so that a client that is silent keeps nobody waiting.
+            # In this thread, because a silent client must not block other connections.
             line = accepted.connect(self._tls)
             line.authenticate(self._secret, server=True)
         except (AuthenticationError, EOFError, OSError):
@@ -108,7 +108,7 @@ class RoundsServer:
         try:
             at: int = line.recv()
             if at in self._seen:
-                self._rounds.fail()  # It was tried again, so the first of them is lost.
+                self._rounds.fail()  # A second attempt: the first Spark task is lost.
             self._seen.add(at)
             line.send(not self._rounds.broken)
             while (said := line.recv()) is not None:
@@ -132,10 +132,10 @@ class RoundsServer:
 
 
 class _Accepted:
-    """A connection that was accepted; TLS begins in the thread that serves it."""
+    """Accepted connection. The TLS handshake takes place in the thread that serves it."""
 
     def __init__(self, raw: socket.socket) -> None:
-        # A second handle, by which another thread ends what the first one reads.
+        # With a second handle, another thread can shut the socket down during a read.
         self._control = raw.dup()
         self._raw = raw
 
@@ -155,13 +155,13 @@ class _Accepted:
 
 
 class Line:
-    """A task's end."""
+    """Client side of the driver channel, in a Spark task."""
 
     def __init__(self, address: Address, at: int) -> None:
-        """Call the driver.
+        """Connect to the driver as the shard with number `at`.
 
         Raises:
-            NotLogged: it does not wait for this task any more.
+            NotLogged: the driver cannot be reached, or the job has already failed.
         """
         try:
             self._line = _connect(address)
@@ -172,24 +172,24 @@ class Line:
             raise NotLogged(detail="Another shard has failed.")
 
     def opened(self) -> None:
-        """As `Rounds` has it."""
+        """See `Rounds`."""
         self._say(("opened",))
 
     def offer(self) -> "ShardPlan | None":
-        """As `Rounds` has it."""
+        """See `Rounds`."""
         found: ShardPlan | None = self._ask(("offer",))
         return found
 
     def commit(self, told: Told) -> bool:
-        """As `Rounds` has it."""
+        """See `Rounds`."""
         return bool(self._ask(("commit", told)))
 
     def settled(self, acknowledged_ms: int) -> None:
-        """As `Rounds` has it."""
+        """See `Rounds`."""
         self._say(("settled", acknowledged_ms))
 
     def close(self, *, done: bool) -> None:
-        """Hang up; if not `done`, no other shard waits for this one."""
+        """Disconnect. Unless `done`, the job fails and no other shard waits for this one."""
         with suppress(NotLogged):
             if done:
                 self._say(None)

@@ -1,7 +1,7 @@
-"""What the changes of a table come to, key by key: the row to store, or that it is gone.
+"""Last row per key of the changes of a table: a row to store, or a delete.
 
-The last state is known from the changes alone, so nothing has to be loaded. A row that
-was there before shows by its retraction; that is what `exists` tells, and it is a hint.
+The changes alone determine the last state of a key, so no document is loaded. A retraction
+shows that the key had a row before the changes. `exists` records this fact as a hint.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,10 @@ __all__ = ["Net", "net"]
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """One row for each key, in order of keys."""
+    """Net change of each key, in order of keys.
+
+    For a delete, `rows` holds the row that is deleted.
+    """
 
     rows: pa.Table
     packed_keys: pa.BinaryArray
@@ -31,7 +34,7 @@ class Net:
         return len(self.packed_keys)
 
     def filter(self, kept: pa.BooleanArray) -> "Net":
-        """Some of them."""
+        """Return the changes whose element of `kept` is true."""
         return Net(
             self.rows.filter(kept),
             self.packed_keys.filter(kept),
@@ -40,15 +43,15 @@ class Net:
         )
 
     def as_new(self) -> "Net":
-        """The same, of which nobody says what was there before."""
+        """Return the same changes with `exists` false for every key."""
         return replace(self, exists=pa.array(np.zeros(len(self), np.bool_)))
 
 
 def net(changes: pa.Table, key: tuple[str, ...], *, collection: str) -> Net:
-    """The last state of each key that the changes touch, if they change it.
+    """Return the last state of each key whose updates do not cancel out.
 
     Raises:
-        DefiniteError: two rows have one key.
+        DefiniteError: two rows have the same key.
     """
     if (found := _as_they_are(changes, key)) is not None:
         return found
@@ -64,13 +67,13 @@ def net(changes: pa.Table, key: tuple[str, ...], *, collection: str) -> Net:
     first = np.roll(last, 1)
     _check_one_row_each(diffs, first, last, packed, collection=collection)
     kept = pa.array(last)
-    # Of two rows of one key, the retraction comes first.
+    # Of two rows with the same key, the retraction sorts first.
     before = np.minimum.reduceat(diffs, np.flatnonzero(first)) < 0 if len(rows) else diffs < 0
     return Net(rows.filter(kept), packed.filter(kept), pa.array(before), pa.array(diffs[last] < 0))
 
 
 def _as_they_are(changes: pa.Table, key: tuple[str, ...]) -> Net | None:
-    """Rows that only came, in order, one of each key: there is nothing to be done."""
+    """Return the changes without a sort if all are inserts in ascending order of distinct keys."""
     if pc.min_max(changes.column(DIFF)).as_py() != {"min": 1, "max": 1}:
         return None
     rows = changes.drop_columns([TIME, DIFF]).combine_chunks()
@@ -89,7 +92,7 @@ def _check_one_row_each(
     *,
     collection: str,
 ) -> None:
-    """A key has at most one row, before and after."""
+    """Check that each key has at most one row, both before and after the changes."""
     wrong = (np.abs(diffs) > 1) | (~first & ~last) | (~first & last & (diffs < 0))
     wrong |= first & ~last & (diffs > 0)
     if wrong.any():

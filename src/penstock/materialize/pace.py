@@ -1,8 +1,8 @@
-"""How far a transaction goes. Pure.
+"""Choice of the upper of a transaction. Pure.
 
-A backlog is taken in few large transactions rather than many small ones, but not in one
-that an endpoint would work on for hours. It can be cut only where every collection has
-come to the end of a time, and is cut where batches end: about there, not exactly.
+A backlog is stored in few large transactions, but not in a single transaction that occupies the
+endpoint for hours. Every collection must be complete at the upper. The upper is therefore the
+end of a batch, and the size of a transaction is approximate.
 """
 
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ __all__ = ["upper_within"]
 def upper_within(
     collections: Iterable[CollectionState], reached: int, upper: int, most_bytes: int
 ) -> int:
-    """The last time up to `upper` for which no more than `most_bytes` must be read.
+    """Return the largest time up to `upper` with at most about `most_bytes` to read.
 
-    What does not exist yet is copied as of one time, so there everything is one
-    transaction; so is a single time, however large.
+    If `reached` is 0, the result is `upper`: the initial contents are read as of one time, in
+    one transaction. The changes of a single batch are never divided either.
     """
     collections = list(collections)
     if not reached:

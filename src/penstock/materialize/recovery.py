@@ -1,17 +1,17 @@
-"""The recovery log: what a materialization must know after any crash.
+"""Recovery log: the state of a materialization that must survive any crash.
 
-One entry each, in its storage location, in this order:
+The storage location of the materialization receives one entry per event, in this order:
 
-    applied      a specification, and how keys are shared out
-    planned      the upper of the next transaction, and the bindings that it leaves out, before
-                 its first Store
-    committed    what every shard's connector answered, and by which session; often
-                 with the plan of the transaction that follows
-    settled      up to where all shards have acknowledged
+    applied      a specification, and the key ranges of the shards
+    planned      the upper of the next transaction and the bindings that it omits; written
+                 before its first Store
+    committed    the answer of every shard's connector, and its session; often together
+                 with the plan of the next transaction
+    settled      the checkpoints that all shards have acknowledged
 
-A planned transaction is finished before any other is planned: on a store without
-transactions a part of it may be there already, and only the very same interval
-makes it whole. How keys are shared out changes only at one common frontier.
+A planned transaction is completed before another one is planned. An endpoint without
+transactions may already hold a part of it, and only the identical interval completes that part.
+Key ranges change only when all shards are at a common frontier.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,42 +32,44 @@ HASH: Final = "xxh64 with seed 0, high 32 bits, of the packed key"
 
 @dataclass(frozen=True, slots=True)
 class ShardLog:
-    """What is known of one range of keys."""
+    """Recovery state of one shard."""
 
     key_range: KeyRange
     checkpoint: Checkpoint | None = None
-    """The last that was committed; None before the first."""
+    """Last committed checkpoint; None before the first commit."""
 
     state_json: str = "{}"
     """Connector state."""
 
     session: str = ""
-    """Whose commit it was: only that one may be acknowledged."""
+    """Session of the last commit. Only this session may acknowledge the commit."""
 
     settled: Checkpoint | None = None
-    """The last that was acknowledged: what came after may have to be read again."""
+    """Last acknowledged checkpoint. Changes after it may have to be read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What is known of a materialization."""
+    """Recovery state of a materialization."""
 
     version: str
-    """Of the specification that was applied."""
+    """Version of the applied specification."""
 
     shards: tuple[ShardLog, ...]
     planned: int | None = None
-    """The upper of a transaction that may have begun."""
+    """Upper of a transaction that may have begun."""
 
     frozen: frozenset[str] = frozenset()
-    """Resources that the planned transaction leaves out: their collections were in error."""
+    """Resources that the planned transaction omits, because their collections were in error."""
 
     unbound: frozenset[str] = frozenset()
-    """Resources that were bound, and are not or were not lately. What was planned for them may
-    be there in part, and who dropped or changed them since is not known."""
+    """Resources with unknown contents: bound earlier, and unbound now or until recently.
+
+    A planned transaction may be stored in part, and others may have changed or dropped them.
+    """
 
     def bind(self, version: str, bound: Collection[str]) -> "Log":
-        """A specification was applied that has these resources."""
+        """Record the application of a specification that binds these resources."""
         known = {
             path
             for each in self.shards
@@ -77,11 +79,11 @@ class Log:
         return replace(self, version=version, unbound=self.unbound | known.difference(bound))
 
     def doubt(self, paths: Collection[str]) -> "Log":
-        """What these resources hold is not known any more."""
+        """Record that the contents of these resources are unknown."""
         return replace(self, unbound=self.unbound.union(paths))
 
     def plan(self, upper: int, frozen: Collection[str] = ()) -> "Log":
-        """Before a transaction begins."""
+        """Record the plan of a transaction, before the transaction begins."""
         return replace(self, planned=upper, frozen=frozenset(frozen))
 
     def commit(
@@ -92,9 +94,10 @@ class Log:
         frozen: Collection[str] = (),
         written: Collection[str] = (),
     ) -> "Log":
-        """Every shard has committed, or had nothing to do; `planned` follows, without `frozen`.
+        """Record that every shard has committed, or had no changes to store.
 
-        Of the resources that are `written` it is known again what they hold.
+        `planned` and `frozen` are the plan of the next transaction. The contents of the resources
+        in `written` are known again.
         """
         settled = {each.key_range: each.settled for each in self.shards}
         committed = [replace(each, settled=settled[each.key_range]) for each in shards]
@@ -108,7 +111,7 @@ class Log:
         )
 
     def opened(self, key_range: KeyRange, checkpoint: Checkpoint) -> "Log":
-        """A shard's endpoint holds something else than was written down, and it counts."""
+        """Set the checkpoint of a shard to its endpoint's checkpoint, which takes precedence."""
         return self._each(
             lambda shard: (
                 replace(shard, checkpoint=checkpoint) if shard.key_range == key_range else shard
@@ -116,19 +119,20 @@ class Log:
         )
 
     def settle(self) -> "Log":
-        """All commits are acknowledged."""
+        """Record that all commits are acknowledged."""
         return self._each(lambda shard: replace(shard, settled=shard.checkpoint))
 
     @property
     def is_settled(self) -> bool:
-        """Whether all commits are known to be acknowledged."""
+        """Return whether all commits are known to be acknowledged."""
         return all(each.settled == each.checkpoint for each in self.shards)
 
     def share_out(self, ranges: Sequence[KeyRange], bound: Collection[str]) -> "Log":
-        """Give every key to one of `ranges`, where all shards have come to one frontier.
+        """Replace the shards by shards with the key ranges `ranges`.
 
-        That is in what is `bound`; other resources may be anywhere.
-        A shard inherits the connector state of those whose keys it takes over.
+        All shards must be at the same frontier in every resource in `bound`; other resources may
+        be at any frontier. A new shard inherits the connector state of all shards whose key range
+        overlaps its own.
         """
         reached = self.shards[0].checkpoint
         frontiers = [_of(each.checkpoint, bound) for each in self.shards]
@@ -154,7 +158,7 @@ class Log:
 
 
 def notes_of(log: Log) -> Mapping[str, Any]:
-    """The log as notes, one for each shard and one for the rest."""
+    """Return the state entries of a log: one for each shard, and one for the common fields."""
     return {
         "materialization": {
             "version": log.version,
@@ -178,7 +182,11 @@ def notes_of(log: Log) -> Mapping[str, Any]:
 
 
 def recalled(notes: Mapping[str, Any]) -> Log | None:
-    """The log that is in the notes, if one is."""
+    """Return the log that the state entries contain, or None.
+
+    Raises:
+        UsageError: another release hashed the keys differently.
+    """
     whole = notes.get("materialization")
     if whole is None:
         return None
@@ -204,7 +212,7 @@ def recalled(notes: Mapping[str, Any]) -> Log | None:
         whole["version"],
         tuple(shards),
         whole["planned"],
-        # Earlier releases left out what was in error, and did not write it down.
+        # Earlier releases omitted errored collections without a record of them.
         frozenset(whole.get("frozen", ())),
         frozenset(whole["unbound"]),
     )

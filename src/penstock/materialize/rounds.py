@@ -1,16 +1,16 @@
-"""The shards of a job in step with their driver, transaction after transaction.
+"""Commit barrier: the shards of a job finish each transaction together, under their driver.
 
-A job need not end with its first transaction. While its connectors commit, the driver
-may *offer* the next one, and what every shard has committed is written down together
-with that plan: one entry ends a transaction and begins the next.
+A job can run several transactions. While the connectors commit one, the driver may *offer* the
+plan of the next. The commits of all shards and this plan are written as one log entry, which
+ends one transaction and begins the next.
 
     shard    opened ─► offer? ──► commit ───────────────► settled      offer? ──► commit ─► …
-    driver                  │          │ all of them:          │ all of them:
-                            │          │ one entry             │ the hold moves
-                            └ one for all shards
+    driver                  │          │ all shards:           │ all shards:
+                            │          │ one log entry         │ the hold moves
+                            └ one plan for all shards
 
-If one of them fails, nobody waits for it: the job is over, and the driver begins another
-from what is written down.
+If a shard fails, no other shard waits for it: the job ends, and the driver starts another job
+from the recovery log.
 """
 
 import threading
@@ -31,7 +31,7 @@ __all__ = ["Commits", "NotLogged", "Rounds", "Told"]
 
 
 class NotLogged(TransientError):
-    """A commit was not written down: another shard failed, or the driver is gone."""
+    """A commit that is not in the recovery log: another shard or the driver has failed."""
 
     def __init__(self, *, detail: str = "") -> None:
         super().__init__("the commit of a shard was not written down", detail=detail)
@@ -39,12 +39,12 @@ class NotLogged(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a shard's connector has committed, and what it took."""
+    """Report of a shard: its commit, the stored amounts and the durations of the phases."""
 
     shard: ShardLog
     counts: tuple[Count, ...] = ()
     opened: bool = False
-    """Whether the stream was opened for it."""
+    """True if the stream was opened for this transaction."""
 
     opened_ms: int = 0
     read_ms: int = 0
@@ -53,32 +53,35 @@ class Told:
 
 
 class Commits(Protocol):
-    """The driver, as its jobs see it."""
+    """Interface of the driver for its jobs."""
 
     def opened(self) -> None:
-        """The streams of all shards are open."""
+        """Handle the event that the streams of all shards are open."""
         ...
 
     def offer(self) -> "Sequence[ShardPlan] | None":
-        """What may follow the transaction that is being committed, for every shard."""
+        """Return, for every shard, the plan of the next transaction, or None."""
         ...
 
     def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
-        """All shards have committed; with `goes_on`, plan what was offered."""
+        """Log the commits of all shards. With `goes_on`, log the offered plan in the same entry."""
         ...
 
     def settled(self, acknowledged_ms: int) -> None:
-        """All shards have acknowledged what was committed."""
+        """Handle the event that all shards have acknowledged their last commit."""
         ...
 
 
 class Rounds:
-    """What the shards of one job say to their driver, gathered."""
+    """Barrier of one job: the driver is called once the calls of all shards have arrived."""
 
     def __init__(
         self, count: int, commits: Commits, fits: "Callable[[Sequence[ShardPlan]], bool]"
     ) -> None:
-        """`fits` says whether a transaction can be done by the tasks that run now."""
+        """Create the barrier for `count` shards.
+
+        `fits` returns whether the present Spark tasks can run an offered transaction.
+        """
         self._count = count
         self._commits = commits
         self._fits = fits
@@ -92,22 +95,26 @@ class Rounds:
         self._settled: dict[int, int] = {}
         self._broken = False
         self.error: BaseException | None = None
-        """What the driver raised."""
+        """First error that the driver raised."""
 
     @property
     def broken(self) -> bool:
-        """Whether the job is over, as one of its shards has failed."""
+        """Return whether the job has ended because a shard or the driver failed."""
         return self._broken
 
     def opened(self, at: int) -> None:
-        """The stream of a shard is open."""
+        """Record that the stream of shard `at` is open."""
         with self._changed:
             self._opened.add(at)
             if len(self._opened) == self._count:
                 self._ask(self._commits.opened)
 
     def offer(self, at: int) -> "ShardPlan | None":
-        """What a shard may do next; asked once for each transaction, before `commit`."""
+        """Return the plan of the next transaction of shard `at`, or None.
+
+        A shard calls this once per transaction, before `commit`. All shards receive plans from
+        the same offer.
+        """
         with self._changed:
             if not self._asked:
                 self._asked = True
@@ -119,10 +126,10 @@ class Rounds:
         return offered if offered and self._fits(offered) else None
 
     def commit(self, at: int, told: Told) -> bool:
-        """Wait until the commits of all shards are written down; whether what was offered follows.
+        """Wait until the commits of all shards are logged, and return whether the offer follows.
 
         Raises:
-            NotLogged: they are not.
+            NotLogged: the commits were not logged.
         """
         with self._changed:
             mine = self._round
@@ -140,7 +147,7 @@ class Rounds:
             return self._goes_on
 
     def settled(self, at: int, acknowledged_ms: int) -> None:
-        """A shard has acknowledged its last commit."""
+        """Record that shard `at` has acknowledged its last commit."""
         with self._changed:
             self._settled[at] = acknowledged_ms
             if len(self._settled) == self._count:
@@ -149,7 +156,7 @@ class Rounds:
                 self._ask(lambda: self._commits.settled(slowest))
 
     def fail(self) -> None:
-        """Somebody has failed: nobody waits any more."""
+        """End the job after a failure: every waiting shard raises `NotLogged`."""
         with self._changed:
             self._broken = True
             self._changed.notify_all()

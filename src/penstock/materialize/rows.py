@@ -1,12 +1,12 @@
-"""Rows of a collection as what connectors take: fields, keys and documents, in columns.
+"""Conversion of rows to the input of connectors: columns of fields, keys and documents.
 
-    boolean, integers          themselves, as are sums of integers
-    floats                     numbers; NaN and infinities too, in documents as text
+    boolean, integers          unchanged, also sums of integers
+    floats                     numbers; in documents, NaN and infinities are text
     bytes                      base 64
     all others                 the source's own text, as `penstock read` prints it
 
-The JSON schema says which of these a column is, and what Postgres calls its type, so
-that a Postgres that is written to has a column of the same.
+The JSON schema states the conversion of each column. It also states the Postgres type name, with
+which a Postgres endpoint creates a column of the same type.
 """
 
 import base64
@@ -43,12 +43,12 @@ def collection_spec(
     key: Sequence[str],
     defaults: Mapping[str, pa.Scalar] = MappingProxyType({}),
 ) -> CollectionSpec:
-    """Describe a collection of rows to a connector.
+    """Return the specification of a collection of rows for a connector.
 
-    `defaults` are the values that older rows hold in columns that were added later.
+    `defaults` are the values of older rows in columns that were added later.
 
     Raises:
-        UsageError: a column of the key cannot be one.
+        UsageError: a key column has a floating-point type.
     """
     for column in key:
         if pa.types.is_floating(schema.field(column).type):
@@ -80,12 +80,12 @@ def collection_spec(
 
 
 def field_columns(rows: pa.Table, names: Sequence[str]) -> list[pa.Array]:
-    """These columns, as the values of fields are packed."""
+    """Return these columns as field values, in the form for `pack`."""
     return [_field_column(rows.schema.field(name), _one(rows.column(name))) for name in names]
 
 
 def documents(rows: pa.Table) -> pa.BinaryArray:
-    """Each row as a JSON object."""
+    """Return each row as a JSON object."""
     parts: list[Any] = []
     for at, field in enumerate(rows.schema):
         name = ("{" if at == 0 else ",") + json.dumps(field.name, ensure_ascii=False) + ":"
@@ -95,7 +95,6 @@ def documents(rows: pa.Table) -> pa.BinaryArray:
 
 
 def _described(field: pa.Field, *, required: bool) -> Mapping[str, Any]:
-    """The JSON schema of a column."""
     types: list[str] = [_json_type(field.type)]
     told: dict[str, Any] = {}
     if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
@@ -113,7 +112,7 @@ def _described(field: pa.Field, *, required: bool) -> Mapping[str, Any]:
 
 
 def _default(field: pa.Field, defaults: Mapping[str, pa.Scalar]) -> Mapping[str, Any]:
-    """The stored default of a column, as a document has its values."""
+    """Return the stored default of a column as a JSON Schema keyword, or an empty mapping."""
     if field.name not in defaults:
         return {}
     value = pa.repeat(defaults[field.name], 1).cast(field.type)
@@ -179,7 +178,7 @@ def _field_column(field: pa.Field, values: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _base64(values)
     if label is not None:
-        # Here, since it brings compiled code along.
+        # Deferred, because the import loads compiled code.
         from penstock.sources.postgres.types import to_text
 
         texts = to_text(label, values)
@@ -189,7 +188,7 @@ def _field_column(field: pa.Field, values: pa.Array) -> pa.Array:
         return pa.array([_json_text(each) for each in values.to_pylist()], pa.string())
     else:
         texts = _text(values)
-    # As a double a float would have digits that it does not have as itself.
+    # A direct cast from float to double would print digits that the float does not have.
     return texts.cast(pa.float64()) if pa.types.is_float32(kind) else texts
 
 
@@ -197,7 +196,7 @@ def _text(values: pa.Array) -> pa.Array:
     try:
         return values.cast(pa.string())
     except pa.ArrowException:
-        # A zone nobody knows, or a time past the calendar.
+        # The time zone is not in the database, or the time exceeds the calendar range.
         return values.cast(with_integer_times(values.type)).cast(pa.string())
 
 
@@ -213,7 +212,6 @@ def _base64(values: pa.Array) -> pa.Array:
 
 
 def _json_column(values: pa.Array) -> pa.Array:
-    """Each value as JSON."""
     kind = values.type
     if pa.types.is_string(kind):
         texts = _quoted(values)

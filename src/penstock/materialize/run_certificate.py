@@ -1,8 +1,8 @@
 """Certificate of one run, for connections between its driver and its executors.
 
-The driver makes a key and a self-signed certificate when it starts. The key stays with the
-driver and the connector that it starts. Executors get the certificate with their Spark task,
-in the same pickled object as the token, and trust no other.
+The driver creates a key and a self-signed certificate on first use. Only the driver and the
+connectors that it starts hold the key. Executors receive the certificate with their Spark task,
+in the same pickled object as the token, and trust no other certificate.
 """
 
 import os
@@ -17,13 +17,13 @@ from penstock.clock import SYSTEM_CLOCK
 __all__ = ["SERVER_NAME", "RunCertificate", "run_certificate"]
 
 SERVER_NAME: Final = "run.penstock.internal"
-"""Name in the certificate: hosts of a run have addresses that are not known beforehand."""
+"""Name in the certificate. It is fixed, because the host addresses of a run are not known."""
 
 VALID: Final = timedelta(days=3650)
-"""Longer than a process runs."""
+"""Validity, longer than any process runs."""
 
 SKEW: Final = timedelta(days=1)
-"""By how much the clock of an executor may be behind."""
+"""Tolerated lag of the clock of an executor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RunCertificate:
     key: bytes = field(repr=False)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write certificate and key to files that only their owner reads; return both paths."""
+        """Write the certificate and the key with file mode 0600, and return both paths."""
         paths = folder / "run.crt", folder / "run.key"
         for path, data in zip(paths, (self.certificate, self.key), strict=True):
             with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -44,8 +44,8 @@ class RunCertificate:
 
 @cache
 def run_certificate() -> RunCertificate:
-    """Return the certificate of this process, made on first use."""
-    # Not above: Spark's tasks import this module, and only the driver makes a certificate.
+    """Return the certificate of this process. The first call creates it."""
+    # Deferred: Spark tasks import this module, but only the driver creates a certificate.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""The materializations of a pipeline's file as tasks, each with a recovery log of its own."""
+"""Tasks of the materializations in a pipeline file, each with its own recovery log."""
 
 import random
 import threading
@@ -28,15 +28,15 @@ def run(
     clock: Clock = SYSTEM_CLOCK,
     connector_host: str | None = None,
 ) -> None:
-    """Materialize what `file` says until `stop` is set.
+    """Run the materializations of `file` until `stop` is set.
 
-    With `once`, until all that is in the collections at the start is materialized and
-    acknowledged. `told` is handed what runs, to look at while it does. `connector_host`
-    is the name of this host, if tasks on other hosts must reach connectors that are
-    started here.
+    With `once`, return when the contents that the collections have at the start are materialized
+    and acknowledged. `told` receives the supervisor before it runs, for access to its status.
+    `connector_host` is the name of this host. It is needed if Spark tasks on other hosts connect
+    to connectors that this process starts.
 
     Raises:
-        PenstockError: what ended a materialization, of the first that was.
+        PenstockError: the error of the first materialization that failed.
     """
     pipeline = file if isinstance(file, Pipeline) else load(file)
     tasks = tasks_of(
@@ -57,12 +57,12 @@ def tasks_of(
     allow_drop: bool = False,
     stop: threading.Event | None = None,
 ) -> list[Task]:
-    """What keeps each materialization in step.
+    """Return a task for each materialization of the pipeline.
 
-    `stop` is set when the process stops; then no connector is waited for without limit.
+    `stop` is set when the process stops. From then on, every wait for a connector has a limit.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the pipeline has no materializations.
     """
     if not pipeline.materializations:
         raise UsageError(

@@ -1,12 +1,12 @@
-"""A shard's stream to its connector: opened once, then one transaction after another.
+"""Stream from a shard to its connector: one Open, then one transaction after another.
 
     Open ▸ Opened, Acknowledge ▸ Acknowledged
     Flush ▸ Flushed, Store…, StartCommit ▸ StartedCommit     a transaction
     Acknowledge ▸ Acknowledged                               once the recovery log has it
 
-Acknowledge is sent as soon as it may be, and its answer is needed before the next Flush.
-Until then the next transaction may be read, and its Loads be sent. What is loaded comes
-while more is asked for, so during the load phase a thread of its own receives.
+Acknowledge is sent as early as the protocol permits. Its answer is required before the next
+Flush. Until then the next transaction can be read, and its Loads can be sent. Loaded documents
+arrive while further Loads are sent, so a separate thread receives during the load phase.
 """
 
 import threading
@@ -38,16 +38,16 @@ __all__ = ["Session"]
 
 @dataclass(slots=True)
 class Session:
-    """A stream that is open, and what its endpoint is known to hold."""
+    """An open stream, and the known checkpoint of its endpoint."""
 
     id: str
-    """Which stream it is, among all that ever were."""
+    """Unique id among all streams, past and present."""
 
     version: str
-    """Of the specification that it was opened with."""
+    """Version of the specification in the Open request."""
 
     checkpoint: Checkpoint
-    """What the endpoint holds once the last commit is acknowledged."""
+    """Checkpoint of the endpoint after the last commit is acknowledged."""
 
     _stream: Stream
     _hearing: "_Hearing | None" = field(default=None, init=False)
@@ -56,11 +56,13 @@ class Session:
     def open(
         cls, connection: Connection, request: Open, *, id: str, logged: Checkpoint | None
     ) -> "Session":
-        """Be the one who writes these keys; `logged` counts if the endpoint keeps no checkpoint.
+        """Open a stream, which becomes the only writer of its key range.
+
+        `logged` is the checkpoint if the endpoint does not store one.
 
         Raises:
-            ConnectorError: the connector refused, or cannot be reached.
-            UsageError: the endpoint has a checkpoint that is none of ours.
+            ConnectorError: the connector rejected the request, or cannot be reached.
+            UsageError: the checkpoint of the endpoint was not written by Penstock.
         """
         stream = connection.transactions()
         try:
@@ -77,24 +79,24 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether it is there, and nothing is under way that the endpoint might still lose."""
+        """Return whether the stream is open and its last commit is acknowledged."""
         return self._stream.idle and not self._stream.over
 
     def begin(self, loaded: Callable[[Loaded], None]) -> None:
-        """Begin a transaction: what is loaded is handed to `loaded`, by a thread."""
+        """Begin a transaction. A separate thread calls `loaded` with the loaded documents."""
         self._hearing = _Hearing(self._stream, loaded)
 
     def load(self, request: Load) -> None:
-        """Ask for documents."""
+        """Send a request for documents."""
         self._stream.send(request)
 
     def await_acknowledged(self) -> None:
-        """Wait until the last commit is acknowledged, in a transaction that has begun."""
+        """Wait until the last commit is acknowledged, after `begin`."""
         if self._hearing is not None:
             self._hearing.await_acknowledged()
 
     def flush(self) -> None:
-        """End the load phase: all that was asked for is here."""
+        """End the load phase, and wait until all requested documents have arrived."""
         assert self._hearing is not None
         self._hearing.await_acknowledged()
         self._stream.send(Flush())
@@ -102,34 +104,34 @@ class Session:
         self._hearing = None
 
     def settle(self) -> None:
-        """Wait until the last commit is acknowledged, when no other transaction has begun."""
+        """Wait until the last commit is acknowledged, before the next `begin`."""
         while not self._stream.acknowledged:
             found = self._next()
             if not isinstance(found, Acknowledged):
                 raise InternalError(f"{found.kind} was not to come now")
 
     def store(self, request: Store) -> None:
-        """Hand over documents of this transaction."""
+        """Send documents of this transaction."""
         self._stream.send(request)
 
     def start_commit(self, checkpoint: Checkpoint) -> None:
-        """That was all of the transaction."""
+        """End the store phase, and send the checkpoint to commit."""
         self._stream.send(StartCommit(encode(checkpoint)))
         self.checkpoint = checkpoint
 
     def started_commit(self) -> StateUpdate | None:
-        """Wait until all is stored; what the recovery log is to keep for the connector."""
+        """Wait for StartedCommit, and return the connector state for the recovery log."""
         found = self._next()
         if not isinstance(found, StartedCommit):
             raise InternalError(f"{found.kind} came instead of StartedCommit")
         return found.state
 
     def acknowledge(self) -> None:
-        """The recovery log has the commit."""
+        """Report to the connector that the recovery log contains the commit."""
         self._stream.send(Acknowledge())
 
     def close(self) -> None:
-        """Say no more; what was not committed is rolled back."""
+        """Close the stream. An uncommitted transaction is rolled back."""
         if self._stream.idle:
             self._stream.end()
         else:
@@ -140,7 +142,7 @@ class Session:
 
 
 class _Hearing:
-    """Receives from Acknowledge to Flushed."""
+    """Thread that receives all responses from Acknowledged to Flushed."""
 
     def __init__(self, stream: Stream, loaded: Callable[[Loaded], None]) -> None:
         self._stream = stream
@@ -153,12 +155,10 @@ class _Hearing:
         self._thread.start()
 
     def await_acknowledged(self) -> None:
-        """Wait for Acknowledged."""
         self._acknowledged.wait()
         self._check()
 
     def end(self) -> None:
-        """Wait for Flushed."""
         self._thread.join()
         self._check()
 
@@ -173,7 +173,7 @@ class _Hearing:
                     self._loaded(found)
                 else:
                     self._acknowledged.set()
-        except BaseException as error:  # noqa: BLE001 - the thread's door: raised by who waits
+        except BaseException as error:  # noqa: BLE001 - thread boundary: the waiter raises it
             self._error = error
         finally:
             self._acknowledged.set()

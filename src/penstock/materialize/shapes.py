@@ -1,9 +1,11 @@
-"""What a collection is to connectors, by its columns and by what the file says of it.
+"""Shape of a collection for connectors, from its columns and its section in the pipeline file.
 
-nothing said         rows of a table, by its primary key
+no key:              rows of a table, by its primary key
 key: [/a, /b]        rows of a table, by these columns
-key: row             whole rows, with how often each is there
-schema: …            documents, reduced as the schema says
+key: row             complete rows, each with its multiplicity
+schema: …            documents, reduced by the annotations of the schema
+
+A collection without a primary key and without `key:` has the shape of `key: row`.
 """
 
 from collections.abc import Mapping
@@ -33,17 +35,17 @@ def shape_of(
     section: CollectionSection | None,
     defaults: Mapping[str, pa.Scalar] = MappingProxyType({}),
 ) -> tuple[CollectionSpec, Shape]:
-    """A collection as a connector is told of it, and how its rows become that.
+    """Return the specification of a collection for connectors, and the shape of its rows.
 
     Args:
-        name: what it is called.
-        columns: those of its rows.
-        key: its primary key, if it has one.
-        section: what the file says of it.
-        defaults: by column that was added later, the value in rows that are older.
+        name: name of the collection.
+        columns: columns of its rows.
+        key: columns of its primary key, or empty.
+        section: its section in the pipeline file, or None.
+        defaults: values of older rows in columns that were added later, by column.
 
     Raises:
-        UsageError: a column is missing, or cannot be what it is said to be.
+        UsageError: a column is missing, or its type does not permit the use in the file.
     """
     if section is None or section.key is None:
         if not key:
@@ -116,7 +118,7 @@ def _counted(
 
 
 def _column(pointer: str, columns: pa.Schema, name: str) -> str:
-    """The column that a pointer of a row leads to."""
+    """Return the column of a JSON pointer into a row."""
     column = pointer.removeprefix("/").replace("~1", "/").replace("~0", "~")
     if not pointer.startswith("/") or "/" in pointer[1:]:
         raise UsageError(

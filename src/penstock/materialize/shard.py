@@ -1,11 +1,11 @@
-"""What one task does: transactions of one shard, over a stream that it keeps.
+"""Work of one Spark task: the transactions of one shard, over a stream that outlives the task.
 
-A task may run in any process, and the next one in another. A process keeps the
-streams it opened, and goes on with one only if it is the very session whose commit
-the recovery log has, under the same specification. Otherwise it is closed without
-an Acknowledge, and a new Open fences it.
+A Spark task may run in any process, and the next one in another. A process retains the streams
+that it opened. It reuses a stream only if the recovery log names its session in the last commit
+and the specification is the same. Otherwise the process closes the stream without an
+Acknowledge, and a new Open fences it.
 
-While the connector commits, and then acknowledges, what comes next is read:
+The next transaction is read while the connector commits and acknowledges the present one:
 
     store ▸ StartCommit   ▸   StartedCommit ▸ logged ▸ Acknowledge ▸ Acknowledged ▸ Flush …
                           └─ the next is read, combined ─┴─ its Loads ─┘
@@ -51,10 +51,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """All that a task needs to know."""
+    """Complete input of the Spark task of one shard."""
 
     materialization: str
-    """The id of its recovery log."""
+    """Id of the recovery log of the materialization."""
 
     spec: MaterializationSpec
     version: str
@@ -64,31 +64,31 @@ class ShardPlan:
     address: str
     security: Security
     session: str
-    """What a stream is called that is opened now."""
+    """Session id for a stream that this Spark task opens."""
 
 
 class Driver(Protocol):
-    """Whom a task reports to; see `Rounds`."""
+    """Interface of the driver for one Spark task; see `Rounds`."""
 
     def opened(self) -> None:
-        """The stream is open."""
+        """Report that the stream is open."""
         ...
 
     def offer(self) -> ShardPlan | None:
-        """What may follow."""
+        """Return the plan of the next transaction, or None."""
         ...
 
     def commit(self, told: Told) -> bool:
-        """Wait until it is written down; whether what was offered follows."""
+        """Wait until the commit is logged, and return whether the offered transaction follows."""
         ...
 
     def settled(self, acknowledged_ms: int) -> None:
-        """The last commit is acknowledged."""
+        """Report that the last commit is acknowledged."""
         ...
 
 
 class OpenedElsewhere(TransientError):
-    """The endpoint holds something else than was supposed when its rows were chosen."""
+    """Checkpoint of an endpoint that differs from the one assumed when its rows were selected."""
 
     def __init__(self, key_range: KeyRange, checkpoint: Checkpoint) -> None:
         super().__init__(f"shard {key_range} was opened at another checkpoint than the last")
@@ -100,10 +100,10 @@ class OpenedElsewhere(TransientError):
 
 
 class Forked(UsageError):
-    """The endpoint holds what this lake never planned: it was restored from an earlier copy."""
+    """Endpoint with a transaction that the lake never planned, as after a restore of the lake."""
 
     def __init__(self, materialization: str, backfills: Mapping[str, int]) -> None:
-        """`backfills` are those that the resources hold, by path."""
+        """Create the error; `backfills` are the backfill counters of the resources, by path."""
         super().__init__(
             f'materialization "{materialization}" has written to {", ".join(backfills)} what the '
             "location knows nothing of",
@@ -126,10 +126,10 @@ class _Kept:
 
 
 _connections: Final[dict[tuple[str, str], Connection]] = {}
-"""Connections of this process, by materialization and range; those that are being opened too."""
+"""Connections of this process, by materialization and key range, also while they open."""
 
 _kept: Final[dict[tuple[str, str], _Kept]] = {}
-"""Streams of this process, by materialization and range."""
+"""Retained streams of this process, by materialization and key range."""
 
 
 def run_shard(
@@ -138,18 +138,18 @@ def run_shard(
     feed: Feed | None = None,
     supposed: tuple[Interval | None, ...] | None = None,
 ) -> None:
-    """Bring one shard to the plan's upper, and on as long as more is offered.
+    """Bring one shard to the upper of its plan, then run the transactions that the driver offers.
 
-    Returns when the last commit is acknowledged. `feed` has what the bindings lack if
-    that is what was `supposed`.
+    Return when the last commit is acknowledged. `feed` yields the updates for the intervals in
+    `supposed`. Without `feed`, the updates are read from the collections.
 
     Raises:
-        OpenedElsewhere: they lack something else.
-        Forked: they hold something else than this lake ever planned.
-        ConnectorError: the connector refused, or the line was cut.
-        DefiniteError: a collection holds what cannot be materialized.
-        UsageError: what the endpoint holds cannot be continued.
-        NotLogged: another shard has failed, or the driver is gone.
+        OpenedElsewhere: the missing intervals differ from `supposed`.
+        Forked: the endpoint holds a transaction that this lake never planned.
+        ConnectorError: the connector rejected a request, or the connection was lost.
+        DefiniteError: a collection contains data that cannot be materialized.
+        UsageError: the contents of the endpoint cannot be continued.
+        NotLogged: another shard or the driver has failed.
     """
     begun = SYSTEM_CLOCK.boot_ms()
     name = (plan.materialization, str(plan.log.key_range))
@@ -183,9 +183,12 @@ def run_shard(
 
 
 def _check_not_forked(plan: ShardPlan, opened: Checkpoint) -> None:
-    """Raises Forked if a resource is past what was committed, at a time that was not planned.
+    """Check that no resource is ahead of its commit, except at the planned upper.
 
-    A commit whose answer was lost is at the very upper that is planned still.
+    A commit whose answer was lost is exactly at the upper that is still planned.
+
+    Raises:
+        Forked: a resource is ahead at another time.
     """
     committed = plan.log.checkpoint
     forked = {}
@@ -205,7 +208,7 @@ def _check_not_emptied(plan: ShardPlan, opened: Checkpoint) -> None:
     """Check that the endpoint has a checkpoint for each resource that was committed (hazard C12).
 
     Raises:
-        UsageError: the endpoint was replaced by an empty one, and the file asks for no backfill.
+        UsageError: the endpoint was replaced by an empty one, and the file requests no backfill.
     """
     committed = plan.log.checkpoint
     for each in plan.bindings:
@@ -225,7 +228,7 @@ def _check_not_emptied(plan: ShardPlan, opened: Checkpoint) -> None:
 
 
 class _Run:
-    """The transactions of one task."""
+    """Transactions of one Spark task."""
 
     def __init__(self, session: Session, driver: Driver, pool: ThreadPoolExecutor) -> None:
         self._session = session
@@ -233,7 +236,7 @@ class _Run:
         self._pool = pool
         self._ahead: Future[Gathering] | None = None
         self._acknowledge_ms: int | None = None
-        """When Acknowledge was sent, if its answer has not been told of."""
+        """Time of the last Acknowledge, until its answer is reported to the driver."""
 
     def transact(
         self,
@@ -243,7 +246,7 @@ class _Run:
         opened: bool = False,
         opened_ms: int = 0,
     ) -> ShardPlan | None:
-        """One transaction; what follows it."""
+        """Run one transaction, and return the plan of the next one, or None."""
         session, marks = self._session, [SYSTEM_CLOCK.boot_ms()]
         state: StateUpdate | None = None
         counts: tuple[Count, ...] = ()
@@ -294,7 +297,7 @@ class _Run:
         return None
 
     def close(self) -> None:
-        """Forget what was read ahead, if it was not needed."""
+        """Discard the data that was read ahead and not used."""
         if self._ahead is not None and self._ahead.exception() is None:
             self._ahead.result().close()
         self._ahead = None

@@ -1,11 +1,11 @@
-"""Shards as tasks of a Spark job: a barrier stage, so that none is run twice at a time.
+"""Shards as Spark tasks of one job. A barrier stage prevents two attempts of a shard at a time.
 
-    small    one stage: the task of a shard reads the files itself; so it does what a merge
-             has left in order of key, if there is one shard
-    large    Spark scans, shares out by key and sorts; the task takes a stream of batches
+    small    one stage: the Spark task of a shard reads the files itself. A single shard also
+             reads large contents this way if a merge has left them sorted by key
+    large    Spark scans, partitions by key and sorts; the Spark task reads a stream of batches
 
-In a large one all bindings travel in one frame, each in a struct of its own, as a
-transaction is one job and its tasks go through the bindings in order.
+A transaction is one job, and its Spark tasks process the bindings in order. A large transaction
+therefore has all bindings in one DataFrame, each binding in its own struct:
 
     turn | r0: struct<its columns> | r1: struct<…> | …
 """
@@ -59,17 +59,17 @@ from penstock.reduce.spark import aggregate_rows
 __all__ = ["SparkShards"]
 
 LARGE_BYTES: Final = 64 << 20
-"""From so much on, an interval is read and sorted by Spark."""
+"""Minimum size of an interval that Spark reads and sorts."""
 
 TOLD: Final = "done binary"
 NO_TURN: Final = -1
-"""Of the row that each shard has, so that it has a task."""
+"""Turn of the placeholder row, which gives every shard a Spark task."""
 
 Intervals = tuple[Interval | None, ...]
 
 
 class SparkShards:
-    """Runs shards by tasks of a session."""
+    """Runner of shards as Spark tasks of a session."""
 
     def __init__(
         self,
@@ -78,18 +78,22 @@ class SparkShards:
         *,
         large_bytes: int = LARGE_BYTES,
     ) -> None:
-        """`reach` says by which way Spark reaches the files of a storage location."""
+        """Create the runner.
+
+        `reach` returns the root of a storage location for Spark's native reader, or None if
+        Python tasks read its files.
+        """
         self._spark = spark
         self._reach = reach
         self._large_bytes = large_bytes
         self._slots = 0
-        """How many tasks ran at a time, at most."""
+        """Largest number of Spark tasks that ran at the same time."""
 
     def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
-        """As `Jobs` has it.
+        """See `Jobs`.
 
         Raises:
-            PenstockError: what a task raised.
+            PenstockError: an error of a Spark task or of the driver.
         """
         doing = f'materialize "{plans[0].spec.materialization}"'
         self._check_slots(len(plans), doing)
@@ -110,7 +114,7 @@ class SparkShards:
         if rounds.error is not None:
             raise rounds.error
         errors = [pickle.loads(each) for each in told if each]
-        # What made the others give up comes first.
+        # NotLogged is only the consequence of an error in another shard.
         for error in sorted(errors, key=lambda each: isinstance(each, NotLogged)):
             raise error
         if len(told) != len(plans):
@@ -120,16 +124,16 @@ class SparkShards:
             )
 
     def cancel(self, materialization: str) -> None:
-        """As `Jobs` has it: Spark ends the Python workers of the tasks."""
+        """See `Jobs`. Spark ends the Python workers of the Spark tasks."""
         self._spark.sparkContext.cancelJobsWithTag(_tag(materialization))
 
     def _is_large(self, plans: Sequence[ShardPlan]) -> bool:
         return max(_memory(plan, _supposed(plan)) for plan in plans) >= self._large_bytes
 
     def _streams(self, plans: Sequence[ShardPlan]) -> bool:
-        """Whether the one task there is reads everything itself, and yet holds little of it."""
+        """Return whether a single Spark task can read all intervals itself within its memory."""
         if len(plans) > 1:
-            return False  # Each of them would read everything.
+            return False  # Each Spark task would read all rows.
         plan = plans[0]
         return all(
             interval is None
@@ -139,7 +143,7 @@ class SparkShards:
         )
 
     def _check_slots(self, count: int, doing: str) -> None:
-        """Shards wait for each other, so all of them must run at the same time."""
+        """Check that all shards can run at the same time, because they wait for each other."""
         now = self._spark.sparkContext.defaultParallelism
         self._slots = max(self._slots, now)
         if count > self._slots:
@@ -162,7 +166,8 @@ class SparkShards:
 
         context = self._spark.sparkContext
         tasks: Any = context.parallelize(list(enumerate(plans)), len(plans))
-        # A barrier takes as long as all the rest; one task needs none, if it is run once.
+        # A barrier doubles the duration of a small job. A single Spark task needs none without
+        # speculation.
         if len(plans) > 1 or self._spark.conf.get("spark.speculation", "false") != "false":
             tasks = tasks.barrier()
         return list(tasks.mapPartitions(task).collect())
@@ -174,7 +179,7 @@ class SparkShards:
             for intervals in dict.fromkeys(supposed)
             if any(intervals)
         ]
-        # A shard without rows would have no task, and nobody would commit for it.
+        # A shard without rows would have no Spark task, and would not commit.
         shards = self._spark.range(len(plans)).selectExpr("CAST(id AS INT) AS shard")
         none = shards.withColumn("turn", F.lit(NO_TURN))
         frames.append(frames[0].limit(0).unionByName(none, allowMissingColumns=True))
@@ -194,7 +199,7 @@ class SparkShards:
         return [bytes(row["done"]) for row in told]
 
     def _shared_out(self, plans: Sequence[ShardPlan], shards: Sequence[int]) -> DataFrame:
-        """The rows of shards that have one interval, with the number of the shard."""
+        """Return the rows of shards with equal intervals, with a column `shard`."""
         plan = plans[shards[0]]
         bindings, intervals = plan.bindings, _supposed(plan)
         frames = [
@@ -220,8 +225,8 @@ class SparkShards:
         """Return the updates of one binding in its struct; the other structs are null."""
         rows = self._fed(bindings[number], interval, upper)
         schemas = [self._nothing(each, upper) for each in bindings]
-        # SUBTLE: Spark unites the fields of structs by position, even in unionByName, so a
-        # struct has the order of its schema in the frames of all bindings.
+        # SUBTLE: Spark matches the fields of structs by position, even in unionByName. A struct
+        # therefore has the field order of its schema in the DataFrames of all bindings.
         structs = [
             F.struct(*map(_column, schema.names)).cast(schema).alias(f"r{at}")
             if at == number
@@ -232,7 +237,7 @@ class SparkShards:
         return rows.select(F.lit(turn).alias("turn"), *structs)
 
     def _fed(self, plan: BindingPlan, interval: Interval, upper: int) -> DataFrame:
-        """What a task is fed: updates of rows, or documents with what they are ordered by."""
+        """Return the input of a Spark task: updates of rows, or documents with order columns."""
         rows, shape = self._rows(plan, interval), plan.shape
         if isinstance(shape, Rows):
             return rows
@@ -258,7 +263,7 @@ class SparkShards:
         native: NativePlan,
         schema: StructType,
     ) -> DataFrame:
-        """Rows that Spark has combined, as documents; there is one for each key."""
+        """Return the rows, combined by Spark into one document per key."""
 
         def as_fed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -301,7 +306,7 @@ class SparkShards:
         return self._empty(plan, upper).schema
 
     def _empty(self, plan: BindingPlan, upper: int) -> DataFrame:
-        # As of the transaction, which the collection may have gone on from.
+        # Schema as of the transaction: the collection may have advanced since.
         collection = plan.collection
         upper = min(upper, collection.upper)
         return self._scanner(plan.url).changes(scan_changes(collection, upper, upper))
@@ -337,7 +342,7 @@ def _timed(rows: DataFrame, time: int) -> DataFrame:
 
 
 def _widened(column: str, shape: Documents) -> DecimalType | None:
-    """The type of a sum, which is wider than what was summed."""
+    """Return the type of a sum column, which is wider than its input; None for other columns."""
     native = shape.native
     summed = native is not None and native.aggregates.get(column) is Aggregate.SUM
     return DecimalType(38, 0) if summed else None
@@ -357,7 +362,7 @@ def _stored(plan: BindingPlan, interval: Interval) -> pa.Schema:
 
 
 class _Batches:
-    """The feed of a task: what Spark hands over, binding after binding."""
+    """Feed of a Spark task from the batches of Spark, binding after binding."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], bindings: Sequence[BindingPlan]) -> None:
         self._batches = batches
@@ -374,7 +379,7 @@ class _Batches:
                 return self._of(number, COMBINED)
 
     def drain(self) -> None:
-        """Take what is left: a worker that does not is lost."""
+        """Read the remaining batches. Otherwise Spark discards the Python worker."""
         for _ in self._batches:
             pass
 
@@ -424,7 +429,7 @@ def _packed(rows: pa.Table, plan: BindingPlan) -> pa.BinaryArray:
 
 
 def _supposed(plan: ShardPlan) -> Intervals:
-    """What each binding lacks, if the endpoint holds what the recovery log says."""
+    """Return the missing interval of each binding, if the endpoint agrees with the recovery log."""
     held = plan.log.checkpoint or NOTHING
     return tuple(interval_of(each.bound, held, plan.upper) for each in plan.bindings)
 
@@ -444,7 +449,10 @@ def _told(
     feed: _Batches | None = None,
     supposed: Intervals | None = None,
 ) -> bytes:
-    """The error that a task must not be tried again for, if there is one."""
+    """Run a shard, and return its pickled error, or empty bytes.
+
+    The error is returned, not raised, because Spark would retry the Spark task.
+    """
     try:
         line = Line(address, at)
         try:

@@ -1,16 +1,16 @@
-"""The documents of one transaction, beyond memory.
+"""Documents of one transaction, spilled to disk if they exceed memory.
 
-They come in the order of their keys and are combined as they come. Their keys are asked
-for; what is stored of them arrives in any order; then each is reduced into what it was:
+Documents are added in order of key, and combined at once. The stored documents of the same keys
+are loaded and arrive in any order. Then each combined document is reduced into its stored one:
 
     add*, finish ──► keys to load          combined, in order of keys
     loaded*      ◄── stored documents      runs, each in order of keys
-    reduced      ──► documents to store    both, side by side
+    reduced      ──► documents to store    merge of both
 
-What memory cannot hold is put aside in files that have no name, and are gone when we
-are, however that comes. Combined documents are read back once and in order, so theirs is
-compressed. Of the runs we want a little of each at a time, so theirs is mapped: however
-many there are, and however large their documents, only what is being reduced is copied.
+Documents that exceed memory are spilled to unnamed temporary files. The kernel deletes the files
+when the process ends, also after a crash. Combined documents are read back once and in order, so
+their file is compressed. Runs are read in small parts from every run at once, so their file is
+memory-mapped. Only the documents being reduced are copied, for any number of runs and any size.
 """
 
 import mmap
@@ -38,15 +38,15 @@ _VALUE: Final = methodcaller("as_py")
 
 
 class Combining:
-    """Documents of one binding: combined, then reduced into what was loaded.
+    """Documents of one binding: combined, then reduced into the loaded documents.
 
-    To be closed, also after an error; what it gave out remains.
+    The caller must close it, also after an error. Returned arrays and batches stay valid.
 
     Args:
-        reducer: of their collection.
-        memory_bytes: how much to hold. A table that is added, a run while it is sorted, and
-            the documents of one key that do not combine come on top.
-        folder: where to put the rest; without, where temporary files go.
+        reducer: reducer of the collection.
+        memory_bytes: memory limit. An added table, a run during its sort, and the documents of
+            one key that do not combine are not included.
+        folder: folder of the spill files; by default, the folder of temporary files.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Combining:
         self.close()
 
     def close(self) -> None:
-        """Forget everything, and give the disk back."""
+        """Release all memory and disk space."""
         self._open = Combiner(self._reducer)
         self._kept, self._loaded = [], []
         self._open_bytes = self._kept_bytes = self._loaded_bytes = 0
@@ -87,36 +87,36 @@ class Combining:
 
     @property
     def held_bytes(self) -> int:
-        """How much is in memory between calls."""
+        """Size of the documents in memory between calls."""
         return self._open_bytes + self._kept_bytes + self._loaded_bytes
 
     @property
     def aside_bytes(self) -> int:
-        """How much is in files."""
+        """Size of the spill files."""
         return self._kept_aside.bytes + self._runs_aside.bytes
 
     def add(self, rows: pa.Table) -> list[pa.BinaryArray]:
-        """Take rows of `COMBINED`, in order of keys and, within a key, in source order.
+        """Add rows of `COMBINED`, in order of keys and, within a key, in source order.
 
         Returns:
-            Keys that are complete now, each once; those of a table may come later.
+            Keys that are now complete, each once. A later call may return the keys of `rows`.
         """
         self._open.add(rows)
         self._open_bytes += rows.nbytes
         return self._combine(complete=False) if self._open_bytes >= self._enough else []
 
     def finish(self) -> list[pa.BinaryArray]:
-        """There are no more rows; the keys that remain."""
+        """End the input, and return the remaining keys."""
         return self._combine(complete=True)
 
     def _combine(self, *, complete: bool) -> list[pa.BinaryArray]:
         rows = self._open.compact()
-        # The last key may go on in the next table.
+        # The last key may continue in the next table.
         end = len(rows) if complete or not len(rows) else _first(rows["key"], len(rows) - 1)
         self._open = Combiner(self._reducer)
         self._open.add(rows[end:])
         self._open_bytes = rows[end:].nbytes
-        # What does not combine is not tried again before there is twice as much.
+        # Rows that do not combine wait until their size has doubled: the cost stays linear.
         self._enough = max(self._step, 2 * self._open_bytes)
         keys = [self._keep(batch) for batch in rows[:end].combine_chunks().to_batches()]
         if self._kept_bytes + self._open_bytes > self._half:
@@ -135,7 +135,7 @@ class Combining:
         return keys.unique()
 
     def loaded(self, keys: pa.BinaryArray, documents: pa.BinaryArray) -> None:
-        """Take documents that are stored, in any order."""
+        """Add loaded documents, in any order."""
         self._loaded.append((keys, documents))
         self._loaded_bytes += keys.nbytes + documents.nbytes
         if self._loaded_bytes > self._half:
@@ -152,20 +152,20 @@ class Combining:
         return found
 
     def combined(self) -> Iterator[pa.RecordBatch]:
-        """Batches of `COMBINED` in order of keys, cut between keys."""
+        """Yield batches of `COMBINED` in order of keys. All rows of a key are in one batch."""
         if self._open_bytes:
             raise InternalError(f"a {self._reducer.what} was asked for before all were added")
         yield from self._kept_aside
         yield from self._kept
 
     def reduced(self, *, keep_deleted: bool = False) -> Iterator[pa.RecordBatch]:
-        """Batches of `REDUCED` in order of keys.
+        """Yield batches of `REDUCED` in order of keys.
 
         Args:
             keep_deleted: see `Reducer.reduce`.
 
         Raises:
-            ConnectorRefused: a document was loaded twice, or nobody had asked for it.
+            ConnectorRefused: a document was loaded twice, or without a request.
             DefiniteError: a document does not match the schema, or cannot be reduced.
         """
         last = self._sorted()
@@ -181,7 +181,7 @@ class Combining:
             self._check(pa.chunked_array([], pa.binary()), run.rest["key"])
 
     def _check(self, asked: pa.ChunkedArray, loaded: pa.ChunkedArray) -> None:
-        """Each key was loaded once, and only if it had been asked for."""
+        """Check that each loaded key was requested, and was loaded once."""
         unknown = loaded.filter(pc.invert(pc.is_in(loaded, value_set=asked)))
         if len(unknown):
             raise self._refused(unknown[0], "that nobody asked for")
@@ -199,7 +199,7 @@ class Combining:
 
 
 class _Aside:
-    """Batches in a file, in the order in which they were written."""
+    """Spill file of batches, in write order."""
 
     def __init__(self, folder: Path | None, *, compression: str | None) -> None:
         self._folder = folder
@@ -209,11 +209,10 @@ class _Aside:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
         return 0 if self._file is None else self._file.tell()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Put a batch of `COMBINED` behind those before."""
+        """Append a batch of `COMBINED`."""
         if self._writer is None:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - see `close`
             self._writer = ipc.new_stream(self._file, COMBINED, options=self._options)
@@ -221,7 +220,7 @@ class _Aside:
         writer.write_batch(batch)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """All of them; no more can be written. What is not compressed is not copied."""
+        """Yield all batches, and end writing. Uncompressed batches are not copied."""
         if self._writer is not None and self._file is not None:
             self._writer.close()
             self._file.flush()
@@ -229,7 +228,7 @@ class _Aside:
             yield from ipc.open_stream(pa.py_buffer(mapped))
 
     def close(self) -> None:
-        """Give the disk back, as soon as nobody holds a batch that was not copied."""
+        """Release the disk space as soon as no uncopied batch refers to it."""
         self._writer = None
         if self._file is not None:
             self._file.close()
@@ -237,20 +236,23 @@ class _Aside:
 
 
 class _Run:
-    """Loaded documents in order of keys, and how far they were taken."""
+    """Unread remainder of a sorted run of loaded documents."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rest = rows
 
     def until(self, key: bytes) -> pa.RecordBatch:
-        """Those up to `key`, which included."""
+        """Return the unread documents with keys up to and including `key`."""
         return self.rest[: _after(self.rest.column("key"), key)]
 
 
 def _aligned(
     batch: pa.RecordBatch, runs: Iterable[_Run], most: int
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """`batch` and what was loaded of its keys, cut between keys into parts of about `most`."""
+    """Yield `batch` and the loaded documents of its keys, in parts of about `most` bytes.
+
+    A part ends between two keys.
+    """
     keys = batch.column("key")
     found = [run.until(keys[-1].as_py()) for run in runs]
     middle = len(keys) // 2
@@ -265,10 +267,10 @@ def _aligned(
 
 
 def _first(keys: pa.Array, row: int) -> int:
-    """Which row is the first that has the key of `row`."""
+    """Return the first row with the key of `row`."""
     return bisect_left(keys, keys[row].as_py(), hi=row, key=_VALUE)
 
 
 def _after(keys: pa.Array, key: bytes) -> int:
-    """Which row is the first that has a later key than `key`."""
+    """Return the first row with a key above `key`."""
     return bisect_right(keys, key, hi=len(keys), key=_VALUE)

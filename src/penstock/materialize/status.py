@@ -1,4 +1,4 @@
-"""How a materialization is, for people."""
+"""Status of a materialization, for the CLI and the status page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,32 +28,32 @@ class _Binding:
 
 @dataclass(slots=True)
 class Status:
-    """What is told of it."""
+    """Progress, counters and error of a materialization."""
 
     collections: Sequence[str]
     counted_since_ms: int
-    """The start of this process's counts of documents, bytes and transactions."""
+    """Start of the counters of documents, bytes and transactions in this process."""
 
     phase: str = "starting"
     upper: int = 0
-    """Everything below it is at the endpoint."""
+    """Frontier of the endpoint: it holds all changes below this time."""
 
     lag_ms: int | None = None
-    """How far the collections have gone on meanwhile."""
+    """Lag of the endpoint behind its collections."""
 
     waits_for: str = ""
     step: str = ""
-    """Request to the connector that is under way, or empty."""
+    """Request to the connector in progress, or empty."""
 
     step_since_ms: int = 0
     overdue: bool = False
-    """Whether the step takes longer than the answer deadline."""
+    """True if the step takes longer than the answer deadline."""
 
     degraded: Mapping[str, ErrorSpan] = field(default_factory=dict[str, ErrorSpan])
-    """Errored collections that are left behind."""
+    """Errored collections whose bindings are frozen (`leave_behind`)."""
 
     stopped: str = ""
-    """The error of a collection that it has stopped at."""
+    """Error of the collection that stopped the materialization, or empty."""
 
     error: str = ""
     transactions: int = 0
@@ -64,7 +64,7 @@ class Status:
         self.bindings = [_Binding(each) for each in self.collections]
 
     def told(self) -> Mapping[str, Any]:
-        """As JSON has it."""
+        """Return the status as a JSON object."""
         return {
             "phase": "degraded" if self.degraded and self.phase in DELIVERING else self.phase,
             "upper": self.upper,
@@ -109,15 +109,15 @@ class Status:
         return f"{self.step} since {format_time(self.step_since_ms)}"
 
     def begin(self, step: str, now_ms: int) -> None:
-        """Begin a step, or end the last one if `step` is empty."""
+        """Record the start of a step, or the end of the last step if `step` is empty."""
         self.step, self.step_since_ms, self.overdue = step, now_ms, False
 
     def wait(self, what: str) -> None:
-        """Nothing can be done before this is so."""
+        """Record the condition that the materialization waits for."""
         self.phase, self.waits_for = "waiting", what
 
     def build(self, built: Built) -> None:
-        """The connector has agreed."""
+        """Record the bindings that the connector has accepted."""
         applied = zip(self.bindings, built.spec.bindings, built.deletes, strict=True)
         for binding, spec, deletes in applied:
             binding.deletes = deletes
@@ -132,7 +132,7 @@ class Status:
         *,
         leaves_behind: bool,
     ) -> None:
-        """Take in how far the collections are; `stopped` is why it does not continue."""
+        """Update the progress; `stopped` is the collection error that prevents a transaction."""
         self.upper = reached
         self.lag_ms = max(0, ready.upper - reached) if reached else None
         self.waits_for = ready.behind
@@ -144,7 +144,7 @@ class Status:
             self.phase, self.error = "following", ""
 
     def commit(self, told: Sequence[Told], upper: int) -> None:
-        """A transaction is committed."""
+        """Record a committed transaction, with the reports of all shards."""
         self.upper, self.error = upper, ""
         self.transactions += 1
         for each in told:
@@ -159,6 +159,6 @@ class Status:
         }
 
     def settle(self, acknowledged_ms: int) -> None:
-        """And acknowledged."""
+        """Record the acknowledgement of the last transaction."""
         self.phase = "following"
         self.last = {**self.last, "acknowledged_ms": acknowledged_ms}

@@ -1,8 +1,8 @@
-"""One transaction of one shard: what is read, loaded, reduced and stored.
+"""One transaction of one shard: read, load, reduce and store.
 
-What the endpoint holds is known once the stream is open, so what is read is decided
-here, and not by whoever planned the transaction. Reading is apart from storing: what the
-next transaction brings is read and combined while the last one is being committed.
+The checkpoint of the endpoint is known only when the stream is open. The intervals to read are
+therefore determined in the shard, not by the planner of the transaction. Reading and storing are
+separate steps: the next transaction is read and combined while the last one is committed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,39 +31,45 @@ from penstock.protocol.specs import MaterializationBinding, MaterializationSpec
 __all__ = ["Count", "Feed", "Gathering", "needs_truncation", "reading_order"]
 
 STORE_BYTES: Final = 1 << 20
-"""About so much goes into one Store."""
+"""Approximate size of one Store."""
 
 LOAD_KEYS: Final = 1 << 14
-"""So many go into one Load, at most."""
+"""Maximum number of keys in one Load."""
 
 Feed = Callable[[int, Interval], Iterable[pa.Table]]
-"""The updates of a binding's interval, as `feeds.py` has them; asked for in `reading_order`."""
+"""Reader of the updates of a binding in an interval (see `feeds.py`).
+
+The bindings are read in the order of `reading_order`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What was stored, for people."""
+    """Number and size of the stored documents, for the status."""
 
     documents: int = 0
     bytes: int = 0
 
 
 def reading_order(bindings: Sequence[BindingPlan]) -> list[int]:
-    """Those whose documents must be loaded come first, as no Load may follow the first Store."""
+    """Return the numbers of the bindings in read order.
+
+    Bindings of documents are first, because no Load may follow the first Store.
+    """
     return sorted(range(len(bindings)), key=lambda at: isinstance(bindings[at].shape, Rows))
 
 
 def needs_truncation(plan: BindingPlan, interval: Interval | None) -> bool:
-    """Return whether the keys that a resource holds are not known, and all rows are stored."""
+    """Return whether a rewrite must truncate the resource, because its keys are unknown."""
     counted = isinstance(plan.shape, Documents) and plan.shape.counted
     return isinstance(interval, Rewrite) and (counted or interval.before is None)
 
 
 class Gathering:
-    """What a transaction is to store, as it is being read.
+    """Input of one transaction, from the first read to the last Store.
 
-    Documents are combined at once. Rows are read when they are stored, or before, if
-    there is time (`read_ahead`).
+    Documents are combined as they are read. Rows are read when they are stored, or earlier by
+    `read_ahead`.
     """
 
     def __init__(
@@ -85,11 +91,11 @@ class Gathering:
         self._asked: list[tuple[int, pa.BinaryArray]] = []
 
     def close(self) -> None:
-        """Forget what was gathered."""
+        """Discard the input."""
         self._stack.close()
 
     def combine(self) -> Iterator[Load]:
-        """Read all documents and combine them; what they are to be reduced into is asked for."""
+        """Read and combine all documents, and yield the Loads of the stored documents they need."""
         for number in reading_order(self._bindings):
             plan, interval = self._bindings[number], self._intervals[number]
             if interval is None or not isinstance(plan.shape, Documents):
@@ -104,7 +110,7 @@ class Gathering:
             yield from _loads(number, combining.finish(), wanted=loads)
 
     def read_ahead(self) -> None:
-        """Do as much as can be done before the last commit is through."""
+        """Do all work that does not depend on the outcome of the last commit."""
         for load in self.combine():
             self._asked.append((load.binding, load.packed_keys))
         for number in reading_order(self._bindings):
@@ -113,12 +119,12 @@ class Gathering:
                 self._rows[number] = list(self._feed(number, interval))
 
     def asked_ahead(self) -> Iterator[Load]:
-        """What `read_ahead` would have asked for."""
+        """Yield the Loads that `read_ahead` has collected."""
         for number, keys in self._asked:
             yield Load(number, keys)
 
     def loaded(self, found: Loaded) -> None:
-        """Take documents that the connector had stored."""
+        """Add documents that the connector has loaded."""
         combining = self._combining.get(found.binding)
         if combining is None:
             raise InternalError(f"binding {found.binding} was sent documents nobody asked for")
@@ -132,7 +138,7 @@ class Gathering:
         combining.loaded(keys, found.docs_json)
 
     def store(self, session: Session) -> tuple[Count, ...]:
-        """Store everything, binding after binding."""
+        """Send the Stores of all bindings, and return the counts per binding."""
         counts = [Count()] * len(self._bindings)
         for number in reading_order(self._bindings):
             interval = self._intervals[number]
@@ -164,16 +170,20 @@ class Gathering:
                     yield from stores.requests(number, delta=spec.delta_updates)
 
     def _empties(self, plan: BindingPlan, spec: MaterializationBinding, interval: Rewrite) -> bool:
-        """Return whether the resource must be truncated first: its keys are not known.
+        """Return whether the resource must be truncated first, because its keys are unknown.
 
-        Keys of reduced documents are only ever added, so all of them are stored again.
+        Reduced documents need no truncation: their keys are never removed from a collection, so
+        every key is stored again.
+
+        Raises:
+            UsageError: truncation is required, but the connector or the shard cannot truncate.
         """
         if not needs_truncation(plan, interval) and not spec.delta_updates:
             return False
         if plan.empties and self._key_range == WHOLE:
             return True
         if spec.delta_updates:
-            return False  # It is all said once more.
+            return False  # Delta updates: all rows are sent once more.
         raise UsageError(
             f"resource {plan.bound.path} cannot be written anew from collection "
             f'"{plan.bound.name}"',
@@ -212,11 +222,14 @@ class Gathering:
         *,
         known: bool,
     ) -> Iterator["_Documents"]:
-        """Yield documents to store; `known` says whether absent ones are known to be absent."""
+        """Yield the documents to store.
+
+        `known` is true if a key that was not loaded is certainly absent from the resource.
+        """
         selection, collection = spec.field_selection, spec.collection
         pointers = [_pointer(spec, each) for each in selection.values]
         defaults = defaults_of(collection)
-        # A row that is a document has them as text.
+        # If the row is the document, NaN and infinities are text in it.
         numbers = pointers if shape.document is None else []
         what = f'document of collection "{collection.collection}"'
         batches = combining.combined() if spec.delta_updates else combining.reduced()
@@ -238,7 +251,7 @@ class Gathering:
                 exists,
                 deletes,
             )
-            # One that came and went within the transaction was never there.
+            # A document inserted and deleted within the transaction was never stored.
             absent = pc.invert(exists) if known else _none(count)
             gone = deletes if not plan.deletes else pc.and_(deletes, absent)
             yield found.filter(pc.invert(gone))
@@ -251,7 +264,7 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class _Documents:
-    """Documents as they are stored."""
+    """Columns of the documents to store."""
 
     keys: pa.BinaryArray
     values: pa.BinaryArray
@@ -272,7 +285,7 @@ class _Documents:
         )
 
     def requests(self, number: int, *, delta: bool) -> Iterator[Store]:
-        """As Stores, each of about `STORE_BYTES`."""
+        """Yield the documents as Stores of about `STORE_BYTES` each."""
         sizes = np.zeros(len(self), np.int64)
         for column in (self.keys, self.values, self.docs):
             sizes += pc.binary_length(column).to_numpy()
@@ -328,12 +341,12 @@ def _pointer(spec: MaterializationBinding, field: str) -> str:
 
 
 def _column(spec: MaterializationBinding, field: str) -> str:
-    """The column of a field: a projection's location is that of one column."""
+    """Return the column of a field. The projection of a row field always points to one column."""
     return _pointer(spec, field)[1:].replace("~1", "/").replace("~0", "~")
 
 
 def _counts(texts: pa.BinaryArray, what: str) -> pa.Array:
-    """How often each of these rows is there."""
+    """Return the multiplicity of each row."""
     packed = packed_at(texts, [f"/{COUNT}"], what=what)
     return pa.array([unpack_row(each.as_py())[0] for each in packed], pa.int64())
 
