@@ -1,18 +1,17 @@
-"""A store in a folder of the local disk.
+"""`Blob` in a folder of the local disk.
 
-An object is a file. It is written whole under a name of its own in `tmp/`,
-synced, and only then given the name of its key, so that no reader ever sees
-half of it:
+An object is a file. The file is written completely under a temporary name in `tmp/` and synced.
+Only then does it receive the name of its key, so no reader ever sees a partial object:
 
-    write tmp/…  →  sync file  →  link (create) or rename (put)  →  sync folder  →  answer
+    write tmp/…  →  sync file  →  link (create) or rename (put)  →  sync folder  →  return
 
-`link` refuses a name that is taken, which makes `create` the race it must be.
-Between link and the folder's sync an object is visible and not yet durable;
-a reader that acts on it calls `settle` first (hazard A5).
+`link` fails if the name exists, so at most one of several `create` calls for a key succeeds.
+Between the link and the sync of the folder, an object is visible but not yet durable. A reader
+calls `settle` before it acts on the object (hazard A5).
 
-A failed sync is final. The kernel reports it once, may drop the pages, and
-lets the next sync succeed without them (see "fsyncgate", Postgres 2018). So
-after one, this handle writes and syncs no more, and says so every time.
+A failed sync is final. The kernel reports the failure once, may drop the dirty pages, and reports
+success for the next sync without them (see "fsyncgate", Postgres 2018). After a failed sync, this
+store rejects every write and every sync with `DurabilityLost`.
 """
 
 import errno
@@ -42,10 +41,11 @@ __all__ = ["FileBlob"]
 
 
 class FileBlob:
-    """A `Blob` below the folder `root`. Nothing is made there before the first write.
+    """A `Blob` below the folder `root`. The first write creates the folder.
 
-    The folder itself is made at most once. When it has stood there and is gone,
-    writing is refused: a new one in its place would hold the end of a story only.
+    The folder is created at most once. If it existed and has disappeared, writes are rejected: a
+    new folder in its place would contain only the latest objects. `stands` is true if the folder
+    is known to exist.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class FileBlob:
         return self._write(key, data, self._disk.link)
 
     def settle(self, keys: list[str]) -> None:
-        """Sync each file and its folder; permission to read them is enough.
+        """Sync each file and its folder. Read permission is sufficient.
 
-        What has been deleted since needs no sync: nobody relies on it any more.
+        Deleted files need no sync, because no reader relies on them.
         """
         self._trusted()
         folders: dict[str, str] = {}
@@ -110,13 +110,13 @@ class FileBlob:
                 self._sync_folder(key, held)
 
     def delete(self, key: str) -> None:
-        """See `Blob`. A power cut may bring back what was deleted shortly before it."""
+        """See `Blob`. After a power cut, a recently deleted object may exist again."""
         self._trusted()
         with self._reaching("delete", key), suppress(*_NOTHING_THERE):
             self._disk.remove(self._path(checked_key(key)))
 
     def children(self) -> list[str]:
-        """The names of the folders directly below, in order."""
+        """Return the names of the direct subfolders, sorted."""
         self._open()
         try:
             found = self._disk.names(self._root)
@@ -131,7 +131,7 @@ class FileBlob:
         )
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
-        """See `Blob`. Looks only into folders that `prefix` leads to."""
+        """See `Blob`. Only folders that can contain `prefix` are read."""
         self._open()
         folder = checked_prefix(prefix).rpartition("/")[0]
         try:
@@ -140,10 +140,10 @@ class FileBlob:
             raise self._undone("list", prefix, error) from error
 
     def sweep(self) -> int:
-        """Remove what dead writers left half written; how many files that were.
+        """Remove the temporary files of dead writers, and return the number of removed files.
 
-        Those of living writers stay. Should one be removed by mistake, its
-        writer finds that its link fails and that nothing happened.
+        Files of live writers are not removed. If one is removed by mistake, the link of its
+        writer fails and nothing is published.
         """
         self._trusted()
         folder = f"{self._root}/{UNFINISHED}"
@@ -162,7 +162,7 @@ class FileBlob:
         return swept
 
     def close(self) -> bool:
-        """See `Blob`. A write that is under way in another thread is finished."""
+        """See `Blob`. A write in progress in another thread completes."""
         with self._lock:
             closing, self._closed = not self._closed, True
         self._folders.close()
@@ -185,7 +185,7 @@ class FileBlob:
                 except FileExistsError:
                     return False
                 except FileNotFoundError:
-                    # Our file was swept, or a folder was taken away from under us.
+                    # The temporary file was swept, or a folder was removed.
                     self._folders.forget(folder)
                     self._folders.forget(unfinished)
                     raise
@@ -195,7 +195,7 @@ class FileBlob:
                     raise self._in_doubt(key) from error
                 self._sync_folder(key, target)
             finally:
-                with suppress(OSError):  # Moved by `put`, or left to the next sweep.
+                with suppress(OSError):  # `put` has moved it, or the next sweep removes it.
                     self._disk.unlink(source.handle, temp)
         return True
 
@@ -218,13 +218,13 @@ class FileBlob:
             self._disk.close(file)
 
     def _sync_folder(self, key: str, folder: "_Folder") -> None:
-        # SUBTLE: one at a time for each handle. Of two syncs that share one the
-        # kernel tells only the first that it failed, and would let the other pass.
+        # SUBTLE: one sync at a time for each handle. If two syncs share a handle, the kernel
+        # reports a failure only to the first, and the second would succeed.
         with folder.syncing:
             self._sync(key, self._disk.sync_folder, folder.handle)
 
     def _sync(self, what: str, sync: Callable[[int], None], handle: int) -> None:
-        if self._lost:  # Perhaps by another thread, since we were asked.
+        if self._lost:  # Another thread may have failed since the check in `_trusted`.
             raise self._distrust()
         try:
             sync(handle)
@@ -234,7 +234,7 @@ class FileBlob:
 
     @contextmanager
     def _reaching(self, verb: str, key: str) -> Iterator[None]:
-        """Turn what the system says, when nothing has been published, into our errors."""
+        """Translate an `OSError` into a store error that states that nothing was published."""
         try:
             yield
         except OSError as error:
@@ -253,15 +253,15 @@ class FileBlob:
             if each.folder:
                 inside = f"{key}/"
                 if key < after and not after.startswith(inside):
-                    continue  # All of it sorts before what is asked for.
+                    continue  # All its keys sort before `after`.
                 if inside.startswith(prefix) or prefix.startswith(inside):
                     yield from self._walk(inside, prefix, after)
             elif key.startswith(prefix) and key > after:
                 try:
                     yield Listed(key, *self._disk.size_and_ctime_ms(f"{self._root}/{key}"))
                 except _NOTHING_THERE:
-                    # Deleted since we saw its name, perhaps because something newer
-                    # took its place; whoever asked must hear that there was something.
+                    # Deleted after its name was read, perhaps in favor of a newer object.
+                    # The caller must see that the key existed.
                     yield Listed(key, 0, 0)
 
     def _path(self, key: str) -> str:
@@ -301,11 +301,11 @@ class FileBlob:
 
 
 class _Folders:
-    """Folders held open, and known to be there after a power cut.
+    """Open folders that are known to survive a power cut.
 
-    A folder is itself a name in its parent, made perhaps a moment ago by
-    another process that has not synced it yet. So on first use every folder
-    on the way is made if need be and its parent synced, whoever made it.
+    A folder is a name in its parent. Another process may just have created it without a sync of
+    the parent. On first use, every missing folder on the path is therefore created, and every
+    parent is synced, also if another process created the folder.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class _Folders:
 
     @contextmanager
     def held(self, path: str, *, make: bool) -> Iterator["_Folder"]:
-        """The folder `path`, open until the block ends."""
+        """Yield the folder `path`, open until the block ends. With `make`, create it durably."""
         with self._lock:
             if make and path not in self._known:
                 self._make_known(path)
@@ -343,11 +343,14 @@ class _Folders:
             with self._lock:
                 folder.users -= 1
                 if folder.users == 0 and self._held.get(path) is not folder:
-                    self._disk.close(folder.handle)  # Forgotten meanwhile.
+                    self._disk.close(folder.handle)  # `forget` has removed it.
                 self._shrink(0 if self._closed else _MOST_HELD)
 
     def forget(self, path: str) -> None:
-        """Look again next time: the folder may have been taken away."""
+        """Discard the knowledge about existing folders and the handle of `path`.
+
+        The folder may have been removed, so the next use checks it again.
+        """
         with self._lock:
             self._known.clear()
             folder = self._held.pop(path, None)
@@ -355,7 +358,7 @@ class _Folders:
                 self._disk.close(folder.handle)
 
     def close(self) -> None:
-        """Give back every handle, those in use as soon as they no longer are."""
+        """Close every handle; a handle in use is closed at the end of its use."""
         with self._lock:
             self._closed = True
             self._shrink(0)
@@ -364,7 +367,7 @@ class _Folders:
         try:
             return self._disk.open_folder(path)
         except FileNotFoundError:
-            self._known.clear()  # Taken away while we did not hold it; make it next time.
+            self._known.clear()  # Removed while it was not open: the next write creates it.
             raise
 
     def _make_known(self, path: str) -> None:
@@ -389,7 +392,7 @@ class _Folders:
             except PermissionError:
                 if inside:
                     raise
-                break  # Nor could we have made anything there.
+                break  # Without permission, this process has created nothing there.
             try:
                 self._sync(folder, self._disk.sync_folder, handle)
             finally:
@@ -446,11 +449,11 @@ _REFUSALS: Final = {
     errno.EINVAL: "Choose a file system that takes names and files as Linux does.",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or choose another file system.",
 }
-"""What a call says when it did nothing, and what a person can do about it."""
+"""Hints by error number, for errors of a call that had no effect."""
 
 _PASSING: Final = frozenset(
     {
-        errno.ENOENT,  # Our file was swept, or a folder was taken away from under us.
+        errno.ENOENT,  # The temporary file was swept, or a folder was removed.
         *(errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EDEADLK, errno.ENOLCK),
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
         *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
@@ -458,7 +461,7 @@ _PASSING: Final = frozenset(
         *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN),
     }
 )
-"""What may be gone at the next attempt. All else is not asked again."""
+"""Transient error numbers. Other errors are not retried."""
 
 
 def _upwards(path: str) -> Iterator[str]:

@@ -1,19 +1,18 @@
-"""A store in a bucket of S3, or of anything that speaks as S3 does.
+"""`Blob` in a bucket of S3 or of an S3-compatible store.
 
-`create` is a PUT with `If-None-Match: *`, which such a store either honours
-or, worse, ignores; `probe.py` tells which. Credentials, region and endpoint
-come from the usual `AWS_…` environment variables. The client's own retries
-are off, because ours are seen: `RetryingBlob` says what fails and since when.
+`create` is a PUT with `If-None-Match: *`. Some stores ignore this header; `probe.py` detects such
+a store. Credentials, region and endpoint are read from the usual `AWS_…` environment variables.
+The retries of the client are disabled, because `RetryingBlob` retries and reports the failure and
+its start.
 
-What the client raises was found by experiment (obstore 0.12 against SeaweedFS
-4.48 and a server that answers each status). It has a class for some answers and
-for the rest only text, so the status and the store's own code are read from
-the text, in one place (`_Answer`). Of note: 409 comes as "already exists",
-though S3 means by it that two creators met and *neither* may have won.
+The errors of the client were determined by experiment (obstore 0.12 against SeaweedFS 4.48 and a
+server that returns each status). The client has classes for some responses and only text for the
+others. `_Answer` is the one place that parses the HTTP status and the store's error code from
+the text. The client reports status 409 as "already exists". In S3, 409 means a conflict of two
+concurrent creates, and possibly *neither* has succeeded.
 
-A store that hangs keeps the connection open and says nothing. A request to it
-ends with a timeout. A write that timed out is indeterminate: the store may
-still carry it out when it continues.
+A store that hangs keeps the connection open and sends no data. A request to it ends with a
+timeout. A write that timed out is indeterminate: the store may still execute it later.
 """
 
 import os
@@ -45,19 +44,20 @@ __all__ = ["ObjectBlob"]
 
 CONNECT_S: Final = 5.0
 REQUEST_S: Final = 300.0
-"""Longest time of one request, however much it transfers."""
+"""Maximum duration of one request, for any size of the transfer."""
 
 UPLOAD_BYTES: Final = 1 << 20
 UPLOAD_S: Final = 60.0
-"""Time to the answer for a body larger than `UPLOAD_BYTES`.
+"""Response timeout for a body larger than `UPLOAD_BYTES`.
 
-SUBTLE: the client counts silence from the start of a request to the first byte of the answer, so
-a body must be sent in that time. For all other requests it is the answer deadline.
+SUBTLE: the client measures the timeout from the start of a request to the first byte of the
+response, so the complete body must be sent in that time. All other requests use the answer
+deadline.
 """
 
 
 class ObjectBlob:
-    """A `Blob` below `prefix`, which is empty or ends in a slash, of a bucket."""
+    """A `Blob` in a bucket, below `prefix`, which is empty or ends with a slash."""
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         self._name = f"s3://{bucket}/{prefix}".rstrip("/")
@@ -114,7 +114,7 @@ class ObjectBlob:
             return True
 
     def settle(self, keys: list[str]) -> None:
-        """An object store answers only when it is durable, so there is nothing to wait for."""
+        """Check the keys. An object store returns only after a write is durable."""
         for key in keys:
             self._checked(key)
 
@@ -129,7 +129,7 @@ class ObjectBlob:
                     raise
 
     def children(self) -> list[str]:
-        """The names of the folders directly below, in order."""
+        """Return the names of the direct subfolders, sorted."""
         self._open()
         with self._asking("list", "", writes=False):
             below = obstore.list_with_delimiter(self._store, self._prefix or None)
@@ -140,7 +140,7 @@ class ObjectBlob:
         """See `Blob`."""
         self._open()
         whole = self._prefix + checked_prefix(prefix)
-        # The client takes a prefix that is a folder, and the rest is left to us.
+        # The client supports only a folder as prefix; the filter below does the rest.
         folder = whole.rpartition("/")[0]
         found: list[Listed] = []
         with self._asking("list", prefix, writes=False):
@@ -172,10 +172,10 @@ class ObjectBlob:
 
     @contextmanager
     def _asking(self, verb: str, key: str, *, writes: bool) -> Iterator[None]:
-        """Turn what the client raises into our errors.
+        """Translate errors of the client into store errors.
 
-        They are not chained: the store's answer repeats headers of the
-        request, and a session's token may be among them.
+        The errors are not chained: the text of the response repeats request headers, which may
+        include a session token.
         """
         try:
             yield
@@ -208,7 +208,7 @@ def _client(bucket: str, endpoint: str | None, answer_s: float) -> S3Store:
     return S3Store(
         bucket,
         region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
-        # Behind an endpoint of one's own there is seldom a domain for each bucket.
+        # A custom endpoint seldom has a domain for each bucket.
         virtual_hosted_style_request=endpoint is None,
         client_options={
             "allow_http": (endpoint or "").startswith("http://")
@@ -235,7 +235,7 @@ def _check_endpoint(endpoint: str | None) -> None:
 
 @contextmanager
 def _understood() -> Iterator[None]:
-    """Turn the client's panic over a setting, which is no `Exception`, into our error."""
+    """Translate a panic of the client, which is no `Exception`, into `UsageError`."""
     try:
         yield
     except BaseException as error:
@@ -245,7 +245,7 @@ def _understood() -> Iterator[None]:
 
 
 def _misunderstood() -> UsageError:
-    # Its value is not repeated, since it may hold a password.
+    # The message omits the value, which may contain a password.
     return UsageError(
         "environment variable AWS_ENDPOINT_URL is malformed",
         hint="Write AWS_ENDPOINT_URL (or AWS_ENDPOINT_URL_S3) as http://host:port or https://host.",
@@ -254,26 +254,26 @@ def _misunderstood() -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a failed request came back with, as far as the client's text tells."""
+    """Outcome of a failed request, parsed from the text of the client's error."""
 
     kind: str
-    """The client's class of error."""
+    """Error class of the client, without the suffix `Error`."""
 
     status: int | None
-    """The HTTP status, if the store answered."""
+    """HTTP status; None if the store did not respond."""
 
     code: str
-    """The store's own word, such as `NoSuchBucket`."""
+    """Error code of the store, such as `NoSuchBucket`, or empty."""
 
     transport: str
-    """What went wrong on the way, such as `Connect` or `Timeout`."""
+    """Transport error, such as `Connect` or `Timeout`, or empty."""
 
     credentials: bool
-    """Whether it was not the store that was asked but who we are."""
+    """True if the failed request was for credentials, not to the store."""
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Read the client's text."""
+        """Parse the text of an error of the client."""
         text = str(error)
         status = _STATUS.search(text)
         code = _CODE.search(text)
@@ -287,9 +287,12 @@ class _Answer:
         )
 
     def refusal(self, *, first: bool) -> str | None:
-        """What a person must do, or None if asking again may help."""
+        """Return a hint for the operator, or None if a retry may succeed.
+
+        `first` is true before the first successful request.
+        """
         if self.credentials:
-            # Credentials that have worked before are only late.
+            # After a success, missing credentials are transient.
             return _NO_CREDENTIALS if first else None
         if self.code in _TRANSIENT_CODES or self.status in _TRANSIENT_STATUSES:
             return None
@@ -313,7 +316,7 @@ class _Answer:
         return None
 
     def nothing_happened(self) -> bool:
-        """Whether it is certain that the request changed nothing."""
+        """Return whether the request certainly changed nothing."""
         return (
             self.credentials
             or self.transport == "Connect"
@@ -321,7 +324,7 @@ class _Answer:
         )
 
     def sentence(self) -> str:
-        """For a person, without anything the request carried."""
+        """Return the outcome as a sentence, without any data of the request."""
         if self.credentials:
             return "No credentials were found."
         if self.status is not None:
@@ -331,7 +334,7 @@ class _Answer:
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
-# Of which a part is not set, or for which the machine's role was asked in vain.
+# A part of the credentials is not set, or the request for the role of the machine failed.
 _CREDENTIALS: Final = re.compile(r"\AGeneric S3 error: Missing \w+\n|http://169\.254\.169\.254/")
 _TRANSPORT: Final = re.compile(r"HttpError \{\s+kind: (\w+)")
 
