@@ -1,8 +1,7 @@
-"""What the bytes of Kafka's records say, as columns.
+"""Formats: decoding of the bytes of Kafka records into columns.
 
-Each format turns a column of bytes into rows of a fixed schema, one for each
-record, and says of each record that is no such row why. All of them run in
-Spark's tasks as well as in the driver.
+Each format turns a column of bytes into rows of a fixed schema, one for each record. For a record
+that is not a valid row, it returns the reason. All formats run in Spark tasks and in the driver.
 """
 
 from penstock.sources.kafka.formats.avro import AvroFormat

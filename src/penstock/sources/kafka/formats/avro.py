@@ -1,8 +1,7 @@
-"""Avro: records of a schema that is fixed here, whichever schema they were written with.
+"""Avro format: records of a fixed reader schema, for any compatible writer schema.
 
-With a registry each record says by its first five bytes which schema wrote it;
-without one all were written with one that is given. What a record becomes is
-decided once, from the schema it is read with.
+With a registry, the first five bytes of a record identify its writer schema. Without one, all
+records have one given writer schema. The columns are determined once, by the reader schema.
 """
 
 import io
@@ -31,28 +30,28 @@ from penstock.sources.kafka.formats.schema import fit_for_collections
 __all__ = ["AvroFormat"]
 
 VALUE: Final = "value"
-"""The column of a schema that is no record."""
+"""Column name for a schema that is not a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class AvroFormat:
-    """Records that are Avro, read as `reader`."""
+    """Avro records, resolved to the schema `reader`."""
 
     reader: str
-    """The schema whose fields are the columns, as JSON."""
+    """Schema whose fields are the columns, as JSON."""
 
     writer: str | None = None
-    """The schema that wrote all records, if it is another and there is no registry."""
+    """Writer schema of all records, if it differs and there is no registry."""
 
     registry: Registry | None = None
-    """Where the ids are known with which records begin."""
+    """Registry that resolves the schema ids in the records."""
 
     reader_references: tuple[tuple[str, Registered], ...] = ()
-    """What `reader` names and does not hold."""
+    """Schemas that `reader` names and does not contain."""
 
     schema: pa.Schema = field(init=False)
     _kept: dict[Any, Any] = field(init=False, repr=False, compare=False)
-    """What was made of schemas; made again where this is unpickled."""
+    """Cache of parsed schemas; not pickled, but built again."""
 
     def __post_init__(self) -> None:
         if self.writer is not None and self.registry is not None:
@@ -78,7 +77,7 @@ class AvroFormat:
 
     @classmethod
     def of(cls, registered: Registered, registry: Registry) -> Self:
-        """Read as a schema of the registry, such as the latest of a subject."""
+        """Create the format for a schema of the registry, such as the latest of a subject."""
         return cls(registered.schema, registry=registry, reader_references=registered.references)
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -91,11 +90,11 @@ class AvroFormat:
         self.__post_init__()
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`.
+        """Decode values into rows of `schema`.
 
         Raises:
-            TransientError: the registry did not tell a schema.
-            DefiniteError: it refuses to.
+            TransientError: the registry could not return a schema.
+            DefiniteError: the registry rejects the request.
         """
         plan = self._plan()
         tables: list[pa.Table] = []
@@ -113,7 +112,7 @@ class AvroFormat:
         return Decoded(rows, tuple(bad))
 
     def _read(self, value: bytes | None, row: int, bad: dict[int, str]) -> Any:
-        """One record as names and values, or None."""
+        """Return one record as a mapping from names to values; None if it is null or bad."""
         if value is None:
             return None
         try:
@@ -174,7 +173,7 @@ class AvroFormat:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How records of one schema are read."""
+    """Parsed schema and column types of a reader schema."""
 
     whole: Any
     parsed: Any

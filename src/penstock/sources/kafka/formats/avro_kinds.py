@@ -1,4 +1,4 @@
-"""What values of Avro become, which the schema that they are read with decides.
+"""Mapping of Avro types to Arrow types, as the reader schema determines it.
 
     null, boolean, int, long     null, bool, int32, int64
     float, double                float, double
@@ -12,8 +12,8 @@
     uuid                         string
     anything else                string: JSON text
 
-Anything else is a union of several types, a record that contains itself or has
-no fields.
+The last line of the table applies to a union of several types, and to a record that contains itself
+or has no fields.
 """
 
 import math
@@ -42,14 +42,14 @@ Ready = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What values of a schema become."""
+    """Arrow type of a schema, and the conversion of its values."""
 
     arrow: pa.DataType
     ready: Ready | None = None
-    """What Arrow takes for a value that is not null; None if that is the value."""
+    """Conversion of a value that is not null to Arrow's input; None if none is needed."""
 
     def array(self, values: list[Any], name: str, bad: dict[int, str]) -> pa.Array:
-        """A column, null where a value does not fit, which is told in `bad`."""
+        """Return a column; a value that does not fit is null, with a reason in `bad`."""
         try:
             return pa.array(self._ready(values), self.arrow)
         except MALFORMED:
@@ -71,7 +71,7 @@ class Kind:
 
 
 def kind_of(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> Kind:
-    """What values of `node` become; `around` names the records that it is in."""
+    """Return the mapping of `node`; `around` names the records that contain it."""
     if isinstance(node, str) and node in named:
         node = named[node]
     if isinstance(node, str):
@@ -92,7 +92,7 @@ def kind_of(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> Kin
 
 
 def _unmarked(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> Kind:
-    """The same of a type that means just what it is."""
+    """Return the mapping of a type without a logical type."""
     match node["type"]:
         case "enum":
             return Kind(pa.string())
@@ -117,7 +117,7 @@ def _unmarked(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> K
 
 
 def _bytes(value: Any) -> bytes:
-    # A default is written as text, of which each character is a byte.
+    # A default is written as text, with one character for each byte.
     return value.encode("latin-1") if isinstance(value, str) else value
 
 
@@ -152,7 +152,7 @@ def _members(inside: list[tuple[Any, Kind]]) -> Ready | None:
     def members(values: Any) -> Any:
         said = {}
         for each, kind in inside:
-            # A record that is itself a default may leave out members that have one.
+            # A record that is itself a default may omit members that have a default.
             value = values[each["name"]] if each["name"] in values else each["default"]
             said[each["name"]] = value if value is None or not kind.ready else kind.ready(value)
         return said
@@ -165,7 +165,7 @@ def _as_json(value: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """`value` with words for the numbers that JSON does not have."""
+    """Return `value` with text for numbers that JSON does not have."""
     if isinstance(value, dict):
         return {name: _jsonable(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -1,11 +1,12 @@
-"""Schemas of Avro: with all that they name in them, and whether one can be read as another.
+"""Avro schemas: inclusion of all referenced types, and compatibility of logical types.
 
-A schema names types that are defined before or, with a registry, elsewhere; it wraps them, and
-says much that bears on no reading. Here it is made whole once, as plain JSON.
+A schema refers to types that are defined earlier in it or, with a registry, in another schema. It
+also has nesting and attributes that do not affect decoding. This module converts it once to plain
+JSON that contains every referenced type.
 
-fastavro is not told of logical types: Python's own dates and times end at the year 9999 and
-would not hold every value, so they are read as the numbers they are. Whether those mean the
-same to writer and reader is checked here.
+fastavro never sees logical types. Python's dates and times end at the year 9999 and cannot hold
+every value, so the underlying numbers are decoded. This module checks that these numbers mean the
+same to writer and reader.
 """
 
 import json
@@ -42,7 +43,7 @@ PRIMITIVES: Final = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-"""The types that are a word, and what they are to Arrow."""
+"""Primitive types, and their Arrow types."""
 
 LOGICAL: Final = {
     ("int", "date"): pa.date32(),
@@ -55,7 +56,7 @@ LOGICAL: Final = {
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
     ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
 }
-"""The same of numbers that mean something else."""
+"""Logical types of numbers, and their Arrow types."""
 
 MALFORMED: Final = (
     EOFError,
@@ -68,16 +69,16 @@ MALFORMED: Final = (
     ValueError,
     struct.error,
 )
-"""What comes of reading bytes that are not what they are taken for."""
+"""Exceptions of decoders that read malformed bytes."""
 
 
 def whole_schema(text: str, references: Sequence[tuple[str, Registered]]) -> Any:
-    """A schema with all that it names in it, and only what bears on reading.
+    """Return a schema that contains all types it refers to, and only attributes for decoding.
 
-    Names are full, types are never wrapped for nothing.
+    Names are qualified, and types have no redundant nesting.
 
     Raises:
-        Unfit: it is no schema.
+        Unfit: the text is not a schema.
     """
     outside = dict(_all(references))
     defined: set[str] = set()
@@ -133,10 +134,10 @@ def whole_schema(text: str, references: Sequence[tuple[str, Registered]]) -> Any
 
 
 def parsed_schema(whole: Any) -> Any:
-    """A whole schema as fastavro takes it, without logical types.
+    """Return the complete schema in fastavro's form, without logical types.
 
     Raises:
-        Unfit: it is no schema.
+        Unfit: it is not a schema.
     """
     try:
         return fastavro.parse_schema(_stripped(whole))
@@ -145,13 +146,13 @@ def parsed_schema(whole: Any) -> Any:
 
 
 def check_meaning(writer: Any, reader: Any) -> None:
-    """That numbers mean to the reader what they meant to the writer.
+    """Check that numbers mean the same to the writer and the reader.
 
-    Avro resolves them by their plain types alone, so that milliseconds would pass for
+    Avro resolves schemas by their underlying types alone. Milliseconds would be read as
     microseconds.
 
     Raises:
-        Unfit: they do not.
+        Unfit: a logical type differs.
     """
     named = definitions(writer), definitions(reader)
     seen: set[tuple[str, str]] = set()
@@ -181,7 +182,7 @@ def check_meaning(writer: Any, reader: Any) -> None:
 
 
 def definitions(node: Any) -> dict[str, Any]:
-    """The types that have names, by them."""
+    """Return the named types by name."""
     found: dict[str, Any] = {}
     waiting = [node]
     while waiting:
@@ -197,7 +198,7 @@ def definitions(node: Any) -> dict[str, Any]:
 
 
 def meaning_of(node: Any) -> tuple[Any, ...] | None:
-    """What a number or some bytes mean, if they mean something else."""
+    """Return the logical type of a node with its parameters; None without a valid one."""
     if not isinstance(node, dict) or "logicalType" not in node:
         return None
     word = node["logicalType"]
@@ -217,7 +218,7 @@ def meaning_of(node: Any) -> tuple[Any, ...] | None:
 
 
 def contains_itself(node: Any, named: Mapping[str, Any]) -> bool:
-    """Whether a record has itself in it, however deep."""
+    """Return whether a record contains itself, at any depth."""
     seen: set[str] = set()
     waiting = [each["type"] for each in node["fields"]]
     while waiting:
@@ -253,7 +254,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        # A registry has the schema "string" also as that word alone.
+        # A registry may return the schema "string" as that word without quotes.
         if text.strip() in PRIMITIVES:
             return text.strip()
         raise Unfit("it is not JSON") from None

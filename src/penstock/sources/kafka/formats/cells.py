@@ -1,9 +1,9 @@
-"""Where in the bytes of records the values of columns are.
+"""Cells: locations of column values in the bytes of records.
 
-A cell is one column of one record: what kind of thing stands there, and from
-which byte to which. Finding cells is one step and reading them another, so
-that there may be two ways to find them, one fast and one for what the fast
-one leaves, and still only one way to read each. Both must find the same.
+A cell is one column of one record: the kind of its value, its first byte and its end. Locating
+cells and reading them are separate steps. Two functions locate cells, a fast one and a complete one
+for the records that the fast one skips. Only one function reads each type. Both locators must find
+the same cells.
 """
 
 from dataclasses import dataclass
@@ -33,32 +33,32 @@ __all__ = [
 ]
 
 NOTHING: Final = 0
-"""The column is missing, or null."""
+"""The column is missing or null."""
 
 TRUE: Final = 1
 FALSE: Final = 2
 INTEGER: Final = 3
-"""A number of JSON without point or exponent."""
+"""JSON number without point or exponent."""
 
 NUMBER: Final = 4
-"""Any other number of JSON."""
+"""Any other JSON number."""
 
 STRING: Final = 5
-"""Text of JSON, its quotes included."""
+"""JSON string, including its quotes."""
 
 ESCAPED: Final = 6
-"""The same, with a backslash somewhere."""
+"""JSON string with at least one backslash, including its quotes."""
 
 ARRAY: Final = 7
 OBJECT: Final = 8
 PLAIN: Final = 9
-"""Text as it stands."""
+"""Text without quotes."""
 
 QUOTED: Final = 10
-"""Text between quotes, which are included."""
+"""Quoted text, including its quotes."""
 
 DOUBLED: Final = 11
-"""The same, with a quote in it that stands twice."""
+"""Quoted text with at least one doubled quote, including its quotes."""
 
 KIND_NAMES: Final = {
     NOTHING: "null",
@@ -77,12 +77,12 @@ KIND_NAMES: Final = {
 
 
 class Unfit(Exception):
-    """A record or a value in it is not as it must be; the text says why."""
+    """Error for an invalid record or value; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The bytes of some records."""
+    """Bytes of several records."""
 
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
@@ -92,7 +92,7 @@ class Records:
 
     @classmethod
     def of(cls, values: pa.Array) -> "Records":
-        """The records of an array of bytes or of text."""
+        """Return the records of a binary or string array."""
         _, offsets, data = values.buffers()
         bounds = np.zeros(1, np.int64)
         if len(values) and offsets is not None:
@@ -100,7 +100,7 @@ class Records:
                 np.int64
             )
         held = np.frombuffer(data, np.uint8) if data is not None and data.size else _NO_BYTES
-        held.flags.writeable = False  # One kind of array for kernels, or they compile twice.
+        held.flags.writeable = False  # One array type: kernels compile once for each.
         present = np.ones(len(values), np.bool_)
         if values.null_count:
             present = values.is_valid().to_numpy(zero_copy_only=False)
@@ -115,7 +115,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The cells of some columns: of each, a row of these arrays."""
+    """Cells of several columns; each array has one row for each column."""
 
     data: npt.NDArray[np.uint8]
     kinds: npt.NDArray[np.uint8]
@@ -124,20 +124,20 @@ class Cells:
 
     @classmethod
     def empty(cls, records: Records, columns: int) -> "Cells":
-        """None found yet."""
+        """Return cells that are all missing."""
         shape = (columns, len(records))
         kinds = np.zeros(shape, np.uint8)
         return cls(records.data, kinds, np.zeros(shape, np.int64), np.zeros(shape, np.int64))
 
     def put(self, row: int, found: "list[tuple[int, int, int]]") -> None:
-        """What was found in one record, a cell for each column."""
+        """Set the cells of one record, one for each column."""
         for column, (kind, start, end) in enumerate(found):
             self.kinds[column, row] = kind
             self.starts[column, row] = start
             self.ends[column, row] = end
 
     def __getitem__(self, cell: tuple[int, int]) -> tuple[int, bytes]:
-        """Kind and bytes of a column in a row."""
+        """Return the kind and the bytes of a cell, given column and row."""
         start, end = self.starts[cell], self.ends[cell]
         return int(self.kinds[cell]), self.data[start:end].tobytes()
 

@@ -1,30 +1,28 @@
-"""Debezium's change events: what a row was, what it is, and where in the log that happened.
+"""Debezium change events: row before and after the change, and its place in the source's log.
 
 An event becomes
 
     op                       c, u, d, r (read by a snapshot), t (truncate), m (message)
-    origin                   which log it is of: connector, name, database and server
-    happened_ms              when it was committed, by the database's clock
+    origin                   its log: connector, name, database and server
+    happened_ms              commit time, by the database's clock
     position                 bytes in the order of the source's log, or null
     transaction              its id (see `ids.py`), total_order and data_collection_order in it
     before, after            the row, or null
 
 and a null value, Debezium's tombstone, becomes nulls.
 
-Positions compare as bytes do, among events of one partition that come from the
-same server:
+Positions are compared as bytes, among events of one partition and one origin:
 
-    Postgres     the last commit before it and its own place, from `sequence`
-    MySQL        number of the log's file, place in it, row of the event
-    SQL Server   commit_lsn, since change_lsn goes back within a transaction
+    Postgres     the last commit before it and its own LSN, from `sequence`
+    MySQL        number of the binlog file, position in it, row of the event
+    SQL Server   commit_lsn, because change_lsn decreases within a transaction
 
-and after that whether it is a deletion, since a change of the key is written as
-a deletion and a creation at one place. There is none for what a snapshot read:
-all of that has one place. There is none for other connectors, and none for a
-Postgres without `sequence`: its lsn alone goes back where transactions overlap.
+A last byte is lower for a deletion, because a change of the key is written as a deletion and a
+creation at one place. Events that a snapshot read have no position: they all have one place in the
+log. Events of other connectors have no position. Neither have Postgres events without `sequence`:
+their LSN alone decreases where transactions overlap.
 
-Rows that one COPY loaded share theirs. What a lower position means is told in
-`resent.py`.
+Rows that one COPY loaded share a position. `resent.py` defines the meaning of a lower position.
 """
 
 import json
@@ -86,10 +84,10 @@ Named = Mapping[str, pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class DebeziumJson:
-    """Change events in JSON, whether or not each brings its schema along."""
+    """Change events in JSON, with or without an embedded schema."""
 
     row: JsonFormat
-    """The columns of `before` and `after`."""
+    """Format of `before` and `after`."""
 
     schema: pa.Schema = field(init=False)
 
@@ -97,7 +95,7 @@ class DebeziumJson:
         object.__setattr__(self, "schema", _schema(pa.struct(list(self.row.schema))))
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`."""
+        """Decode values into rows of `schema`."""
         tables: list[pa.Table] = []
         bad: list[Bad] = []
         for first, chunk in chunks_of(values):
@@ -165,11 +163,11 @@ class DebeziumAvro:
         object.__setattr__(self, "schema", _schema(rows[1]))
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`.
+        """Decode values into rows of `schema`.
 
         Raises:
-            TransientError: the registry did not tell a schema.
-            DefiniteError: it refuses to.
+            TransientError: the registry could not return a schema.
+            DefiniteError: the registry rejects the request.
         """
         decoded = self.envelope.decode(values)
         table = decoded.rows.combine_chunks()
@@ -215,7 +213,7 @@ def _columns(
 
 
 def _check(op: pa.Array, after: pa.Array, there: Any, bad: dict[int, str]) -> None:
-    """That an event is one."""
+    """Add a reason to `bad` for each record that is not a valid change event."""
     known = pc.is_in(op, pa.array(OPS)).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(there & ~known).tolist():
         said = op[row].as_py()
@@ -232,14 +230,14 @@ def _check(op: pa.Array, after: pa.Array, there: Any, bad: dict[int, str]) -> No
 
 
 def _members(cells: Any, at: int, columns: tuple[Column, ...]) -> dict[str, pa.Array]:
-    """Members of an object; what is not of its type is null."""
+    """Return members of an object; a value of another type is null."""
     texts = raw_text(cells, at, cells.kinds[at] == OBJECT).cast(pa.binary())
     found, _ = find(texts, [column.name for column in columns])
     return {c.name: read_column(found, i, c)[0] for i, c in enumerate(columns)}
 
 
 def _taken(struct: pa.Array | None, columns: tuple[Column, ...], count: int) -> Named:
-    """The same of a struct."""
+    """Return members of a struct; a value of another type is null."""
     there = {} if struct is None or not pa.types.is_struct(struct.type) else {
         each.name: each.type for each in struct.type
     }  # fmt: skip
@@ -281,7 +279,7 @@ def _positions(op: pa.Array, source: Named) -> pa.Array:
     file = pc.struct_field(pc.extract_regex(source["file"], _FILE), "number")
     numbers = [_number(file), source["pos"], source["row"]]
     mysql = _bytes(by("mysql", "mariadb"), deletion, numbers, count)
-    # All of a transaction have one place there, whatever they do.
+    # All events of a transaction have one position there, so deletions get no lower one.
     alike = pa.array(np.zeros(count, np.bool_))
     sql_server = _bytes(by("sqlserver"), alike, _lsn(source["commit_lsn"]), count)
     return pc.coalesce(postgres, mysql, sql_server)
@@ -292,7 +290,7 @@ def _number(text: pa.Array) -> pa.Array:
 
 
 def _lsn(text: pa.Array) -> list[pa.Array]:
-    """The three numbers of a position that SQL Server prints."""
+    """Return the three numbers of an LSN in SQL Server's notation."""
     parts = pc.extract_regex(pc.utf8_lower(text), _LSN)
     return [_hex(pc.struct_field(parts, name)) for name in ("a", "b", "c")]
 
@@ -303,7 +301,7 @@ def _hex(text: pa.Array) -> pa.Array:
 
 
 def _bytes(which: pa.Array, deletion: pa.Array, numbers: list[pa.Array], count: int) -> pa.Array:
-    """Numbers one after the other, the highest byte first, where `which` and all are there."""
+    """Return the numbers as big-endian bytes, where `which` is true and all numbers are present."""
     there = which
     for each in numbers:
         there = pc.and_(there, pc.fill_null(pc.greater_equal(each, 0), False))
@@ -318,7 +316,7 @@ def _bytes(which: pa.Array, deletion: pa.Array, numbers: list[pa.Array], count: 
 
 
 def _wraps_nothing(chunk: pa.Array, candidates: Any) -> Any:
-    """Which records are a schema and a payload that is null, which is another tombstone."""
+    """Return which records have a schema and a null payload, another form of a tombstone."""
     wraps = np.zeros(len(chunk), np.bool_)
     for row in np.flatnonzero(candidates).tolist():
         value = chunk[row].as_py()
@@ -326,7 +324,7 @@ def _wraps_nothing(chunk: pa.Array, candidates: Any) -> Any:
             try:
                 event = json.loads(value)
             except ValueError:
-                continue  # Why it is no JSON is told by others.
+                continue  # `find` reports the reason.
             wraps[row] = isinstance(event, dict) and event.get("payload", ...) is None
     return wraps
 

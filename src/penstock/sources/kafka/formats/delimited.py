@@ -1,8 +1,8 @@
-"""CSV: a line for each record, its fields in the order of the columns.
+"""CSV format: one line for each record, with fields in the order of the columns.
 
-Fields may stand in double quotes, and must if they hold the delimiter, a quote
-(written twice) or the end of a line. A field with nothing in it, not even
-quotes, is null. One end of line may close a record.
+Fields may be in double quotes. They must be if they contain the delimiter, a quote (doubled) or an
+end of line. A field without characters and without quotes is null. A record may end with one end of
+line.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ __all__ = ["CsvFormat"]
 
 
 class _Why(IntEnum):
-    """What may be wrong with a line; counts of fields are told apart from it by `fields`."""
+    """Reasons to reject a line; for `COUNT`, `fields` holds the number of fields."""
 
     NOTHING = 0
     LINES = 1
@@ -62,10 +62,10 @@ class CsvFormat:
 
     @classmethod
     def of(cls, said: Mapping[str, Any] | Sequence[str], *, delimiter: str = ",") -> Self:
-        """With columns from names to words, or names alone, which are text.
+        """Create the format from type names by column, or from column names, which are text.
 
         Raises:
-            UsageError: a word, a name or the delimiter is not as it must be.
+            UsageError: a type name, a column name or the delimiter is invalid.
         """
         if not isinstance(said, Mapping):
             if twice := sorted({name for name in said if list(said).count(name) > 1}):
@@ -76,7 +76,7 @@ class CsvFormat:
         return cls(columns_of(said, what="csv format"), delimiter)
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`."""
+        """Decode values into rows of `schema`."""
         tables: list[pa.Table] = []
         bad: list[Bad] = []
         for first, chunk in chunks_of(values):

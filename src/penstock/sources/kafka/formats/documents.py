@@ -1,7 +1,7 @@
-"""JSON: an object for each record, whose members are columns.
+"""JSON format: one object for each record, whose members are columns.
 
-Members that are no column are left out, missing ones are null. Without columns
-there is one, `data`, which holds the document as it was written.
+Members without a column are ignored, and missing members are null. Without configured columns there
+is one, `data`, which holds the document as it was written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ from penstock.sources.kafka.formats.walking import find
 __all__ = ["DATA", "JsonFormat"]
 
 DATA: Final = "data"
-"""The column of a whole document."""
+"""Column of an undivided document."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """Records that are JSON."""
+    """Records that are JSON documents."""
 
     columns: tuple[Column, ...] | None = None
-    """None for the whole document as one column."""
+    """Columns of the object; None for the document as one column."""
 
     schema: pa.Schema = field(init=False)
 
@@ -40,19 +40,19 @@ class JsonFormat:
 
     @classmethod
     def of(cls, said: Mapping[str, Any] | None = None) -> Self:
-        """With the columns of a mapping from names to words, or with none.
+        """Create the format from type names by column, or without columns.
 
         Raises:
-            UsageError: a word or a name is not as it must be.
+            UsageError: a type name or a column name is invalid.
         """
         return cls(None if said is None else columns_of(said, what="json format"))
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`."""
+        """Decode values into rows of `schema`."""
         return self._decode(values, by_walk=True)
 
     def decode_plainly(self, values: pa.ChunkedArray) -> Decoded:
-        """The same, found without compiled code: slow, and there to compare with."""
+        """Decode without compiled code: slow, and used by tests for comparison."""
         return self._decode(values, by_walk=False)
 
     def _decode(self, values: pa.ChunkedArray, *, by_walk: bool) -> Decoded:
@@ -73,7 +73,7 @@ class JsonFormat:
             return [raw_text(cells, 0, cells.ends[0] > 0)], bad
         cells, bad = find(chunk, [column.name for column in self.columns], by_walk=by_walk)
         if bad:
-            # The walk may have found some cells before it gave up.
+            # The scan may have found some cells before it rejected the record.
             cells.kinds[:, np.fromiter(bad, np.int64)] = NOTHING
         read = []
         for at, column in enumerate(self.columns):

@@ -1,9 +1,8 @@
-"""What a format is: bytes of records in, rows out, and a reason for each that is no row.
+"""Format protocol: bytes of records to rows, with a reason for each invalid record.
 
-A format is a value. It can be pickled, gives the same rows for the same bytes
-wherever it runs, and its columns are fixed when it is made. So a record that
-cannot be read today cannot be read tomorrow, and whoever asked decides what
-becomes of it; a format never drops one and never stops at one.
+A format is an immutable value that can be pickled. Its columns are fixed when it is created, and it
+returns the same rows for the same bytes on every host. A bad record therefore stays bad, and the
+caller decides its handling. A format never drops a record and never stops at one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,47 +22,47 @@ class Bad:
     """A record that cannot be decoded."""
 
     row: int
-    """Its index among the values that were given."""
+    """Index of the record among the given values."""
 
     reason: str
-    """For a person: what is wrong with it. It holds no more than a few characters of the value."""
+    """Defect of the record, for people. It contains at most a few characters of the value."""
 
     def __post_init__(self) -> None:
-        if not self.reason.isprintable():  # A column's name may hold any character.
+        if not self.reason.isprintable():  # A column name may contain any character.
             escaped = (each if each.isprintable() else ascii(each)[1:-1] for each in self.reason)
             object.__setattr__(self, "reason", "".join(escaped))
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What became of some values."""
+    """Result of decoding several values."""
 
     rows: pa.Table
-    """One row for each value, in order; where the value is null or bad, all columns are null."""
+    """One row for each value, in order. All columns are null where the value is null or bad."""
 
     bad: tuple[Bad, ...]
-    """In the order of their rows."""
+    """Bad records, in the order of their rows."""
 
 
 class Format(Protocol):
-    """How the bytes of records become columns."""
+    """Decoder of record bytes into columns."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that a record becomes; they never change."""
+        """Columns of a record; they never change."""
         ...
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`, from the bytes of records, some of which may be null.
+        """Decode the bytes of records, nulls included, into rows of `schema`.
 
         Raises:
-            TransientError: something that is needed could not be had at this moment.
+            TransientError: a required external service could not answer.
         """
         ...
 
 
 def chunks_of(values: pa.ChunkedArray | pa.Array) -> Iterable[tuple[int, pa.Array]]:
-    """The chunks of a column of bytes, each with the number of its first row."""
+    """Yield the chunks of a binary column, each with the number of its first row."""
     at = 0
     for chunk in values.chunks if isinstance(values, pa.ChunkedArray) else [values]:
         if not pa.types.is_binary(chunk.type):
@@ -75,19 +74,19 @@ def chunks_of(values: pa.ChunkedArray | pa.Array) -> Iterable[tuple[int, pa.Arra
 
 
 def blanked(columns: Sequence[pa.Array], schema: pa.Schema, bad: Iterable[int]) -> pa.Table:
-    """`columns` as rows of `schema`, the rows in `bad` null throughout."""
+    """Return `columns` as rows of `schema`, with nulls in all columns of the rows in `bad`."""
     rows = sorted(bad)
     if rows and columns:
         good = [True] * len(columns[0])
         for row in rows:
             good[row] = False
-        # By take, since if_else knows no maps.
+        # By take: if_else does not support maps.
         where = pc.if_else(pa.array(good), pa.array(range(len(good)), pa.int64()), None)
         columns = [column.take(where) for column in columns]
     return pa.table(list(columns), schema=schema)
 
 
 def shortened(text: str, most: int = 20) -> str:
-    """The beginning of `text`, for a message: printable, and never long."""
+    """Return the start of `text` for a message, in printable ASCII."""
     cut = text[:most]
     return ascii(cut)[1:-1] + ("…" if len(text) > most else "")

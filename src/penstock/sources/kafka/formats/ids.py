@@ -1,19 +1,20 @@
-"""Which transaction the id of an event, a BEGIN or an END tells.
+"""Transaction ids of Debezium events and of BEGIN and END records.
 
-What Debezium writes there is up to the connector:
+The form depends on the connector:
 
-    Postgres     571:53195829: the transaction, and where in the log this record stands, so that
-                 BEGIN, events and END of one transaction have several ids, which grow
-    Informix     27:53195832: the same, but all have the place of the END
+    Postgres     571:53195829: the transaction and the log position of this record. BEGIN,
+                 events and END of one transaction have different, increasing ids
+    Informix     27:53195832: the same, but all records have the position of the END
     MySQL        36eb…8d05:23, a GTID, or file=mysql-bin.000003,pos=154; MariaDB 0-1-5
     SQL Server   00000025:00000d08:0025, and so Db2
     MongoDB      {"id": …}:7, or either of both
     Oracle       5.6.641, or 05000600810200ff
     Vitess       a list of GTIDs as JSON
 
-So digits, a colon and digits are a transaction and a place in the log. Any other id is the
-transaction as it stands. That is so of Informix, too, whose numbers soon come again, and which
-writes one id into all records: what is known to be Informix's has an @ for the colon.
+Digits, a colon and digits are a transaction and a log position. Any other id is the name of the
+transaction as it stands. An id of Informix is a name as a whole too, because Informix reuses its
+numbers soon and writes one id into all records of a transaction. In an id known to be from
+Informix, `@` replaces the colon.
 """
 
 import re
@@ -25,29 +26,29 @@ import pyarrow.compute as pc
 __all__ = ["NOWHERE", "part", "part_all", "whole", "whole_all"]
 
 NOWHERE: Final = -1
-"""The place in the log, of an id that does not tell it."""
+"""Log position for an id that has none."""
 
 _PLACED: Final = r"^(?P<name>[0-9]+):(?P<at>[0-9]{1,18})$"
 
 
 def part(id: str) -> tuple[str, int]:
-    """The transaction that an id tells, and the place in the log."""
+    """Return the transaction and the log position in an id."""
     found = re.fullmatch(_PLACED, id)
     return (id, NOWHERE) if found is None else (found["name"], int(found["at"]))
 
 
 def part_all(ids: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """The same of many."""
+    """Return the transactions and the log positions in many ids."""
     found = pc.extract_regex(ids, _PLACED)
     names, at = (pc.struct_field(found, name) for name in ("name", "at"))
     return pc.coalesce(names, ids), pc.fill_null(pc.cast(at, pa.int64()), NOWHERE)
 
 
 def whole(id: str) -> str:
-    """The transaction all of whose records have this id."""
+    """Return the transaction name for an id that all records of the transaction have."""
     return id if part(id)[1] == NOWHERE else id.replace(":", "@")
 
 
 def whole_all(ids: pa.Array) -> pa.Array:
-    """The same of many."""
+    """Return the transaction names for many such ids."""
     return pc.replace_substring_regex(ids, _PLACED, r"\1@\2")

@@ -1,15 +1,14 @@
-"""Columns of JSON records, found in a sample of them and fixed from then on.
+"""Inference of JSON columns from a sample; the columns are fixed from then on.
 
-A member is what all its values in the sample are, and never narrower than one
-of them:
+The type of a member can hold all its values in the sample:
 
-    whole numbers of 64 bits        bigint
-    and numbers that doubles hold   double, if doubles hold the whole ones too
-    text, truth                     text, boolean
-    anything else, or mixed         json, which keeps what was written
+    integers of 64 bits             bigint
+    and numbers that doubles hold   double, if doubles hold the integers too
+    text, booleans                  text, boolean
+    anything else, or mixed         json, which keeps the text as written
 
-A number is held by doubles if the double next to it is printed as that number.
-A member that is null throughout is json as well, since nothing is known of it.
+A double holds a number if the nearest double is printed as that number. A member that is null in
+the whole sample is also json, because its type is unknown.
 """
 
 import json
@@ -28,10 +27,10 @@ from penstock.sources.kafka.formats.walking import found_plainly, not_utf8
 __all__ = ["infer", "inferred_words"]
 
 _WHOLE: Final = 1 << 53
-"""Up to here, doubles hold every whole number."""
+"""Limit up to which doubles hold every integer."""
 
 _LONGEST: Final = 400
-"""Digits that no double and no integer of ours needs."""
+"""Limit of digits, above which a number fits neither a double nor a bigint."""
 
 
 class _Integer(str):
@@ -46,18 +45,18 @@ _DECODER: Final = json.JSONDecoder(parse_int=_Integer, parse_float=_Number)
 
 
 def infer(sample: pa.ChunkedArray) -> JsonFormat:
-    """A format with the columns that the sample has.
+    """Return a format with the columns of the sample.
 
     Raises:
-        UsageError: it holds no objects, or a member has a name that no column can have.
+        UsageError: the sample has no objects, or a member name is not a valid column name.
     """
     return JsonFormat.of(inferred_words(sample))
 
 
 def inferred_words(sample: pa.ChunkedArray) -> dict[str, str]:
-    """The columns that the sample has, in the order of their first appearance.
+    """Return the type name of each column of the sample, in order of first appearance.
 
-    Records that cannot be decoded say nothing.
+    Records that cannot be decoded are ignored.
     """
     found: dict[str, set[str]] = {}
     objects = 0

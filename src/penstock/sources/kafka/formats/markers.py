@@ -1,10 +1,10 @@
-"""Debezium's topic of transactions: when each began, when it ended, and what is in it.
+"""Transaction metadata of Debezium: BEGIN and END records.
 
 A record becomes
 
     status     BEGIN or END
-    id         as it came; which transaction that is, `ids.py` tells
-    counts     of an END, by data collection how many events there are, as JSON
+    id         id as received; `ids.py` extracts the transaction
+    counts     for an END, the number of events by data collection, as JSON
 
 and a null value becomes nulls.
 """
@@ -37,12 +37,12 @@ class _Counted(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class MarkersJson:
-    """Such records in JSON, whether or not each brings its schema along."""
+    """Transaction metadata in JSON, with or without an embedded schema."""
 
     schema: pa.Schema = field(default=_SCHEMA, init=False)
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`."""
+        """Decode values into rows of `schema`."""
         decoded = _JSON.decode(values)
         rows = decoded.rows
         payload = rows.column("payload")
@@ -59,17 +59,17 @@ class MarkersJson:
 
 @dataclass(frozen=True, slots=True)
 class MarkersAvro:
-    """Such records in Avro."""
+    """Transaction metadata in Avro."""
 
     marker: AvroFormat
     schema: pa.Schema = field(default=_SCHEMA, init=False)
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`.
+        """Decode values into rows of `schema`.
 
         Raises:
-            TransientError: the registry did not tell a schema.
-            DefiniteError: it refuses to.
+            TransientError: the registry could not return a schema.
+            DefiniteError: the registry rejects the request.
         """
         decoded = self.marker.decode(values)
         there = set(decoded.rows.column_names)

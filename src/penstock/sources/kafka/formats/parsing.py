@@ -1,8 +1,8 @@
-"""Compiled code that reads cells: what is written in the usual way, and no more.
+"""Compiled kernels that parse cells in their usual notation.
 
-Every function here fills `out` for the cells it reads and sets `left` for those
-it does not, be it that they are wrong or only unusual; `reading` takes care of
-these. `kinds` is NOTHING where there is no value.
+Every function fills `out` for the cells that it parses. It sets `left` for all other cells, whether
+they are invalid or only unusual, and `reading` parses those. `kinds` is NOTHING where a cell has no
+value.
 """
 
 from typing import Final
@@ -38,12 +38,12 @@ _MOST: Final = np.uint64(10**18)
 _TRUE: Final = np.frombuffer(b"true", np.uint8)
 _FALSE: Final = np.frombuffer(b"false", np.uint8)
 _TENS: Final = 10.0 ** np.arange(23)
-"""The powers of ten that doubles hold exactly."""
+"""Powers of ten that doubles hold exactly."""
 
 
 @compiled
 def copy_texts(data, kinds, starts, ends, out, offsets):  # type: ignore[no-untyped-def]
-    """What the cells say, without quotes and escapes, one after the other; never left."""
+    """Copy the text of all cells, without quotes and escapes; no cell is left."""
     to = 0
     offsets[0] = 0
     for row in range(len(kinds)):
@@ -69,7 +69,7 @@ def copy_texts(data, kinds, starts, ends, out, offsets):  # type: ignore[no-unty
 
 @compiled
 def _digit(c):  # type: ignore[no-untyped-def]
-    """The value of a hexadecimal digit."""
+    """Return the value of a hexadecimal digit."""
     if c <= 57:
         return np.int64(c) - 48
     return (np.int64(c) | 32) - 87
@@ -77,7 +77,7 @@ def _digit(c):  # type: ignore[no-untyped-def]
 
 @compiled
 def _unit(data, at):  # type: ignore[no-untyped-def]
-    """The number of the four hexadecimal digits from `at` on."""
+    """Return the number of the four hexadecimal digits at `at`."""
     return (
         (_digit(data[at]) << 12)
         | (_digit(data[at + 1]) << 8)
@@ -88,7 +88,7 @@ def _unit(data, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def _unescaped(data, at, end, out, to):  # type: ignore[no-untyped-def]
-    """Text of JSON whose escapes were checked. Returns where it ends in `out`."""
+    """Write JSON text with valid escapes to `out`, and return its end there."""
     while at < end:
         c = data[at]
         at += 1
@@ -140,7 +140,7 @@ def _unescaped(data, at, end, out, to):  # type: ignore[no-untyped-def]
 
 @compiled
 def _inside(kind, start, end):  # type: ignore[no-untyped-def]
-    """What stands between the quotes, if there are any."""
+    """Return the bounds of the text between the quotes, if there are quotes."""
     if kind in (STRING, QUOTED):
         return start + 1, end - 1
     return start, end
@@ -148,11 +148,11 @@ def _inside(kind, start, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _parts(data, at, end):  # type: ignore[no-untyped-def]
-    """Whether a number of at most 19 digits stands there: its sign, digits and exponent."""
+    """Return whether a number of at most 19 digits is there, its sign, digits and exponent."""
     negative = at < end and data[at] == 45
     if negative:
         at += 1
-    # Nearly all numbers are a few digits and nothing else.
+    # Fast path: most numbers consist of a few digits only.
     begin, small = at, np.int64(0)
     while at < end and 48 <= data[at] <= 57:
         small = 10 * small + np.int64(data[at]) - 48
@@ -196,7 +196,7 @@ def _parts(data, at, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _scaled(mantissa, power):  # type: ignore[no-untyped-def]
-    """`mantissa` times ten to `power`, and whether that is whole and small enough to tell."""
+    """Return `mantissa` times ten to `power`, and whether the result is an integer in range."""
     if mantissa == _ZERO:
         return mantissa, True
     while power < 0:
@@ -214,7 +214,7 @@ def _scaled(mantissa, power):  # type: ignore[no-untyped-def]
 
 @compiled
 def read_integers(data, kinds, starts, ends, bits, out, left):  # type: ignore[no-untyped-def]
-    """Whole numbers of so many bits with a sign."""
+    """Parse signed integers of `bits` bits."""
     over = np.uint64(1) << np.uint64(bits - 1)
     for row in range(len(kinds)):
         kind = kinds[row]
@@ -232,7 +232,7 @@ def read_integers(data, kinds, starts, ends, bits, out, left):  # type: ignore[n
 
 @compiled
 def read_doubles(data, kinds, starts, ends, out, left):  # type: ignore[no-untyped-def]
-    """Numbers that one exact operation on exact doubles gives, so that it rounds once."""
+    """Parse numbers that one operation on exact doubles gives, which rounds only once."""
     for row in range(len(kinds)):
         kind = kinds[row]
         if kind == NOTHING:
@@ -252,7 +252,7 @@ def read_doubles(data, kinds, starts, ends, out, left):  # type: ignore[no-untyp
 
 @compiled
 def read_decimals(data, kinds, starts, ends, scale, over, out, left):  # type: ignore[no-untyped-def]
-    """Numbers with `scale` digits after the point, as two words each, below `over`."""
+    """Parse numbers with `scale` digits after the point, below `over`, as two words each."""
     for row in range(len(kinds)):
         kind = kinds[row]
         if kind == NOTHING:
@@ -272,7 +272,7 @@ def read_decimals(data, kinds, starts, ends, scale, over, out, left):  # type: i
 
 @compiled
 def read_booleans(data, kinds, starts, ends, out, left):  # type: ignore[no-untyped-def]
-    """Truth, as JSON has it, and the words of CSV in small letters."""
+    """Parse JSON booleans, and the words of CSV in lower case."""
     for row in range(len(kinds)):
         kind = kinds[row]
         if kind == TRUE:
@@ -287,7 +287,7 @@ def read_booleans(data, kinds, starts, ends, out, left):  # type: ignore[no-unty
 
 @compiled
 def _says(data, at, end, word):  # type: ignore[no-untyped-def]
-    """Whether `word` stands there, or its first letter alone."""
+    """Return whether `word` or its first letter alone is there."""
     if end - at != 1 and end - at != len(word):
         return False
     i = 0
@@ -298,7 +298,7 @@ def _says(data, at, end, word):  # type: ignore[no-untyped-def]
 
 @compiled
 def _two(data, at):  # type: ignore[no-untyped-def]
-    """The number of two digits, or -1000."""
+    """Return the number of two digits, or -1000."""
     high, low = np.int64(data[at]) - 48, np.int64(data[at + 1]) - 48
     if 0 <= high <= 9 and 0 <= low <= 9:
         return 10 * high + low
@@ -307,7 +307,7 @@ def _two(data, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def _days(data, at):  # type: ignore[no-untyped-def]
-    """The day whose ten characters begin at `at`, and whether there is one."""
+    """Return the day in the ten characters at `at`, since 1970, and whether it is valid."""
     century, years = _two(data, at), _two(data, at + 2)
     month, day = _two(data, at + 5), _two(data, at + 8)
     year = 100 * century + years
@@ -322,7 +322,7 @@ def _days(data, at):  # type: ignore[no-untyped-def]
         length = 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
     if day > length:
         return np.int64(0), False
-    # Years begin in March here, so that the day that comes and goes is the last.
+    # Years start in March in this calculation, which makes the leap day the last day.
     if month <= 2:
         year -= 1
         month += 12
@@ -334,7 +334,7 @@ def _days(data, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def read_dates(data, kinds, starts, ends, out, left):  # type: ignore[no-untyped-def]
-    """Days since 1970, from 2026-01-31."""
+    """Parse dates such as 2026-01-31 as days since 1970."""
     for row in range(len(kinds)):
         kind = kinds[row]
         if kind == NOTHING:
@@ -350,7 +350,7 @@ def read_dates(data, kinds, starts, ends, out, left):  # type: ignore[no-untyped
 
 @compiled
 def _moment(data, at, end, zoned):  # type: ignore[no-untyped-def]
-    """Microseconds since 1970, and whether `2026-01-31T12:00:00.123456+01:00` stands there."""
+    """Return microseconds since 1970, and whether `2026-01-31T12:00:00.123456+01:00` is there."""
     nothing = np.int64(0), False
     if end - at < 19 or (data[at + 10] != 84 and data[at + 10] != 32):
         return nothing
@@ -396,7 +396,7 @@ def _moment(data, at, end, zoned):  # type: ignore[no-untyped-def]
 
 @compiled
 def read_timestamps(data, kinds, starts, ends, zoned, out, left):  # type: ignore[no-untyped-def]
-    """Microseconds since 1970; with `zoned` in UTC, from text that says its zone."""
+    """Parse timestamps as microseconds since 1970; with `zoned`, from text with a time zone."""
     for row in range(len(kinds)):
         kind = kinds[row]
         if kind == NOTHING:

@@ -1,4 +1,4 @@
-"""Text and bytes: records as they are."""
+"""Text and bytes formats: records as one column."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ __all__ = ["BytesFormat", "TextFormat"]
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """Records that are text in UTF-8, one column of it."""
+    """Records that are UTF-8 text, as one column."""
 
     column: str = "text"
     schema: pa.Schema = field(init=False)
@@ -23,7 +23,7 @@ class TextFormat:
         object.__setattr__(self, "schema", fit_for_collections(schema, what="text format"))
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`; a record that is not UTF-8 is bad."""
+        """Decode values into rows of `schema`; a record that is not UTF-8 is bad."""
         tables: list[pa.Table] = []
         bad: list[Bad] = []
         for first, chunk in chunks_of(values):
@@ -37,7 +37,7 @@ class TextFormat:
 
 @dataclass(frozen=True, slots=True)
 class BytesFormat:
-    """Records as they come, one column of bytes."""
+    """Records of any content, as one column of bytes."""
 
     column: str = "data"
     schema: pa.Schema = field(init=False)
@@ -47,6 +47,6 @@ class BytesFormat:
         object.__setattr__(self, "schema", fit_for_collections(schema, what="bytes format"))
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`; no record is bad."""
+        """Return values as rows of `schema`; no record is bad."""
         chunks = [chunk for _, chunk in chunks_of(values)]
         return Decoded(pa.table([pa.chunked_array(chunks, pa.binary())], self.schema), ())

@@ -1,4 +1,4 @@
-"""Protocol buffers: records of a message whose description is given.
+"""Protobuf format: records of one message type with a given descriptor.
 
     double, float               double, float
     int32, int64 and their kin  int32, int64; uint32, uint64
@@ -6,13 +6,13 @@
     an enum                     string: the value's name, or its number if it has none
     a message                   struct
     repeated, map               list, map with its keys in order
-    google.protobuf.…Value      what it wraps, or null
+    google.protobuf.…Value      the wrapped value, or null
     anything else               string: JSON text
 
-A field that can tell whether it was set is null if it was not; any other is
-its default then, as the format itself cannot tell. Anything else is a message
-that contains itself or has no fields. The columns are those of the
-description; what a record holds beyond them is left out.
+A field with presence is null if it is not set. A field without presence then has its default,
+because the encoding does not distinguish the two. The last line of the table applies to a message
+that contains itself or has no fields. The descriptor determines the columns; unknown fields are
+ignored.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ _WRAPPERS: Final = frozenset(
 )  # fmt: skip
 
 Get = Callable[[Any], Any]
-"""What Arrow takes, for what a message has in a field."""
+"""Conversion of the field of a message to Arrow's input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,19 @@ class ProtobufFormat:
     """Records that are one message each."""
 
     descriptors: bytes = field(repr=False)
-    """A FileDescriptorSet, as `protoc --include_imports --descriptor_set_out` writes it."""
+    """FileDescriptorSet, as `protoc --include_imports --descriptor_set_out` writes it."""
 
     message: str
-    """The full name of the message."""
+    """Full name of the message type."""
 
     framed: bool = False
-    """Whether records begin as those of a schema registry do: a zero byte, the id of a schema
-    and which of its messages follows. The id is not asked after; the description given here
-    holds."""
+    """True if records have the header of a schema registry: a zero byte, a schema id and a message
+    index. The id is not resolved; the given descriptor is used.
+    """
 
     schema: pa.Schema = field(init=False)
     _kept: dict[str, Any] = field(init=False, repr=False, compare=False)
-    """What was made of the description; made again where this is unpickled."""
+    """Data derived from the descriptor; not pickled, but built again."""
 
     def __post_init__(self) -> None:
         described = _described(self.descriptors, self.message)
@@ -93,7 +93,7 @@ class ProtobufFormat:
         self.__post_init__()
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
-        """Rows of `schema`."""
+        """Decode values into rows of `schema`."""
         tables: list[pa.Table] = []
         bad: list[Bad] = []
         for first, chunk in chunks_of(values):
@@ -154,7 +154,7 @@ def _described(descriptors: bytes, name: str) -> Descriptor:
 
 
 def _in_order(files: Any) -> list[Any]:
-    """Each file after those that it imports."""
+    """Return the files in import order: each after its imports."""
     by_name = {each.name: each for each in files.file}
     done: dict[str, Any] = {}
 
@@ -172,7 +172,7 @@ def _in_order(files: Any) -> list[Any]:
 
 
 def _path(described: Descriptor) -> tuple[int, ...]:
-    """Which message of its file it is, by index, from the outermost in."""
+    """Return the message index: the index at each nesting level, outermost first."""
     indexes: list[int] = []
     inner: Descriptor = described
     while inner.containing_type is not None:
@@ -185,11 +185,11 @@ def _path(described: Descriptor) -> tuple[int, ...]:
 
 
 def _unframed(value: bytes, path: tuple[int, ...]) -> int:
-    """Where the message begins."""
+    """Return the start offset of the message."""
     if len(value) < 6 or value[0] != 0:
         raise Unfit("it does not begin with a zero byte, the id of a schema and a message's index")
     count, at = _zigzag(value, 5)
-    # The first message of a file is so usual that it has a short form.
+    # The encoding has a short form for the first message of a file.
     found = [0] if count == 0 else []
     if not 0 <= count <= 100:
         raise Unfit("its message's index is malformed")
@@ -223,7 +223,7 @@ def _array(
         return pa.array([None if each is None else get(each) for each in found], kind)
     except ValueError:
         pass
-    # Messages of proto2 may hold text that is none.
+    # In proto2, string fields may hold bytes that are not UTF-8.
     kept = []
     for row, each in enumerate(found):
         try:
@@ -235,7 +235,7 @@ def _array(
 
 
 def _field(each: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType, Get]:
-    """What a field becomes, and how it is got from the message that has it."""
+    """Return the type of a field, and a function that gets its value from a message."""
     name = each.name
     entry = each.message_type
     if entry is not None and entry.GetOptions().map_entry:
@@ -243,7 +243,7 @@ def _field(each: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType,
         kind, item = _value(entry.fields_by_name["value"], around)
 
         def entries(message: Any) -> Any:
-            # In the order of keys, since maps have none and ours shall not depend on chance.
+            # Sorted by key: maps have no order, and rows must be deterministic.
             held = getattr(message, name)
             return [(_got(key, k), _got(item, held[k])) for k in sorted(held)]
 
@@ -264,7 +264,7 @@ def _got(made: Get | None, value: Any) -> Any:
 
 
 def _value(each: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType, Get | None]:
-    """What one value of a field becomes; None as a way if it is what Arrow takes."""
+    """Return the type of one value of a field, and its conversion; None if none is needed."""
     if each.cpp_type in _PLAIN:
         return _PLAIN[each.cpp_type], None
     if each.cpp_type == FieldDescriptor.CPPTYPE_STRING:

@@ -1,9 +1,8 @@
-"""Cells read as values of a column's type, exactly or not at all.
+"""Conversion of cells to values of a column's type, without loss or not at all.
 
-Compiled code reads what is written in the usual way. What it leaves is read
-one by one here, which also says what is wrong with what cannot be read; both
-give the same value where both give one. Nothing is rounded but a number for a
-column of doubles, which becomes the double next to it.
+Compiled code parses the usual notation. This module parses the other cells one by one, and returns
+the reason for each invalid one. Both give the same value where both give one. Only numbers in a
+double column are rounded, to the nearest double.
 """
 
 import binascii
@@ -59,7 +58,7 @@ _TAKES: Final = {
     "int": _NUMBERS,
     "bigint": _NUMBERS,
     "double": _NUMBERS,
-    # Whoever writes decimals into JSON often writes them as text, since readers would round.
+    # Decimals in JSON are often written as text, because many readers would round them.
     "numeric": (*_NUMBERS, STRING, ESCAPED),
     "text": _TEXTS,
     "bytes": _TEXTS,
@@ -67,10 +66,10 @@ _TAKES: Final = {
     "timestamp": _TEXTS,
     "timestamptz": _TEXTS,
 }
-"""Which kinds of cells hold values of a type. CSV knows nothing but text."""
+"""Kinds of cells that hold values of a type; all values in CSV are text."""
 
 _LONGEST: Final = 9
-"""An exponent of more digits leads beyond every column."""
+"""Limit of the digits of an exponent; a longer one exceeds every column type."""
 
 _WORD: Final = (1 << 64) - 1
 _DAY: Final = 86_400_000_000
@@ -88,7 +87,7 @@ Kinds = npt.NDArray[np.uint8]
 
 
 def read_column(cells: Cells, at: int, column: Column) -> tuple[pa.Array, Reasons]:
-    """The values of the column whose cells are the `at`-th, and of rows without one the reason."""
+    """Return the values of the column with index `at`, and the reason for each bad row."""
     kinds = cells.kinds[at]
     if column.word == "json":
         return _read_json(cells, at, column)
@@ -109,7 +108,7 @@ def read_column(cells: Cells, at: int, column: Column) -> tuple[pa.Array, Reason
 
 
 def raw_text(cells: Cells, at: int, present: npt.NDArray[np.bool_]) -> pa.Array:
-    """What is written in the cells, as it stands there."""
+    """Return the text of the cells, as written."""
     return _texts(cells, at, np.where(present, np.uint8(PLAIN), np.uint8(NOTHING)))
 
 
@@ -149,7 +148,7 @@ def _read_bytes(texts: pa.Array, column: Column, bad: Reasons) -> tuple[pa.Array
 def _read_fixed(
     cells: Cells, at: int, kinds: Kinds, column: Column, bad: Reasons
 ) -> tuple[pa.Array, Reasons]:
-    """A column whose values have one width."""
+    """Return a column of a fixed-width type."""
     starts, ends, data = cells.starts[at], cells.ends[at], cells.data
     left = np.zeros(len(kinds), np.bool_)
     there = kinds != NOTHING
@@ -198,7 +197,7 @@ def _read_fixed(
 def _read_longer_doubles(
     cells: Cells, at: int, kinds: Kinds, out: npt.NDArray[Any], left: npt.NDArray[np.bool_]
 ) -> None:
-    """Read what is left all at once, if all of it can be."""
+    """Parse all remaining cells at once; if one is invalid, change nothing."""
     rows = np.flatnonzero(left)
     if not len(rows):
         return
@@ -217,7 +216,7 @@ def _bitmap(there: npt.NDArray[np.bool_]) -> pa.Buffer | None:
 
 
 def _said(kind: int, written: bytes) -> str:
-    """What a cell says."""
+    """Return the text of a cell without quotes and escapes."""
     if kind in (STRING, ESCAPED):
         said: str = json.loads(written)
         return said
@@ -248,7 +247,7 @@ def _decimal(text: str, *, precision: int, scale: int) -> tuple[int, int]:
 
 
 def _whole(text: str, scale: int, otherwise: str) -> int:
-    """The number times ten to `scale`, if that is whole and has at most 40 digits."""
+    """Return the number times ten to `scale`, if that is an integer of at most 40 digits."""
     parts = _NUMBER.fullmatch(text)
     if parts is None:
         raise Unfit

@@ -1,11 +1,10 @@
-"""A schema registry: what a schema's id means, and which schema a subject has now.
+"""Schema registry client: schemas by id, and the latest schema of a subject.
 
-The ids of a registry never change their meaning, so what was fetched is kept
-for as long as the process lives. Asking takes place where records are decoded,
-the first time that an id is met; an answer that is late is about the moment,
-one that says no is for a person to read.
+The meaning of an id never changes, so schemas are cached for the lifetime of the process. The
+decoder requests a schema when it finds an id for the first time. A late answer is a transient
+error. A rejection is a definite error, for the operator.
 
-The interface is that of Confluent's, which others speak too.
+The interface is Confluent's, which other registries also implement.
 """
 
 import functools
@@ -24,36 +23,36 @@ from penstock.errors import DefiniteError, SourceError, TransientError, UsageErr
 __all__ = ["NoSuchSchema", "Registered", "Registry"]
 
 MOST_BYTES: Final = 16 << 20
-"""An answer that is longer is no schema."""
+"""Maximum size of an answer, in bytes."""
 
 _NOT_NOW: Final = frozenset({408, 421, 425, 429})
 _NO_SUCH_SCHEMA: Final = 40403
 
 
 class NoSuchSchema(DefiniteError):
-    """The registry answers, and has no schema with this id."""
+    """Schema id that does not exist in the registry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A schema as the registry has it."""
+    """A schema, as stored in the registry."""
 
     id: int
     schema: str
     kind: str = "AVRO"
     references: tuple[tuple[str, "Registered"], ...] = ()
-    """Schemas that this one names, by name; each before those that name it."""
+    """Schemas that this one refers to, by name; each precedes the schemas that refer to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Where a registry is, and how to be let in."""
+    """Address and credentials of a registry."""
 
     url: str
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     ca: str | None = field(default=None, repr=False)
-    """Certificates in PEM, by which to know the registry; None for those of the system."""
+    """CA certificates in PEM that verify the registry; None for the system's CA certificates."""
 
     timeout_ms: int = 10_000
 
@@ -76,7 +75,7 @@ class Registry:
 
     @classmethod
     def at(cls, url: str, *, ca: str | None = None) -> Self:
-        """The registry at `url`, which may hold user and password."""
+        """Return the registry at `url`, which may contain user and password."""
         parts = urllib.parse.urlsplit(url)
         bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         made = cls(bare, ca=ca)
@@ -86,21 +85,21 @@ class Registry:
         return replace(made, user=unquoted(parts.username), password=unquoted(parts.password or ""))
 
     def by_id(self, id: int) -> Registered:
-        """The schema whose id stands in a record.
+        """Return the schema with an id that a record contains.
 
         Raises:
-            NoSuchSchema: there is none.
-            DefiniteError: the registry refuses us.
-            TransientError: it did not answer.
+            NoSuchSchema: no schema has this id.
+            DefiniteError: the registry rejects the request.
+            TransientError: the registry did not answer.
         """
         return _by_id(self, id)
 
     def latest(self, subject: str) -> Registered:
-        """The newest schema of a subject. It may be another one tomorrow.
+        """Return the newest schema of a subject, which may change at any time.
 
         Raises:
-            DefiniteError: there is none, or the registry refuses us.
-            TransientError: it did not answer.
+            DefiniteError: the subject does not exist, or the registry rejects the request.
+            TransientError: the registry did not answer.
         """
         return self._version(subject, "latest")
 
@@ -121,7 +120,7 @@ class Registry:
             name, subject, version = said["name"], said["subject"], int(said["version"])
         except (KeyError, TypeError, ValueError):
             raise self._no_registry() from None
-        # A version of a subject stays what it is, as an id does.
+        # A version of a subject is immutable, as an id is.
         return str(name), _by_version(self, str(subject), version)
 
     def _ask(self, path: str, what: str) -> dict[str, Any]:
@@ -193,7 +192,7 @@ class Registry:
 
 @functools.lru_cache(maxsize=4096)
 def _by_id(registry: Registry, id: int) -> Registered:
-    # Errors are not kept: the next record may find the registry well.
+    # Errors are not cached: the registry may be available at the next record.
     return registry._registered(registry._ask(f"/schemas/ids/{id}", f"schema id {id}"), id)
 
 
@@ -203,7 +202,7 @@ def _by_version(registry: Registry, subject: str, version: int) -> Registered:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection, which would take the password along to wherever it leads."""
+    """Handler that follows no redirect: the password would be sent to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None

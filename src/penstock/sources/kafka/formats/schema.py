@@ -1,4 +1,4 @@
-"""Columns as a pipeline's file names them: a name, and a word for its type.
+"""Columns in a configuration file: a name and the name of a type.
 
 boolean                 bool
 smallint, int, bigint   int16, int32, int64
@@ -49,27 +49,27 @@ _OTHERWISE: Final = {
     "binary": "bytes",
     "bytea": "bytes",
 }
-"""What others call the same."""
+"""Aliases of type names."""
 
 _NUMERIC: Final = re.compile(r"(?:numeric|decimal)\s*\(\s*(\d{1,2})\s*(?:,\s*(\d{1,2})\s*)?\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that records have."""
+    """A column of decoded records."""
 
     name: str
     word: str
-    """Its type, as a file says it: one of the words above, `numeric` for all of that kind."""
+    """Type name without parameters: one of the names above, such as `numeric`."""
 
     arrow: pa.DataType
 
     @classmethod
     def parse(cls, name: str, said: Any) -> "Column":
-        """Read the word for a type.
+        """Parse a type name.
 
         Raises:
-            UsageError: there is no such type.
+            UsageError: the type does not exist.
         """
         word = re.sub(r"\s+", " ", said.strip().lower()) if isinstance(said, str) else ""
         word = _OTHERWISE.get(word, word)
@@ -86,17 +86,17 @@ class Column:
 
     @property
     def said(self) -> str:
-        """The type as a file says it, in full."""
+        """Type name with its parameters."""
         if self.word != "numeric":
             return self.word
         return f"numeric({self.arrow.precision},{self.arrow.scale})"
 
 
 def columns_of(said: Mapping[str, Any], *, what: str) -> tuple[Column, ...]:
-    """The columns of a mapping from names to words, in its order.
+    """Return the columns of a mapping from column names to type names, in its order.
 
     Raises:
-        UsageError: a word or a name is not as it must be.
+        UsageError: a type name or a column name is invalid.
     """
     columns = tuple(Column.parse(name, word) for name, word in said.items())
     fit_for_collections(pa.schema([(c.name, c.arrow) for c in columns]), what=what)
@@ -104,10 +104,10 @@ def columns_of(said: Mapping[str, Any], *, what: str) -> tuple[Column, ...]:
 
 
 def fit_for_collections(schema: pa.Schema, *, what: str) -> pa.Schema:
-    """`schema`, if a collection can have it and everything that reads one can name its columns.
+    """Return `schema`, checked: a collection can have it, and readers can name its columns.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the schema is invalid.
     """
     if not schema.names:
         raise UsageError(f"{what} has no columns", hint="Give it at least one.")

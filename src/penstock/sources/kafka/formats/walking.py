@@ -1,14 +1,13 @@
-"""JSON, walked by compiled code: where in each document the values of columns are.
+"""JSON scanner: compiled code that locates the values of columns in each document.
 
-The walk checks the whole document, what belongs to no column included, and
-decides nothing: a document that it does not understand, or whose keys are
-written with escapes, is left to `found_plainly`, which reads with Python's own
-parser and can say what is wrong. Whatever the walk accepts, that one finds the
-same cells in.
+The scan validates the complete document, including members without a column. It skips a document
+that it does not accept, or whose keys contain escapes. `found_plainly` reads these with Python's
+own parser and returns the reason for an invalid one. For every document that the scan accepts,
+`found_plainly` finds the same cells.
 
-Of a key that comes twice the last counts, as with nearly all readers of JSON.
-Text must have an encoding in UTF-8, so half a surrogate pair is refused
-wherever it stands, and so is what nests deeper than `DEEPEST`.
+If a key occurs twice, the last value counts, as in most JSON readers. Text must be encodable in
+UTF-8, so half of a surrogate pair is rejected everywhere. A document that nests deeper than
+`DEEPEST` is rejected too.
 """
 
 import json
@@ -38,10 +37,10 @@ from penstock.sources.kafka.formats.cells import (
 __all__ = ["DEEPEST", "Found", "find", "found_plainly", "not_utf8"]
 
 DEEPEST: Final = 200
-"""How many arrays and objects may stand in one another."""
+"""Maximum nesting of arrays and objects."""
 
 Found = list[tuple[int, int, int]]
-"""Kind, start and end of each column's value."""
+"""Kind, start and end of the value of each column."""
 
 _REFUSED: Final = -1
 _WALKED: Final = 0
@@ -51,9 +50,9 @@ _LEFT: Final = 1
 def find(
     values: pa.Array, names: Sequence[str] | None, *, by_walk: bool = True
 ) -> tuple[Cells, dict[int, str]]:
-    """The cells of the columns `names`, and of each record that has none the reason.
+    """Return the cells of the columns `names`, and the reason for each invalid record.
 
-    Without names there is one column, the document. Tests compare both ways by `by_walk`.
+    Without names there is one column, the document. Tests set `by_walk` to compare both scanners.
     """
     records = Records.of(values)
     cells = Cells.empty(records, 1 if names is None else len(names))
@@ -85,7 +84,7 @@ def find(
 
 
 def not_utf8(values: pa.Array) -> dict[int, str]:
-    """The rows whose bytes are no text, each with where it ends to be."""
+    """Return the rows that are not UTF-8, each with a reason and the first invalid byte."""
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -102,12 +101,12 @@ def not_utf8(values: pa.Array) -> dict[int, str]:
 
 
 def found_plainly(document: bytes, names: Sequence[str] | None) -> Found:
-    """The cells of one document, which is UTF-8.
+    """Return the cells of one UTF-8 document, with Python's own parser.
 
     Raises:
-        Unfit: it is no such document.
+        Unfit: the document is invalid.
     """
-    # One character for each byte, so that places in one are places in the other.
+    # One character for each byte: indexes into the text are indexes into the bytes.
     text = document.decode("latin-1")
     if text.startswith("\xef\xbb\xbf"):
         raise Unfit("it begins with a byte order mark, which JSON does not have")
@@ -136,7 +135,7 @@ def found_plainly(document: bytes, names: Sequence[str] | None) -> Found:
 
 
 def _members(text: str, start: int) -> dict[str, tuple[int, int, int]]:
-    """Where the values of an object are; that it is one was checked."""
+    """Return the location of each value of a valid object, by key."""
     found = {}
     at = _past_blanks(text, start + 1)
     while text[at] != "}":
@@ -177,7 +176,7 @@ def _past_blanks(text: str, at: int) -> int:
 
 
 def _deeper(value: Any) -> bool:
-    """Whether it nests too deep."""
+    """Return whether the value exceeds the maximum nesting."""
     level = [value]
     for _ in range(DEEPEST + 1):
         level = [
@@ -201,7 +200,7 @@ def _not_json(constant: str) -> Any:
 
 _BLANKS: Final = " \t\n\r"
 _DECODER: Final = json.JSONDecoder(
-    # What numbers mean is not asked here, and a number of JSON may have any length.
+    # The value of a number is not needed, and a JSON number may have any length.
     parse_int=lambda _: 0,
     parse_float=lambda _: 0,
     parse_constant=_not_json,
@@ -209,7 +208,7 @@ _DECODER: Final = json.JSONDecoder(
 _SURROGATES: Final = re.compile(
     r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL
 )
-"""Escapes, one after the other; those in the group have no other half."""
+"""Escapes in sequence; the group matches half of a surrogate pair."""
 
 _WHAT: Final = {
     ARRAY: "an array",
@@ -224,12 +223,12 @@ _WHAT: Final = {
 
 
 _STOPS: Final = np.array([c < 32 or c in b'"\\' for c in range(256)])
-"""Where text is more than a letter: quotes, backslashes, and what may not be there."""
+"""Bytes that end a run of plain characters: quotes, backslashes and control characters."""
 
 
 @compiled
 def _blanks(data, at, end):  # type: ignore[no-untyped-def]
-    """Where something stands, from `at` on."""
+    """Return the index of the first byte at or after `at` that is not a blank."""
     while at < end and (data[at] == 32 or data[at] == 10 or data[at] == 13 or data[at] == 9):
         at += 1
     return at
@@ -237,7 +236,7 @@ def _blanks(data, at, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _hex(data, at, end):  # type: ignore[no-untyped-def]
-    """The number of four hexadecimal digits, or -1."""
+    """Return the number of four hexadecimal digits, or -1."""
     if end - at < 4:
         return -1
     number = np.int64(0)
@@ -257,7 +256,7 @@ def _hex(data, at, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _string(data, at, end):  # type: ignore[no-untyped-def]
-    """Where the text that begins with the quote at `at` ends, and whether it has escapes."""
+    """Return the end of the string whose opening quote is at `at`, and whether it has escapes."""
     escaped = False
     at += 1
     while True:
@@ -296,7 +295,7 @@ def _string(data, at, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _number(data, at, end):  # type: ignore[no-untyped-def]
-    """Where the number at `at` ends, and its kind."""
+    """Return the end of the number at `at`, and its kind."""
     if at < end and data[at] == 45:
         at += 1
     if at >= end or data[at] < 48 or data[at] > 57:
@@ -328,7 +327,7 @@ def _number(data, at, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _word(data, at, end, b, c, d, e):  # type: ignore[no-untyped-def]
-    """Where the word at `at` ends, whose letters after the first are given; `e` may be 0."""
+    """Return the end of the literal at `at`, given its letters after the first; `e` may be 0."""
     length = 5 if e else 4
     if end - at < length or data[at + 1] != b or data[at + 2] != c or data[at + 3] != d:
         return _REFUSED
@@ -339,7 +338,7 @@ def _word(data, at, end, b, c, d, e):  # type: ignore[no-untyped-def]
 
 @compiled
 def _past_key(data, at, end):  # type: ignore[no-untyped-def]
-    """Where the value begins whose key begins at `at`."""
+    """Return the start of the value whose key starts at `at`."""
     if at >= end or data[at] != 34:
         return _REFUSED
     at, _ = _string(data, at, end)
@@ -353,9 +352,9 @@ def _past_key(data, at, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _value(data, at, end, objects, depth):  # type: ignore[no-untyped-def]
-    """Where the value at `at` ends, and its kind; `depth` containers are around it.
+    """Return the end of the value at `at`, and its kind; `depth` containers enclose it.
 
-    `objects` has room for what it nests: which containers are objects.
+    `objects` is a work array of size `DEEPEST + 1`: true for each nesting level that is an object.
     """
     outermost = NOTHING
     around = depth
@@ -439,7 +438,7 @@ def _walk_whole(data, offsets, status, kinds, starts, ends):  # type: ignore[no-
 
 @compiled
 def _named(data, start, end, names, bounds, guess):  # type: ignore[no-untyped-def]
-    """Which name stands there, or -1; `guess` is tried first."""
+    """Return the index of the name at these bounds, or -1; `guess` is compared first."""
     count = len(bounds) - 1
     length = end - start
     for i in range(count):
