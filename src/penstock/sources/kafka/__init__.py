@@ -1,1 +1,1 @@
-"""Kafka: topics, read in their own time, offset by offset."""
+"""Kafka source: topics as collections, each partition read offset by offset."""

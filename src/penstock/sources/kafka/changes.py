@@ -1,8 +1,8 @@
-"""Rows by key: of many records the last, and of rows that go and come what changes.
+"""Row changes by key: the last record of each key, and the differences from the stored rows.
 
-An update of Debezium's may lack a value: what is stored out of line and did not change is not
-in the database's log, and a word stands in its place. Then the value is what it was before:
-that of an earlier event, or of the row that is stored.
+A Debezium update may omit a value. A value that is stored out of line (in Postgres, TOAST) and did
+not change is not in the database's log, and Debezium sends a placeholder instead. The value is then
+unchanged: it is taken from an earlier event of the key, or from the stored row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ _WORD: Final = "__debezium_unavailable_value"
 
 
 class Lacking(NamedTuple):
-    """That records may lack values."""
+    """Marker that records may omit values, with the names needed to complete and report them."""
 
     gone: str
-    """The column that says of a record that its row is gone."""
+    """Boolean column that is true in a record that deletes its row."""
 
     topic: str
 
@@ -32,17 +32,20 @@ class Lacking(NamedTuple):
 def last_of(
     rows: pa.Table, key: list[str], by: Sequence[str], *, lacking: Lacking | None = None
 ) -> pa.Table:
-    """Of each key, the last record; one that lacks values has those of the ones before it.
+    """Return the last record of each key, by the order of the columns `by`.
+
+    A record that omits values takes them from earlier records of its key.
 
     Raises:
-        DefiniteError: before it, the row was gone.
+        DefiniteError: a value is missing, and the record before it deletes the row.
     """
     ordered = rows.sort_by([(name, "ascending") for name in by])
     names = [f"c{number}" for number in range(len(key))]
     numbers = pa.array(np.arange(ordered.num_rows))
     gone, topic = lacking or ("", "")
     lacked = _lacked(ordered) if lacking else {}
-    # By column, the number of a record that has a value there, or has none to be had.
+    # By column, the row number of a record that has a value, or that deletes its row and so ends
+    # the search.
     had = {
         f"has {name}": pc.if_else(pc.and_not(mask, ordered.column(gone)), None, numbers)
         for name, mask in lacked.items()
@@ -60,7 +63,7 @@ def last_of(
         lost = pc.and_(lacks, pc.fill_null(was_gone, fill_value=False))
         if pc.any(lost).as_py():
             raise _unknown(topic, name, found.filter(lost).select(key).slice(0, 1).to_pylist()[0])
-        # What no record here has is in the row that is stored.
+        # A value that no record of this batch has is in the stored row.
         value = pc.coalesce(ordered.column(name).take(at), column)
         kept = pc.if_else(pc.and_(lacks, pc.is_valid(at)), value, column)
         found = found.set_column(found.schema.get_field_index(name), name, kept)
@@ -68,10 +71,10 @@ def last_of(
 
 
 def completed(come: pa.Table, stored: pa.Table, key: list[str], *, topic: str) -> pa.Table:
-    """Rows that come, with values that they still lack from those that are stored.
+    """Return the inserts, with still missing values taken from the stored rows.
 
     Raises:
-        DefiniteError: there is no such row.
+        DefiniteError: no row with the key of an incomplete insert is stored.
     """
     lacked = _lacked(come)
     if not lacked:
@@ -102,20 +105,20 @@ def _unknown(topic: str, column: str, of: Mapping[str, object]) -> DefiniteError
 
 
 def changes_of(gone: pa.Table, come: pa.Table) -> pa.Table:
-    """Rows that go and come, with diffs, without those that do both."""
+    """Return inserts and deletes as one table with diffs, without rows that are in both."""
     changes = [_with_diff(come, 1), _with_diff(gone, -1)]
     return consolidate(pa.concat_tables(changes)).drop_columns([TIME])
 
 
 def _with_diff(rows: pa.Table, diff: int) -> pa.Table:
-    """Rows with a diff, all at one time, which whoever writes them replaces."""
+    """Return the rows with a diff and a placeholder time, which the writer replaces."""
     ones = pa.array(np.full(rows.num_rows, diff), pa.int64())
     zeros = pa.array(np.zeros(rows.num_rows, np.int64))
     return rows.append_column(TIME, zeros).append_column(DIFF, ones)
 
 
 def _lacked(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """By column in which some values are lacking, where."""
+    """Return a mask of the missing values for each column that has any."""
     found = {}
     for field in rows.schema:
         if pa.types.is_string(field.type) or pa.types.is_binary(field.type):
@@ -126,7 +129,7 @@ def _lacked(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
 
 
 def is_word(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Where it stands; in a column of JSON it is a string."""
+    """Return where the column holds Debezium's placeholder, which JSON columns quote."""
     words = [_WORD, f'"{_WORD}"']
     if pa.types.is_binary(column.type):
         words = [word.encode() for word in words]  # type: ignore[misc]

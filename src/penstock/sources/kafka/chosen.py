@@ -1,8 +1,8 @@
-"""The format that a file chooses, and what is decided about it once, when a source begins.
+"""Format selected in the configuration, and the decisions made when a source starts.
 
-A collection's columns are fixed when it is made, so whatever they are taken from (a sample
-of the topic, the newest schema of a registry) is looked at once and remembered; what comes
-later is read into these columns, or is a bad record.
+The columns of a collection are fixed when it is created. The input that determines them (a sample
+of the topic, or the latest schema of a registry) is therefore read once and stored in the source
+state. Later records are decoded into these columns or are bad records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,53 +37,53 @@ Kind: TypeAlias = Literal["json", "avro", "protobuf", "csv", "text", "bytes"]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A format, as the file has it."""
+    """A format, as the configuration file specifies it."""
 
     kind: Kind
     columns: Mapping[str, Any] | Sequence[str] | Literal["infer"] | None = None
-    """Of JSON and CSV: a word for the type of each; of CSV their names may do."""
+    """JSON and CSV: the type name of each column. For CSV, a list of column names is enough."""
 
     schema: str | None = None
-    """Of Avro, instead of a registry."""
+    """Avro: schema text, instead of a registry."""
 
     registry: Registry | None = None
     subject: str | None = None
     descriptors: bytes = b""
     message: str = ""
     framed: bool = False
-    """Of Protobuf: whether records begin with the id of a schema."""
+    """Protobuf: true if each record starts with a schema id."""
 
     delimiter: str = ","
     name: str | None = None
-    """Of text, bytes and whole documents: the column."""
+    """Text, bytes and undivided documents: the name of the only column."""
 
     @property
     def asks(self) -> bool:
-        """Whether something must be decided, so that the file does not say all."""
+        """Return whether the columns depend on a sample or a registry, not on the file alone."""
         inferred = self.kind == "json" and self.columns == "infer"
         return inferred or (self.kind == "avro" and self.registry is not None)
 
     def decided(self, sample: Callable[[], pa.ChunkedArray], subject: str) -> Any:
-        """What must be remembered, as plain JSON; None if the file says all.
+        """Return the decision to store, as plain JSON; None if the file determines the columns.
 
         Raises:
-            DefiniteError: a registry has no such subject.
-            TransientError: it does not answer.
-            UsageError: the sample says nothing.
+            DefiniteError: the registry does not have the subject.
+            TransientError: the registry does not answer.
+            UsageError: the sample holds no JSON object.
         """
         if not self.asks:
             return None
         if self.registry is not None:
             found = self.registry.latest(self.subject or subject)
-            # By way of the text, since its tuples are none of JSON's.
+            # Encode and decode: JSON has no tuples, and the stored state must equal this value.
             return msgspec.json.decode(msgspec.json.encode(found))
         return inferred_words(sample())
 
     def made(self, decided: Any) -> Format:
-        """How records are decoded.
+        """Return the decoder of records, given the stored decision.
 
         Raises:
-            UsageError: the file chose what cannot be.
+            UsageError: the configured format is invalid.
         """
         if self.asks and decided is None:
             raise UsageError(
@@ -122,10 +122,10 @@ class Chosen:
                 return BytesFormat(self.name) if self.name else BytesFormat()
 
     def markers(self) -> "Chosen":
-        """The same format, for the topic of transactions beside topics that have it.
+        """Return the same format for the transaction metadata topic of such topics.
 
         Raises:
-            UsageError: there is none.
+            UsageError: Debezium does not write transaction metadata in this format.
         """
         if self.kind == "json":
             return Chosen("json")
@@ -139,15 +139,15 @@ class Chosen:
         )
 
     def made_markers(self, decided: Any) -> Format:
-        """How records of a topic of transactions are decoded, of which this is the format."""
+        """Return the decoder of the transaction metadata topic that has this format."""
         made = self.made(decided)
         return MarkersAvro(made) if isinstance(made, AvroFormat) else MarkersJson()
 
     def made_debezium(self, decided: Any) -> Format:
-        """How change events of Debezium are decoded, of which this is the format.
+        """Return the decoder of Debezium change events in this format.
 
         Raises:
-            UsageError: events do not come in this format.
+            UsageError: Debezium does not write change events in this format.
         """
         if self.kind == "json" and self.columns is None:
             raise UsageError(

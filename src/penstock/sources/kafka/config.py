@@ -1,4 +1,4 @@
-"""What the file says about a Kafka source.
+"""Configuration of a Kafka source.
 
     kafka:
       brokers: broker-1:9092,broker-2:9092
@@ -7,9 +7,9 @@
       envelope: none
       sasl: {mechanism: SCRAM-SHA-512, username: penstock, password: "${KAFKA_PASSWORD}"}
 
-Two clients read it: librdkafka, which asks how far the topic has come, and Spark's, which
-is Java's and brings the records. They call many properties alike and some otherwise, so
-TLS and SASL are said once, in our words, and told to each in its own.
+Two clients use it. librdkafka requests the offsets of the topic. Spark's Java client reads the
+records. The clients share the names of many properties but not of all. TLS and SASL are therefore
+configured once, in Penstock's terms, and translated for each client.
 """
 
 import re
@@ -29,10 +29,10 @@ from penstock.sources.kafka.properties import is_harmless
 __all__ = ["BITE", "KafkaConfig", "Sasl", "Start", "Tls"]
 
 BITE: Final = 2_000_000
-"""So many records are drawn in one tick while catching up."""
+"""Maximum number of records read in one tick during catch-up."""
 
 Start: TypeAlias = Literal["earliest", "latest"] | Mapping[int, int] | int
-"""Where a new source begins: an end of the topic, offsets by partition, or a time in ms."""
+"""Start of a new source: an end of the topic, offsets by partition, or a timestamp in ms."""
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -49,12 +49,12 @@ _OURS: Final = frozenset(
         "interceptor.classes",
     }
 )
-"""Properties that decide what is read, and are not for the file."""
+"""Properties that determine the data read; the file must not set them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Certificates, as PEM files that every task sees."""
+    """TLS certificates, as PEM files that every Spark task can read."""
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -63,7 +63,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Sasl:
-    """Who we say we are."""
+    """SASL credentials."""
 
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
     username: str
@@ -72,46 +72,47 @@ class Sasl:
 
 @dataclass(frozen=True, slots=True)
 class KafkaConfig:
-    """A Kafka source."""
+    """Configuration of one Kafka source."""
 
     brokers: str
     topic: str
-    """Empty, if there are several."""
+    """Name of the topic; empty if the source has several topics."""
 
     value: Chosen
     key_format: Chosen | None = None
     envelope: Envelope = "none"
     key: tuple[str, ...] = ()
-    """The columns that tell rows apart; without, what the envelope says."""
+    """Key columns of the collection; if empty, the envelope determines them."""
 
     topics: Mapping[str, str | None] = field(default_factory=dict)
-    """Several, each with what Debezium calls its table, if the name does not tell."""
+    """Several topics, each with its Debezium table name if the topic name does not end with that.
+    """
 
     transactions: str | None = None
-    """The topic that tells when transactions begin and end."""
+    """Transaction metadata topic, with a BEGIN and an END record for each transaction."""
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By topic, where each has its own key."""
+    """Key columns by topic, for topics with a key of their own."""
 
     include: Mapping[str, str] = field(default_factory=dict)
-    """What of a record besides its value becomes a column, and its name."""
+    """Column name by record part (such as `key` or `timestamp`) that is added to the value."""
 
     start: Start = "earliest"
     group: str | None = None
-    """A consumer group that is told how far the source has come, for others to see."""
+    """Consumer group to which progress is reported, for lag monitoring."""
 
     on_bad_record: Literal["stop", "set_aside"] = "stop"
     bite: int = BITE
     bites_of_compacted: bool = False
-    """Whether the backlog of a compacted topic may be drawn in bites."""
+    """True if the backlog of a compacted topic may be read in chunks."""
 
     tls: Tls | None = None
     sasl: Sasl | None = None
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of both clients."""
+    """Properties of both clients."""
 
     reader_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of Spark's alone."""
+    """Properties of Spark's client only."""
 
     def __post_init__(self) -> None:
         self._check_topics()
@@ -193,10 +194,10 @@ class KafkaConfig:
                 )
 
     def check_columns(self) -> None:
-        """That records can become rows, as far as the file alone tells.
+        """Check that records can become rows, as far as the file alone determines that.
 
         Raises:
-            UsageError: the file says what cannot be.
+            UsageError: the configuration is invalid.
         """
         for each in map(self.of, self.topics) if self.topics else (self,):
             formats = filter(None, (each.value, each.key_format))
@@ -204,7 +205,7 @@ class KafkaConfig:
                 each.layout(None, None)
 
     def of(self, topic: str) -> "KafkaConfig":
-        """The same for one of several topics alone."""
+        """Return the configuration of one topic of several."""
         one = replace(self, topic=topic, topics={}, transactions=None, keys={})
         if topic == self.transactions:
             return replace(
@@ -218,10 +219,10 @@ class KafkaConfig:
         return replace(one, key=self.keys.get(topic, self.key))
 
     def layout(self, value: Any, key: Any) -> Layout:
-        """What records become, with what was decided about their formats.
+        """Return the layout of rows, given the stored decisions about the formats.
 
         Raises:
-            UsageError: the file says what cannot be.
+            UsageError: the configuration is invalid.
         """
         chosen = self.value
         made = chosen.made_debezium(value) if self.envelope == "debezium" else chosen.made(value)
@@ -232,13 +233,13 @@ class KafkaConfig:
 
     @property
     def where(self) -> str:
-        """For people."""
+        """Topic and brokers, as error messages and the status page name them."""
         named = f'topic "{self.topic}"' if self.topic else f"topics {', '.join(self.topics)}"
         return f"{named} at {self.brokers}"
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What nobody may see."""
+        """Values that must not appear in logs, messages or the status page."""
         found = [value for name, value in self._given() if not is_harmless(name, value)]
         if self.sasl is not None:
             found += [self.sasl.password, _quoted(self.sasl.password)[1:-1]]
@@ -248,7 +249,7 @@ class KafkaConfig:
         return tuple(dict.fromkeys(filter(None, found)))
 
     def client(self) -> dict[str, str]:
-        """The properties of librdkafka's clients."""
+        """Return the properties for librdkafka's clients."""
         found = {"bootstrap.servers": self.brokers, "security.protocol": self._protocol}
         if self.tls is not None:
             files = {
@@ -266,14 +267,15 @@ class KafkaConfig:
         return {**found, **self.properties}
 
     def reader(self) -> dict[str, str]:
-        """The options of Spark's reader."""
+        """Return the options for Spark's Kafka reader."""
         found = {"bootstrap.servers": self.brokers, "security.protocol": self._protocol}
         if self.tls is not None:
             if self.tls.ca is not None:
                 found["ssl.truststore.type"] = "PEM"
                 found["ssl.truststore.location"] = str(self.tls.ca)
             if self.tls.certificate is not None and self.tls.key is not None:
-                # Java wants both in one, and takes it as a value.
+                # The Java client expects certificate and key in one store, and accepts the PEM text
+                # as a value.
                 found["ssl.keystore.type"] = "PEM"
                 found["ssl.keystore.certificate.chain"] = self.tls.certificate.read_text()
                 found["ssl.keystore.key"] = self.tls.key.read_text()
@@ -289,7 +291,7 @@ class KafkaConfig:
             **self.properties,
             **self.reader_properties,
             "isolation.level": "read_committed",
-            # One that was deleted would be made again by being asked for.
+            # Prevents a deleted topic from being created again by the request itself.
             "allow.auto.create.topics": "false",
         }
         return {f"kafka.{name}": value for name, value in found.items()}
@@ -304,7 +306,7 @@ class KafkaConfig:
 
 
 def _check_once(layout: Layout) -> None:
-    """That no column is there twice."""
+    """Raise UsageError if a column name occurs twice."""
     names = layout.schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is None:

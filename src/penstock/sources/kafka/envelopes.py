@@ -1,8 +1,8 @@
-"""What an envelope makes of records: rows that come or go, records that say nothing or are wrong.
+"""Envelopes: interpretation of decoded records as inserts, deletes, no-ops or bad records.
 
-none      a record is a row that comes; a deletion cannot be taken
-upsert    a record is the row of its key; without a value that is gone
-debezium  a record is a change event, and speaks of the row after it or before it
+none      a record is an inserted row; a record with a key and no value is bad
+upsert    a record is the row of its key; a record without a value deletes that row
+debezium  a record is a change event, with the row after the change or before it
 """
 
 from collections.abc import Callable, Mapping
@@ -23,20 +23,20 @@ __all__ = ["JUDGES", "Judged"]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What an envelope makes of records."""
+    """Records, as an envelope interprets them."""
 
     columns: Mapping[str, pa.ChunkedArray]
     gone: pa.ChunkedArray
-    """Whether the row of this key is gone."""
+    """True for each record that deletes the row of its key."""
 
     skipped: npt.NDArray[np.bool_]
-    """Whether a record says nothing."""
+    """True for each record that has no effect."""
 
     reasons: Mapping[int, str]
-    """Why a record cannot be taken, although it was decoded."""
+    """Reason by row number, for records that were decoded but are invalid in the envelope."""
 
     log: pa.Table | None = None
-    """Where in the log of which database an event stands."""
+    """Origin, time and log position of each event; None if the envelope has none."""
 
 
 def _none(read: pa.Table, values: pa.Table) -> Judged:
@@ -100,11 +100,11 @@ JUDGES: Final[Mapping[Envelope, Callable[[pa.Table, pa.Table], Judged]]] = {
     "upsert": _upsert,
     "debezium": _debezium,
 }
-"""By envelope, what judges records as they were read and their values as they were decoded."""
+"""Interpreter by envelope; its arguments are the raw records and their decoded values."""
 
 
 def _is(claims: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where a claim holds; where nobody knows, it does not."""
+    """Return a mask with false for null."""
     found: npt.NDArray[np.bool_] = pc.fill_null(claims, fill_value=False).to_numpy(
         zero_copy_only=False
     )
@@ -116,7 +116,7 @@ def _columns(values: pa.Table) -> dict[str, pa.ChunkedArray]:
 
 
 def _missing(read: pa.Table) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which records have no key, and which no value."""
+    """Return which records have no key, and which have no value."""
     no_key, no_value = (
         pc.is_null(read.column(name)).to_numpy(zero_copy_only=False).copy()
         for name in ("key", "value")

@@ -1,4 +1,4 @@
-"""What can go wrong with a topic, said so that a person can act."""
+"""Errors of Kafka topics, each with a hint for the operator."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,11 +19,11 @@ BEGIN_AGAIN: Final = "To follow what is there now, drop the source and let it be
 
 
 class NoRecords(TransientError):
-    """A topic has no records yet from which its columns could be inferred."""
+    """Topic without records yet, whose columns cannot be inferred."""
 
 
 class TopicMissing(DefiniteError):
-    """A topic is not there."""
+    """Topic that does not exist, or that was deleted after it was read."""
 
     def __init__(self, topic: str, *, known: bool) -> None:
         if known:
@@ -40,14 +40,14 @@ class TopicMissing(DefiniteError):
 
 
 class TopicChanged(DefiniteError):
-    """There is another topic under the name."""
+    """Topic that was deleted and created again under the same name."""
 
     def __init__(self, topic: str, *, detail: str) -> None:
         super().__init__(f'topic was recreated: "{topic}"', detail=detail, hint=BEGIN_AGAIN)
 
 
 class OffsetsGone(DefiniteError):
-    """Records were removed before we had read them."""
+    """Records that the broker removed before they were read."""
 
     def __init__(self, topic: str, gone: Mapping[int, tuple[int, int]]) -> None:
         told = ", ".join(
@@ -62,7 +62,7 @@ class OffsetsGone(DefiniteError):
 
 
 class BadRecord(DefiniteError):
-    """A record cannot be taken."""
+    """Record that cannot be decoded or that is invalid in its envelope."""
 
     def __init__(
         self, topic: str, partition: int, offset: int, reason: str, *, others: int
@@ -78,7 +78,7 @@ class BadRecord(DefiniteError):
 
 
 class NotOfTransaction(DefiniteError):
-    """A topic has an event of a transaction that does not say so."""
+    """Event of a transaction whose END does not count events of the event's topic."""
 
     def __init__(self, topic: str, transaction: str) -> None:
         super().__init__(

@@ -1,8 +1,8 @@
-"""A consumer group that is told how far we have come, for those who watch the lag of groups.
+"""Consumer group that reports progress to tools that monitor consumer lag.
 
-It is told after what was read is durable, and it is never asked: where we go on is in the
-lake, and nowhere else. So a group that hears nothing, or is set to something else by others,
-changes nothing but what is shown.
+Offsets are committed to the group after the data is durable, and are never read back. The source
+resumes from its position in the lake only. A failed or overwritten group commit therefore affects
+monitoring and nothing else.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ __all__ = ["Group"]
 log = logger("sources.kafka")
 
 AGAIN_MS: Final = 5_000
-"""So long after it could not be told it is tried again."""
+"""Delay before a failed commit is retried, in milliseconds."""
 
 LAST_S: Final = 5
-"""So long the last word is waited for."""
+"""Longest wait for the final commit, in seconds."""
 
 
 class Group:
-    """Told by the thread that ticks, which never waits for it."""
+    """Offset commits of one group, sent by the tick thread, which never waits for the answer."""
 
     def __init__(self, name: str, upstream: Upstream, clock: Clock) -> None:
         self._name = name
@@ -39,7 +39,7 @@ class Group:
         self._failed_ms: int | None = None
 
     def tell(self, reached: Mapping[int, int]) -> None:
-        """By partition, the offset below which all is durable."""
+        """Report progress: by partition, the offset below which all records are durable."""
         self._reached = reached
         self._listen()
         if self._answer is None and reached != self._told and not self._rests():
@@ -47,7 +47,7 @@ class Group:
             self._answer = self._upstream.tell_group(self._name, reached)
 
     def close(self) -> None:
-        """Tell it the last, if it answers."""
+        """Send the last progress, and wait at most `LAST_S` for each answer."""
         self._wait()
         if self._answer is None:
             self.tell(self._reached)
@@ -81,7 +81,7 @@ class Group:
 
 
 def _error_of(answer: Future[Any]) -> KafkaError | None:
-    """Of an answer that is there."""
+    """Return the error of a completed answer, or None."""
     try:
         places = answer.result().topic_partitions
     except KafkaException as error:

@@ -1,8 +1,9 @@
-"""Which event of a partition waits last for its transaction, and what waits behind it.
+"""Last event of each partition that waits for its transaction, and the events behind it.
 
-Where transactions count, an event of one is put aside until it is whole. An event without a
-transaction that comes after one in its partition waits with it, lest the earlier one overtakes
-it; any other is taken at once.
+In a source with transaction metadata, an event of a transaction stays in side state until the
+transaction is complete. An event without a transaction that follows such an event in its partition
+waits with it. Otherwise the earlier event would be applied after the later one. Any other event is
+applied at once.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,7 @@ __all__ = ["Held", "anchored", "held_in", "nowhere"]
 
 
 class Held(NamedTuple):
-    """The last event of a partition that waits: at which offset, and where in which transaction."""
+    """Last waiting event of a partition: its offset, its transaction, and its order in that."""
 
     offset: int
     transaction: str
@@ -26,9 +27,9 @@ class Held(NamedTuple):
 
 
 def held_in(rows: pa.Table) -> dict[int, Held]:
-    """By partition, the last of rows that are or were put aside.
+    """Return, by partition, the last of rows that are or were in side state.
 
-    Their columns are those of what is put aside, in order, whatever they are called.
+    The columns must be in the order of the side-state schema. Their names do not matter.
     """
     names, totals, _, partitions, offsets = rows.columns[:5]
     numbers, at = partitions.to_numpy(), offsets.to_numpy()
@@ -41,7 +42,10 @@ def held_in(rows: pa.Table) -> dict[int, Held]:
 
 
 def anchored(table: pa.Table, held: dict[int, Held]) -> pa.Table:
-    """Rows of no transaction with that of the last before them that waits, and raises `held`."""
+    """Return the table with rows of no transaction assigned to the last waiting one before them.
+
+    Updates `held` with the last waiting event of each partition.
+    """
     partitions = table.column(PARTITION).to_numpy()
     bad = pc.is_valid(table.column(REASON)).to_numpy(zero_copy_only=False)
     owned = pc.is_valid(table.column(TRANSACTION)).to_numpy(zero_copy_only=False) & ~bad
@@ -69,7 +73,7 @@ def anchored(table: pa.Table, held: dict[int, Held]) -> pa.Table:
 
 
 def nowhere(values: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which events are in a transaction and do not say where."""
+    """Return which events are in a transaction but have no order in it."""
     orders = [pc.is_null(values.column(name)) for name in ("total_order", "data_collection_order")]
     found = pc.and_(pc.is_valid(values.column("transaction")), pc.or_(*orders))
     lost: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)

@@ -1,7 +1,8 @@
-"""The collection of records that could not be taken, as its source goes on.
+"""Dead-letter collection of a source.
 
-It begins with the tick from which on such records are kept, and moves with every later one,
-also if they are not kept any more: then nothing is added, and what is in it can still be read.
+The collection becomes visible at the first tick with dead-lettering enabled, and its upper advances
+with every later tick. If dead-lettering is disabled later, the collection receives no rows and
+remains readable.
 """
 
 from collections.abc import Sequence
@@ -13,31 +14,31 @@ from penstock.sources.source import SnapshotLoader, StateStore, TickTransaction
 __all__ = ["KeptApart"]
 
 BEGUN: Final = "errors"
-"""The note that says that it is there."""
+"""State key that records that the collection is visible."""
 
 
 class KeptApart:
-    """Of one source."""
+    """Dead-letter collection of one source."""
 
     def __init__(self, name: str, *, wanted: bool) -> None:
-        """`wanted` if the file says to keep them."""
+        """Describe the collection `name`; `wanted` is true if the file enables dead-lettering."""
         self.name = name
         self.wanted = wanted
         self._begun = False
 
     def open(self, memory: StateStore, loader: SnapshotLoader) -> None:
-        """Find out whether it is there; if it is wanted, let it be."""
+        """Read whether the collection is visible, and create it if it is enabled."""
         self._begun = bool(memory.get(BEGUN))
         if self.wanted:
             loader.create(self.name, ERRORS_SCHEMA, ("topic", "partition", "offset"))
 
     def begin(self, tick: TickTransaction) -> None:
-        """Let it be seen from now on, if it is not yet."""
+        """Publish the collection at this tick if it is enabled and not visible yet."""
         if self.wanted and not self._begun:
             tick.begin(self.name)
             tick.put_state(BEGUN, True)
             self._begun = True
 
     def names(self) -> Sequence[str]:
-        """What moves with the source: itself, if it is there."""
+        """Return the collections that advance with the source: this one, or none."""
         return [self.name] if self._begun or self.wanted else []

@@ -1,11 +1,11 @@
-"""What records become: the columns of a collection, and where each of them comes from.
+"""Layout of a collection: its columns, and the part of a record that fills each of them.
 
     none      a row for each record: its value, and its place (partition, offset)
-    upsert    a row for each key: the key's columns and the value's
-    debezium  a row for each row of a table: what it is after the last event that speaks of it
+    upsert    a row for each key: the columns of the key and of the value
+    debezium  a row for each row of a table: its contents after the last event about it
 
-Besides them a row has what else of its record is asked for. Records that cannot be taken
-have columns of their own, and so has what waits for its transaction.
+A row also has the record parts that `include` requests. Dead-lettered records and events that wait
+for their transaction have schemas of their own.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Envelope: TypeAlias = Literal["none", "upsert", "debezium"]
 DATA: Final = "data"
 ERRORS: Final = "errors"
 ASIDE: Final = "aside"
-"""What goes to the collection, what cannot be taken, and what waits."""
+"""Names of the outputs: rows of the collection, dead-lettered records, and waiting events."""
 
 META: Final[Mapping[str, pa.DataType]] = {
     "partition": pa.int32(),
@@ -33,7 +33,7 @@ META: Final[Mapping[str, pa.DataType]] = {
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     "key": pa.binary(),
 }
-"""What can be had of a record besides its value."""
+"""Record parts that can become columns, in addition to the value."""
 
 ERRORS_SCHEMA: Final = pa.schema(
     [
@@ -46,7 +46,7 @@ ERRORS_SCHEMA: Final = pa.schema(
         pa.field("reason", pa.string(), nullable=False),
     ]
 )
-"""What is told of a record that cannot be taken."""
+"""Columns of the dead-letter collection."""
 
 _PARTITION: Final = "_partition"
 _OFFSET: Final = "_offset"
@@ -54,20 +54,20 @@ _OFFSET: Final = "_offset"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What records become: the columns of a collection, and where each comes from."""
+    """Columns of a collection, and the part of a record that fills each of them."""
 
     envelope: Envelope
     value: Format
-    """Of Debezium, what decodes its events."""
+    """Decoder of values; for the Debezium envelope, the decoder of its events."""
 
     key: Format | None = None
-    """How keys are decoded, if their columns are wanted."""
+    """Decoder of keys, if their columns are requested."""
 
     include: Mapping[str, str] = field(default_factory=dict)
-    """By what of a record besides its value, the column that has it."""
+    """Column name by record part other than the value."""
 
     named: tuple[str, ...] = ()
-    """The columns that tell rows apart, if the file names them."""
+    """Key columns, if the file names them."""
 
     def __post_init__(self) -> None:
         if self.envelope == "upsert" and self.key is None:
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the collection."""
+        """Columns of the collection."""
         keys = [] if self.key is None else [*self.key.schema]
         taken = {each.name for each in keys}
         row = self.value.schema
@@ -107,12 +107,13 @@ class Layout:
 
     @property
     def aside(self) -> pa.Schema:
-        """What is kept of an event that waits for its transaction."""
+        """Columns of an event in side state that waits for its transaction."""
         return pa.schema(
             [
                 pa.field("transaction", pa.string(), nullable=False),
                 pa.field("total_order", pa.int64(), nullable=False),
-                # Its place among the transaction's events of the topic; none if it is of none.
+                # Order among the events of the transaction in this topic; null for an event of no
+                # transaction.
                 pa.field("order", pa.int64()),
                 pa.field("partition", pa.int32(), nullable=False),
                 pa.field("offset", pa.int64(), nullable=False),
@@ -123,7 +124,7 @@ class Layout:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """What tells rows apart, unless the file says otherwise."""
+        """Key columns of the collection, as the file or else the envelope determines them."""
         if self.named and self.envelope != "upsert":
             return self.named
         if self.key is not None and self.envelope == "upsert":
@@ -131,11 +132,11 @@ class Layout:
         return (self.column_of("partition"), self.column_of("offset"))
 
     def column_of(self, what: Literal["partition", "offset"]) -> str:
-        """The column that has the place of a record."""
+        """Return the column that holds the partition or the offset of a record."""
         return self.include.get(what, _PARTITION if what == "partition" else _OFFSET)
 
     def _place(self) -> list[pa.Field]:
-        """Of rows that are records: their place, in which their order is kept."""
+        """Return the place columns, which identify and order rows of the envelope `none`."""
         if self.envelope != "none":
             return []
         return [

@@ -1,8 +1,8 @@
-"""Prepared records: what their columns are called, besides those of the collection.
+"""Names of the internal columns of prepared records.
 
-A record is prepared where it is read, and finished where it meets the others of its key. In
-between it is a row with the columns of its collection and with these. No column of a record
-has such a name.
+A record is prepared by the task that reads it, and finished by the task that has all records of its
+key. Between the two it is a row with the columns of its collection and these columns. The NUL
+prefix prevents a conflict with a column of a record.
 """
 
 from typing import Final
@@ -31,30 +31,31 @@ TOPIC: Final = "\0topic"
 PARTITION: Final = "\0partition"
 OFFSET: Final = "\0offset"
 TIMESTAMP: Final = "\0timestamp"
-"""The place and the time of the record."""
+"""Topic, partition, offset and timestamp of the record."""
 
 KEY: Final = "\0key"
 VALUE: Final = "\0value"
 REASON: Final = "\0reason"
-"""Why the record cannot be taken, and its bytes; null of any other."""
+"""Key, value and rejection reason of a bad record; null for any other."""
 
 GONE: Final = "\0gone"
-"""Whether the row of this key is gone."""
+"""True if the record deletes the row of its key."""
 
 ORIGIN: Final = "\0origin"
 AGE: Final = "\0age"
 HAPPENED_MS: Final = "\0happened_ms"
 POSITION: Final = "\0position"
-"""In which database's log the event stands, and how far that had come; nulls if it does not say."""
+"""Log of the event, its age, latest time and highest position up to the event; null if unknown."""
 
 AGAIN: Final = "\0again"
-"""Whether the event was sent before."""
+"""True if the event is a duplicate."""
 
 TRANSACTION: Final = "\0transaction"
 TOTAL_ORDER: Final = "\0total_order"
 ORDER: Final = "\0order"
-"""The transaction that the event waits for, its place among all events of that, and among
-those of the topic; only where transactions count."""
+"""Transaction of the event, its order in the transaction, and its order among the events of the
+topic. These columns exist only in a source with transaction metadata.
+"""
 
 BAD: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP, KEY, VALUE, REASON)
-"""What is kept of a record that cannot be taken."""
+"""Columns of a dead-lettered record."""

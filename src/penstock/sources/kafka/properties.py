@@ -1,7 +1,7 @@
-"""Which properties of Kafka's clients may be seen: those that we know to hold no secret.
+"""Kafka client properties whose values may be displayed.
 
-There are several hundred, in two clients, and others come with classes of the user's own. So
-one that is not known to be harmless is taken for a secret, wherever it is written or told.
+The two clients have several hundred properties, and user-provided classes add more. A property that
+is not known to be harmless is therefore treated as a secret in every file and message.
 """
 
 import re
@@ -22,6 +22,6 @@ _SECRET: Final = re.compile(r"password|secret|token|jaas|credential|key|pem|conf
 
 
 def is_harmless(name: str, value: object) -> bool:
-    """Whether the value of a property may be seen: it is known, or a small number or a flag."""
+    """Return whether the value may be displayed: a known property, a small number or a flag."""
     plain = _PLAIN.fullmatch(str(value).lower()) and not _SECRET.search(name.lower())
     return bool(_HARMLESS.fullmatch(name) or plain)

@@ -1,12 +1,12 @@
-"""Events that a connector of Debezium sends again after it was started again.
+"""Detection of duplicate Debezium events, which a connector sends again after a restart.
 
-They stand at a lower place of the database's log than one before them in the partition, and
-happened no later. Only both together say so. A log may begin again lower, as that of another
-server after a failover or of a database that was restored: what is lower and later is new, and
-begins another age of the log, in which places are compared anew. Places of two databases have
-nothing to do with each other, so that each origin has a mark of its own.
+A duplicate has a lower log position than an earlier event of its partition, and its commit time is
+not later. Both conditions are necessary. A log may restart at a lower position, for example on
+another server after a failover, or in a restored database. An event with a lower position and a
+later time is new. It starts another age of the log, and positions are compared within an age.
+Positions of two databases are not comparable, so each origin has its own mark.
 
-When in doubt an event is taken: it says what its row is, and taken twice it says the same.
+An indeterminate event is applied. It holds the complete row, so applying it twice is idempotent.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,17 +22,17 @@ __all__ = ["LOG", "MARKED", "Mark", "Marks", "highest", "marks_in", "note_of", "
 LOG: Final = pa.schema(
     [("origin", pa.string()), ("happened_ms", pa.int64()), ("position", pa.binary())]
 )
-"""Where an event stands: in which log, when, and at which place; nulls if it does not say."""
+"""Log, commit time and log position of an event; null if the event does not have them."""
 
 MARKED: Final = pa.schema([*list(LOG), ("age", pa.int64())])
-"""How far a log had come with an event: its latest time and its highest place."""
+"""State of the log up to an event: its latest time, highest position, and age."""
 
 
 class Mark(NamedTuple):
-    """How far a log has come."""
+    """Progress of one log."""
 
     age: int
-    """How often it began again."""
+    """Number of times that the log restarted at a lower position."""
 
     happened_ms: int
     position: bytes
@@ -50,11 +50,14 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 def resent(
     log: pa.Table, partitions: npt.NDArray[np.int32], marks: dict[Place, Mark]
 ) -> tuple[Flags, pa.Table]:
-    """Which events were sent before, and how far the log had come with each; raises `marks`."""
+    """Return which events are duplicates, and the state of the log up to each event.
+
+    Updates `marks` with the progress of each log.
+    """
     again = np.zeros(log.num_rows, bool)
     ages = np.zeros(log.num_rows, np.int64)
     happened = log.column("happened_ms").combine_chunks().fill_null(0).to_numpy().copy()
-    # By row, the row whose place is the highest up to it; those of marks stand after all rows.
+    # By row, the row with the highest position up to it; marks have the indexes after all rows.
     highest_at = np.arange(log.num_rows)
     positions = [log.column("position").combine_chunks()]
     for at in _by_place(log, partitions):
@@ -66,7 +69,7 @@ def resent(
         marked = log.num_rows + len(positions) - 1
         positions.append(pa.array([mark.position], pa.binary()))
         here = pa.concat_arrays([positions[-1], positions[0].take(pa.array(at))])
-        # As numbers that compare as the bytes do.
+        # Ranks compare as the bytes do, and are faster to accumulate.
         places = pc.rank(here, tiebreaker="dense").to_numpy().astype(np.int64)
         times = np.concatenate([[mark.happened_ms], happened[at]])
         again[at], ages[at], happened[at], where = _followed(places, times, mark.age)
@@ -81,9 +84,10 @@ def resent(
 
 
 def _followed(places: Numbers, times: Numbers, age: int) -> tuple[Flags, Numbers, Numbers, Numbers]:
-    """Of the events after the first, which is the mark's: whether each was sent before.
+    """Return which events are duplicates; the first element is the mark, and is left out.
 
-    And with it the age of the log, its latest time, and which event has its highest place.
+    Also returns, for each event, the age of the log, its latest time, and the index of the event
+    with its highest position.
     """
     again = np.zeros(len(places), bool)
     ages = np.zeros(len(places), np.int64)
@@ -107,7 +111,7 @@ def _followed(places: Numbers, times: Numbers, age: int) -> tuple[Flags, Numbers
 
 
 def highest(marked: pa.Table, partitions: npt.NDArray[np.int32]) -> dict[Place, Mark]:
-    """By partition and origin, how far the log had come with these events."""
+    """Return, by partition and origin, the progress of the log in these events."""
     found = {}
     names = ("age", "happened_ms", "position")
     for at in _by_place(marked, partitions):
@@ -118,7 +122,7 @@ def highest(marked: pa.Table, partitions: npt.NDArray[np.int32]) -> dict[Place, 
 
 
 def raised(marks: Marks, told: Iterable[Marks]) -> dict[Place, Mark]:
-    """The marks, and those that tasks told of."""
+    """Return the marks, raised to the marks that tasks reported."""
     found = dict(marks)
     for each in told:
         for place, mark in each.items():
@@ -127,7 +131,7 @@ def raised(marks: Marks, told: Iterable[Marks]) -> dict[Place, Mark]:
 
 
 def note_of(marks: Marks) -> list[list[Any]]:
-    """As they are written down."""
+    """Return the marks in their stored form."""
     return [
         [*place, mark.age, mark.happened_ms, mark.position.hex()]
         for place, mark in sorted(marks.items())
@@ -135,7 +139,7 @@ def note_of(marks: Marks) -> list[list[Any]]:
 
 
 def marks_in(note: Iterable[Any] | None) -> dict[Place, Mark]:
-    """What was written down."""
+    """Parse the stored form of marks."""
     return {
         (partition, origin): Mark(age, happened_ms, bytes.fromhex(position))
         for partition, origin, age, happened_ms, position in note or ()
@@ -143,7 +147,7 @@ def marks_in(note: Iterable[Any] | None) -> dict[Place, Mark]:
 
 
 def _by_place(log: pa.Table, partitions: npt.NDArray[np.int32]) -> list[Numbers]:
-    """The rows of each partition and origin that say where they stand, in order."""
+    """Return the row numbers with a known log position, by partition and origin, in order."""
     known = np.ones(log.num_rows, bool)
     for name in LOG.names:
         known &= pc.is_valid(log.column(name)).to_numpy(zero_copy_only=False)

@@ -1,16 +1,16 @@
-"""A range of offsets, read by Spark's own connector, and what its records come to.
+"""Scan of an offset range by Spark's Kafka connector, and the rows that its records produce.
 
-Records are prepared where they are read: decoded, their key too where it is wanted, with
-the place each of them has upstream. What cannot be decoded goes along with its reason. Then
-they are finished:
+The task that reads a record prepares it: it decodes the value, decodes the key if its columns are
+requested, and adds the place of the record in the topic. A record that cannot be decoded carries
+the reason. Then the records are finished:
 
     none      each record is a row, at its place (partition, offset)
-    upsert    the last record of a key decides: its row comes, what was stored goes
-    debezium  the same, of change events, whose key is in the row they speak of
+    upsert    the last record of a key decides: its row is inserted, the stored row is deleted
+    debezium  the same for change events, whose key is in their row
 
-A key's last record is that of the highest offset. A key that is in two partitions, as after
-partitions were added, has a last record in each; of these the later counts, by timestamp, and
-then by partition.
+The last record of a key has the highest offset. A key may be in two partitions, for example after
+partitions were added. The key then has a last record in each partition. The later of these counts,
+by timestamp and then by partition.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -54,43 +54,43 @@ from penstock.sources.source import ScanOutput, SideRows
 __all__ = ["Finishing", "KafkaScan", "Told"]
 
 _IN_LOG: Final = (ORIGIN, HAPPENED_MS, POSITION, AGE)
-"""Where events stand that may be sent again."""
+"""Log columns of prepared records, for the detection of duplicates."""
 
 _IN_TRANSACTION: Final = {
     TRANSACTION: "transaction",
     TOTAL_ORDER: "total_order",
     ORDER: "data_collection_order",
 }
-"""By column, what an event says of its place in its transaction."""
+"""Column of the decoded event by internal column, for the place in the transaction."""
 
 
 class Told(NamedTuple):
-    """What a task tells of the records that it finished."""
+    """Report of a task on the records that it finished."""
 
     records: int
     bad: int
     first_bad: tuple[str, int, int, str] | None
-    """Topic, partition, offset and reason of the first that could not be taken."""
+    """Topic, partition, offset and reason of the first bad record."""
 
     again: int
-    """How many had been sent before."""
+    """Number of duplicates."""
 
     marks: Marks
-    """The latest events, by which those are known that are sent again."""
+    """Progress of each log, for the detection of later duplicates."""
 
     runs: pa.Table
-    """Which events of which transactions came."""
+    """Events by transaction, as runs; see `RUNS`."""
 
     held: Mapping[int, Held]
-    """By partition, the last that was put aside."""
+    """By partition, the last event put into side state."""
 
     aside: int
-    """How many rows were."""
+    """Number of rows put into side state."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaScan:
-    """Offsets of the partitions of one topic, each from one to another."""
+    """Scan of an offset range of each partition of one topic."""
 
     options: Mapping[str, str] = field(repr=False)
     secrets: Collection[str] = field(repr=False)
@@ -98,31 +98,31 @@ class KafkaScan:
     into: Mapping[str, str]
     layout: Layout
     fresh: bool
-    """Whether nothing is stored yet, so that nothing can go."""
+    """True if no rows are stored yet, and so no row can be deleted."""
 
     marks: Marks = field(default_factory=dict)
-    """The latest of the events that were drawn before."""
+    """Progress of each log in the events that were read before."""
 
     held: Mapping[int, Held] | None = None
-    """By partition, the last event that waits from before; None if transactions do not count."""
+    """By partition, the last event that still waits; None without transaction metadata."""
 
     side_rows: Mapping[str, SideRows] = field(default_factory=dict)
     format: str = "kafka"
 
     @property
     def by_key(self) -> bool:
-        """Whether records with one key must be finished by one task."""
+        """Return whether all records of a key must be finished by one task."""
         return self.layout.envelope != "none"
 
     def prepare(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
-        """Records, decoded."""
+        """Yield the records of each batch, decoded."""
         prepare = self.preparing()
         for batch in rows:
             if batch.num_rows:
                 yield prepare(pa.Table.from_batches([batch]))
 
     def preparing(self) -> Callable[[pa.Table], pa.Table]:
-        """What prepares one batch of records after the other."""
+        """Return a function that prepares batches in order and keeps state between them."""
         marks, held = dict(self.marks), None if self.held is None else dict(self.held)
         return lambda read: self._prepared(read, marks, held)
 
@@ -148,7 +148,7 @@ class KafkaScan:
             for row in np.flatnonzero(nowhere(values.rows)).tolist():
                 reasons.setdefault(row, "it is in a transaction and does not say where in it")
         count = read.num_rows
-        # What cannot be decoded says something, whatever it is.
+        # A record that cannot be decoded is never a no-op.
         skipped = judged.skipped
         skipped[[bad.row for bad in values.bad]] = False
         if layout.envelope != "none":
@@ -190,13 +190,13 @@ class KafkaScan:
         table = table.filter(pa.array(~skipped)) if skipped.any() else table
         if held is None:
             return table
-        # Nothing waits behind what was sent again.
+        # A duplicate holds back no later event.
         sent_before = table.column(AGAIN)
         anchoring = anchored(table.filter(pc.invert(sent_before)), held)
         return pa.concat_tables([anchoring, table.filter(sent_before)])
 
     def _of_record(self, read: pa.Table) -> dict[str, pa.ChunkedArray]:
-        """What is wanted of records besides their values."""
+        """Return the columns filled from record parts other than the value."""
         layout = self.layout
         found = {name: read.column(what).cast(META[what]) for what, name in layout.include.items()}
         if layout.envelope == "none":
@@ -205,18 +205,18 @@ class KafkaScan:
         return found
 
     def places(self, rows: pa.Table, count: int) -> pa.Array:
-        """For each record, where it meets the others of its key."""
+        """Return, for each record, the number of the task that finishes its key."""
         places = _places([rows.column(name) for name in self.layout.key_columns], count)
         if self.held is None:
             return pa.array(places, pa.int32())
-        # What waits need not meet by its key; together, a transaction's events make one run.
+        # Waiting events are not matched by key. Together, the events of a transaction make one run.
         waits = pc.is_valid(rows.column(TRANSACTION)).to_numpy(zero_copy_only=False)
         names, _ = ids.part_all(rows.column(TRANSACTION))
         there = _places([names], count)
         return pa.array(np.where(waits, there, places), pa.int32())
 
     def finish(self, rows: Iterable[pa.Table], out: ScanOutput) -> Told:
-        """Put the rows that records come to, and apart from them those that cannot be taken."""
+        """Write the rows that records produce, dead-letter bad records, and return a report."""
         finishing = Finishing(self, out)
         for table in rows:
             finishing.add(table)
@@ -224,7 +224,7 @@ class KafkaScan:
 
 
 class Finishing:
-    """What prepared records of one topic come to, one table after the other."""
+    """Finishing of the prepared records of one topic, table by table."""
 
     def __init__(self, scan: KafkaScan, out: ScanOutput) -> None:
         self._scan = scan
@@ -240,13 +240,13 @@ class Finishing:
         self._aside = 0
 
     def add(self, table: pa.Table) -> None:
-        """Take some more."""
+        """Process one table of prepared records."""
         self._records += table.num_rows
         if self._layout.envelope == "debezium":
             self._again += pc.sum(table.column(AGAIN)).as_py() or 0
             table = table.filter(pc.invert(table.column(AGAIN)))
         if self._scan.held is not None:
-            # What cannot be taken is an event of its transaction all the same.
+            # A bad record still counts as an event of its transaction.
             known = table.filter(pc.is_valid(table.column(TRANSACTION)))
             self._runs.append(runs_of(known.column(TRANSACTION), known.column(ORDER)))
         reasons = table.column(REASON)
@@ -267,7 +267,7 @@ class Finishing:
         self._good.append(table)
 
     def told(self) -> Told:
-        """Put what is left, and tell of all."""
+        """Write the remaining rows and return the report of the task."""
         if self._good:
             self._put_last(pa.concat_tables(self._good))
         runs = merged(pa.concat_tables(self._runs)) if self._runs else RUNS.empty_table()

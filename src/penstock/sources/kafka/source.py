@@ -1,12 +1,12 @@
-"""Kafka as a source: a topic, each of whose partitions is a log of its own.
+"""Kafka source of one topic; each partition is a log of its own.
 
-    probe   which topic is it, which partitions, and the last stable offset of each
-    draw    one Spark job over exactly the offsets from what is bound to what was probed
+    probe       topic id, partitions, and the last stable offset of each partition
+    read_into   one Spark job over exactly the offsets from the bound frontier to the probed one
 
-What was probed is bound, never what was read: offsets of control records and of aborted
-transactions are below a bound as well, and have no row. The first binding covers all that
-was there, and so does every one of a compacted topic, whose older states cannot be told any
-more; of other topics a backlog is drawn in bites.
+The bound frontier is the probed one, never the position of the last record. Offsets of control
+records and of aborted transactions are below the bound and have no row. The first binding covers
+all existing records. So does every binding of a compacted topic, because its earlier states are no
+longer available. The backlog of any other topic is read in chunks.
 """
 
 import functools
@@ -46,30 +46,30 @@ __all__ = ["GROUP", "KafkaSource", "group_of"]
 log = logger("sources.kafka")
 
 NOTE: Final = "topic"
-"""Under which the topic is remembered: its name and id, and where each partition began."""
+"""State key of the topic: its name and id, and the first offset of each partition."""
 
 MARKS: Final = "marks"
 SAMPLE: Final = 1_000
-"""From so many records columns are inferred."""
+"""Number of records in a sample for the inference of columns."""
 
 LOOK_MS: Final = 5_000
-"""So often it is asked how many records are above what is stable."""
+"""Interval between requests for the log end offsets, in milliseconds."""
 
 GROUP: Final = "kafka.group.id"
-"""The option by which Spark finds the consumers of the ticks before; no group is joined."""
+"""Spark option that identifies cached consumers of earlier ticks; no group is joined."""
 
 RECORD_BYTES: Final = 512
-"""About how much a record takes, to decide on the number of tasks."""
+"""Estimated size of a record in bytes, used to choose the number of Spark tasks."""
 
 READ_DEADLINES: Final = 3
 """Answer deadlines that one request of a read may take: by default 30 s, as Kafka has it."""
 
 
 def group_of(source: str) -> str:
-    """As what its consumers are known within Spark's processes; each time another.
+    """Return a unique consumer group id: Spark caches consumers by group.
 
-    SUBTLE: by the name and the partition alone consumers are found again, so that one which reads
-    from other brokers, under the same names, must not have it.
+    SUBTLE: Spark finds a cached consumer by group id and partition alone. A source that reads the
+    same topic name from other brokers must therefore never use the same id.
     """
     return f"penstock {source} {os.getpid()}-{next(_numbers)}"
 
@@ -78,7 +78,7 @@ _numbers: Final = itertools.count()
 
 
 class KafkaSource:
-    """One topic of a cluster."""
+    """Source of one topic of a cluster."""
 
     kind = "kafka"
 
@@ -91,7 +91,10 @@ class KafkaSource:
         upstream: Upstream | None = None,
         among: KeptApart | None = None,
     ) -> None:
-        """One `among` others of a source has notes with them, and its bad records are theirs."""
+        """Create the source; `among` is given if it is one topic of a source with several.
+
+        Such a topic shares the state and the dead-letter collection of the source.
+        """
         self.name = name
         wanted = config.on_bad_record == "set_aside"
         self._apart = among or KeptApart(f"{name}_errors", wanted=wanted)
@@ -104,25 +107,25 @@ class KafkaSource:
         self._suffix = f" {config.topic}" if among is not None else ""
         self._topic = Topic("", ())
         self._begins: dict[int, int] = {}
-        """By partition, the first offset that is read, if that is not 0."""
+        """By partition, the first offset to read; a partition that is not listed starts at 0."""
 
         self.bound: Frontier | None = None
         self._reached: Frontier = {}
         self.compacted = False
         self.layout: Layout
         self._marks: Marks = {}
-        """The latest of Debezium's events, by which those are known that are sent again."""
+        """Progress of each Debezium log, for the detection of duplicates."""
 
         self._bad = 0
         self._again = 0
         self._looked_ms: int | None = None
         self._above: dict[int, int] = {}
-        """By partition, how many records are above the last stable offset."""
+        """By partition, the number of records above the last stable offset."""
 
-    # What the loop asks.
+    # Source protocol.
 
     def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
-        """Find the topic, and be ready to go on from `bound`."""
+        """Find the topic, and prepare to resume from `bound`."""
         self._upstream.open()
         known = memory.get(NOTE + self._suffix)
         if known is not None and bound is not None:
@@ -131,7 +134,7 @@ class KafkaSource:
         self.compacted = self._upstream.compacted()
         self.bound = bound
         if known is None or bound is None:
-            # Nothing is bound yet, so that all is decided anew.
+            # Nothing is bound yet, so all decisions are made again.
             self._begins = self._first_offsets()
             begins = {str(each): offset for each, offset in self._begins.items()}
             with self._naming_itself():
@@ -142,7 +145,7 @@ class KafkaSource:
         else:
             self._must_be(known["id"])
             self._begins = {int(each): offset for each, offset in known["begins"].items()}
-        # Of a topic that begins anew nothing was drawn before, whatever was once.
+        # Marks of an earlier start do not apply to a topic that starts again from the beginning.
         self._marks = {} if bound is None else marks_in(memory.get(MARKS + self._suffix))
         with self._naming_itself():
             self._decide(known["value"], known["key"])
@@ -150,15 +153,16 @@ class KafkaSource:
         self._apart.open(memory, loader)
 
     def use_stop(self, stop: threading.Event) -> None:
-        """Give up waiting for brokers when `stop` is set."""
+        """Cancel waits for brokers when `stop` is set."""
         self._upstream.stop = stop
 
     def probe(self) -> Probe:
-        """How far the topic has come, by now at least."""
+        """Return the frontier to read next, and the end of the topic at or after this call."""
         topic = self._upstream.topic(known=True)
         self._must_be(self._topic.id, topic)
         self._topic = topic
-        # Before the others, so that records that come meanwhile are not taken for held back.
+        # Requested before the stable offsets. Otherwise records that arrive between the two
+        # requests would count as held back by a transaction.
         ends = self._look_up(topic.partitions)
         reached = self._upstream.stable_ends(topic.partitions)
         self._check_ahead(reached)
@@ -169,7 +173,7 @@ class KafkaSource:
         return Probe(bite, self._clock.now_ms(), reached if bite != reached else None)
 
     def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
-        """Bring the records below `upto` into `tick`."""
+        """Read the records below `up_to` into `tick`."""
         if self.bound is None:
             tick.begin(self.name)
         self._apart.begin(tick)
@@ -181,10 +185,10 @@ class KafkaSource:
         return {**(self.bound or {}), **up_to}
 
     def scan_of(self, up_to: Frontier) -> KafkaScan | None:
-        """What reads the records below `upto`, if there are any.
+        """Return the scan of the records below `up_to`; None if there are none.
 
         Raises:
-            OffsetsGone: some were removed.
+            OffsetsGone: some of the records were removed.
         """
         ranges = self._ranges(up_to)
         if not ranges:
@@ -193,14 +197,14 @@ class KafkaSource:
         return self._scan(ranges)
 
     def check_same(self) -> None:
-        """That what was read is of the topic that was probed.
+        """Check that the records were read from the topic that was probed.
 
-        Whoever reads asks for a topic by its name, so that it is seen only afterwards whether
-        one was made again meanwhile.
+        Spark requests a topic by name. A topic that was deleted and created again during the read
+        is detected only after it.
 
         Raises:
-            TopicChanged: it is another.
-            TopicMissing: it is gone.
+            TopicChanged: the topic has another id.
+            TopicMissing: the topic was deleted.
         """
         found = self._upstream.topic(known=True)
         if found.id != self._topic.id and self.bound is None:
@@ -208,26 +212,26 @@ class KafkaSource:
         self._must_be(self._topic.id, found)
 
     def learn(self, tick: TickTransaction, told: Sequence[Told]) -> None:
-        """What tasks told of the records that they read.
+        """Process the reports of the tasks.
 
         Raises:
-            BadRecord: one cannot be taken, and the file says to stop.
+            BadRecord: a record is bad, and dead-lettering is not enabled.
         """
         self._judge(told)
         self._raise_marks(tick, told)
 
     def collections(self) -> Sequence[str]:
-        """The topic's, and that of its errors."""
+        """Return the collection of the topic and its dead-letter collection."""
         return [self.name, *self._apart.names()]
 
     def committed(self, frontier: Frontier | None) -> None:
-        """What was drawn is durable."""
+        """Record that the data below `frontier` is durable, and report progress to the group."""
         self.bound = frontier
         if frontier and self._group is not None:
             self._group.tell(frontier)
 
     def resync(self, parts: Sequence[str]) -> None:
-        """Refused: a topic is what it was."""
+        """Reject the request: removed records cannot be distinguished from unread ones."""
         raise UsageError(
             f'source "{self.name}" is a topic, which cannot be compared',
             detail="A record that was removed from it cannot be told from one that was not read.",
@@ -235,7 +239,7 @@ class KafkaSource:
         )
 
     def status(self) -> Mapping[str, Any]:
-        """For people."""
+        """Return the status of the source, for the status page and `penstock status`."""
         bound = self.bound or {}
         partitions = [
             {"partition": each, "offset": bound.get(each, 0), "end": end}
@@ -247,7 +251,7 @@ class KafkaSource:
             "phase": "copying" if self.bound is None else "following",
             "topic_id": self._topic.id,
             "position": ", ".join(f"{each['partition']}:{each['offset']}" for each in partitions),
-            # Before the first probe nobody knows.
+            # Unknown before the first probe.
             "lag_records": sum(max(0, each["end"] - each["offset"]) for each in partitions)
             if partitions
             else None,
@@ -259,14 +263,14 @@ class KafkaSource:
         }
 
     def ownership_verified(self) -> None:
-        """The cluster keeps nothing for us, and need not hear of it."""
+        """Do nothing: the cluster stores nothing on behalf of the source."""
 
     def is_loaded(self) -> bool:
-        """Whether the first binding is made."""
+        """Return whether the first binding exists."""
         return self.bound is not None
 
     def waits_for(self) -> str:
-        """Which partitions are held back by transactions that have not ended."""
+        """Return the partitions that open transactions hold back, as text; empty if none."""
         held = {each: above for each, above in self._above.items() if above}
         if not held:
             return ""
@@ -293,26 +297,26 @@ class KafkaSource:
         return [CollectionOutline(self.name, self.layout.schema, (*self.layout.key_columns,))]
 
     def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
-        """A topic has no parts that the file could leave out."""
+        """Do nothing: a topic has no parts that the file could remove."""
 
     def drop(self, memory: StateStore) -> None:
-        """Nothing was made upstream."""
+        """Do nothing: nothing was created in the cluster."""
 
     def close(self) -> None:
-        """Let go of the cluster."""
+        """Send the last progress to the group and disconnect."""
         if self._group is not None:
             self._group.close()
         self._upstream.close()
 
-    # Which topic, and which offsets.
+    # Topic identity and offsets.
 
     def _decide(self, value: Any, key: Any) -> None:
-        """What records become, with what was decided about their formats."""
+        """Set the layout, given the stored decisions about the formats."""
         self.layout = self.config.layout(value, key)
 
     @contextmanager
     def _naming_itself(self) -> Iterator[None]:
-        """What is wrong with the file is said of this source."""
+        """Add the name of the source to configuration errors."""
         try:
             yield
         except UsageError as error:
@@ -334,12 +338,13 @@ class KafkaSource:
                     hint="Let format, key_format, envelope, key and include be as they were. To "
                     "change them, drop the source and let it begin again.",
                 ) from None
-            # Of a start before, with another file or another sample, of which nothing was seen.
+            # The collection is left from an earlier start with another file or another sample. It
+            # was never published.
             loader.drop_collection(self.name)
             loader.create(self.name, schema, key)
 
     def _first_offsets(self) -> dict[int, int]:
-        """Where each partition begins that is there now."""
+        """Return the first offset to read of each existing partition."""
         partitions, start = self._topic.partitions, self.config.start
         kept = self._upstream.beginnings(partitions)
         if start == "earliest":
@@ -363,7 +368,7 @@ class KafkaSource:
         return {each: max(start.get(each, 0), kept[each]) for each in partitions}
 
     def _decided(self) -> dict[str, Any]:
-        """What must stay as it is now: the columns of records, wherever they are taken from."""
+        """Return the decisions to store: the columns, from a sample or a registry if necessary."""
         topic, config = self.config.topic, self.config
         sample = functools.cache(lambda: self._upstream.sample(self._topic.partitions, SAMPLE))
 
@@ -399,7 +404,7 @@ class KafkaSource:
             )
 
     def _begins_anew(self, why: str) -> TransientError:
-        """Nothing is bound yet, so that whoever tries again decides anew where to begin."""
+        """Return a transient error: nothing is bound yet, so a retry can choose another start."""
         return TransientError(
             f'topic "{self.config.topic}" changed before its first records were read: {why}'
         )
@@ -415,7 +420,7 @@ class KafkaSource:
                 )
 
     def _look_up(self, partitions: Sequence[int]) -> dict[int, int] | None:
-        """Where each ends, of open transactions too; not at every tick."""
+        """Return the log end offsets, open transactions included; None between two intervals."""
         now = self._clock.boot_ms()
         if self._looked_ms is not None and now - self._looked_ms < LOOK_MS:
             return None
@@ -430,11 +435,11 @@ class KafkaSource:
         total, most = sum(behind.values()), self.config.bite
         if total <= most:
             return reached
-        # Asked again, since somebody may have let it be compacted while it was followed.
+        # Requested again, because the cleanup policy may change while the source runs.
         self.compacted = self._upstream.compacted()
         if self.compacted and not self.config.bites_of_compacted:
             return reached
-        # Of each partition its share, so that all come to their end together.
+        # Each partition gets its share, so all partitions catch up at the same time.
         return {
             each: bound.get(each, 0) + max(min(behind[each], 1), behind[each] * most // total)
             for each in reached
@@ -449,7 +454,7 @@ class KafkaSource:
         return {each: (first, end) for each, (first, end) in found.items() if first < end}
 
     def _check_kept(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Records that we need must not have been removed."""
+        """Raise an error if records of the ranges were removed."""
         kept = self._upstream.beginnings([*ranges])
         gone = {
             each: (first, min(kept[each], end))
@@ -472,7 +477,7 @@ class KafkaSource:
             "startingOffsets": json.dumps({topic: first}),
             "endingOffsets": json.dumps({topic: upper}),
             "failOnDataLoss": "true",
-            # A range has an end, so that nothing is gained by waiting for more.
+            # The range has an end, so a longer wait for more records has no benefit.
             "kafka.fetch.max.wait.ms": "10",
             GROUP: self._consumers,
             "includeHeaders": str("headers" in config.include).lower(),
@@ -498,7 +503,7 @@ class KafkaSource:
             tick.put_state(MARKS + self._suffix, note_of(marks))
 
     def _judge(self, told: Sequence[Told]) -> None:
-        """What to do about records that could not be taken."""
+        """Raise on bad records, or count them if dead-lettering is enabled."""
         bad = sum(each.bad for each in told)
         if not bad:
             return
@@ -518,13 +523,13 @@ class KafkaSource:
 def _deadlines() -> dict[str, str]:
     """Return options that end a read by Spark from brokers that hang.
 
-    Kafka and Spark would wait for minutes, the driver in a call that nobody can cancel.
+    Without them, Kafka and Spark wait for minutes, the driver in a call that cannot be cancelled.
     """
     request_ms = str(int(READ_DEADLINES * answer_timeout_s() * 1_000))
     return {
         "kafka.request.timeout.ms": request_ms,
         "kafka.default.api.timeout.ms": request_ms,
         "kafkaConsumer.pollTimeoutMs": str(int(2 * READ_DEADLINES * answer_timeout_s() * 1_000)),
-        # The tick is repeated.
+        # The tick is retried.
         "fetchOffset.numRetries": "1",
     }

@@ -1,12 +1,13 @@
-"""Several topics as one source; if Debezium tells of its transactions, each of them at one time.
+"""Kafka source of several topics, with atomic transactions if Debezium writes their metadata.
 
-    probe   of every topic, what a source of it alone asks
-    draw    one Spark job over all of them, each into a collection `SOURCE.TOPIC`
+    probe       the probe of every topic
+    read_into   one Spark job over all topics, each into a collection `SOURCE.TOPIC`
 
-With a topic of transactions, events of a transaction go into side state first, and from there
-into their collections once the transaction is whole; see `transactions.py` for when that is.
-Side state is in the entry of the tick, as what was read is: what is bound is in a collection,
-or it waits. So the upper goes on while events wait, and status tells for what.
+With a transaction metadata topic, events of a transaction are first written to side state. They
+move to their collections once the transaction is complete; `transactions.py` defines that. Side
+state is committed in the log entry of the tick. An event below the bound frontier is therefore
+either in a collection or in side state. The upper advances while events wait, and the status names
+the transaction that they wait for.
 """
 
 import json
@@ -43,23 +44,23 @@ from penstock.sources.source import (
 __all__ = ["TopicsSource", "kafka_source"]
 
 FOLLOWED: Final = "topics"
-"""The note with the topics whose collections are seen, and that of transactions."""
+"""State key of the topics with published collections, including the transaction metadata topic."""
 
 TOLD_BY: Final = "transactions"
-"""The note with the topic of transactions, if there is one."""
+"""State key of the transaction metadata topic, if there is one."""
 
 WAITS: Final = "waits"
-"""The note that says for which transaction is waited, and since when."""
+"""State key of the transaction that others wait for, and since when."""
 
 _RANGES: Final = ("assign", "startingOffsets", "endingOffsets")
-"""Options in which a topic has a part."""
+"""Spark options that list topics."""
 
 
 class _Topic(KafkaSource):
-    """One of several topics."""
+    """One topic of several."""
 
     def check_whole(self) -> None:
-        """That no event is removed because another one of its key came."""
+        """Raise DefiniteError if compaction could remove events of a transaction."""
         if self.compacted:
             raise DefiniteError(
                 f'topic "{self.config.topic}" is compacted, and transactions would lack events',
@@ -68,7 +69,7 @@ class _Topic(KafkaSource):
 
 
 class _MarkersTopic(_Topic):
-    """The topic of transactions, which becomes no collection."""
+    """Transaction metadata topic, which has no collection."""
 
     format: Format
 
@@ -77,7 +78,7 @@ class _MarkersTopic(_Topic):
         self.format = self.config.value.made_markers(value)
 
     def _make(self, loader: SnapshotLoader) -> None:
-        """There is none."""
+        """Do nothing: the topic has no collection."""
 
     def _outline(self) -> Sequence[CollectionOutline]:
         return ()
@@ -94,7 +95,7 @@ class _MarkersTopic(_Topic):
 
 
 class TopicsSource:
-    """Several topics of a cluster."""
+    """Source of several topics of a cluster."""
 
     kind = "kafka-topics"
 
@@ -113,16 +114,16 @@ class TopicsSource:
         self._bound: Frontier | None = None
         self._waiting: Waiting | None = None
         self._recalled = False
-        """Whether it knows what is in side state, which is looked at in a tick."""
+        """True once the contents of side state are known; they are read in the first tick."""
 
         self._since: tuple[str, int] | None = None
-        """For which transaction is waited, and since when."""
+        """Transaction that others wait for, and the start of the wait in milliseconds."""
 
         self._told = ""
         wanted = config.on_bad_record == "set_aside"
         self._apart = KeptApart(f"{name}_errors", wanted=wanted)
         self._seen: list[str] = []
-        """Topics whose collections are there, also if the file does not name them any more."""
+        """Topics with published collections, also if the file no longer names them."""
 
         def member(kind: type[_Topic], topic: str) -> Any:
             own = config.of(topic)
@@ -140,17 +141,17 @@ class TopicsSource:
 
     @property
     def _all(self) -> dict[str, _Topic]:
-        """All topics that are read."""
+        """All topics that are read, including the transaction metadata topic."""
         markers = self._markers
         return {**self._topics, **({} if markers is None else {markers.config.topic: markers})}
 
     def _collection(self, topic: str) -> str:
         return f"{self.name}.{topic}"
 
-    # What the loop asks.
+    # Source protocol.
 
     def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
-        """Find all topics, and be ready to go on from `bound`."""
+        """Find all topics, and prepare to resume from `bound`."""
         self._bound = bound
         followed = self._seen = self._followed(memory) if bound is not None else []
         by_topic = _by_topic(bound or {})
@@ -195,12 +196,12 @@ class TopicsSource:
         return followed
 
     def use_stop(self, stop: threading.Event) -> None:
-        """Give up waiting for brokers when `stop` is set."""
+        """Cancel waits for brokers when `stop` is set."""
         for each in self._all.values():
             each.use_stop(stop)
 
     def probe(self) -> Probe:
-        """How far all topics have come, by now at least."""
+        """Return the frontier to read next, and the end of all topics at or after this call."""
         found = {topic: each.probe() for topic, each in self._all.items()}
         bite = _of_all({topic: each.frontier for topic, each in found.items()})
         reached = _of_all({topic: each.end for topic, each in found.items()})
@@ -211,7 +212,7 @@ class TopicsSource:
         return Probe(bite, self._clock.now_ms(), reached if bite != reached else None)
 
     def _check_ahead(self, reached: Frontier) -> None:
-        """That one which was left out, and is named again, has not gone back meanwhile."""
+        """Raise TopicChanged if a topic that was removed and is named again has fewer records."""
         for partition, bound in (self._bound or {}).items():
             if (now := reached.get(partition, bound)) < bound:
                 topic, _, number = partition.rpartition("-")
@@ -222,7 +223,7 @@ class TopicsSource:
                 )
 
     def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
-        """Bring the records below `upto` into `tick`."""
+        """Read the records below `up_to` into `tick`."""
         self._begin(tick)
         self._apart.begin(tick)
         waiting = self._waiting
@@ -250,23 +251,23 @@ class TopicsSource:
         return {**(self._bound or {}), **up_to}
 
     def collections(self) -> Sequence[str]:
-        """Each topic's, and that of errors."""
+        """Return the collection of each topic and the dead-letter collection."""
         return [*map(self._collection, self._topics), *self._apart.names()]
 
     def committed(self, frontier: Frontier | None) -> None:
-        """What was drawn is durable."""
+        """Record that the data below `frontier` is durable."""
         self._bound = frontier
         by_topic = _by_topic(frontier or {})
         for topic, each in self._all.items():
             each.committed(by_topic.get(topic, {}))
 
     def resync(self, parts: Sequence[str]) -> None:
-        """Refused: topics are what they were."""
+        """Reject the request: removed records cannot be distinguished from unread ones."""
         for each in self._topics.values():
             each.resync(parts)
 
     def status(self) -> Mapping[str, Any]:
-        """For people."""
+        """Return the status of the source, for the status page and `penstock status`."""
         each = {topic: one.status() for topic, one in self._all.items()}
         partitions = [
             {**row, "partition": _partition(topic, row["partition"])}
@@ -291,14 +292,14 @@ class TopicsSource:
         }
 
     def ownership_verified(self) -> None:
-        """The cluster keeps nothing for us, and need not hear of it."""
+        """Do nothing: the cluster stores nothing on behalf of the source."""
 
     def is_loaded(self) -> bool:
-        """Whether the first binding is made."""
+        """Return whether the first binding exists."""
         return self._bound is not None
 
     def waits_for(self) -> str:
-        """Which transaction is not whole, and what of it is missing; or what holds back a topic."""
+        """Return the incomplete transaction, its missing events, and partitions held back."""
         found = [told for each in self._all.values() if (told := each.waits_for())]
         return "; ".join([*found, *([self._told] if self._told else [])])
 
@@ -307,9 +308,9 @@ class TopicsSource:
         return [outline for topic in self._all.values() for outline in topic.check(started=started)]
 
     def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
-        """Forget topics that the file does not name any more."""
+        """Drop the collections of topics that the file no longer names."""
         if self._markers is not None or memory.get(TOLD_BY) is not None:
-            return  # It is refused to go on without one.
+            return  # `open` rejects a change of the topics of such a source.
         followed: list[str] = memory.get(FOLLOWED) or []
         gone = [topic for topic in followed if topic not in self._topics]
         if gone:
@@ -317,14 +318,14 @@ class TopicsSource:
             memory.put({FOLLOWED: [each for each in followed if each not in gone]})
 
     def drop(self, memory: StateStore) -> None:
-        """Nothing was made upstream."""
+        """Do nothing: nothing was created in the cluster."""
 
     def close(self) -> None:
-        """Let go of the cluster."""
+        """Disconnect from the cluster."""
         for each in self._all.values():
             each.close()
 
-    # What is read, and what waits.
+    # Reads and waiting events.
 
     def _begin(self, tick: TickTransaction) -> None:
         new = [topic for topic, each in self._topics.items() if each.bound is None]
@@ -348,7 +349,8 @@ class TopicsSource:
                 topic: replace(scan, held=dict(held[topic])) for topic, scan in members.items()
             }
             aside = {output_of(ASIDE, topic): asides[topic] for topic in members}
-        # All of them: a scan has an output, and that of markers alone has no use for one.
+        # All collections are listed: a scan needs an output, and a scan of markers alone writes to
+        # none.
         into = {output_of(DATA, topic): self._collection(topic) for topic in self._topics}
         if self._apart.wanted:
             into[ERRORS] = self._apart.name
@@ -363,7 +365,7 @@ class TopicsSource:
         )
 
     def _note_since(self, tick: TickTransaction, transactions: Transactions) -> None:
-        """From when on a transaction is waited for, which a restart does not change."""
+        """Store the start of the wait for a transaction, which a restart does not change."""
         first = transactions.first()
         if first is None:
             if self._since is not None:
@@ -374,18 +376,18 @@ class TopicsSource:
             self._since = (first, self._clock.now_ms())
             tick.put_state(WAITS, {"for": first, "since": self._since[1]})
         when = datetime.fromtimestamp(self._since[1] / 1_000, UTC).isoformat(timespec="seconds")
-        # Whoever asks may be another thread, and is told what was so at the last tick.
+        # Another thread may read the status, and gets the state of the last tick.
         self._told = f"{transactions.lacks(first)}, since {when}; {transactions.waiting()} wait"
 
 
 def kafka_source(name: str, config: KafkaConfig, *, clock: Clock) -> KafkaSource | TopicsSource:
-    """What follows the topic of a section, or its topics."""
+    """Return the source of a configuration section with one topic or several."""
     kind = TopicsSource if config.topics else KafkaSource
     return kind(name, config, clock=clock)
 
 
 def _partition(topic: str, number: int) -> str:
-    """As Kafka writes it."""
+    """Return the name of a partition in Kafka's notation."""
     return f"{topic}-{number}"
 
 
@@ -406,7 +408,7 @@ def _by_topic(frontier: Frontier) -> dict[str, dict[int, int]]:
 
 
 def _merged(name: str, scans: Iterable[KafkaScan]) -> str:
-    """What each scan says of its own topic, in one."""
+    """Return the union of an option over scans of different topics."""
     found: dict[str, Any] = {}
     for scan in scans:
         found |= json.loads(scan.options[name])

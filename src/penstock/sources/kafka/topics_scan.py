@@ -1,6 +1,6 @@
-"""Ranges of several topics, read as one; each topic's records are prepared and finished by its own.
+"""Scan of several topics in one Spark job; each topic has its own rules to prepare and finish.
 
-Records of the topic of transactions become no rows. Tasks hand them back as they are told.
+Records of the transaction metadata topic produce no rows. Tasks return them in their report.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -23,19 +23,19 @@ __all__ = ["Markers", "ToldOfTopics", "TopicsScan", "output_of"]
 
 
 def output_of(output: str, topic: str) -> str:
-    """What an output of a topic's own is called among those of several."""
+    """Return the name of a topic's output in a scan of several topics."""
     return output if output == ERRORS else f"{output} of {topic}"
 
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """How the topic of transactions is read."""
+    """Decoding of the transaction metadata topic."""
 
     topic: str
     format: Format
 
     def prepare(self, read: pa.Table) -> pa.Table:
-        """What its records say, and of each that says nothing we know, why."""
+        """Return the decoded markers, with a reason for each record that is not a marker."""
         decoded = self.format.decode(read.column("value"))
         rows = decoded.rows
         reasons: list[str | None] = [None] * rows.num_rows
@@ -55,10 +55,10 @@ class Markers:
         return table.filter(pc.or_(pc.is_valid(rows.column("id")), pc.is_valid(told)))
 
     def finish(self, table: pa.Table) -> pa.Table:
-        """What they said.
+        """Return the markers.
 
         Raises:
-            BadRecord: one says nothing that we know, so that no order can be kept after it.
+            BadRecord: a record is not a marker, and the order of transactions after it is unknown.
         """
         bad = table.filter(pc.is_valid(table.column("reason")))
         if bad.num_rows:
@@ -68,7 +68,7 @@ class Markers:
 
 
 class ToldOfTopics(NamedTuple):
-    """What a task tells."""
+    """Report of a task on several topics."""
 
     topics: Mapping[str, Told]
     markers: pa.Table
@@ -76,7 +76,7 @@ class ToldOfTopics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicsScan:
-    """Offsets of the partitions of several topics, each from one to another."""
+    """Scan of an offset range of each partition of several topics."""
 
     options: Mapping[str, str] = field(repr=False)
     secrets: Collection[str] = field(repr=False)
@@ -84,18 +84,18 @@ class TopicsScan:
     into: Mapping[str, str]
     side_rows: Mapping[str, SideRows]
     topics: Mapping[str, KafkaScan]
-    """By topic, what its records come to."""
+    """Scan by topic."""
 
     markers: Markers | None = None
     format: str = "kafka"
 
     @property
     def by_key(self) -> bool:
-        """Whether records with one key must be finished by one task."""
+        """Return whether all records of a key must be finished by one task."""
         return any(each.by_key for each in self.topics.values())
 
     def prepare(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
-        """Records, decoded: each table of one topic."""
+        """Yield decoded records; each table holds records of one topic."""
         preparing: dict[str, Callable[[pa.Table], pa.Table]] = {
             topic: scan.preparing() for topic, scan in self.topics.items()
         }
@@ -110,14 +110,14 @@ class TopicsScan:
                     yield prepared
 
     def places(self, rows: pa.Table, count: int) -> pa.Array:
-        """For each record, where it meets the others of its key."""
+        """Return, for each record, the number of the task that finishes its key."""
         scan = self.topics.get(_topic_of(rows))
         if scan is None:
             return pa.array(np.zeros(rows.num_rows, np.int32))
         return scan.places(rows, count)
 
     def finish(self, rows: Iterable[pa.Table], out: ScanOutput) -> ToldOfTopics:
-        """Put what records come to."""
+        """Write the rows that records produce, and return a report."""
         markers = [MARKERS.empty_table()]
         finishing: dict[str, Finishing] = {}
         for table in rows:
@@ -134,7 +134,7 @@ class TopicsScan:
 
 @dataclass(frozen=True, slots=True)
 class _OutOf:
-    """Outputs by the names that a topic alone has for them."""
+    """Outputs under the names that a scan of one topic uses."""
 
     out: ScanOutput
     topic: str

@@ -1,33 +1,34 @@
-"""Which of the database's transactions are whole, in the order in which they ended.
+"""Complete transactions of the database, in the order of their END records.
 
-Debezium writes the events of one transaction to the topics of their tables, and into a topic
-of transactions that it began and that it ended, with how many events it has in each table:
+Debezium writes the events of one transaction to the topics of their tables. It also writes a BEGIN
+and an END record to the transaction metadata topic. The END has the number of events by table:
 
     BEGIN 571:53195829     END 571:53195832, 3 events: 2 of public.orders, 1 of public.lines
 
-Topics come at their own pace, so that events may be there before the END, or after it. A
-transaction is whole once its END and all its events are there. Transactions are applied in
-the order of their ENDs, and the first that is not whole holds back all after it; so does one
-that began and has not ended, whatever ended since.
+Topics progress independently, so events may arrive before the END or after it. A transaction is
+complete once its END and all its events have arrived. Transactions are applied in the order of
+their ENDs. The first incomplete transaction holds back all later ones. So does a transaction with a
+BEGIN and no END, even if later transactions have ended.
 
-An id tells which transaction that is, and of Postgres where in the log the record stands; see
-`formats/ids.py`. A database gives the number of a transaction to another one later: Postgres
-after 2^32 in all of the server, few of which may come to us. So one that was applied may be known
-by the number that a new one has. The new one stands after the END of the other: what has a place
-at or before it was sent again, and what has a later place makes the other forgotten. While the
-other waits, it stops the source. Where ids tell no place, they do not come again.
+An id names the transaction and, for Postgres, the log position of the record; see `formats/ids.py`.
+A database reuses transaction numbers. Postgres does so after 2^32 transactions of the whole server,
+and only few of them may be in the topics. A new transaction may therefore have the number of one
+that is remembered as applied. The new one is after the END of the other in the log. A record with a
+position at or before that END is a duplicate. A record with a later position removes the other from
+the remembered transactions. If the other still waits, the source stops. Ids without a log position
+are never reused.
 
-A connector that is started again repeats some of what it sent. A BEGIN or an END that is known
-says nothing new; an event is counted by its place in its transaction, once; and what is sent
-again of a transaction that was applied not long ago is dropped. An event beyond those with
-which its transaction was applied was not sent before, and stops the source.
+A connector repeats some records after a restart. A known BEGIN or END has no effect. An event is
+counted once, by its order in its transaction. Duplicates of a recently applied transaction are
+dropped. An event beyond the count of an applied transaction is not a duplicate, and stops the
+source.
 
-More may be sent again than are known. Events that were sent before are dropped where they are
-read, so that such an END would wait for them for ever. Where ids tell places, ENDs stand in the
-log in their order: one at or before the last that was applied was applied, too. It waits for
-nothing, and its events are dropped.
+A connector may repeat more transactions than are remembered. The tasks that read duplicate events
+drop them, so a repeated END would wait for its events without limit. If ids have log positions,
+ENDs are in the log in their order. An END at or before the last applied END was therefore applied
+too. Such an END waits for nothing, and its events are dropped.
 
-Nothing here reads or writes: what is kept where is up to whoever asks.
+This module has no I/O. The caller stores the state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,8 +63,9 @@ RUNS: Final = pa.schema(
         ("at", pa.int64()),
     ]
 )
-"""Events of a transaction in one topic that follow each other, by their place there, and the
-highest place in the log that their ids tell."""
+"""Runs of consecutive events of a transaction in one topic: first and last order in the topic, and
+the highest log position in their ids.
+"""
 
 MARKERS: Final = pa.schema(
     [
@@ -73,11 +75,11 @@ MARKERS: Final = pa.schema(
         pa.field("counts", pa.string()),
     ]
 )
-"""BEGIN or END of a transaction; of an END, how many events it has by data collection, as JSON."""
+"""BEGIN or END of a transaction; for an END, the number of events by data collection, as JSON."""
 
 
 def runs_of(transactions: pa.ChunkedArray, places: pa.ChunkedArray) -> pa.Table:
-    """Events as runs; those without a place do not count."""
+    """Return events as runs; events without an order are left out."""
     there = pc.is_valid(places)
     names, at = ids.part_all(transactions.filter(there))
     found = places.filter(there)
@@ -85,7 +87,7 @@ def runs_of(transactions: pa.ChunkedArray, places: pa.ChunkedArray) -> pa.Table:
 
 
 def merged(runs: pa.Table) -> pa.Table:
-    """The same runs, as few as can be, in the order of transactions."""
+    """Return the same events in the fewest runs, grouped by transaction."""
     if not runs.num_rows:
         return runs
     coded = runs.column("transaction").combine_chunks().dictionary_encode()
@@ -93,7 +95,7 @@ def merged(runs: pa.Table) -> pa.Table:
     firsts, lasts, places = (runs.column(name).to_numpy() for name in ("first", "last", "at"))
     order = np.lexsort((firsts, codes))
     codes, firsts, lasts = codes[order], firsts[order], lasts[order]
-    # So far apart that runs of two transactions never touch.
+    # Offsets between transactions, large enough to keep runs of two transactions separate.
     apart = codes * (int(lasts.max()) + 3)
     highest = np.maximum.accumulate(apart + lasts)
     begins = np.append(True, (apart + firsts)[1:] > highest[:-1] + 1)
@@ -105,9 +107,10 @@ def merged(runs: pa.Table) -> pa.Table:
 
 
 def covering(collections: Iterable[str], topics: Mapping[str, str | None]) -> dict[str, str]:
-    """By data collection, the topic that has its events, of those that have one.
+    """Return the topic with the events of each data collection, for collections that have one.
 
-    A topic that is not said to be of one is of that which its name ends with.
+    A topic without a configured data collection has the events of the longest collection name that
+    its own name ends with.
     """
     found: dict[str, tuple[int, str]] = {}
     for topic, said in topics.items():
@@ -124,71 +127,74 @@ def covering(collections: Iterable[str], topics: Mapping[str, str | None]) -> di
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a transaction."""
+    """END record of a transaction."""
 
     offset: int
     counts: Mapping[str, int]
-    """By topic, how many events there must be; not of topics that are not followed."""
+    """Expected number of events by topic; only for topics of the source."""
 
     told: str
-    """The same by data collection, as it came."""
+    """Expected number of events by data collection, as received."""
 
     id: str
     at: int
-    """Its id as it came, and the place in the log that this tells."""
+    """Id as received, and the log position in it."""
 
     began: Mapping[str, int]
-    """The ids with which it began, as far as that was heard, and at which offsets."""
+    """Ids of its BEGIN records, as far as they were received, with their offsets."""
 
     over: bool
-    """Whether it was applied so long ago that it is not known."""
+    """True if the transaction was applied and is no longer remembered."""
 
 
 class Applied(NamedTuple):
-    """What is remembered of a transaction that was applied."""
+    """Remembered state of an applied transaction."""
 
     at: int
-    """The place in the log of its END."""
+    """Log position of its END."""
 
     counts: Mapping[str, int]
-    """By topic, how many events it had."""
+    """Number of its events by topic."""
 
 
 class _There(NamedTuple):
-    """Events of a transaction in a topic: how many, and the last one's place there."""
+    """Events of a transaction in a topic: their number, and the order of the last one."""
 
     events: int
     last: int
 
 
 class Transactions:
-    """What is known of transactions that are not applied yet."""
+    """State of the transactions that are not applied yet."""
 
     def __init__(self, topics: Mapping[str, str | None], up_to: int = ids.NOWHERE) -> None:
-        """`topics` are those with events, each with its data collection if the file says it."""
+        """Start without transactions.
+
+        `topics` maps each topic with events to its data collection, if the file names it.
+        """
         self._topics = topics
         self.up_to = up_to
-        """The place in the log of the last END that was applied."""
+        """Log position of the last applied END."""
 
         self._begun: dict[str, int] = {}
-        """By id as it came, at which offset a transaction began that has not ended."""
+        """Offset of the BEGIN by id as received, for transactions without an END."""
 
         self._ends: dict[str, End] = {}
-        """In their order."""
+        """END records in their order, by transaction."""
 
         self._runs = {topic: RUNS.empty_table() for topic in topics}
         self._there: dict[str, dict[str, _There]] = {topic: {} for topic in topics}
-        """By topic and transaction, which events are there."""
+        """Received events by topic and transaction."""
 
         self._applied: dict[str, Applied] = {}
 
-    # What is learned.
+    # Input.
 
     def hear(self, markers: pa.Table) -> list[int]:
-        """Transactions that began or ended, in order; which rows say something new.
+        """Process BEGIN and END records in order, and return the row numbers of new ones.
 
         Raises:
-            DefiniteError: a transaction has the number of one that waits.
+            DefiniteError: a new transaction has the number of a waiting one.
         """
         columns = (column.to_pylist() for column in markers.columns)
         return [
@@ -219,12 +225,12 @@ class Transactions:
         return True
 
     def come(self, topic: str, runs: pa.Table) -> bool:
-        """Events came; whether some are of transactions that were applied before.
+        """Process events, and return whether some belong to transactions that were applied before.
 
         Raises:
-            NotOfTransaction: the END of a transaction does not speak of their topic.
-            DefiniteError: it counts fewer events of the topic, and was applied with those; or a
-                transaction has the number of one that waits.
+            NotOfTransaction: the END of a transaction does not count events of the topic.
+            DefiniteError: an applied transaction has an event beyond its count; or a waiting
+                transaction has the same number.
         """
         again = False
         for name, last, at in _highest(runs):
@@ -249,25 +255,25 @@ class Transactions:
         return again
 
     def put_state(self, applied: Mapping[str, Applied]) -> None:
-        """These were applied, and are to be known again; called with what is kept of them."""
+        """Record transactions as applied, new or loaded, to detect their duplicates."""
         for name, each in applied.items():
             self._applied[name] = max(each, self._applied.get(name, each), key=lambda one: one.at)
             self._ends.pop(name, None)
 
     def forget(self, applied: Mapping[str, Applied]) -> None:
-        """These were applied so long ago that they are not sent again."""
+        """Forget transactions that were applied too long ago to be sent again."""
         for name, each in applied.items():
-            # There may be a later one of the same number.
+            # A later transaction may have the same number.
             if self._applied.get(name) == each:
                 del self._applied[name]
 
-    # What follows.
+    # Output.
 
     def ready(self) -> list[str]:
-        """The transactions to apply next, in order.
+        """Return the transactions to apply next, in order.
 
         Raises:
-            NotOfTransaction: the END of one does not speak of a topic that has events of it.
+            NotOfTransaction: an END does not count events of a topic that has some.
         """
         found = []
         held = min(self._begun.values(), default=None)
@@ -278,11 +284,11 @@ class Transactions:
         return found
 
     def over(self) -> set[str]:
-        """Of those that ended, which were applied before."""
+        """Return the ended transactions that were applied before."""
         return {name for name, end in self._ends.items() if end.over}
 
     def apply(self, names: Sequence[str]) -> dict[str, Applied]:
-        """They are applied; what to remember of them."""
+        """Mark transactions as applied, and return the state to remember."""
         done = {name: self._done(name, self._ends[name]) for name in names}
         self.put_state(done)
         self.up_to = max([self.up_to, *(each.at for each in done.values())])
@@ -293,23 +299,23 @@ class Transactions:
         return done
 
     def applied_upto(self, name: str) -> int | None:
-        """If it was applied not long ago, the place in the log of its END."""
+        """Return the log position of the END, if the transaction was applied recently."""
         known = self._applied.get(name)
         return None if known is None else known.at
 
     def is_applied(self, id: str) -> bool:
-        """Whether the transaction of an event with this id was, not long ago."""
+        """Return whether the transaction of an event with this id was applied recently."""
         name, at = ids.part(id)
         up_to = self.applied_upto(name)
         return up_to is not None and at <= up_to
 
     def events(self, topic: str, names: Iterable[str]) -> int:
-        """How many events there are of these transactions in a topic."""
+        """Return the number of events of these transactions in a topic."""
         there = self._there[topic]
         return sum(there[name].events for name in names if name in there)
 
     def markers(self) -> pa.Table:
-        """What was heard of transactions that are not applied."""
+        """Return the BEGIN and END records of transactions that are not applied."""
         ends = self._ends.values()
         rows = [
             *((id, offset, "BEGIN", None) for id, offset in self._begun.items()),
@@ -322,11 +328,11 @@ class Transactions:
         return pa.table(arrays, schema=MARKERS)
 
     def waiting(self) -> int:
-        """How many events wait."""
+        """Return the number of waiting events."""
         return sum(each.events for there in self._there.values() for each in there.values())
 
     def first(self) -> str | None:
-        """The transaction that holds back the others, or is itself not whole."""
+        """Return the transaction that holds back the others or is incomplete, if any."""
         opened = min(self._begun, key=self._begun.__getitem__, default=None)
         ended = next(iter(self._ends.items()), None)
         if ended is not None and (opened is None or self._begun[opened] > ended[1].offset):
@@ -336,7 +342,7 @@ class Transactions:
         return next((name for there in self._there.values() for name in there), None)
 
     def lacks(self, name: str) -> str:
-        """What is missing of it, for people."""
+        """Return the missing parts of a transaction, as text for the status page."""
         end = self._ends.get(name)
         if end is None:
             return f'the END of transaction "{name}"'
@@ -350,7 +356,7 @@ class Transactions:
         return name in self._applied or name in self._ends
 
     def _has_ended(self, name: str, at: int) -> bool:
-        """Whether it ended, and waits."""
+        """Return whether the transaction has ended and waits."""
         end = self._ends.get(name)
         if end is not None and at > end.at:
             raise DefiniteError(
@@ -361,7 +367,7 @@ class Transactions:
         return end is not None
 
     def _is_again(self, name: str, at: int) -> bool:
-        """Whether it was applied; one of the same number that comes after it makes it forgotten."""
+        """Return whether the transaction was applied; a later one with its number removes it."""
         known = self._applied.get(name)
         if known is not None and at > known.at:
             del self._applied[name]
@@ -391,7 +397,7 @@ class Transactions:
         return {topic: lack for topic, lack in found.items() if lack[0] > 0 and not end.over}
 
     def _waiting(self, names: pa.ChunkedArray) -> pa.Array:
-        """Which of these are of transactions that were not applied."""
+        """Return which of the names are transactions that were not applied."""
         coded = names.combine_chunks().dictionary_encode()
         waits = pa.array([name not in self._applied for name in coded.dictionary.to_pylist()])
         return waits.take(coded.indices)
@@ -410,7 +416,7 @@ class Transactions:
 
 
 def _highest(runs: pa.Table) -> Iterable[tuple[str, int, int]]:
-    """Of each transaction, the last place of an event, and the highest in the log."""
+    """Yield each transaction with the last order of its events and the highest log position."""
     found = runs.group_by("transaction", use_threads=False)
     found = found.aggregate([("last", "max"), ("at", "max")])
     columns = ("transaction", "last_max", "at_max")

@@ -1,12 +1,11 @@
-"""What a cluster says of a topic: which it is, its partitions, and how far each has come.
+"""Metadata of a topic from its cluster: topic id, partitions, and offsets.
 
-Every question is a request of its own, so that nothing is answered from metadata that was
-fetched before: a partition that was added is seen by the next probe, and a topic that was
-deleted and made again has another id.
+Every call sends a request of its own, and none uses cached metadata. The next probe therefore sees
+an added partition, and a topic that was deleted and created again has another id.
 
-How far a partition has come is its last stable offset, below which every transaction has
-ended. Above it there may be records already; as long as a transaction that touches them is
-open, nobody knows whether they count.
+The end of a partition is its last stable offset, below which every transaction has ended. Records
+above it may exist already. Whether they count is undetermined while a transaction that wrote some
+of them is open.
 """
 
 import logging
@@ -28,7 +27,7 @@ from confluent_kafka import (
 )
 from confluent_kafka import TopicPartition as Place
 
-# These are public, and not said to be.
+# These names are public, but the package does not export them to type checkers.
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
@@ -47,15 +46,15 @@ __all__ = ["Topic", "Upstream"]
 T = TypeVar("T")
 
 SLICE_S: Final = 0.2
-"""Longest wait between two looks at the stop event."""
+"""Longest wait between two checks of the stop event, in seconds."""
 
-_ANY: Final[Any] = OffsetSpec  # It has no types.
+_ANY: Final[Any] = OffsetSpec  # The class has no type annotations.
 _LATEST: Final = _ANY.latest()
 _EARLIEST: Final = _ANY.earliest()
 
 _said_by_client: Final = logging.getLogger("penstock.sources.kafka.client")
 _said_by_client.setLevel(logging.CRITICAL)
-"""What librdkafka prints by itself; what matters of it is in our errors."""
+"""Logger of librdkafka's own messages. It is silent: the errors of this module include them."""
 
 MISSING: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 REFUSED: Final = frozenset(
@@ -66,36 +65,36 @@ REFUSED: Final = frozenset(
         KafkaError._AUTHENTICATION,
     }
 )
-"""What does not pass by itself."""
+"""Errors that do not resolve without a change by the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic, and its partitions."""
+    """A topic id and the partitions of the topic."""
 
     id: str
     partitions: tuple[int, ...]
 
 
 class Upstream:
-    """Asks a cluster."""
+    """Client of a cluster, for requests about one topic."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
         self._admin: AdminClient | None = None
         self._heard: KafkaError | None = None
-        """What the client said last of its brokers, beside its answers."""
+        """Last broker error from the client's callback, which is separate from its answers."""
 
         self.stop = threading.Event()
-        """Ends waits for an answer, after a grace, once it is set."""
+        """Stop event; it ends waits for an answer, after a grace period."""
 
     def open(self) -> None:
-        """Be ready to ask; nobody is asked yet."""
+        """Create the client; no request is sent."""
         self.close()
         self._heard = None
         properties: dict[str, Any] = {
-            # Less than the deadline of a request, so that another broker can answer it. The client
-            # rejects less than a second.
+            # Shorter than the deadline of a request, which leaves time for another broker to
+            # answer. The client rejects values below one second.
             "socket.connection.setup.timeout.ms": max(1_000, int(answer_timeout_s() * 2_000 / 3)),
             **self._config.client(),
             "error_cb": self._hear,
@@ -110,14 +109,14 @@ class Upstream:
             ) from None
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Drop the client."""
         self._admin = None
 
     def topic(self, *, known: bool = False) -> Topic:
-        """The topic as it is now; `known` if it was there before.
+        """Return the topic as it is now; `known` is true if it existed before.
 
         Raises:
-            TopicMissing: it is not there.
+            TopicMissing: the topic does not exist.
         """
         name = self._config.topic
         asked = self._ask(
@@ -130,26 +129,26 @@ class Upstream:
         return Topic(str(found.topic_id), tuple(partitions))
 
     def stable_ends(self, partitions: Sequence[int]) -> dict[int, int]:
-        """The last stable offset of each, below which all is committed or given up."""
+        """Return the last stable offset of each partition; all transactions below it have ended."""
         return self._offsets(partitions, _LATEST, IsolationLevel.READ_COMMITTED)
 
     def ends(self, partitions: Sequence[int]) -> dict[int, int]:
-        """The offset of each after its last record, of open transactions too."""
+        """Return the log end offset of each partition, open transactions included."""
         return self._offsets(partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def beginnings(self, partitions: Sequence[int]) -> dict[int, int]:
-        """The offset of each at which its records begin; those before it were removed."""
+        """Return the first retained offset of each partition."""
         return self._offsets(partitions, _EARLIEST, IsolationLevel.READ_COMMITTED)
 
     def at_time(self, partitions: Sequence[int], time_ms: int) -> dict[int, int]:
-        """The offset of each of its first record at or after a time; its end, if there is none."""
+        """Return the offset of the first record at or after a time, by partition; else the end."""
         spec = _ANY.for_timestamp(time_ms)
         found = self._offsets(partitions, spec, IsolationLevel.READ_COMMITTED)
         late = [partition for partition, offset in found.items() if offset < 0]
         return {**found, **(self.stable_ends(late) if late else {})}
 
     def compacted(self) -> bool:
-        """Whether old records of a key are removed from the topic."""
+        """Return whether the cleanup policy of the topic includes compaction."""
         resource = ConfigResource(ResourceType.TOPIC, self._config.topic)
         asked = self._ask(
             lambda admin: admin.describe_configs([resource], request_timeout=answer_timeout_s())
@@ -158,7 +157,7 @@ class Upstream:
         return "compact" in str(found["cleanup.policy"].value)
 
     def tell_group(self, group: str, offsets: Mapping[int, int]) -> "Future[Any]":
-        """Let a consumer group stand at these offsets; nobody waits for the answer."""
+        """Commit offsets to a consumer group, without waiting for the answer."""
         places = [Place(self._config.topic, each, offset) for each, offset in offsets.items()]
         asked: Mapping[str, Future[Any]] = self._ask(
             lambda admin: admin.alter_consumer_group_offsets(
@@ -168,10 +167,10 @@ class Upstream:
         return asked[group]
 
     def sample(self, partitions: Sequence[int], count: int) -> pa.Table:
-        """Keys and values of some of the first records that are kept, at most so many.
+        """Return keys and values of at most about `count` of the first retained records.
 
         Raises:
-            TransientError: they do not come.
+            TransientError: the records do not arrive before the deadline.
         """
         begins, ends = self.beginnings(partitions), self.stable_ends(partitions)
         share = -(-count // max(1, len(partitions)))
@@ -179,7 +178,7 @@ class Upstream:
         consumer = Consumer(
             {
                 **self._config.client(),
-                "group.id": "penstock-sample",  # It joins none; the client asks for a name.
+                "group.id": "penstock-sample",  # Required by the client; no group is joined.
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
@@ -234,20 +233,20 @@ class Upstream:
             for place, answer in asked.items()
         }
         if spec in (_EARLIEST, _LATEST) and min(found.values()) < 0:
-            # That is how a partition is answered for whose leader is away.
+            # The broker reports this for a partition without an available leader.
             raise self._unreached("a partition has no leader that answers")
         return found
 
     def _ask(self, ask: Callable[[AdminClient], T]) -> T:
         assert self._admin is not None
-        self._admin.poll(0)  # What it has to say of its brokers.
+        self._admin.poll(0)  # Delivers pending broker errors to the callback.
         return ask(self._admin)
 
     def _answer(self, answer: "Future[T]", *, known: bool) -> T:
         try:
             self._await(answer)
             answered = answer.result(0)
-            # Whatever it said of its brokers before is over.
+            # An answer supersedes earlier broker errors.
             self._heard = None
             return answered
         except KafkaException as error:
@@ -262,7 +261,7 @@ class Upstream:
         """Wait for an answer; return without one after the deadline.
 
         Raises:
-            TransientError: the process stops, and no answer came within the grace.
+            TransientError: the process stops, and no answer arrived within the grace period.
         """
         until = SYSTEM_CLOCK.boot_ms() + int(2 * answer_timeout_s() * 1_000)
         stopping = False
@@ -276,33 +275,34 @@ class Upstream:
                 return
 
     def _look_around(self) -> None:
-        """Let the client hear of brokers anew.
+        """Refresh the client's metadata of brokers.
 
-        It asks the one on and on that it took for the controller, even if that one was killed.
+        The client continues to send requests to the broker that it knows as the controller, even
+        after that broker is killed.
         """
         admin, answer = self._admin, Future[None]()
         assert admin is not None
 
         def list_topics() -> None:
             try:
-                # SUBTLE: of all topics, since a broker may make one that it is asked for by name.
+                # SUBTLE: request all topics. A broker may create a topic that is requested by name.
                 admin.list_topics(timeout=answer_timeout_s())
             except KafkaException as error:
                 self._heard = error.args[0]
             finally:
                 answer.set_result(None)
 
-        # The call blocks until its own timeout, also if the process stops.
+        # The call blocks until its own timeout, even if the process stops.
         threading.Thread(target=list_topics, name="kafka metadata", daemon=True).start()
         self._await(answer)
 
     def _failed(self, error: KafkaError) -> PenstockError:
-        """Whether to try again, or what somebody must do."""
+        """Return a transient error, or a definite error with a hint for the operator."""
         assert self._admin is not None
         self._admin.poll(0)
         heard = self._heard
         for each in (error, heard):
-            # Who is not let in is told so beside the answer, which is a timeout.
+            # The client reports a failed authentication by the callback; the answer is a timeout.
             if each is not None and each.code() in REFUSED:
                 return DefiniteError(
                     f"{self._config.where} may not be read by us",
@@ -332,12 +332,12 @@ class Upstream:
         )
 
     def _hear(self, error: KafkaError) -> None:
-        """Why it cannot reach a broker is told by the client beside its answers."""
+        """Store a broker error, which the client reports apart from its answers."""
         self._heard = error
 
 
 def _told(error: KafkaError, secrets: Sequence[str]) -> str:
-    """What an error says, as the beginning of a sentence without a secret."""
+    """Return the text of an error as the start of a sentence, with secrets removed."""
     text = error.str().rstrip(".")
     for secret in secrets:
         text = text.replace(secret, "…")

@@ -1,14 +1,14 @@
-"""Events that wait for their transactions, in side state, and how they come into collections.
+"""Transaction buffer: events in side state until their transactions are complete.
 
-Side state has names with a number:
+Names in side state have a number:
 
-    events/TOPIC/3     events of transactions that are not whole
-    markers/7          what the topic of transactions said of them
-    applied/0          transactions that were applied, to know them if they are sent again
+    events/TOPIC/3     events of incomplete transactions
+    markers/7          their BEGIN and END records
+    applied/0          applied transactions, to detect duplicates
 
-What is left under a name when some of it is applied is written under the next number, and the
-numbers are a note in the same entry; so a restart finds an event there, or in its collection.
-With them is the place in the log up to which transactions were applied.
+When some events under a name are applied, the remaining ones are written under the next number. The
+numbers are stored as state in the same log entry. A restart therefore finds an event either in side
+state or in its collection. The log position of the last applied END is stored with them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,16 +37,16 @@ from penstock.sources.source import SideRows, TickTransaction
 __all__ = ["NUMBERS", "Waiting"]
 
 NUMBERS: Final = "aside"
-"""The note."""
+"""State key of the numbers."""
 
 KNOWN: Final = 100_000
-"""At least so many of the transactions that were applied last are known."""
+"""Minimum number of recently applied transactions that are remembered."""
 
 EVENT_BYTES: Final = 512
-"""About how much an event takes in memory."""
+"""Estimated size of an event in memory, in bytes."""
 
 APPLY_BYTES: Final = 128 << 20
-"""About how much of what is applied is in memory at once."""
+"""Approximate limit of applied events in memory at once, in bytes."""
 
 _APPLIED: Final = pa.schema(
     [
@@ -55,7 +55,7 @@ _APPLIED: Final = pa.schema(
         pa.field("counts", pa.string(), nullable=False),
     ]
 )
-"""Counts by topic, as JSON."""
+"""Applied transactions; `counts` is the number of events by topic, as JSON."""
 
 _COUNTS: Final = msgspec.json.Decoder(dict[str, int])
 _MARKERS: Final = "markers"
@@ -64,7 +64,7 @@ _UPTO: Final = "upto"
 
 
 class Waiting:
-    """What waits, as long as a source is open."""
+    """Transaction buffer of one open source."""
 
     def __init__(
         self,
@@ -75,26 +75,26 @@ class Waiting:
     ) -> None:
         self.transactions = Transactions(topics, numbers.get(_UPTO, ids.NOWHERE))
         self.held: dict[str, dict[int, Held]] = {topic: {} for topic in topics}
-        """By topic and partition, the last event that waits."""
+        """By topic and partition, the last waiting event."""
 
         self._layouts = layouts
         self._collections = collections
         self._numbers = dict(numbers)
         self._durable: set[str] = set()
-        """Under which names there was something before this tick."""
+        """Names with rows from before this tick."""
 
         self._known: dict[int, dict[str, Applied]] = {}
-        """By number, the applied transactions that are known."""
+        """Remembered applied transactions, by number of their side-state name."""
 
     def asides(self) -> dict[str, SideRows]:
-        """By topic, where events are put that come."""
+        """Return, by topic, the side state that receives new events."""
         return {
             topic: SideRows(self._name(_events(topic)), layout.aside)
             for topic, layout in self._layouts.items()
         }
 
     def recall(self, tick: TickTransaction) -> None:
-        """Find out what waits; the first that is asked."""
+        """Load the buffer from side state; must be called first."""
         last = self._number(_KNOWN)
         for number in (last - 1, last):
             for part in tick.side_rows(f"{_KNOWN}/{number}"):
@@ -119,10 +119,10 @@ class Waiting:
     def take(
         self, tick: TickTransaction, told: Mapping[str, Iterable[Told]], markers: pa.Table
     ) -> None:
-        """What came in this tick: let what is whole now be seen, and keep the rest.
+        """Process the events and markers of a tick: apply complete transactions, store the others.
 
         Raises:
-            NotOfTransaction: the END of a transaction does not speak of a topic.
+            NotOfTransaction: an END does not count events of a topic that has some.
         """
         found = self.transactions
         fresh = found.hear(markers)
@@ -150,10 +150,10 @@ class Waiting:
         if self._numbers != before:
             tick.put_state(NUMBERS, dict(self._numbers))
 
-    # Applying.
+    # Apply.
 
     def _apply(self, tick: TickTransaction, topic: str, ready: list[str], size: int) -> None:
-        """Events of transactions that are ready go to their collection, and leave side state."""
+        """Move events of complete transactions from side state to their collection."""
         stem = _events(topic)
         name = self._name(stem)
         after = f"{stem}/{self._number(stem) + 1}"
@@ -161,7 +161,7 @@ class Waiting:
         order = pa.array(ready, pa.string())
         left = 0
         for number in range(passes):
-            # All of them, before any is the last: parts are in no order.
+            # Parts have no order, so all of them are read before the last event of a key is known.
             ready_rows: list[pa.Table] = []
             for part in tick.side_rows(name):
                 ranks, waits = self._judge(part, order)
@@ -183,7 +183,7 @@ class Waiting:
             tick.discard_side_rows(name)
 
     def _judge(self, part: pa.Table, ready: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """For each event when it is applied, if it is, and whether it waits on."""
+        """Return the rank of each event to apply, else null, and whether each event still waits."""
         names, at = (each.combine_chunks() for each in ids.part_all(part.column("transaction")))
         coded = names.dictionary_encode()
         names = coded.dictionary
@@ -191,7 +191,7 @@ class Waiting:
         up_to = map(self.transactions.applied_upto, names.to_pylist())
         over = pc.less_equal(at, pa.array(up_to, pa.int64()).take(coded.indices))
         known = pc.or_(pc.is_valid(ranks), pc.fill_null(over, fill_value=False))
-        # Of no transaction, after an event that was sent again: nothing holds it back.
+        # An event of no transaction, behind a duplicate: nothing holds it back.
         loose = pc.and_(pc.is_null(part.column("order").combine_chunks()), known)
         first = pc.if_else(loose, pa.scalar(-1, pa.int64()), pa.scalar(None, pa.int64()))
         return pc.coalesce(ranks, first), pc.invert(known)
@@ -233,7 +233,7 @@ class Waiting:
             inserts=rows.filter(pc.greater(diffs, 0)),
         )
 
-    # Keeping.
+    # Store.
 
     def _keep_markers(self, tick: TickTransaction, fresh: pa.Table, *, applied: bool) -> None:
         name = self._name(_MARKERS)
@@ -279,7 +279,7 @@ class Waiting:
             mine[partition] = max(each, mine.get(partition, each))
 
     def _let_go(self) -> None:
-        """Whatever comes after an event that was applied waits for nothing."""
+        """Drop applied events from `held`: later events of the partition need not wait."""
         for mine in self.held.values():
             for partition in [p for p, each in mine.items() if self._is_over(each)]:
                 del mine[partition]
