@@ -45,10 +45,10 @@ def _compiled(kafka: bool) -> bool:
     folder = Path(decimals.__file__).parent / "__pycache__"
     found = any(folder.glob("decimals._print*.nbi"))
     if kafka:
-        from penstock.sources.kafka.formats import parsing
+        from penstock.sources.formats import text_kernels
 
-        folder = Path(parsing.__file__).parent / "__pycache__"
-        found = found and any(folder.glob("parsing.read_integers*.nbi"))
+        folder = Path(text_kernels.__file__).parent / "__pycache__"
+        found = found and any(folder.glob("text_kernels.read_integers*.nbi"))
     return found
 
 
@@ -90,7 +90,7 @@ def _read_clicks() -> None:
     import pyarrow as pa
 
     from penstock.demo.clicks import COLUMNS
-    from penstock.sources.kafka.formats import JsonFormat
+    from penstock.sources.formats import JsonFormat
 
     click = pa.array([b'{"customer": 1, "page": "/", "product": null}'])
     JsonFormat.of(COLUMNS).decode(pa.chunked_array([click]))

@@ -10,9 +10,9 @@ from penstock.errors import UsageError
 from penstock.pipeline.section import File, Section
 from penstock.pipeline.units import Flag, FromOne, FromZero
 from penstock.pipeline.validation_errors import to_value_error
+from penstock.sources.formats import Registry
 from penstock.sources.kafka.chosen import Chosen, Kind
 from penstock.sources.kafka.config import BITE, KafkaConfig, Sasl, Start, Tls
-from penstock.sources.kafka.formats import Registry
 
 __all__ = ["KafkaSection", "build_kafka_config"]
 

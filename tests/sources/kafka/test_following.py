@@ -22,8 +22,8 @@ from penstock.ingest.spark import FEW_BYTES
 from penstock.testing.kafka import KafkaBroker
 from penstock.testing.postgres import Database
 from penstock.testing.registry import SchemaRegistry
+from tests.sources.formats.registry_server import serving
 from tests.sources.kafka.clients import PATIENCE_S, produce, transactional
-from tests.sources.kafka.formats.registry_server import serving
 from tests.sources.kafka.lake import Topic
 
 pytestmark = pytest.mark.spark

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from penstock.data import DIFF
 from penstock.errors import DefiniteError, UsageError
+from penstock.sources.debezium.dedup import Marks, marks_in, note_of, raised
+from penstock.sources.debezium.envelope import DebeziumJson
+from penstock.sources.formats import JsonFormat, TextFormat
 from penstock.sources.kafka import scan as scanning
-from penstock.sources.kafka.formats import DebeziumJson, JsonFormat, TextFormat
 from penstock.sources.kafka.layout import DATA, ERRORS, Layout
-from penstock.sources.kafka.resent import Marks, marks_in, note_of, raised
 from penstock.sources.kafka.scan import KafkaScan
 
 CASES = {

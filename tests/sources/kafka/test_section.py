@@ -10,7 +10,6 @@ from penstock.errors import UsageError
 from penstock.pipeline.kafka import KafkaSection, build_kafka_config
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
-from penstock.sources.kafka.formats import Registry
 
 
 def section(**options: Any) -> KafkaConfig:

@@ -119,13 +119,13 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def matched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records with different ids are of different transactions."""
-    monkeypatch.setattr("penstock.sources.kafka.formats.ids._PLACED", "^(?P<name>)(?P<at>)$")
+    monkeypatch.setattr("penstock.sources.debezium.transaction_ids._PLACED", "^(?P<name>)(?P<at>)$")
 
 
 def matched_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transactions with the same number are one."""
-    monkeypatch.setattr("penstock.sources.kafka.formats.ids.whole", lambda id: id)
-    monkeypatch.setattr("penstock.sources.kafka.formats.debezium.whole_all", lambda ids: ids)
+    monkeypatch.setattr("penstock.sources.debezium.transaction_ids.whole", lambda id: id)
+    monkeypatch.setattr("penstock.sources.debezium.envelope.whole_all", lambda ids: ids)
 
 
 @pytest.mark.parametrize(

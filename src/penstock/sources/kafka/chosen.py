@@ -13,16 +13,14 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats import (
+from penstock.sources.debezium.envelope import DebeziumAvro, DebeziumJson
+from penstock.sources.debezium.markers import MarkersAvro, MarkersJson
+from penstock.sources.formats import (
     AvroFormat,
     BytesFormat,
     CsvFormat,
-    DebeziumAvro,
-    DebeziumJson,
     Format,
     JsonFormat,
-    MarkersAvro,
-    MarkersJson,
     ProtobufFormat,
     Registered,
     Registry,

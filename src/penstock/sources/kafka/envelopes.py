@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.sources.debezium.dedup import LOG
 from penstock.sources.kafka.changes import is_word
 from penstock.sources.kafka.layout import Envelope
-from penstock.sources.kafka.resent import LOG
 
 __all__ = ["JUDGES", "Judged"]
 

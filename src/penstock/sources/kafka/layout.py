@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats.format import Format
+from penstock.sources.formats.format import Format
 
 __all__ = ["ASIDE", "DATA", "ERRORS", "ERRORS_SCHEMA", "META", "Envelope", "Layout"]
 

@@ -23,9 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data.packed import key_hashes, pack
+from penstock.sources.debezium import transaction_ids
+from penstock.sources.debezium.dedup import MARKED, Mark, Marks, highest, raised, resent
 from penstock.sources.kafka.changes import Lacking, changes_of, completed, last_of
 from penstock.sources.kafka.envelopes import JUDGES
-from penstock.sources.kafka.formats import ids
 from penstock.sources.kafka.held import Held, anchored, held_in, nowhere
 from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS, ERRORS_SCHEMA, META, Layout
 from penstock.sources.kafka.prepared import (
@@ -47,7 +48,6 @@ from penstock.sources.kafka.prepared import (
     TRANSACTION,
     VALUE,
 )
-from penstock.sources.kafka.resent import MARKED, Mark, Marks, highest, raised, resent
 from penstock.sources.kafka.transactions import RUNS, merged, runs_of
 from penstock.sources.source import ScanOutput, SideRows
 
@@ -211,7 +211,7 @@ class KafkaScan:
             return pa.array(places, pa.int32())
         # Waiting events are not matched by key. Together, the events of a transaction make one run.
         waits = pc.is_valid(rows.column(TRANSACTION)).to_numpy(zero_copy_only=False)
-        names, _ = ids.part_all(rows.column(TRANSACTION))
+        names, _ = transaction_ids.part_all(rows.column(TRANSACTION))
         there = _places([names], count)
         return pa.array(np.where(waits, there, places), pa.int32())
 

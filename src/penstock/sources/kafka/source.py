@@ -23,12 +23,12 @@ import pyarrow as pa
 from penstock.clock import Clock
 from penstock.deadlines import answer_timeout_s
 from penstock.errors import DefiniteError, TransientError, UsageError
+from penstock.sources.debezium.dedup import Marks, marks_in, note_of, raised
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import BadRecord, NoRecords, OffsetsGone, TopicChanged
 from penstock.sources.kafka.group import Group
 from penstock.sources.kafka.kept_apart import KeptApart
 from penstock.sources.kafka.layout import DATA, ERRORS, Layout
-from penstock.sources.kafka.resent import Marks, marks_in, note_of, raised
 from penstock.sources.kafka.scan import KafkaScan, Told
 from penstock.sources.kafka.upstream import Topic, Upstream
 from penstock.sources.source import (

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from penstock.clock import Clock
 from penstock.errors import DefiniteError
+from penstock.sources.formats import Format
 from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.errors import TopicChanged
-from penstock.sources.kafka.formats import Format
 from penstock.sources.kafka.kept_apart import KeptApart
 from penstock.sources.kafka.layout import ASIDE, DATA, ERRORS
 from penstock.sources.kafka.scan import KafkaScan, Told

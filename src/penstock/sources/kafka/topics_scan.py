@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.sources.formats import Format
 from penstock.sources.kafka.errors import BadRecord
-from penstock.sources.kafka.formats import Format
 from penstock.sources.kafka.layout import ERRORS
 from penstock.sources.kafka.prepared import TOPIC
 from penstock.sources.kafka.scan import Finishing, KafkaScan, Told

@@ -10,7 +10,7 @@ complete once its END and all its events have arrived. Transactions are applied 
 their ENDs. The first incomplete transaction holds back all later ones. So does a transaction with a
 BEGIN and no END, even if later transactions have ended.
 
-An id names the transaction and, for Postgres, the log position of the record; see `formats/ids.py`.
+An id names the transaction and, for Postgres, the log position of the record; see `debezium/transaction_ids.py`.
 A database reuses transaction numbers. Postgres does so after 2^32 transactions of the whole server,
 and only few of them may be in the topics. A new transaction may therefore have the number of one
 that is remembered as applied. The new one is after the END of the other in the log. A record with a
@@ -41,8 +41,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DefiniteError
+from penstock.sources.debezium import transaction_ids
 from penstock.sources.kafka.errors import BEGIN_AGAIN, NotOfTransaction
-from penstock.sources.kafka.formats import ids
 
 __all__ = [
     "MARKERS",
@@ -81,7 +81,7 @@ MARKERS: Final = pa.schema(
 def runs_of(transactions: pa.ChunkedArray, places: pa.ChunkedArray) -> pa.Table:
     """Return events as runs; events without an order are left out."""
     there = pc.is_valid(places)
-    names, at = ids.part_all(transactions.filter(there))
+    names, at = transaction_ids.part_all(transactions.filter(there))
     found = places.filter(there)
     return merged(pa.table([names, found, found, at], schema=RUNS))
 
@@ -167,7 +167,9 @@ class _There(NamedTuple):
 class Transactions:
     """State of the transactions that are not applied yet."""
 
-    def __init__(self, topics: Mapping[str, str | None], up_to: int = ids.NOWHERE) -> None:
+    def __init__(
+        self, topics: Mapping[str, str | None], up_to: int = transaction_ids.NOWHERE
+    ) -> None:
         """Start without transactions.
 
         `topics` maps each topic with events to its data collection, if the file names it.
@@ -204,8 +206,8 @@ class Transactions:
         ]
 
     def _begins(self, id: str, offset: int) -> bool:
-        name, at = ids.part(id)
-        if id in self._begun or self._is_known(ids.whole(id)):
+        name, at = transaction_ids.part(id)
+        if id in self._begun or self._is_known(transaction_ids.whole(id)):
             return False
         if self._has_ended(name, at) or self._is_again(name, at):
             return False
@@ -213,14 +215,14 @@ class Transactions:
         return True
 
     def _ends_now(self, id: str, offset: int, told: str | None) -> bool:
-        name, at = ids.part(id)
-        if id in self._begun or self._is_known(ids.whole(id)):
-            name = ids.whole(id)
+        name, at = transaction_ids.part(id)
+        if id in self._begun or self._is_known(transaction_ids.whole(id)):
+            name = transaction_ids.whole(id)
         if self._is_known(name):
             return False
-        mine = [each for each in self._begun if id == each or ids.part(each)[0] == name]
+        mine = [each for each in self._begun if id == each or transaction_ids.part(each)[0] == name]
         began = {each: self._begun.pop(each) for each in mine}
-        over = ids.NOWHERE < at <= self.up_to
+        over = transaction_ids.NOWHERE < at <= self.up_to
         self._ends[name] = End(offset, *self._counted(told), id, at, began, over)
         return True
 
@@ -305,7 +307,7 @@ class Transactions:
 
     def is_applied(self, id: str) -> bool:
         """Return whether the transaction of an event with this id was applied recently."""
-        name, at = ids.part(id)
+        name, at = transaction_ids.part(id)
         up_to = self.applied_upto(name)
         return up_to is not None and at <= up_to
 
@@ -338,7 +340,7 @@ class Transactions:
         if ended is not None and (opened is None or self._begun[opened] > ended[1].offset):
             return ended[0]
         if opened is not None:
-            return ids.part(opened)[0]
+            return transaction_ids.part(opened)[0]
         return next((name for there in self._there.values() for name in there), None)
 
     def lacks(self, name: str) -> str:

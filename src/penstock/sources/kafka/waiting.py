@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 
 from penstock.data import DIFF
 from penstock.data.packed import key_hashes, pack
+from penstock.sources.debezium import transaction_ids
 from penstock.sources.kafka.changes import Lacking, changes_of, completed, last_of
-from penstock.sources.kafka.formats import ids
 from penstock.sources.kafka.held import Held, held_in
 from penstock.sources.kafka.layout import Layout
 from penstock.sources.kafka.scan import Told
@@ -73,7 +73,7 @@ class Waiting:
         collections: Mapping[str, str],
         numbers: Mapping[str, int],
     ) -> None:
-        self.transactions = Transactions(topics, numbers.get(_UPTO, ids.NOWHERE))
+        self.transactions = Transactions(topics, numbers.get(_UPTO, transaction_ids.NOWHERE))
         self.held: dict[str, dict[int, Held]] = {topic: {} for topic in topics}
         """By topic and partition, the last waiting event."""
 
@@ -184,7 +184,9 @@ class Waiting:
 
     def _judge(self, part: pa.Table, ready: pa.Array) -> tuple[pa.Array, pa.Array]:
         """Return the rank of each event to apply, else null, and whether each event still waits."""
-        names, at = (each.combine_chunks() for each in ids.part_all(part.column("transaction")))
+        names, at = (
+            each.combine_chunks() for each in transaction_ids.part_all(part.column("transaction"))
+        )
         coded = names.dictionary_encode()
         names = coded.dictionary
         ranks = pc.index_in(names, value_set=ready).cast(pa.int64()).take(coded.indices)

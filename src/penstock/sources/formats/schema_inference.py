@@ -19,10 +19,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats.cells import Unfit
-from penstock.sources.kafka.formats.documents import JsonFormat
-from penstock.sources.kafka.formats.format import chunks_of
-from penstock.sources.kafka.formats.walking import found_plainly, not_utf8
+from penstock.sources.formats.format import chunks_of
+from penstock.sources.formats.json_format import JsonFormat
+from penstock.sources.formats.json_scanner import found_plainly, not_utf8
+from penstock.sources.formats.values import Unfit
 
 __all__ = ["infer", "inferred_words"]
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from penstock.sources.kafka.formats.avro_schema import (
+from penstock.sources.formats.avro_schema import (
     LOGICAL,
     MALFORMED,
     PRIMITIVES,

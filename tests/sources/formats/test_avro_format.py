@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from penstock.data.schema import check_row_schema
 from penstock.errors import DefiniteError, TransientError, UsageError
-from penstock.sources.kafka.formats import AvroFormat, Registry
-from tests.sources.kafka.formats.given import column, decoded, reasons, values
-from tests.sources.kafka.formats.registry_server import Answers, serving
+from penstock.sources.formats import AvroFormat, Registry
+from tests.sources.formats.given import column, decoded, reasons, values
+from tests.sources.formats.registry_server import Answers, serving
 
 
 def record(*fields: dict[str, Any], name: str = "shop.Order") -> dict[str, Any]:

@@ -35,15 +35,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats.avro import AvroFormat
-from penstock.sources.kafka.formats.cells import NOTHING, OBJECT
-from penstock.sources.kafka.formats.documents import JsonFormat
-from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of, shortened
-from penstock.sources.kafka.formats.ids import whole_all
-from penstock.sources.kafka.formats.reading import raw_text, read_column
-from penstock.sources.kafka.formats.schema import Column
-from penstock.sources.kafka.formats.walking import find
-from penstock.sources.kafka.resent import LOG
+from penstock.sources.debezium.dedup import LOG
+from penstock.sources.debezium.transaction_ids import whole_all
+from penstock.sources.formats.avro_format import AvroFormat
+from penstock.sources.formats.column_types import Column
+from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of, shortened
+from penstock.sources.formats.json_format import JsonFormat
+from penstock.sources.formats.json_scanner import find
+from penstock.sources.formats.text_values import raw_text, read_column
+from penstock.sources.formats.values import NOTHING, OBJECT
 
 __all__ = ["OPS", "DebeziumAvro", "DebeziumJson"]
 

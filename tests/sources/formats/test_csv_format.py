@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats import CsvFormat
-from tests.sources.kafka.formats.given import column, decoded, reasons
+from penstock.sources.formats import CsvFormat
+from tests.sources.formats.given import column, decoded, reasons
 
 TEXTS = CsvFormat.of(["a", "b"])
 

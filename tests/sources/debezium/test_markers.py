@@ -7,8 +7,9 @@ from typing import Any
 import fastavro
 import pytest
 
-from penstock.sources.kafka.formats import AvroFormat, MarkersAvro, MarkersJson
-from tests.sources.kafka.formats.given import column, decoded, reasons
+from penstock.sources.debezium.markers import MarkersAvro, MarkersJson
+from penstock.sources.formats import AvroFormat
+from tests.sources.formats.given import column, decoded, reasons
 
 SCHEMA = {
     "type": "record",

@@ -16,7 +16,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from penstock.engine import jars
 from penstock.engine.jars import read_pins
 from penstock.errors import DefiniteError, TransientError, UsageError
-from penstock.sources.kafka.formats import (
+from penstock.sources.formats import (
     AvroFormat,
     JsonFormat,
     NoSuchSchema,
@@ -25,9 +25,9 @@ from penstock.sources.kafka.formats import (
 )
 from penstock.testing import registry as testing_registry
 from penstock.testing.registry import SchemaRegistry
-from tests.sources.kafka.formats.given import column, decoded, reasons, values
-from tests.sources.kafka.formats.test_avro import member, record
-from tests.sources.kafka.formats.test_protobuf import SHOP, message
+from tests.sources.formats.given import column, decoded, reasons, values
+from tests.sources.formats.test_avro_format import member, record
+from tests.sources.formats.test_protobuf_format import SHOP, message
 
 
 @pytest.fixture

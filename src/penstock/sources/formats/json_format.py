@@ -11,11 +11,11 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
-from penstock.sources.kafka.formats.cells import NOTHING
-from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of
-from penstock.sources.kafka.formats.reading import raw_text, read_column
-from penstock.sources.kafka.formats.schema import Column, columns_of
-from penstock.sources.kafka.formats.walking import find
+from penstock.sources.formats.column_types import Column, columns_of
+from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
+from penstock.sources.formats.json_scanner import find
+from penstock.sources.formats.text_values import raw_text, read_column
+from penstock.sources.formats.values import NOTHING
 
 __all__ = ["DATA", "JsonFormat"]
 

@@ -26,9 +26,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats.cells import Unfit
-from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of
-from penstock.sources.kafka.formats.schema import fit_for_collections
+from penstock.sources.formats.column_types import fit_for_collections
+from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
+from penstock.sources.formats.values import Unfit
 
 __all__ = ["ProtobufFormat"]
 

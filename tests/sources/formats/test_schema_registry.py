@@ -13,9 +13,9 @@ from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClien
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from penstock.errors import DefiniteError, TransientError, UsageError
-from penstock.sources.kafka.formats import NoSuchSchema, Registry
+from penstock.sources.formats import NoSuchSchema, Registry
 from tests.certificates import authority, certificate
-from tests.sources.kafka.formats.registry_server import Answers, serving
+from tests.sources.formats.registry_server import Answers, serving
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.sources.kafka.formats import Column, JsonFormat
-from penstock.sources.kafka.formats.cells import NOTHING
-from penstock.sources.kafka.formats.reading import read_column
-from penstock.sources.kafka.formats.walking import DEEPEST, find
-from tests.sources.kafka.formats.given import column, decoded, reasons, same, values
+from penstock.sources.formats import Column, JsonFormat
+from penstock.sources.formats.json_scanner import DEEPEST, find
+from penstock.sources.formats.text_values import read_column
+from penstock.sources.formats.values import NOTHING
+from tests.sources.formats.given import column, decoded, reasons, same, values
 
 ALL = {
     "flag": "boolean",

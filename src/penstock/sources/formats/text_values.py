@@ -19,7 +19,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sources.kafka.formats.cells import (
+from penstock.sources.formats.column_types import Column
+from penstock.sources.formats.format import shortened
+from penstock.sources.formats.json_scanner import find
+from penstock.sources.formats.text_kernels import (
+    copy_texts,
+    read_booleans,
+    read_dates,
+    read_decimals,
+    read_doubles,
+    read_integers,
+    read_timestamps,
+)
+from penstock.sources.formats.values import (
     DOUBLED,
     ESCAPED,
     FALSE,
@@ -34,18 +46,6 @@ from penstock.sources.kafka.formats.cells import (
     Cells,
     Unfit,
 )
-from penstock.sources.kafka.formats.format import shortened
-from penstock.sources.kafka.formats.parsing import (
-    copy_texts,
-    read_booleans,
-    read_dates,
-    read_decimals,
-    read_doubles,
-    read_integers,
-    read_timestamps,
-)
-from penstock.sources.kafka.formats.schema import Column
-from penstock.sources.kafka.formats.walking import find
 
 __all__ = ["raw_text", "read_column"]
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats import infer, inferred_words
-from tests.sources.kafka.formats.given import column, decoded, values
+from penstock.sources.formats import infer, inferred_words
+from tests.sources.formats.given import column, decoded, values
 
 WIDENING = [
     (["1", "-2", "null"], "bigint"),

@@ -18,8 +18,8 @@ import fastavro
 import pyarrow as pa
 from fastavro.schema import SchemaParseException, UnknownType
 
-from penstock.sources.kafka.formats.cells import Unfit
-from penstock.sources.kafka.formats.registry import Registered
+from penstock.sources.formats.schema_registry import Registered
+from penstock.sources.formats.values import Unfit
 
 __all__ = [
     "LOGICAL",

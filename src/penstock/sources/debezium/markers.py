@@ -17,9 +17,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sources.kafka.formats.avro import AvroFormat
-from penstock.sources.kafka.formats.documents import JsonFormat
-from penstock.sources.kafka.formats.format import Bad, Decoded, blanked
+from penstock.sources.formats.avro_format import AvroFormat
+from penstock.sources.formats.format import Bad, Decoded, blanked
+from penstock.sources.formats.json_format import JsonFormat
 
 __all__ = ["MarkersAvro", "MarkersJson"]
 

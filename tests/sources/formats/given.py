@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.sources.kafka.formats import Decoded, Format
+from penstock.sources.formats import Decoded, Format
 
 
 def values(*records: bytes | None) -> pa.ChunkedArray:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats import AvroFormat, DebeziumAvro, DebeziumJson, JsonFormat
-from tests.sources.kafka.formats.given import column, decoded, reasons
+from penstock.sources.debezium.envelope import DebeziumAvro, DebeziumJson
+from penstock.sources.formats import AvroFormat, JsonFormat
+from tests.sources.formats.given import column, decoded, reasons
 
 JSON = DebeziumJson(JsonFormat.of({"id": "bigint", "name": "text"}))
 NOTHING = dict.fromkeys(JSON.schema.names)

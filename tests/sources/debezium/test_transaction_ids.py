@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from penstock.sources.kafka.formats import ids
+from penstock.sources.debezium import transaction_ids
 
 ONE = [
     "36eb1ba7-6b2f-11ee-9d6b-0242ac110002:23",  # MySQL
@@ -23,22 +23,22 @@ ONE = [
 
 @pytest.mark.parametrize("id", ONE)
 def test_an_id_that_is_a_transaction(id: str) -> None:
-    assert ids.part(id) == (id, ids.NOWHERE)
-    assert ids.whole(id) == id
+    assert transaction_ids.part(id) == (id, transaction_ids.NOWHERE)
+    assert transaction_ids.whole(id) == id
 
 
 def test_an_id_that_is_a_transaction_and_a_place() -> None:
-    assert ids.part("571:53195829") == ("571", 53195829)
-    assert ids.whole("571:53195829") == "571@53195829"
-    assert ids.part("571@53195829") == ("571@53195829", ids.NOWHERE)
+    assert transaction_ids.part("571:53195829") == ("571", 53195829)
+    assert transaction_ids.whole("571:53195829") == "571@53195829"
+    assert transaction_ids.part("571@53195829") == ("571@53195829", transaction_ids.NOWHERE)
 
 
 def test_many_are_told_as_each_of_them_is() -> None:
     some = [*ONE, "571:53195829", "4294967295:999999999999999999"]
-    names, at = ids.part_all(pa.chunked_array([[*some, None]], pa.string()))
+    names, at = transaction_ids.part_all(pa.chunked_array([[*some, None]], pa.string()))
     assert [*zip(names.to_pylist(), at.to_pylist(), strict=True)] == [
-        *map(ids.part, some),
-        (None, ids.NOWHERE),
+        *map(transaction_ids.part, some),
+        (None, transaction_ids.NOWHERE),
     ]
-    made = ids.whole_all(pa.array([*some, None], pa.string()))
-    assert made.to_pylist() == [*map(ids.whole, some), None]
+    made = transaction_ids.whole_all(pa.array([*some, None], pa.string()))
+    assert made.to_pylist() == [*map(transaction_ids.whole, some), None]

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.data.jit import compiled
-from penstock.sources.kafka.formats.cells import (
+from penstock.sources.formats.values import (
     ARRAY,
     ESCAPED,
     FALSE,

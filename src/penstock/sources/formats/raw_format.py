@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of
-from penstock.sources.kafka.formats.schema import fit_for_collections
-from penstock.sources.kafka.formats.walking import not_utf8
+from penstock.sources.formats.column_types import fit_for_collections
+from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
+from penstock.sources.formats.json_scanner import not_utf8
 
 __all__ = ["BytesFormat", "TextFormat"]
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats import Column, columns_of
+from penstock.sources.formats import Column, columns_of
 
 BECOMES = {
     "boolean": pa.bool_(),

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from penstock.data.jit import compiled
-from penstock.sources.kafka.formats.cells import (
+from penstock.sources.formats.values import (
     DOUBLED,
     ESCAPED,
     FALSE,

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from penstock.data.jit import compiled
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats.cells import DOUBLED, NOTHING, PLAIN, QUOTED, Cells, Records
-from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of
-from penstock.sources.kafka.formats.reading import read_column
-from penstock.sources.kafka.formats.schema import Column, columns_of
-from penstock.sources.kafka.formats.walking import not_utf8
+from penstock.sources.formats.column_types import Column, columns_of
+from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
+from penstock.sources.formats.json_scanner import not_utf8
+from penstock.sources.formats.text_values import read_column
+from penstock.sources.formats.values import DOUBLED, NOTHING, PLAIN, QUOTED, Cells, Records
 
 __all__ = ["CsvFormat"]
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats import BytesFormat, TextFormat
-from tests.sources.kafka.formats.given import column, decoded, reasons
+from penstock.sources.formats import BytesFormat, TextFormat
+from tests.sources.formats.given import column, decoded, reasons
 
 
 @given(st.lists(st.none() | st.text(st.characters(codec="utf-8")).map(str.encode)))

@@ -14,18 +14,18 @@ import pyarrow as pa
 from fastavro.read import SchemaResolutionError
 
 from penstock.errors import UsageError
-from penstock.sources.kafka.formats.avro_kinds import Kind, kind_of
-from penstock.sources.kafka.formats.avro_schema import (
+from penstock.sources.formats.avro_schema import (
     MALFORMED,
     check_meaning,
     definitions,
     parsed_schema,
     whole_schema,
 )
-from penstock.sources.kafka.formats.cells import Unfit
-from penstock.sources.kafka.formats.format import Bad, Decoded, blanked, chunks_of
-from penstock.sources.kafka.formats.registry import NoSuchSchema, Registered, Registry
-from penstock.sources.kafka.formats.schema import fit_for_collections
+from penstock.sources.formats.avro_types import Kind, kind_of
+from penstock.sources.formats.column_types import fit_for_collections
+from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
+from penstock.sources.formats.schema_registry import NoSuchSchema, Registered, Registry
+from penstock.sources.formats.values import Unfit
 
 __all__ = ["AvroFormat"]
 

@@ -1,0 +1,1 @@
+"""Debezium change events: envelope, transaction metadata, duplicates."""
