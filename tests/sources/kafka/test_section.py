@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from penstock.errors import UsageError
 from penstock.pipeline.kafka import KafkaSection, build_kafka_config
+from penstock.sources.formats import Registry
 from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
 

@@ -10,13 +10,13 @@ complete once its END and all its events have arrived. Transactions are applied 
 their ENDs. The first incomplete transaction holds back all later ones. So does a transaction with a
 BEGIN and no END, even if later transactions have ended.
 
-An id names the transaction and, for Postgres, the log position of the record; see `debezium/transaction_ids.py`.
-A database reuses transaction numbers. Postgres does so after 2^32 transactions of the whole server,
-and only few of them may be in the topics. A new transaction may therefore have the number of one
-that is remembered as applied. The new one is after the END of the other in the log. A record with a
-position at or before that END is a duplicate. A record with a later position removes the other from
-the remembered transactions. If the other still waits, the source stops. Ids without a log position
-are never reused.
+An id names the transaction and, for Postgres, the log position of the record; see
+`debezium/transaction_ids.py`. A database reuses transaction numbers. Postgres does so after 2^32
+transactions of the whole server, and only few of them may be in the topics. A new transaction may
+therefore have the number of one that is remembered as applied. The new one is after the END of
+the other in the log. A record with a position at or before that END is a duplicate. A record with
+a later position removes the other from the remembered transactions. If the other still waits, the
+source stops. Ids without a log position are never reused.
 
 A connector repeats some records after a restart. A known BEGIN or END has no effect. An event is
 counted once, by its order in its transaction. Duplicates of a recently applied transaction are
