@@ -1,12 +1,12 @@
-"""What a server says about tables, their columns and types, and how they are published.
+"""Tables, columns and types of a server and their publication, read from its catalog.
 
-All tables come in one query, so that they are described as of one moment; the
-types of their columns in a second. `ONLY` the rows of a table itself are its
-own: children that inherit from it are tables of their own, while partitions
-belong to their root where the publication sends them under its name.
+One query reads all tables, so all descriptions are of the same time. A second query reads the types
+of their columns. Only rows stored in a table itself (`ONLY` in SQL) belong to it: a table that
+inherits from it is a separate table. Partitions belong to their root if the publication sends their
+changes under the name of the root.
 
-A generated column is absent from the stream unless the publication says
-otherwise, so what the stream carries is `streamed`, not `columns`.
+The stream omits generated columns unless the publication includes them. The columns in the stream
+are therefore `streamed`, not `columns`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,22 +35,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PgLeaf:
-    """A partition that holds rows, of a table published under the name of its root.
+    """Leaf partition of a table that is published under the name of its root.
 
-    Its columns have the names and types of the root's, but numbers and an
-    order of their own.
+    The columns of a leaf have the names and types of the columns of the root. Their numbers and
+    their order can differ.
     """
 
     oid: int
     schema: str
     name: str
     kind: str
-    """pg_class.relkind: `r`, or `f` for a foreign table, whose changes nobody sends."""
+    """pg_class.relkind: `r`, or `f` for a foreign table, whose changes are never sent."""
 
     replica_identity: str
     identity: tuple[str, ...]
     selectable: bool
-    """Whether we may read it by its own name; the right to read the root says nothing of that."""
+    """True if the role may read the leaf by its own name; a privilege on the root does not imply
+    it."""
 
     pages: int
     estimated_rows: int
@@ -58,13 +59,13 @@ class PgLeaf:
 
     @property
     def table_name(self) -> TableName:
-        """Its schema and name."""
+        """Return the schema and name of the leaf."""
         return TableName(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class PgTable:
-    """A table, and how the publication sends it."""
+    """Table, with the way the publication sends it."""
 
     oid: int
     schema: str
@@ -79,56 +80,57 @@ class PgTable:
     """pg_class.relreplident: `d`efault, `n`othing, `f`ull, `i`ndex."""
 
     columns: tuple[PgColumn, ...]
-    """All that are not dropped, generated ones too, in the order of their numbers."""
+    """All columns that are not dropped, generated columns included, in the order of their
+    numbers."""
 
     primary_key: tuple[str, ...]
     identity: tuple[str, ...]
-    """By which an old row is named in the stream: all columns if full, none if there is nothing."""
+    """Columns that identify an old row in the stream: all for FULL, none for NOTHING."""
 
     published: bool
     published_columns: tuple[str, ...] | None
-    """The column list of the publication, if it has one for this table."""
+    """Column list of the publication; None if it has no list for this table."""
 
     streamed: tuple[str, ...]
-    """The columns that messages carry, in their order."""
+    """Columns in messages, in message order."""
 
     row_filter: str | None
-    """The WHERE of the publication, as SQL over the table's columns."""
+    """Row filter (WHERE) of the publication, as SQL over the columns of the table."""
 
     filter_columns: tuple[str, ...]
-    """The columns that it looks at."""
+    """Columns that the row filter uses."""
 
     leaves: tuple[PgLeaf, ...]
-    """Of a root, the partitions that hold its rows."""
+    """Partitions that hold the rows of a root; empty for other tables."""
 
     ancestors: tuple[TableName, ...]
-    """Of a partition, its parent, the parent's parent and so on."""
+    """Ancestors of a partition, from its parent up to the root."""
 
     pages: int
-    """With those of its leaves."""
+    """Number of pages, including the pages of the leaves."""
 
     estimated_rows: int
-    """As of the last ANALYZE or VACUUM; -1 if there was none."""
+    """Row count as of the last ANALYZE or VACUUM; -1 if neither has run."""
 
     bytes: int
 
     @property
     def table_name(self) -> TableName:
-        """Its schema and name."""
+        """Return the schema and name of the table."""
         return TableName(self.schema, self.name)
 
     def column(self, name: str) -> PgColumn:
-        """The column called so."""
+        """Return the column named `name`."""
         return next(column for column in self.columns if column.name == name)
 
 
 def published_tables(connection: Connection, publication: str) -> tuple[PgTable, ...]:
-    """The tables under whose names the publication sends changes, by schema and name."""
+    """Return the tables that the publication sends under their own name, by schema and name."""
     return tuple(table for table in describe(connection, publication, ()) if table.published)
 
 
 def describe(connection: Connection, publication: str, oids: Iterable[int]) -> tuple[PgTable, ...]:
-    """The published tables, and those with `oids` whether published or not."""
+    """Return the published tables, and the tables with `oids` even if they are not published."""
     listed = "{" + ",".join(str(oid) for oid in oids) + "}"
     rows = connection.query(_tables(connection.server_version), [publication, listed])
     found = [msgspec.json.decode(row[0] or "") for row in rows]
@@ -137,7 +139,7 @@ def describe(connection: Connection, publication: str, oids: Iterable[int]) -> t
 
 
 def find_oids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, int]:
-    """The relations of these names, of whatever kind; those that do not exist are left out."""
+    """Return the oids of the relations with these names, of any kind; omit missing relations."""
     wanted = msgspec.json.encode([[each.schema, each.name] for each in names]).decode()
     rows = connection.query(
         """
@@ -152,7 +154,7 @@ def find_oids(connection: Connection, names: Sequence[TableName]) -> dict[TableN
 
 
 def types_of(connection: Connection, oids: Iterable[int]) -> Mapping[int, PgType]:
-    """The types with these numbers, each with what it is made of."""
+    """Return the types with these oids, each with its element and base types."""
     listed = "{" + ",".join(str(oid) for oid in sorted(oids)) + "}"
     rows = connection.query(
         """
@@ -255,7 +257,11 @@ def _column(said: Sequence[Any], types: Mapping[int, PgType]) -> PgColumn:
 
 
 def _as_leaves_have_it(column: PgColumn, leaves: Sequence[Mapping[str, Any]]) -> PgColumn:
-    """A root has no rows, so what rows hold that are older than a column, its leaves know."""
+    """Return a column of a root with the missing value on which all leaves agree.
+
+    A root stores no rows, so only its leaves have the value of rows older than the column. If the
+    leaves differ, the column has no known missing value.
+    """
     held = [leaf["missing"].get(column.name) for leaf in leaves]
     if not held or held[0] is None or any(each != held[0] for each in held):
         return replace(column, missing=None, has_missing=False)
@@ -265,10 +271,10 @@ def _as_leaves_have_it(column: PgColumn, leaves: Sequence[Mapping[str, Any]]) ->
 def streams(
     number: int, generated: str, *, listed: Sequence[int] | None, generated_too: bool
 ) -> bool:
-    """Whether messages carry a column.
+    """Return whether messages carry a column.
 
-    A list decides alone, as before 18 it cannot name a generated column. A
-    virtual one has no values to send.
+    A column list alone decides if there is one: before version 18 a list cannot name a generated
+    column. A virtual column has no stored values to send.
     """
     if generated == "v":
         return False
@@ -308,7 +314,7 @@ def _tables(version: int) -> str:
     since_15 = version >= 150000
     prattrs = "m.prattrs::pg_catalog.int2[]" if since_15 else "NULL::pg_catalog.int2[]"
     filter_text = "pg_catalog.pg_get_expr(m.prqual, m.prrelid)" if since_15 else "NULL::text"
-    # The parsed form says which columns it looks at; the text would have to be parsed.
+    # The node tree of the filter contains the column numbers; the SQL text would have to be parsed.
     filter_columns = (
         "(SELECT json_agg(DISTINCT v[1]::int)"
         " FROM pg_catalog.regexp_matches(m.prqual::text, ':varattno (\\d+)', 'g') v)"
@@ -373,7 +379,10 @@ MISSING = """CASE WHEN a.atthasmissing AND a.atttypid = 'pg_catalog.box'::regtyp
   -- Boxes in an array stand between semicolons, so a comma of one is not quoted.
   THEN btrim(a.attmissingval::text, '{}')
   WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END"""
-"""What rows hold in the column `a` that are older than it: an array of one value, as text."""
+"""SQL for the value of column `a` in rows older than the column, as text.
+
+`attmissingval` is an array with one value.
+"""
 
 _DESCRIPTION = f"""
   json_build_object(

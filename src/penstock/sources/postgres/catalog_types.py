@@ -1,7 +1,7 @@
-"""Types and columns as Postgres' catalog tells them.
+"""Types and columns, as the Postgres catalog describes them.
 
-Values only: `catalog.py` reads them from a server, `types` decides what
-becomes of their values.
+These are plain values. `catalog.py` reads them from a server, and `types` decides how to convert
+values of each type.
 """
 
 from dataclasses import dataclass
@@ -11,33 +11,33 @@ __all__ = ["PgColumn", "PgType"]
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """One row of pg_type, and the types it is made of."""
+    """Row of pg_type, with the types it consists of."""
 
     oid: int
     name: str
-    """By `format_type(oid, NULL)` under an empty search path, such as `integer`."""
+    """Result of `format_type(oid, NULL)` under an empty search path, such as `integer`."""
 
     kind: str
     """pg_type.typtype: b(ase), c(omposite), d(omain), e(num), m(ultirange), p(seudo), r(ange)."""
 
     category: str
     element: "PgType | None" = None
-    """What an array is made of."""
+    """Element type of an array."""
 
     base: "PgType | None" = None
-    """What a domain is over."""
+    """Base type of a domain."""
 
     typmod: int = -1
-    """Of a domain, what it gives to its base, such as precision and scale."""
+    """Type modifier that a domain applies to its base, such as precision and scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class PgColumn:
-    """One column of a table."""
+    """Column of a table."""
 
     name: str
     number: int
-    """pg_attribute.attnum, which a column keeps when it is renamed."""
+    """pg_attribute.attnum, which does not change when the column is renamed."""
 
     type: PgType
     typmod: int = -1
@@ -45,6 +45,6 @@ class PgColumn:
     nullable: bool = True
     generated: bool = False
     missing: str | None = None
-    """What rows hold that were written before the column was added, as text."""
+    """Value of rows written before the column was added, as text."""
 
     has_missing: bool = False

@@ -1,7 +1,7 @@
-"""The changes that two fingerprints can show, one class each.
+"""Changes between two fingerprints, one class each.
 
-Tables go by their number in the catalogue, which a table keeps when it is
-renamed; the name rides along for people.
+A table is identified by its oid, which does not change when the table is renamed. The name is only
+for display.
 """
 
 from collections.abc import Collection
@@ -38,12 +38,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PublicationGone:
-    """There is no publication of the name. The stream fails at its next change."""
+    """Missing publication. The stream fails at its next change."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationReplaced:
-    """Another publication has the name; what was written in between was not sent."""
+    """Another publication under the same name. Changes written in between were not sent."""
 
     before: int
     after: int
@@ -51,7 +51,7 @@ class PublicationReplaced:
 
 @dataclass(frozen=True, slots=True)
 class OperationsChanged:
-    """The publication sends other operations than before."""
+    """Change of the operations that the publication sends."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -59,15 +59,16 @@ class OperationsChanged:
 
 @dataclass(frozen=True, slots=True)
 class PublicationAltered:
-    """The publication was altered and sends the same operations as before.
+    """Alteration of the publication, which sends the same operations as before.
 
-    Perhaps it did not for a while. A new owner or a new name and back look the same.
+    It may have sent other operations for a while. A change of its owner, or a rename and a rename
+    back, cannot be distinguished from that.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class TableDropped:
-    """The table is gone; one of the same name would be another."""
+    """Drop of a table. A table created under the same name is a different table."""
 
     table: int
     name: TableName
@@ -75,7 +76,7 @@ class TableDropped:
 
 @dataclass(frozen=True, slots=True)
 class TableUnpublished:
-    """The table exists and is not sent any more under its name."""
+    """Existing table whose changes the publication no longer sends under its name."""
 
     table: int
     name: TableName
@@ -83,7 +84,7 @@ class TableUnpublished:
 
 @dataclass(frozen=True, slots=True)
 class TableAdded:
-    """The table is published, and was not or did not exist."""
+    """Published table that was not published before, or did not exist."""
 
     table: int
     name: TableName
@@ -91,7 +92,7 @@ class TableAdded:
 
 @dataclass(frozen=True, slots=True)
 class Republished:
-    """The table left the publication and came back; what was written in between was not sent."""
+    """Table that left the publication and was added again. Changes in between were not sent."""
 
     table: int
     name: TableName
@@ -99,7 +100,7 @@ class Republished:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """The table has another name or schema. Its rows are the same."""
+    """Table with another name or schema, and the same rows."""
 
     table: int
     before: TableName
@@ -108,38 +109,38 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The table has new storage: it was truncated, or rewritten with whatever result."""
+    """Table with new storage: truncated, or rewritten with the same or other rows."""
 
     table: int
     name: TableName
     xid: int
-    """The transaction that wrote its row in the catalogue last."""
+    """Transaction that last wrote the row of the table in pg_class."""
 
     harmless: bool = False
-    """Whether it is known that the rows are those that the stream tells of."""
+    """True if the stream is known to report every difference in rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendedColumn:
-    """A new column, after all that were there."""
+    """New column, after all existing columns."""
 
     name: str
     number: int
     type: int
     typmod: int
     default: str | None
-    """What rows hold that are older than it, as text; None for null."""
+    """Value in rows older than the column, as text; None for NULL."""
 
     known: bool
-    """Whether all older rows hold that; if not, each may hold something else."""
+    """True if all older rows hold `default`. If False, each row may hold another value."""
 
     streamed: bool
-    """Whether messages carry it."""
+    """True if messages carry the column."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenamedColumn:
-    """A column under another name."""
+    """Column with a new name."""
 
     number: int
     before: str
@@ -148,18 +149,21 @@ class RenamedColumn:
 
 @dataclass(frozen=True, slots=True)
 class RetypedColumn:
-    """A column of another type or of the same with another precision, length or the like."""
+    """Column with another type, or with another type modifier such as precision or length."""
 
     name: str
     before: tuple[int, int]
-    """Type and typmod."""
+    """Type oid and typmod."""
 
     after: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnsChanged:
-    """The table has other columns. One that was dropped and added again is dropped and appended."""
+    """Change of the columns of a table.
+
+    A column that was dropped and added again is in both `dropped` and `appended`.
+    """
 
     table: int
     name: TableName
@@ -168,13 +172,13 @@ class ColumnsChanged:
     dropped: tuple[str, ...] = ()
     retyped: tuple[RetypedColumn, ...] = ()
     loosened: tuple[str, ...] = ()
-    """Columns that may be null now."""
+    """Columns that are nullable now and were not before."""
 
     tightened: tuple[str, ...] = ()
-    """Columns that may not be null any more."""
+    """Columns that were nullable and are not any more."""
 
     def ignoring(self, columns: Collection[str]) -> "ColumnsChanged | None":
-        """The rest of it, if there is any, for whoever leaves out `columns`."""
+        """Return the change without `columns`; None if nothing remains."""
         rest = ColumnsChanged(
             self.table,
             self.name,
@@ -190,12 +194,12 @@ class ColumnsChanged:
 
 @dataclass(frozen=True, slots=True)
 class IdentityChanged:
-    """Old rows are named in another way than before, at the table or at a leaf of it."""
+    """Other replica identity of a table, or of one of its leaves."""
 
     table: int
     name: TableName
     before: tuple[str, tuple[str, ...]]
-    """pg_class.relreplident and, but for full and nothing, the columns."""
+    """pg_class.relreplident and the columns; the columns are empty for FULL and NOTHING."""
 
     after: tuple[str, tuple[str, ...]]
     leaf: TableName | None = None
@@ -203,10 +207,10 @@ class IdentityChanged:
 
 @dataclass(frozen=True, slots=True)
 class KeyChanged:
-    """The primary key is another one, though perhaps of the same columns.
+    """Other primary key of a table, possibly over the same columns.
 
-    Harmless where there was none before: nothing was made of it. Otherwise rows
-    of equal keys may have been there for a while.
+    If the table had no primary key before, nothing depends on it. Otherwise rows with equal keys
+    may have existed for a while.
     """
 
     table: int
@@ -217,33 +221,33 @@ class KeyChanged:
 
 @dataclass(frozen=True, slots=True)
 class AttachedLeaf:
-    """A leaf that the root has now, and had not or had lost for a while."""
+    """Leaf attached to the root since the last fingerprint, or detached and attached again."""
 
     table: int
     name: TableName
     born: bool
-    """Whether every row it ever held came as a row of the root, and so in the stream.
+    """True if every row of the leaf was inserted as a row of the root, and so is in the stream.
 
-    If not, it may still be shown to be empty: `without_rows`.
+    If False, `without_rows` can still show that the leaf is empty.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class LeavesChanged:
-    """The root has other leaves, or leaves with new storage, or one that is not sent."""
+    """Root with other leaves, leaves with new storage, or a leaf that is not sent."""
 
     table: int
     name: TableName
     attached: tuple[AttachedLeaf, ...] = ()
     detached: tuple[TableName, ...] = ()
-    """Their rows are gone from the root, and nothing was sent."""
+    """Leaves whose rows no longer belong to the root; the stream contains no message about that."""
 
     rewritten: tuple[Rewritten, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FilterChanged:
-    """The publication has another row filter for the table."""
+    """Other row filter of the publication for a table."""
 
     table: int
     name: TableName
@@ -251,7 +255,7 @@ class FilterChanged:
 
 @dataclass(frozen=True, slots=True)
 class ColumnListChanged:
-    """Messages carry other ones of the columns that were there before."""
+    """Other selection of columns in messages, among the columns present before and after."""
 
     table: int
     name: TableName
@@ -261,7 +265,7 @@ class ColumnListChanged:
 
 @dataclass(frozen=True, slots=True)
 class TypeChanged:
-    """Values of a type print otherwise than before, in rows that are there already too."""
+    """Type whose values print differently than before, also in existing rows."""
 
     table: int
     name: TableName

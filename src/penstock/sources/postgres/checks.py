@@ -1,8 +1,7 @@
-"""What a server must be like before we begin, each with the statement that makes it so.
+"""Prerequisites of a Postgres source, each with the statement that establishes it.
 
-All problems are found at once, so that a person repairs them in one go, and
-found without changing anything, so that a role that may only read and
-replicate can look.
+A check reports all problems together, so they can be fixed in one go. It changes nothing, so a role
+that may only read and replicate can run it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,13 +37,13 @@ __all__ = [
 
 OLDEST: Final = 120000
 THERE_ALREADY: Final = frozenset({"42710", "23505"})
-"""The server's codes if somebody else created it first: just now, or at the same time."""
+"""SQLSTATE codes if another session created the publication before, or at the same time."""
 
 FIRST_OF_USERS: Final = 16384
-"""The oid below which tables are the system's."""
+"""Lowest oid of a user table. Lower oids belong to system tables."""
 
 SENDERS: Final = 2
-"""The stream, and the connection that creates a slot."""
+"""WAL senders needed: one for the stream and one for the connection that creates a slot."""
 
 
 def check(
@@ -54,10 +53,10 @@ def check(
     slot: str | None = None,
     made: bool = False,
 ) -> list[Problem]:
-    """All that stands in the way, on a plain connection as the role that is to follow.
+    """Return all problems that prevent replication, over a plain connection as the source's role.
 
-    `slot` is the one the source has already, if any; `made` is whether the publication
-    will be made, or is ours to change.
+    `slot` is the existing slot of the source, if it has one. `made` is true if Penstock will create
+    the publication, or created it and may alter it.
     """
     version = connection.server_version
     if version < OLDEST:
@@ -107,7 +106,10 @@ def _selected(
 
 
 def _can_join(table: PgTable, described: Mapping[TableName, PgTable]) -> bool:
-    """Whether a table that is not published could be, beside those that are."""
+    """Return whether an unpublished table can be added to the publication.
+
+    It must be a permanent user table, and neither ancestor nor partition of a published table.
+    """
     sent = [each for each in described.values() if each.published]
     return (
         table.kind in ("r", "p")
@@ -121,17 +123,17 @@ def _can_join(table: PgTable, described: Mapping[TableName, PgTable]) -> bool:
 
 
 def require(problems: Sequence[Problem], *, where: str) -> None:
-    """Nothing, if there are no problems.
+    """Raise an error if there are problems.
 
     Raises:
-        NotReady: there are; it tells of all of them.
+        NotReady: there is at least one problem; the error lists all of them.
     """
     if problems:
         raise NotReady(where=where, problems=problems)
 
 
 def publication_statement(connection: Connection, config: PostgresConfig) -> str:
-    """The statement that creates the publication of the file."""
+    """Return the statement that creates the configured publication."""
     names = [spec.name for spec in config.tables or ()]
     oids = find_oids(connection, names)
     tables = describe(connection, config.publication, oids.values())
@@ -139,9 +141,9 @@ def publication_statement(connection: Connection, config: PostgresConfig) -> str
 
 
 def create_publication(connection: Connection, config: PostgresConfig, *, made_for: Maker) -> bool:
-    """Create the publication if it does not exist and we may. Whether it was created.
+    """Create the publication if it is missing and the role may; return whether it was created.
 
-    It says itself for which source it was made, so that it goes when that goes.
+    Its comment names the source it was created for, so it is dropped together with that source.
     """
     if not may_create_publication(connection, config):
         return False
@@ -149,7 +151,7 @@ def create_publication(connection: Connection, config: PostgresConfig, *, made_f
     try:
         connection.execute(f"{publication_statement(connection, config)} {comment}")
     except SourceError as error:
-        # Whether it will do, whoever made it, is for the checks to say.
+        # Another session created the publication. The checks decide whether it is suitable.
         if error.sqlstate in THERE_ALREADY:
             return False
         raise
@@ -157,12 +159,13 @@ def create_publication(connection: Connection, config: PostgresConfig, *, made_f
 
 
 def may_create_publication(connection: Connection, config: PostgresConfig) -> bool:
-    """Whether there is no such publication, and we may create it, and it would do."""
+    """Return whether the publication is missing, the role may create it, and it would suffice."""
     if find_publication(connection, config.publication) is not None:
         return False
     names = [spec.name for spec in config.tables or ()]
     oids = find_oids(connection, names)
-    # For all tables, only a superuser may; for some, who owns them and may create in the database.
+    # FOR ALL TABLES requires a superuser. FOR TABLE requires CREATE on the database and the
+    # ownership of each table.
     allowed = connection.query(
         """
         SELECT r.rolsuper OR (
@@ -179,7 +182,7 @@ def may_create_publication(connection: Connection, config: PostgresConfig) -> bo
     described = _described(connection, config, oids, None)
     if any(uncovered(config, None, described, connection.server_version)):
         return False
-    # SUBTLE: once published, a table without an identity refuses its own users' updates.
+    # SUBTLE: a published table without a replica identity rejects updates by its own users.
     return not any(
         problem
         for name, table in described.items()
@@ -194,7 +197,7 @@ def _described(
     oids: Mapping[TableName, int],
     publication: Publication | None,
 ) -> dict[TableName, PgTable]:
-    """The tables of the file; without any, and without a publication, all that there are."""
+    """Return the configured tables; without tables and publication, all publishable tables."""
     wanted = [*oids.values()]
     if config.tables is None and publication is None:
         wanted = publishable_oids(connection)
@@ -204,7 +207,7 @@ def _described(
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """What a server says of itself and of the role that asks."""
+    """Settings of a server, and privileges of the connected role."""
 
     version: int
     standby: bool
@@ -219,7 +222,7 @@ class _Server:
     max_senders: int
     senders: int
     service: str
-    """Whose service it is, where that decides how things are set: `rds`, `cloudsql`, `azure`."""
+    """Managed service that decides how to change settings: `rds`, `cloudsql`, `azure` or empty."""
 
     @classmethod
     def ask(cls, connection: Connection, slot: str | None) -> "_Server":
@@ -255,10 +258,11 @@ class _Server:
             max_slots=int(max_slots),
             slots=int(slots),
             idle_slots=tuple(str(row[0]) for row in idle),
-            # One to last, unless we have it, and for a while one more, for resync.
+            # One permanent slot, unless it exists already, and one temporary slot for resync.
             slots_needed=2 if ours is None else 1,
             max_senders=int(max_senders),
-            # Whoever holds our slot is our own stream, and will be ended.
+            # A process that holds our slot is an earlier stream of this source, and will be
+            # terminated.
             senders=int(senders) - (ours is not None and ours.active_pid is not None),
             service={
                 "rds_superuser": "rds",

@@ -1,12 +1,12 @@
-"""What the file says about a Postgres source.
+"""Configuration of a Postgres source.
 
     postgres:
       url: postgresql://penstock:${SHOP_PASSWORD}@db.example/shop
       publication: penstock
       tables: [public.orders, {name: public.customers, exclude: [photo], text: [odd]}]
 
-Where to connect is kept as libpq's parameters, whichever way it was written,
-and printed only without its secrets.
+Both `url` and `connection` become libpq parameters. Secrets are removed before parameters are
+printed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,26 +26,26 @@ PUBLICATION: Final = "penstock"
 SECRETS: Final = frozenset(
     {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
 )
-"""The parameters of a connection that nobody may see."""
+"""Connection parameters that must never be printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A table to follow, and what to do with some of its columns."""
+    """Table to replicate, with options for some of its columns."""
 
     name: TableName
     exclude: tuple[str, ...] = ()
-    """Columns that are left out."""
+    """Columns that the collection omits."""
 
     text: tuple[str, ...] = ()
-    """Columns that are kept as the server's text, whatever their type."""
+    """Columns stored as the text that the server prints, for any type."""
 
     @classmethod
     def parse(cls, said: Any) -> Self:
-        """Read a name, or a mapping with `name`, `exclude` and `text`.
+        """Parse a name, or a mapping with `name`, `exclude` and `text`.
 
         Raises:
-            UsageError: it is neither.
+            UsageError: the value is neither.
         """
         if isinstance(said, str):
             return cls(TableName.parse(said))
@@ -68,23 +68,23 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class PostgresConfig:
-    """A Postgres source."""
+    """Validated configuration of a Postgres source."""
 
     parameters: Mapping[str, str] = field(repr=False)
-    """Where to connect, as libpq's parameters; secrets among them."""
+    """libpq connection parameters, secrets included."""
 
     publication: str = PUBLICATION
     tables: tuple[TableSpec, ...] | None = None
-    """Which tables; None means all that are published."""
+    """Tables to replicate; None means all published tables."""
 
     snapshot_tasks: int | None = None
-    """How many tasks read the first copy of a large table; None leaves it to Spark's cores."""
+    """Number of splits in the initial snapshot of a large table; None uses the default (2)."""
 
     slot_warning: int = 1 << 30
-    """Bytes of WAL that the slot may hold back on the server before a warning."""
+    """Bytes of WAL that the slot may retain on the server before a warning is logged."""
 
     where: str = field(init=False)
-    """The same, for people: without secrets."""
+    """Connection parameters for display, without secrets."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", dict(self.parameters))
@@ -115,10 +115,10 @@ class PostgresConfig:
 
     @classmethod
     def parse(cls, said: Mapping[str, Any]) -> Self:
-        """Read the part of the file that stands under `postgres:`.
+        """Parse the mapping under `postgres:` in the pipeline file.
 
         Raises:
-            UsageError: something in it is not as it must be; it never holds a secret.
+            UsageError: the mapping is invalid; the error never contains a secret.
         """
         options = ("snapshot_tasks", "slot_warning")
         _refuse_others(
@@ -142,14 +142,14 @@ class PostgresConfig:
         )
 
     def spec_of(self, name: TableName) -> TableSpec | None:
-        """What is said about a table; None if it is not to be followed."""
+        """Return the options of a table; None if the table is not selected."""
         if self.tables is None:
             return TableSpec(name)
         return next((table for table in self.tables if table.name == name), None)
 
 
 def shown(parameters: Mapping[str, str]) -> str:
-    """Where `parameters` lead, for people: no secret is in it.
+    """Return `parameters` as a URL for display, without secrets.
 
     >>> shown({"host": "db", "user": "me", "password": "pw", "dbname": "shop"})
     'postgresql://me@db/shop'
@@ -181,8 +181,8 @@ def _parameters(said: Mapping[str, Any]) -> dict[str, str]:
             "connection of a postgres source is not a mapping",
             hint="Write it like {host: db.example, dbname: shop, user: penstock}.",
         )
-    # libpq's own words may quote what it was given, passwords too, so they
-    # are neither shown nor chained.
+    # A libpq error message can quote its input, passwords included. It is therefore neither shown
+    # nor chained.
     problem = ""
     parameters: dict[str, Any] = {}
     try:

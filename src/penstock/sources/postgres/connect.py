@@ -1,22 +1,21 @@
-"""Connections to a Postgres server, all with the same settings.
+"""Connections to a Postgres server, all with the same session settings.
 
-libpq opens them, through psycopg, so that what works for `psql` works here:
-passwords and `.pgpass`, TLS and client certificates, `PG*` variables, service
-files, several hosts. Values cross as text.
+libpq opens the connections through psycopg. Everything that works for `psql` works here: passwords
+and `.pgpass`, TLS and client certificates, `PG*` variables, service files and multiple hosts.
+Values are transferred as text.
 
-A value is compared with one read earlier, perhaps over another connection by
-another process. So whatever changes how a server prints a value is set on
-every connection alike, and no setting of the server, the database or the role
-reaches us (hazard B6).
+A value is compared with a value read earlier, possibly over another connection by another process.
+Every connection therefore pins all settings that change how a server prints values. Settings of the
+server, the database or the role have no effect (hazard B6).
 
-An error of the server becomes a `DefiniteError` if it is about the request or
-the data and a `TransientError` otherwise, with the server's own code in
-`sqlstate`. Whether asking again helps is a guess for some codes; the guess is
-"yes" where a change outside of us, such as a GRANT, makes it work.
+A server error becomes a `DefiniteError` if it is about the request or the data, and a
+`TransientError` otherwise. `sqlstate` holds the code of the server. For some codes it is uncertain
+whether a retry can succeed. They are transient if a change outside Penstock, such as a GRANT,
+resolves them.
 
-A server that hangs, and a connection that is half open, look like a server that
-is busy: nothing comes. After each answer deadline without a byte, a second
-connection asks the server what the backend of the first one does:
+A hanging server and a half-open connection look like a busy server: no bytes arrive. Each time the
+answer deadline passes without a byte, a second connection queries the state of the first
+connection's backend:
 
     no second connection      the server hangs
     no such backend           the server has closed the connection
@@ -73,13 +72,13 @@ SETTINGS: Final[Mapping[str, str]] = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-"""The same on every connection; `client_encoding` is set while connecting."""
+"""Session settings of every connection; `client_encoding` is set while connecting."""
 
 NEWER_SETTINGS: Final[Mapping[str, int]] = {
     "idle_session_timeout": 14_00_00,
     "transaction_timeout": 17_00_00,
 }
-"""Timeouts that must be off, by the version that brought them."""
+"""Timeouts that must be off, with the server version that introduced each."""
 
 DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
     "connect_timeout": ("10", "PGCONNECT_TIMEOUT"),
@@ -88,23 +87,23 @@ DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
     "keepalives_count": ("3", ""),
     "tcp_user_timeout": ("30000", ""),
 }
-"""What we ask of libpq unless told otherwise, with the variable that may tell:
-the system's own defaults notice a dead server after more than two hours."""
+"""Default libpq parameters, each with the environment variable that overrides it. The defaults
+of the operating system detect a dead server only after more than two hours."""
 
 CANCEL_S: Final = 3
-"""How long a server may take to hear that it should give up something."""
+"""Longest time to deliver a cancel request to the server."""
 
 SLICE_S: Final = 0.2
-"""Longest wait between two looks at the stop event."""
+"""Longest wait between two checks of the stop event."""
 
 CHECK_S: Final = (1.0, 10.0)
-"""Bounds of the time in which a second connection must be established."""
+"""Bounds of the connect timeout of a second connection."""
 
 IN_FLIGHT_S: Final = 1.0
-"""Time for an answer that the backend has sent, and that is not here yet."""
+"""Time for bytes that the backend has sent and that have not arrived yet."""
 
 WAITS_FOR_CLIENT: Final = ("Client", "Activity")
-"""Types of wait events of a backend that waits for its client, walsenders included."""
+"""Wait event types of a backend that waits for its client, walsenders included."""
 
 
 def connect(
@@ -115,14 +114,14 @@ def connect(
     coded: bool = False,
     stop: threading.Event | None = None,
 ) -> "Connection":
-    """Connect to `where`, a URL, a connection string, or its parameters.
+    """Connect to `where`: a URL, a connection string, or a mapping of parameters.
 
-    Waits for the server, now and later, end with an error soon after `stop` is set.
+    After `stop` is set, every wait for the server, now or later, soon ends with an error.
 
     Raises:
-        UsageError: `where` cannot be understood.
-        TransientError: there is no connection, be it for the network or the password; if
-            `coded`, with the server's code in `sqlstate`, where it gave one.
+        UsageError: `where` cannot be parsed.
+        TransientError: the connection failed, for example in the network or at authentication.
+            With `coded`, `sqlstate` is the code of the server, if the server sent one.
     """
     parameters = _parsed(where)
     known = parameters.get("service") or os.environ.get("PGSERVICE")
@@ -144,7 +143,7 @@ def connect(
 
 
 def _attempts(parameters: Mapping[str, str]) -> list[dict[str, str]]:
-    """One for each host, in their order."""
+    """Return the parameters of one attempt per host, in their order."""
     said = {name: parameters[name].split(",") for name in _PLACES if name in parameters}
     count = max(map(len, said.values()), default=1)
     return [
@@ -161,8 +160,8 @@ def _opened(
     stop: threading.Event | None = None,
     checks: bool = True,
 ) -> "Connection":
-    # SUBTLE: libpq's own way to connect keeps Python's lock all the while, and with it
-    # every other thread, those that keep other servers informed among them.
+    # SUBTLE: libpq's blocking connect holds the GIL until it returns. It would stop all other
+    # threads, among them the threads that send feedback to other servers.
     pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**parameters).encode())
     connection = Connection(pgconn, parameters, replication=replication, stop=stop, checks=checks)
     try:
@@ -193,11 +192,11 @@ def _opened(
 
 @contextlib.contextmanager
 def _overheard(pgconn: pq.abc.PGconn) -> Iterator[Callable[[], str]]:
-    """Listen to what is said on a connection; hands over what tells the server's last code.
+    """Trace a connection, and yield a function that returns the server's last SQLSTATE.
 
-    libpq keeps the code of an error to itself until there is a connection, and its words may
-    be in any language. What it says when it is traced is kept in memory alone, for there may
-    be a password in it. Each time costs some kilobytes for good, which psycopg never frees.
+    libpq does not expose the SQLSTATE of an error until the connection is established, and its
+    messages may be localized. A trace can contain a password, so it is written only to memory. Each
+    trace leaks some kilobytes, which psycopg never frees.
     """
     if not hasattr(os, "memfd_create"):
         yield lambda: ""
@@ -218,7 +217,7 @@ def _overheard(pgconn: pq.abc.PGconn) -> Iterator[Callable[[], str]]:
 
 
 def _established(pgconn: pq.abc.PGconn, timeout_s: float, stop: threading.Event | None) -> bool:
-    """Whether there was an end to connecting, good or bad, in time."""
+    """Return whether the connection attempt ended in time, with success or failure."""
     return pgconn.status == pq.ConnStatus.BAD or _polled(
         pgconn, pgconn.connect_poll, timeout_s, stop
     )
@@ -230,9 +229,9 @@ def _polled(
     timeout_s: float,
     stop: threading.Event | None = None,
 ) -> bool:
-    """Return whether there was an end, good or bad, within `timeout_s` and before `stop`.
+    """Return whether polling ended, with success or failure, within `timeout_s` and before `stop`.
 
-    A timeout of 0 is none.
+    A `timeout_s` of 0 means no timeout.
     """
     until = SYSTEM_CLOCK.boot_ms() + int(timeout_s * 1_000)
     events = select.POLLOUT
@@ -253,7 +252,7 @@ def _polled(
 
 
 class Connection:
-    """One connection. Not for use by two threads at once."""
+    """Connection to a Postgres server. Not safe for use by two threads at the same time."""
 
     def __init__(
         self,
@@ -264,9 +263,9 @@ class Connection:
         stop: threading.Event | None = None,
         checks: bool = True,
     ) -> None:
-        """Of an open libpq connection; `connect` makes them.
+        """Wrap an open libpq connection; callers use `connect`.
 
-        With `checks`, silence is checked by a second connection; without, it is an error.
+        With `checks`, a second connection investigates silence. Without, silence is an error.
         """
         self.pgconn = pgconn
         self._parameters = parameters
@@ -275,12 +274,12 @@ class Connection:
         self._heard_ms = SYSTEM_CLOCK.boot_ms()
         self._stopped_ms: int | None = None
         self.silent_since_ms: int | None = None
-        """Since when an answer is due and nothing comes, on the clock of `boot_ms`."""
+        """Time on the `boot_ms` clock since which an answer is due and no byte has arrived."""
 
         self.replication = replication
         self.where = _where(pgconn, parameters)
         self.borrowed = False
-        """Whether a stream has it, so that no query can be sent."""
+        """True while a stream uses the connection, which then accepts no query."""
 
         self._secrets = _secrets(pgconn, parameters)
         self._results: list[pq.abc.PGresult] = []
@@ -301,37 +300,37 @@ class Connection:
 
     @property
     def server_version(self) -> int:
-        """For example 150018 for 15.18."""
+        """Return the server version as a number, for example 150018 for 15.18."""
         return self.pgconn.server_version
 
     @property
     def backend_pid(self) -> int:
-        """The process id of the server's end."""
+        """Return the process id of the server's backend."""
         return self.pgconn.backend_pid
 
     @property
     def encrypted(self) -> bool:
-        """Whether only libpq can read and write what crosses."""
+        """Return whether the bytes are encrypted, so only libpq can read and write them."""
         return self.pgconn.ssl_in_use or self.pgconn.used_gssapi
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called or the connection broke."""
+        """Return whether `close` was called or the connection broke."""
         return self.pgconn.status != pq.ConnStatus.OK
 
     def fileno(self) -> int:
-        """The file descriptor of the socket."""
+        """Return the file descriptor of the socket."""
         return self.pgconn.socket
 
     def close(self) -> None:
-        """Take leave of the server. Safe to call twice."""
+        """Close the connection. A second call has no effect."""
         self.pgconn.finish()
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
-        """The rows that `sql` gives, as text. Parameters are `$1` and so on.
+        """Execute `sql` and return its rows as text. Parameters are `$1`, `$2` and so on.
 
-        Without parameters `sql` may be several statements; the rows are those
-        of the last. A replication connection takes no parameters.
+        Without parameters, `sql` may contain several statements; the rows of the last one are
+        returned. A replication connection accepts no parameters.
         """
         self.send(sql, parameters)
         rows = self.receive()
@@ -339,11 +338,11 @@ class Connection:
         return rows
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> None:
-        """Run `sql` for what it does."""
+        """Execute `sql` and discard its rows."""
         self.query(sql, parameters)
 
     def send(self, sql: str, parameters: Sequence[object] = ()) -> None:
-        """Begin what `receive` ends, to do something else meanwhile."""
+        """Send `sql` without waiting for its result; `receive` returns the result."""
         if self.borrowed:
             raise UsageError(f"{self.where} is read as a stream and takes no query", detail=sql)
         if parameters and self.replication:
@@ -359,10 +358,10 @@ class Connection:
             self.ask(self.pgconn.consume_input)
 
     def receive(self, timeout_s: float | None = None) -> list[Row] | None:
-        """The rows of what was sent, or None if they are not there in time.
+        """Return the rows of the statement that was sent, or None after `timeout_s`.
 
         Raises:
-            SourceError: the server refused, or the connection broke.
+            SourceError: the server rejected the statement, or the connection broke.
         """
         while self.ready(timeout_s):
             result = self.ask(self.pgconn.get_result)
@@ -381,32 +380,33 @@ class Connection:
         return _rows(results[-1])
 
     def ready(self, timeout_s: float | None = None) -> bool:
-        """Whether something of what was sent for is there, waiting for it if need be."""
+        """Return whether a result is available within `timeout_s`; wait for it if necessary."""
         while self.ask(self.pgconn.is_busy):
             if not self.wait(select.POLLIN, timeout_s):
                 return False
             try:
                 self.pgconn.consume_input()
             except psycopg.OperationalError:
-                # Why, is in the next result, in the server's words if it had any.
+                # The next result contains the reason, with the message of the server if it sent
+                # one.
                 return True
         return True
 
     def expect_answer(self) -> None:
-        """Count silence from now on, unless it is being counted."""
+        """Measure silence from now on, unless silence is already being measured."""
         if self.silent_since_ms is None:
             self._heard_ms = SYSTEM_CLOCK.boot_ms()
 
     def received(self) -> None:
-        """Count silence from now on: bytes have come."""
+        """Record that bytes arrived, and measure silence from now on."""
         self._heard_ms, self.silent_since_ms = SYSTEM_CLOCK.boot_ms(), None
 
     def wait(self, events: int, timeout_s: float | None = None) -> bool:
-        """Return whether one of `events` came at the socket, at most `timeout_s` from now.
+        """Return whether one of `events` occurred at the socket within `timeout_s`.
 
         Raises:
             TransientError: the server hangs, the connection is half open, or the stop event is
-                set and nothing came within the grace.
+                set and no byte arrived within the grace period.
         """
         until = math.inf if timeout_s is None else SYSTEM_CLOCK.boot_ms() + timeout_s * 1_000
         while True:
@@ -451,7 +451,7 @@ class Connection:
             raise self._abort(f"{silent}, and {reason}.")
 
     def _abort(self, detail: str) -> TransientError:
-        """Close the connection without waiting for the server; return the error that says so."""
+        """Close the connection without waiting for the server, and return the error to raise."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
         return TransientError(
@@ -461,17 +461,17 @@ class Connection:
         )
 
     def ask(self, what: Callable[[], _Answer]) -> _Answer:
-        """Call libpq, and say in our words if the connection broke."""
-        # What psycopg raises has libpq's words as they are; ours are looked through.
+        """Call libpq, and raise a `TransientError` if the connection broke."""
+        # An exception of psycopg contains the unredacted message of libpq; `lost` redacts it.
         with contextlib.suppress(psycopg.OperationalError):
             return what()
         raise self.lost("lost the connection to")
 
     def cancel(self) -> None:
-        """Ask the server to give up what it is at, if it can be reached soon."""
+        """Request cancellation of the current statement, if the server is reachable soon."""
         if self.pgconn.status != pq.ConnStatus.OK:
             return
-        # As with connecting, libpq's own way would keep Python's lock all the while.
+        # As for connecting, libpq's blocking cancel would hold the GIL until it returns.
         cancelling = self.pgconn.cancel_conn()
         try:
             with contextlib.suppress(psycopg.OperationalError):
@@ -481,7 +481,7 @@ class Connection:
             cancelling.finish()
 
     def pin(self) -> None:
-        """Set all that changes how values are printed, and turn timeouts off."""
+        """Set everything that changes how values are printed, and turn timeouts off."""
         settings = dict(SETTINGS)
         for name, since in NEWER_SETTINGS.items():
             if self.server_version >= since:
@@ -493,24 +493,24 @@ class Connection:
         )
 
     def refused(self, result: pq.abc.PGresult) -> SourceError:
-        """What the server said of a request, as an error."""
+        """Return the error of a failed result."""
         said = self.fields(result)
-        # Without a code they are libpq's own words: it lost the connection.
+        # A result without a code is a message of libpq: the connection was lost.
         return self.said(said) if said["C"] else self.lost("lost the connection to")
 
     def fields(self, result: pq.abc.PGresult) -> dict[str, str]:
-        """What the server said of a request, by the letters of its ErrorResponse."""
+        """Return the error fields of a result, by the letters of ErrorResponse."""
         return {
             name: (result.error_field(field) or b"").decode(errors="replace")
             for name, field in _FIELDS.items()
         }
 
     def said(self, said: Mapping[str, str]) -> SourceError:
-        """The fields of an ErrorResponse, by their letter, as an error."""
+        """Return the error for the fields of an ErrorResponse, redacted."""
         return server_error(self.where, {name: self.redacted(text) for name, text in said.items()})
 
     def lost(self, what: str) -> TransientError:
-        """That there is no connection, in libpq's words."""
+        """Return the error for a lost or failed connection, with the redacted message of libpq."""
         said = self.redacted(self.pgconn.get_error_message()).strip()
         return TransientError(
             f"{what} {self.where}",
@@ -519,14 +519,14 @@ class Connection:
         )
 
     def redacted(self, text: str) -> str:
-        """Without the password, should it be in there."""
+        """Return `text` with secrets replaced by asterisks."""
         for secret in self._secrets:
             text = text.replace(secret, "********")
         return text
 
 
 def server_error(where: str, said: Mapping[str, str]) -> SourceError:
-    """An error of the server, from the fields of its ErrorResponse."""
+    """Return the error for the fields of an ErrorResponse of the server."""
     code = said.get("C") or "XX000"
     definite = code in DEFINITE or (code[:2] in DEFINITE and code not in TRANSIENT)
     kind = DefiniteError if definite else TransientError
@@ -537,21 +537,21 @@ def server_error(where: str, said: Mapping[str, str]) -> SourceError:
         detail=detail.strip(),
         hint=_sentence(said.get("H", "")) or HINTS.get(code, ""),
     )
-    # The class has a code for errors of its kind; this one has its own.
+    # `sqlstate` of the class is a default; this instance has the code of the server.
     error.__dict__["sqlstate"] = code
     return error
 
 
 NO_PASSWORD: Final = "28P01"
-"""What the server would say if it were given none."""
+"""SQLSTATE for a connection without a password, as the server would report it."""
 
 _SAID_CODE: Final = re.compile(rb'\tErrorResponse\t.*? C "([0-9A-Z]{5})"')
 
 DEFINITE: Final = frozenset({"0A", "22", "26", "34", "3F", "42", "54", "55000"})
-"""Codes, and classes of codes, about the request or the data."""
+"""SQLSTATE codes, and classes of codes, about the request or the data."""
 
 TRANSIENT: Final = frozenset({"42501"})
-"""Codes of those classes that somebody else can make work."""
+"""Codes of those classes that a change outside Penstock, such as a GRANT, can resolve."""
 
 HINTS: Final[Mapping[str, str]] = {
     "42501": "Grant the role of this connection what it lacks.",
@@ -561,12 +561,12 @@ HINTS: Final[Mapping[str, str]] = {
 
 
 def quote_identifier(name: str) -> str:
-    """For use as a name in SQL and in replication commands."""
+    """Return `name` quoted for SQL and replication commands."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_literal(text: str) -> str:
-    """For use as a string in SQL and in replication commands."""
+    """Return `text` as a string literal for SQL and replication commands."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -576,14 +576,14 @@ def silence_reason(
     backend_pid: int,
     stop: threading.Event | None = None,
 ) -> str:
-    """Return why nothing comes over a connection, as a clause; empty if its backend is busy.
+    """Return why a connection is silent, as a clause; an empty string if its backend is busy.
 
-    A second connection, opened with `parameters`, asks the server what the backend does.
+    A second connection, opened with `parameters`, queries the state of the backend.
     """
     shortest, longest = CHECK_S
     found = {name: value for name, value in parameters.items() if name != "replication"}
     found["connect_timeout"] = str(min(longest, max(shortest, answer_timeout_s())))
-    # There may be several hosts, and a name may stand for several servers.
+    # Pin the host: there may be several, and a host name may resolve to several servers.
     if pgconn.host:
         found |= {"host": pgconn.host.decode(), "port": pgconn.port.decode()}
     if pgconn.hostaddr and not pgconn.host.startswith((b"/", b"@")):
@@ -596,7 +596,7 @@ def silence_reason(
             )
     except TransientError as error:
         if error.sqlstate != TransientError.sqlstate:
-            return ""  # It refuses a login, such as one too many, and so it answers.
+            return ""  # A rejected login, such as one too many, is an answer.
         return "a second connection gets no answer"
     if not rows:
         reason = "the server has closed the connection"
@@ -608,7 +608,7 @@ def silence_reason(
 
 
 def awaited(fileno: int, events: int, timeout_s: float | None) -> bool:
-    """Whether one of `events` came at the socket in time."""
+    """Return whether one of `events` occurred at the socket within `timeout_s`."""
     poll = select.poll()
     poll.register(fileno, events)
     return bool(poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1_000)))
@@ -627,9 +627,9 @@ _COPYING: Final = frozenset(
 
 
 def _parsed(where: str | Mapping[str, str]) -> dict[str, str]:
-    # SUBTLE: libpq quotes what it does not understand, and that may be the
-    # end of a password with an "@" or "/" in it. So its words stay here; as the
-    # context of our error, too, somebody could log them.
+    # SUBTLE: libpq quotes input that it cannot parse. That can be the end of a password which
+    # contains "@" or "/". The message is therefore not shown, and not chained, because the context
+    # of an error can be logged.
     parsed: dict[str, Any] | None = None
     with contextlib.suppress(psycopg.Error):
         text = where if isinstance(where, str) else conninfo.make_conninfo("", **where)
@@ -657,7 +657,7 @@ _SPELLING: Final = (
 
 
 def _where(pgconn: pq.abc.PGconn, parameters: Mapping[str, str]) -> str:
-    """Names the server and the database, and nothing secret."""
+    """Return the server and the database for display, without secrets."""
     host = pgconn.host.decode(errors="replace") or parameters.get("host", "")
     port = pgconn.port.decode(errors="replace") or parameters.get("port", "")
     database = pgconn.db.decode(errors="replace") or parameters.get("dbname", "")
@@ -665,7 +665,7 @@ def _where(pgconn: pq.abc.PGconn, parameters: Mapping[str, str]) -> str:
 
 
 def _secrets(pgconn: pq.abc.PGconn, parameters: Mapping[str, str]) -> tuple[str, ...]:
-    """What must not be shown: longer ones first, should one be part of another."""
+    """Return the secrets to redact, longest first, because one can be part of another."""
     found = {parameters.get(name, "") for name in SECRETS}
     found |= {pgconn.password.decode(errors="replace"), os.environ.get("PGPASSWORD", "")}
     return tuple(sorted(found - {""}, key=len, reverse=True))

@@ -1,8 +1,8 @@
-"""What `COPY … TO STDOUT (FORMAT binary)` gives, taken apart in bulk.
+"""Bulk decoder of `COPY … TO STDOUT (FORMAT binary)`.
 
-A header, then rows: a count of fields, and for each a length and so many bytes,
-or -1 for NULL; a count of -1 ends it. Bytes come cut anywhere, so what is left
-of a row waits for the rest of it.
+The stream has a header, then rows. A row is a count of fields, and for each field a length and that
+many bytes; a length of -1 is NULL. A count of -1 ends the stream. Input can end anywhere in a row,
+so an incomplete row is buffered until its remaining bytes arrive.
 """
 
 from typing import Final
@@ -21,20 +21,20 @@ FIXED: Final = len(SIGNATURE) + 8
 
 
 class CopyDecoder:
-    """Takes bytes of a binary copy as they come, and gives its columns."""
+    """Incremental decoder: takes bytes of a binary COPY and returns columns."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns
         self._rest: Bytes = np.empty(0, np.uint8)
         self._begun = False
         self.finished = False
-        """Whether the end was seen."""
+        """True after the end marker of the stream."""
 
     def decode(self, data: Bytes) -> list[pa.Array] | None:
-        """The rows that are whole by now, as one binary array a column; None if there are none.
+        """Return the complete rows so far, as one binary array per column; None if there are none.
 
         Raises:
-            TransientError: the bytes are not a binary copy of that many columns.
+            TransientError: the bytes are not a binary COPY with the expected number of columns.
         """
         buffer = np.concatenate([self._rest, data]) if len(self._rest) else data
         start = 0
@@ -97,7 +97,11 @@ class CopyDecoder:
 
 @compiled
 def _measure(buffer, start, columns, sizes, nulls):  # type: ignore[no-untyped-def]
-    """How many whole rows there are, where they end, and whether that is the end of all."""
+    """Return the number of complete rows, the offset of their end, and whether the stream ended.
+
+    Also add up the bytes and the presence of NULLs per column. A row count of -1 means damaged
+    data.
+    """
     end = len(buffer)
     at = start
     rows = 0
@@ -138,7 +142,7 @@ def _measure(buffer, start, columns, sizes, nulls):  # type: ignore[no-untyped-d
 
 @compiled
 def _fill(buffer, start, rows, columns, bases, values, offsets, valid):  # type: ignore[no-untyped-def]
-    """Put the values of each column next to each other, as Arrow has them."""
+    """Copy the values of each column next to each other, in Arrow layout."""
     into = bases.copy()
     p = start
     for row in range(rows):

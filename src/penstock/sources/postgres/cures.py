@@ -1,13 +1,14 @@
-"""What to do about a change that the stream did not tell of. Pure.
+"""Actions for changes that the stream does not report. Pure functions.
 
-    give up     the table cannot be followed any more: it is in error from here on
-    resync      its rows may not be what the stream told: compare, and mend
-    follow      its messages change; old rows have one reading in what they are now,
-                or it is in error from here on (`tables.refit`)
-    join        it is new, and everything that is published is to be followed
+    GiveUp      the table cannot be tracked any more: it is errored from here on
+    Resync      its rows may differ from the rows in the stream: compare and repair
+    Follow      its messages change; the stored rows are valid under the new schema,
+                or the table is errored from here on (`tables.refit`)
+    Join        it is new, and the source tracks all published tables
 
-A table may change in several ways between two looks; the gravest decides. Each
-ends in equality or in an error that says why (hazard B3), never in silence.
+A table may change in several ways between two inspections. The most severe action wins. Each action
+ends either in a collection equal to its table or in an error with the reason (hazard B3), never in
+a silent difference.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -46,7 +47,7 @@ __all__ = ["Cure", "Follow", "GiveUp", "Join", "Resync", "Situation", "cures", "
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The table is in error from here on."""
+    """Action that marks the table errored from here on."""
 
     oid: int
     error: DefiniteError
@@ -54,7 +55,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """The table must be compared with its collection, and mended."""
+    """Action that compares the table with its collection and repairs the collection."""
 
     oid: int
     reason: str
@@ -62,14 +63,14 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """The catalogue describes the table anew; it is followed so, if that fits what is stored."""
+    """Action that adopts the catalog's new description of the table, if it fits the stored rows."""
 
     oid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A table that is published and not followed yet."""
+    """Action that adds a table that is published and not tracked yet."""
 
     oid: int
     name: str
@@ -80,22 +81,22 @@ Cure: TypeAlias = GiveUp | Resync | Follow | Join
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What cures depend on besides the changes."""
+    """State on which actions depend, in addition to the changes."""
 
     location: str
     publication: str
     tables: Mapping[int, Table]
-    """Those that are followed and not in error."""
+    """Tracked tables that are not errored, by oid."""
 
     unseen: Collection[int]
-    """Those of them whose first copy is not seen yet: it can still be made anew."""
+    """Tables whose initial snapshot is not visible yet, and can still be repeated."""
 
     truncated: Mapping[int, Collection[int]]
-    """By table, the transactions that truncated it, as the stream told."""
+    """Transactions that truncated a table according to the stream, by table."""
 
 
 def cures(changes: Iterable[Change], situation: Situation) -> list[Cure]:
-    """The gravest cure for each table that needs one, in the order of their numbers."""
+    """Return the most severe action for each table that needs one, ordered by oid."""
     found: dict[int, Cure] = {}
     for change in changes:
         for cure in _cures(change, situation):
@@ -105,7 +106,7 @@ def cures(changes: Iterable[Change], situation: Situation) -> list[Cure]:
 
 
 def misfit(table: Table, found: Misfit, *, location: str) -> SchemaChanged:
-    """The error of a table that cannot be followed as it is now."""
+    """Return the error of a table that cannot be tracked with its present schema."""
     return SchemaChanged(
         location=location,
         source=table.source,
@@ -154,9 +155,9 @@ def _of_table(change: Change, table: Table, situation: Situation) -> list[Cure]:
         case Republished():
             return [Resync(oid, "it was out of the publication for a while")]
         case Rewritten():
-            # SUBTLE: a COPY reads a table that was truncated after its snapshot as empty. That
-            # is harmless only if the TRUNCATE is among the pending changes, which then begin
-            # there. A rewrite that is harmless by itself may be a TRUNCATE not yet received.
+            # SUBTLE: a COPY reads a table that was truncated after its snapshot as empty. That is
+            # harmless only if the TRUNCATE is among the pending changes, which then begin there. A
+            # rewrite that is harmless by itself may be a TRUNCATE not yet received.
             if unseen:
                 told = change.xid in situation.truncated.get(oid, ())
             else:
@@ -208,11 +209,11 @@ def _of_columns(change: ColumnsChanged, table: Table) -> list[Cure]:
         return [Follow(table.oid)]
     learned = {each.shape.name for each in table.kept if each.learned}
     if rest.dropped and learned.issuperset(rest.dropped):
-        # They are null from here on; any other that was dropped does not fit.
+        # These columns are NULL from here on. Any other dropped column is a schema mismatch.
         return [Resync(table.oid, f'column "{rest.dropped[0]}" was dropped')]
     gone = {each.shape.name for each in table.kept if not each.shape.number}
     if any(each.name in gone and each.default is not None for each in rest.appended):
-        # Older rows are stored with a null in it, from when one of that name was dropped.
+        # Older rows are stored with NULL, from the time when the column of this name was dropped.
         return [Resync(table.oid, f'column "{rest.appended[0].name}" was added again')]
     if any(not each.known for each in rest.appended):
         return [Resync(table.oid, "a column was added whose values in older rows are not known")]

@@ -1,6 +1,6 @@
-"""What a database has that can be followed, and what stands in the way, before there is a source.
+"""Candidate tables of a database and obstacles to replication, for use before a source exists.
 
-Nothing is changed, and a role that may only look can ask.
+Nothing is changed, so a role with read access suffices.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,14 +29,14 @@ __all__ = ["Candidate", "Described", "look", "outline_tables"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A table that might be followed."""
+    """Table that could be tracked."""
 
     name: TableName
     keyed: bool
-    """Whether it has a primary key that tells its rows apart for readers."""
+    """True if the table has a primary key that identifies its rows for readers."""
 
     problems: tuple[Problem, ...]
-    """Why it cannot be followed as it is."""
+    """Reasons why the table cannot be tracked as it is."""
 
     columns: tuple[str, ...]
     """Columns that the collection would have."""
@@ -47,16 +47,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A database, as somebody who wants to follow it finds it."""
+    """Candidate tables of a database, and problems of its server."""
 
     database: str
     tables: tuple[Candidate, ...]
     problems: tuple[Problem, ...]
-    """What the server or the role lacks to follow the tables that can be followed."""
+    """Missing prerequisites of the server or the role, for the tables that can be tracked."""
 
 
 def look(connection: Connection, config: PostgresConfig) -> Described:
-    """What can be followed with the publication of `config`, whatever tables it names."""
+    """Return the tables that the publication of `config` could send, ignoring `config.tables`."""
     database, role = (str(each) for each in connection.query(_WHO)[0])
     config = replace(config, tables=None)
     if connection.server_version < OLDEST:
@@ -71,7 +71,7 @@ def look(connection: Connection, config: PostgresConfig) -> Described:
     good = [(TableSpec(table.table_name), table) for table, problems in tables if not problems]
     if good:
         config = replace(config, tables=tuple(spec for spec, _ in good))
-    # Nobody should publish tables of which none can be followed.
+    # If no table can be tracked, do not propose to create a publication.
     made = not good or may_create_publication(connection, config)
     lacking = [*check(connection, config, made=made), *reading(connection, role, good)]
     return Described(
@@ -121,7 +121,10 @@ def _omitted(config: PostgresConfig, spec: TableSpec, table: PgTable) -> dict[st
 
 
 def _oids(connection: Connection) -> set[int]:
-    """Tables of users, not of extensions; partitions under the name of their root if it can be."""
+    """Return the oids of user tables, without tables of extensions.
+
+    Partitions are replaced by their root where the server version supports that.
+    """
     kinds = (
         "NOT c.relispartition" if connection.server_version >= ROOTS_SINCE else "c.relkind = 'r'"
     )

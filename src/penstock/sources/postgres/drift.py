@@ -1,16 +1,15 @@
-"""What has changed between two fingerprints.
+"""Changes between two fingerprints.
 
-`compare` names each change; what to do about it is the caller's, and mostly one
-of three things:
+`compare` lists each change. The caller chooses the action, in most cases one of three:
 
     follow      columns were appended, and older rows hold one known value in them
-    resync      rows may differ from what the stream told: rewritten, republished,
-                leaves attached or detached, another filter, a type that prints otherwise
-    give up     the table or the publication is gone
+    resync      rows may differ from the rows in the stream: rewritten, republished, leaves
+                attached or detached, another filter, a type that prints differently
+    give up     the table or the publication no longer exists
 
-New storage is what may be explained. `ALTER … TYPE integer USING amount * 100`
-gives a table new storage, and so do TRUNCATE, of which the stream tells, and
-VACUUM FULL, CLUSTER and the like, which keep the rows. See `explained`.
+New storage may have a harmless explanation. `ALTER … TYPE integer USING amount * 100` gives a table
+new storage and new values. TRUNCATE also gives new storage, and the stream reports it. VACUUM FULL,
+CLUSTER and similar commands give new storage and keep the rows. See `explained`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -53,9 +52,9 @@ __all__ = ["compare", "explained"]
 
 
 def compare(before: Fingerprint, after: Fingerprint) -> list[Change]:
-    """All that has changed: first of the publication, then by table.
+    """Return all changes: first of the publication, then by table.
 
-    Nothing is said of tables that were not published before and are not now.
+    Tables that are published in neither fingerprint are ignored.
     """
     if after.publication is None:
         gone: list[Change] = [] if before.publication is None else [PublicationGone()]
@@ -73,21 +72,20 @@ def compare(before: Fingerprint, after: Fingerprint) -> list[Change]:
 def explained(
     change: Rewritten, truncated: Mapping[int, Collection[int]], *, root: int = 0
 ) -> bool:
-    """Whether the stream has told all there is to tell of new storage.
+    """Return whether the stream reports all effects of new storage.
 
-    Either it is harmless by itself: nothing that rewrites rows leaves the
-    catalogue's rows about columns as they were, but for what keeps the rows,
-    TRUNCATE, and a table that was unlogged for a while. A table that is
-    published by its own name cannot become unlogged, and if the publication
-    sends truncations then those are in the stream.
+    That is so in two cases. First, the change is harmless by itself: the rows of the table in
+    pg_attribute are as before. Only three kinds of new storage leave them so: a command that keeps
+    the rows, TRUNCATE, and a table that was unlogged for a while. A table that is published by its
+    own name cannot become unlogged. A TRUNCATE is in the stream if the publication sends
+    truncations.
 
-    Or the last transaction to write the table's row in the catalogue is among
-    those whose Truncate messages for it came since the fingerprint before:
-    then nothing rewrote the table after it, and what happened before it does not
-    matter. `truncated` holds them by table; for a leaf, which is never harmless
-    by itself, since a TRUNCATE of a leaf is not sent, those of its `root` count.
-    A TRUNCATE within a savepoint has another number in the catalogue than in
-    the stream, and so explains nothing here.
+    Second, the last transaction that wrote the row of the table in pg_class sent a Truncate message
+    for it since the previous fingerprint. Then no later command rewrote the table, and earlier
+    rewrites do not matter. `truncated` holds these transactions by table. A leaf is never harmless
+    by itself, because a TRUNCATE of a leaf is not sent; for a leaf the transactions of its `root`
+    also count. A TRUNCATE within a savepoint has one transaction id in the catalog and another in
+    the stream, so it explains nothing here.
     """
     if change.harmless:
         return True
@@ -140,7 +138,7 @@ def _harmless(
     untouched = [(column.number, column.row_xid) for column in was.columns] == [
         (column.number, column.row_xid) for column in now.columns
     ]
-    # The expression of a generated column is kept apart from the column.
+    # The expression of a generated column is not stored in pg_attribute.
     computed = any(column.generated for column in _streamed(now, new))
     return by_name and sent and untouched and not computed
 
@@ -172,7 +170,7 @@ def _columns(was: TableMark, now: TableMark, publication: Publication | None) ->
 def _appended(
     column: ColumnMark, was: TableMark, now: TableMark, publication: Publication | None
 ) -> AppendedColumn:
-    # Rows that were written anew hold the column themselves.
+    # Rows that were rewritten contain the column themselves.
     old = {mark.oid: mark.storage for mark in was.partitions}
     written = was.storage != now.storage or any(
         old.get(mark.oid, mark.storage) != mark.storage for mark in now.partitions
@@ -223,7 +221,7 @@ def _identity(was: TableMark, now: TableMark) -> Iterator[Change]:
     for mark in now.partitions:
         if mark.kind == "p":
             continue
-        # A leaf that is new should be like its root.
+        # A new leaf is expected to have the replica identity of its root.
         other = old.get(mark.oid)
         here = mark.replica_identity, mark.identity
         there = after if other is None else (other.replica_identity, other.identity)
@@ -263,7 +261,7 @@ def _leaves(was: TableMark, now: TableMark) -> Iterator[Change]:
 
 
 def _path(oid: int, marks: Mapping[int, PartitionMark]) -> tuple[tuple[int, int], ...]:
-    """By which attachments a partition belongs to the root."""
+    """Return the attachments that connect a partition to the root."""
     path = []
     while oid in marks:
         path.append((oid, marks[oid].attached))
@@ -274,7 +272,7 @@ def _path(oid: int, marks: Mapping[int, PartitionMark]) -> tuple[tuple[int, int]
 def _born(
     leaf: PartitionMark, old: Mapping[int, PartitionMark], new: Mapping[int, PartitionMark]
 ) -> bool:
-    """Whether it and all that is new between it and the root were created where they are."""
+    """Return whether the leaf and all new partitions above it were created as partitions."""
     at: PartitionMark | None = leaf
     while at is not None:
         known = old.get(at.oid)
@@ -301,7 +299,7 @@ def _types(
             continue
         labels = dict(new.labels)
         relabelled = any(labels.get(label) != text for label, text in old.labels)
-        # Their names are not printed.
+        # Attribute names are not part of the printed value.
         was_made = [(number, *rest) for number, _, *rest in old.attributes]
         is_made = [(number, *rest) for number, _, *rest in new.attributes]
         if relabelled or was_made != is_made:

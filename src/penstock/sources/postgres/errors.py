@@ -1,7 +1,7 @@
-"""What can go wrong with a Postgres source, said so that a person can act.
+"""Errors of a Postgres source.
 
-These are the ones that someone would handle apart from their parents. A
-connection's own errors are in `connect.py`.
+Each class here is an error that a caller handles differently from its parent class. `connect.py`
+has the errors of a connection.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class NotReady(SourceError):
-    """The server is not set up for what we need, until somebody acts."""
+    """Server that lacks a prerequisite, until an administrator acts."""
 
     sqlstate = "55000"
 
@@ -45,7 +45,7 @@ class NotReady(SourceError):
 
 
 class SlotLost(DefiniteError):
-    """The replication slot is gone, and with it the changes it was holding."""
+    """Missing replication slot. The changes it retained are lost."""
 
     sqlstate = "42704"
 
@@ -59,7 +59,7 @@ class SlotLost(DefiniteError):
 
 
 class SlotInvalidated(DefiniteError):
-    """The server gave up the slot, and removed changes it was to hold."""
+    """Replication slot that the server invalidated, with the loss of changes it retained."""
 
     sqlstate = "55000"
 
@@ -76,7 +76,7 @@ class SlotInvalidated(DefiniteError):
 
 
 class SlotPassed(DefiniteError):
-    """The slot stands past what we hold: somebody else has read from it."""
+    """Slot with a confirmed position beyond the stored changes: another reader consumed it."""
 
     sqlstate = "55000"
 
@@ -92,7 +92,7 @@ class SlotPassed(DefiniteError):
 
 
 class SlotForeign(UsageError):
-    """The slot is not one that we made, so we leave it alone."""
+    """Slot that Penstock did not create, and therefore does not touch."""
 
     sqlstate = "42501"
 
@@ -106,7 +106,7 @@ class SlotForeign(UsageError):
 
 
 class SlotBusy(TransientError):
-    """Another connection reads from the slot and has not let go of it."""
+    """Slot that another connection is reading."""
 
     sqlstate = "55006"
 
@@ -118,7 +118,7 @@ class SlotBusy(TransientError):
 
 
 class PublicationMissing(DefiniteError):
-    """There is no publication of that name; the stream can go no further."""
+    """Missing publication. The stream cannot continue."""
 
     sqlstate = "42704"
 
@@ -132,7 +132,7 @@ class PublicationMissing(DefiniteError):
 
 
 class TableGone(DefiniteError):
-    """The table was dropped, or is not published any more."""
+    """Table that was dropped, or is no longer published."""
 
     sqlstate = "42P01"
 
@@ -158,7 +158,7 @@ class TableGone(DefiniteError):
 
 
 class TableUntrackable(DefiniteError):
-    """No collection can hold the table, because of its name or its columns."""
+    """Table that no collection can hold, because of its name or its columns."""
 
     sqlstate = "0A000"
 
@@ -174,7 +174,7 @@ class TableUntrackable(DefiniteError):
 
 
 class SchemaChanged(DefiniteError):
-    """The table changed in a way that its collection cannot follow by itself."""
+    """Change of a table that its collection cannot adopt without an explicit request."""
 
     sqlstate = "42804"
 
@@ -188,7 +188,7 @@ class SchemaChanged(DefiniteError):
         accepted: str | None = "",
         replaceable: bool = False,
     ) -> None:
-        """`accepted` tells what its new form would mean; None if there is no way into it.
+        """Create the error; `accepted` explains the new form, None if it cannot be adopted.
 
         With `replaceable`, a resync copies the table into a new collection.
         """
@@ -205,7 +205,7 @@ class SchemaChanged(DefiniteError):
 
 
 class ComparisonRaced(ComparisonFailed):
-    """The definition or the storage of the table changed during each comparison."""
+    """Comparison that failed because the table was altered or rewritten in every attempt."""
 
     sqlstate = "40001"
 
@@ -220,7 +220,7 @@ class ComparisonRaced(ComparisonFailed):
 
 
 class OtherHistory(DefiniteError):
-    """What we hold is not part of the server's history."""
+    """Server whose history does not contain the stored changes."""
 
     sqlstate = "55000"
 
@@ -233,7 +233,7 @@ class OtherHistory(DefiniteError):
 
 
 def resync_command(location: str, source: str, *tables: TableName) -> str:
-    """The command that compares tables with upstream and mends the difference."""
+    """Return the command that compares tables with upstream and repairs the differences."""
     return " ".join(["penstock resync", location, source, *(f"'{table}'" for table in tables)])
 
 

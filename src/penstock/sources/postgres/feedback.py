@@ -1,12 +1,13 @@
-"""Telling the server, on a timer of its own, what it may forget.
+"""Timer that confirms the durable position to the server.
 
-Postgres deletes log behind the confirmed position, so only what is durable here
-may be confirmed: what was merely read would be lost if we stopped before the
-next commit. A server that hears nothing for a while hangs up, however busy we
-are; hence the timer. But one that keeps a slot alive for a process that has been
-fenced would keep the new owner out, so the timer stops when nothing has proved for
-half a minute that we are the writer, such as something that was made durable
-(hazard A7).
+Postgres deletes WAL below the confirmed position, so only durable changes may be confirmed. Changes
+that were only read would be lost if the process stopped before the next commit. A server that
+receives no feedback for `wal_sender_timeout` closes the connection, even while the process is busy.
+Feedback therefore has its own timer.
+
+A fenced process that kept sending feedback would keep the slot active, and the new owner could not
+use it (hazard A7). Feedback therefore pauses if ownership was last verified more than `PROVED_MS`
+ago. A commit that became durable is one such verification.
 """
 
 import threading
@@ -21,14 +22,14 @@ __all__ = ["Feedback", "feedback_interval_ms"]
 
 EVERY_MS: Final = 1_000
 LEAST_MS: Final = 50
-"""Feedback is not sent more often, however short `wal_sender_timeout` is."""
+"""Shortest interval between two feedback messages, even for a very short `wal_sender_timeout`."""
 
 PROVED_MS: Final = 30_000
-"""How long a proof that we are the writer lasts."""
+"""Validity of a verification of ownership."""
 
 
 class Feedback:
-    """The timer of one stream."""
+    """Feedback timer of one stream."""
 
     def __init__(self, stream: ReplicationStream, clock: Clock, *, durable: Lsn) -> None:
         self._stream = stream
@@ -40,21 +41,21 @@ class Feedback:
         self._thread = threading.Thread(target=self._run, name="feedback", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the timer."""
         self._thread.start()
 
     def durable(self, position: Lsn) -> None:
-        """Everything that committed below `position` is durable; say so now, and from now on."""
+        """Confirm `position` now and at each interval: all commits below it are durable."""
         self._durable = position
         self.ownership_verified()
         self._stream.confirm(position)
 
     def ownership_verified(self) -> None:
-        """We are the writer, as of now."""
+        """Record that this process is the writer as of now."""
         self._proved_ms = self._clock.boot_ms()
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop the timer and wait for its thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -66,13 +67,13 @@ class Feedback:
             try:
                 self._stream.confirm(self._durable)
             except SourceError:
-                return  # Whoever reads the stream hears of it too, and does something about it.
+                return  # The reader of the stream receives the same error and handles it.
 
 
 def feedback_interval_ms(server_timeout_ms: int) -> int:
-    """Return how often to send feedback to a server with this `wal_sender_timeout`; 0 is none.
+    """Return the feedback interval for a server's `wal_sender_timeout`; 0 means no timeout.
 
-    A third of the timeout: one message may be late, and the connection survives.
+    The interval is a third of the timeout, so the connection survives one late message.
     """
     if not server_timeout_ms:
         return EVERY_MS

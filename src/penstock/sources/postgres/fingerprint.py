@@ -1,23 +1,21 @@
-"""What can change upstream without a message in the stream, as a value to compare.
+"""Catalog state that can change without a message in the stream, as a comparable value.
 
-The stream tells of rows. It is silent when a table is rewritten, when a column
-is added, renamed or given another type, when a partition is attached or
-truncated, when a table leaves the publication and comes back, when a label of
-an enum is renamed (hazard B3). So each tick reads a fingerprint and compares it
-with the last one (`drift.py`). Reading it takes no lock on any table, and so
-never waits behind the change it is to notice.
+The stream reports changes of rows. It is silent when a table is rewritten, when a column is added,
+renamed or given another type, when a partition is attached or truncated, when a table leaves the
+publication and is added again, and when a label of an enum is renamed (hazard B3). Each tick
+therefore reads a fingerprint and compares it with the last one (`drift.py`). The queries lock no
+user table, so they never wait behind the change they are meant to detect.
 
-When to read it, so that a tick sealed at a bound holds all it must:
+The order of reads guarantees that a tick sealed at a bound is complete:
 
     1.  probe a bound, and read the stream until it has passed the bound
     2.  read the fingerprint; if nothing has changed, seal at the bound
     3.  else probe again, read the stream to there, and read the fingerprint again,
-        until it is the same twice; then all that explains the change has been seen
+        until it is the same twice; then all that explains the change has been read
 
-A change is visible to SQL before its locks are released, and so before any
-later transaction can have touched the table. Hence what the stream has shown
-of a table is never newer than what step 2 sees, and a Truncate message for a
-change seen in step 2 is in the stream by the end of step 3.
+A change is visible to SQL before its locks are released, and so before a later transaction can
+touch the table. Messages about a table are therefore never newer than the fingerprint of step 2. A
+Truncate message for a change seen in step 2 is in the stream by the end of step 3.
 """
 
 from collections.abc import Iterable
@@ -45,10 +43,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ColumnMark:
-    """A column."""
+    """Fingerprint of a column."""
 
     number: int
-    """Kept for life: a column that is dropped and added again has another."""
+    """Permanent number of the column: a column that is dropped and added again has a new number."""
 
     name: str
     type: int
@@ -58,15 +56,15 @@ class ColumnMark:
     """Empty, `s` for stored or `v` for virtual."""
 
     row_xid: int
-    """Which transaction wrote its row in pg_attribute: that of any change of its type does."""
+    """Transaction that wrote the column's row in pg_attribute, as every change of its type does."""
 
     missing: tuple[str, ...] = ()
-    """What rows older than the column hold: one value, or none for null."""
+    """Value in rows older than the column: one value, or empty for NULL."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexMark:
-    """An index that is the primary key or the replica identity."""
+    """Index that is the primary key or the replica identity."""
 
     oid: int
     columns: tuple[int, ...]
@@ -74,58 +72,58 @@ class IndexMark:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMark:
-    """A partition at any depth below a table that is published as their root."""
+    """Partition at any depth below a table that is published as its root."""
 
     oid: int
     name: TableName
     parent: int
     kind: str
     storage: int
-    """pg_class.relfilenode, another one after each rewrite or truncation."""
+    """pg_class.relfilenode, which changes with each rewrite or truncation."""
 
     row_xid: int
     replica_identity: str
     identity: tuple[str, ...]
     attached: int
-    """Which transaction attached it."""
+    """Transaction that attached the partition."""
 
     born: bool
-    """Whether it is known to have been created as this partition, and so never to have held a
-    row that was not one of the root's."""
+    """True if the partition is known to be created as this partition. It then never held a row
+    that was not a row of the root."""
 
     missing: tuple[tuple[str, str], ...]
-    """By column, what rows older than the column hold."""
+    """Value in rows older than a column, by column."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """A table."""
+    """Fingerprint of a table."""
 
     oid: int
     name: TableName
     kind: str
     storage: int
-    """pg_class.relfilenode, another one after each rewrite or truncation; 0 of a root."""
+    """pg_class.relfilenode, which changes with each rewrite or truncation; 0 for a root."""
 
     row_xid: int
-    """Which transaction wrote its row in pg_class: after a rewrite or truncation, that one."""
+    """Transaction that wrote the table's row in pg_class, as each rewrite or truncation does."""
 
     replica_identity: str
     published: bool
     tokens: frozenset[str]
-    """By what it is in the publication; see `membership`."""
+    """Tokens of the table's membership in the publication; see `membership`."""
 
     key: IndexMark | None
-    """The primary key."""
+    """Primary key."""
 
     index: IndexMark | None
-    """What names old rows, unless it is the whole row or nothing."""
+    """Index that identifies old rows; None if the replica identity is FULL or NOTHING."""
 
     listed: tuple[int, ...] | None
-    """The publication's column list."""
+    """Column list of the publication."""
 
     filter: str | None
-    """A digest of the publication's row filter."""
+    """Digest of the row filter of the publication."""
 
     columns: tuple[ColumnMark, ...]
     partitions: tuple[PartitionMark, ...] = ()
@@ -133,31 +131,31 @@ class TableMark:
 
 @dataclass(frozen=True, slots=True)
 class TypeMark:
-    """A type that is not built in, and all that changes how its values print."""
+    """Type that is not built in, with everything that changes how its values print."""
 
     oid: int
     name: str
     labels: tuple[tuple[int, str], ...]
-    """Of an enum: each label, with the number that it keeps when renamed."""
+    """Labels of an enum, each with its oid, which does not change when the label is renamed."""
 
     attributes: tuple[tuple[int, str, int, int], ...]
-    """Of a composite: number, name, type and typmod of each."""
+    """Attributes of a composite type: number, name, type and typmod of each."""
 
     uses: tuple[int, ...]
-    """The types it is made of."""
+    """Types that the type consists of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The publication and the tables, at one moment."""
+    """Publication and tables as of one time."""
 
     publication: Publication | None
     tables: dict[int, TableMark] = field(default_factory=dict)
-    """By oid: those that are published, and those asked for that exist."""
+    """Published tables, and requested tables that exist, by oid."""
 
     types: dict[int, TypeMark] = field(default_factory=dict)
     digest: str = field(default="", compare=False)
-    """Of the versions of all rows of the catalogue that went into it."""
+    """Digest of the versions of all catalog rows that the fingerprint is read from."""
 
 
 def fingerprint(
@@ -167,14 +165,15 @@ def fingerprint(
     *,
     last: Fingerprint | None = None,
 ) -> Fingerprint:
-    """Of the publication, what it publishes, and the tables numbered `tables`.
+    """Return the fingerprint of the publication, its tables, and the tables with oids `tables`.
 
-    `last` itself, if nothing has been written since; that is far cheaper to find out.
+    Return `last` itself if no catalog row was written since. That check is far cheaper than a full
+    read.
     """
     version = connection.server_version
     given = [publication, "{" + ",".join(str(oid) for oid in sorted(tables)) + "}"]
-    # The digest comes first: should something change in between, it is the
-    # digest that is out of date, and the next reading looks again.
+    # The digest is read first. If the catalog changes between the two queries, the digest is stale,
+    # and the next call reads everything again.
     digest = connection.query(fingerprint_sql.digest(version), given)[0][0] or ""
     if last is not None and last.digest == digest:
         return last
@@ -196,9 +195,9 @@ def fingerprint(
 
 
 def without_rows(connection: Connection, tables: Iterable[int]) -> set[int]:
-    """Those of `tables` that have not held a row since they were made or truncated.
+    """Return the tables among `tables` that have held no row since their creation or truncation.
 
-    This opens the tables, and so waits for whoever has locked one.
+    The query opens the tables, so it waits for conflicting locks.
     """
     listed = "{" + ",".join(str(oid) for oid in tables) + "}"
     rows = connection.query(
@@ -241,7 +240,7 @@ def _column(said: list[Any], kind: str, below: list[PartitionMark]) -> ColumnMar
     number, name, type_oid, typmod, nullable, generated, xid, missing = said
     held: tuple[str, ...] = () if missing is None else (missing,)
     if kind == "p":
-        # A root has no rows; what older rows hold, its leaves know, each for itself.
+        # A root stores no rows. Each leaf has its own value for rows older than the column.
         values = {
             value
             for mark in below

@@ -1,9 +1,8 @@
-"""The SQL behind a fingerprint.
+"""SQL statements of a fingerprint.
 
-Two statements over the same rows of the catalogue, for the publication named $1
-and the tables numbered $2. `query` reads them. `digest` only asks which
-transaction wrote each, which is several times cheaper, and suffices to know
-that nothing has been written. Neither locks a table.
+Two statements use the same catalog rows, for the publication named $1 and the tables with the oids
+$2. `query` reads the rows. `digest` reads only the transaction that wrote each row. It is several
+times cheaper, and suffices to detect that nothing was written. Neither locks a user table.
 """
 
 from penstock.sources.postgres.catalog import MISSING
@@ -13,7 +12,7 @@ __all__ = ["digest", "query"]
 
 
 def query(version: int) -> str:
-    """Rows of a kind and a JSON array: publication, table, partition or type."""
+    """Return SQL for rows of a kind and a JSON array: publication, table, partition or type."""
     listed = "to_json(m.prattrs::pg_catalog.int2[])" if version >= 150000 else "NULL::json"
     filtered = "pg_catalog.md5(m.prqual::text)" if version >= 150000 else "NULL::text"
     return f"""
@@ -65,7 +64,7 @@ def query(version: int) -> str:
 
 
 def digest(version: int) -> str:
-    """One text that is another whenever any row has been written that `query` reads."""
+    """Return SQL for one text, which differs whenever a row that `query` reads was written."""
     return f"""
     WITH RECURSIVE {membership(version)},
     {_TOKENS},
@@ -127,7 +126,7 @@ _MADE_OF = f"""
     WHERE part.oid >= 16384
   )"""
 
-# Of a vector of small integers, elements are numbered from 0.
+# The subscripts of an int2vector start at 0.
 _INDEXES = """
   (SELECT coalesce(json_agg(json_build_array(i.indexrelid::int8, i.indisprimary, i.indisreplident,
        i.indimmediate, i.indkey[0:i.indnkeyatts - 1])), '[]')
@@ -144,10 +143,10 @@ _NAMED_INDEXES = """
    FROM pg_catalog.pg_index i
    WHERE i.indrelid = c.oid AND (i.indisprimary OR i.indisreplident))"""
 
-# To attach or detach a table marks each of its columns as inherited or not,
-# which writes their rows again. So a column that is inherited, and whose row is
-# as old as that of a system column, which nothing ever writes again, shows that
-# the table was created as a partition and has been one ever since.
+# ATTACH and DETACH mark each column of the table as inherited or local, which writes the rows of
+# the columns again. The row of a system column is never written again. An inherited column whose
+# row is as old as the row of a system column therefore proves that the table was created as a
+# partition and has been one since.
 _BORN = """
   EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a
      JOIN pg_catalog.pg_attribute s ON s.attrelid = a.attrelid AND s.attname = 'ctid'

@@ -1,8 +1,10 @@
-"""First copies of tables that are under way, each as of a snapshot.
+"""Initial snapshots of tables in progress, each as of an exported snapshot.
 
-awaited     its snapshot is being exported
-copied      its pieces are read, here or by tasks
-kept        its files are linked by the tick that is being made
+A table passes through three states:
+
+    awaited     its snapshot is being exported
+    copied      its splits are read, in this process or by Spark tasks
+    kept        its files are linked by the tick in progress
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ __all__ = ["FirstCopies"]
 
 @dataclass(eq=False, slots=True)
 class _Copy:
-    """A first copy that is under way."""
+    """Initial snapshot in progress."""
 
     following: Following
     load: SnapshotLoad
@@ -33,14 +35,14 @@ class _Copy:
 
 @dataclass(eq=False, slots=True)
 class _Awaited:
-    """Tables that will be copied as of a snapshot that is not there yet."""
+    """Tables that wait for the export of their snapshot."""
 
     tables: list[Following]
     export: ExportUnderWay
 
 
 class FirstCopies:
-    """All first copies of one source."""
+    """Initial snapshots of all tables of one source."""
 
     def __init__(self, config: PostgresConfig, upstream: Upstream, *, tasks: int) -> None:
         self._config = config
@@ -52,11 +54,11 @@ class FirstCopies:
         self._awaited: list[_Awaited] = []
 
     def open(self, memory: StateStore, loader: SnapshotLoader) -> None:
-        """Be ready to begin."""
+        """Set the state store and the snapshot loader; call this before any snapshot."""
         self._memory, self._loader = memory, loader
 
     def close(self) -> None:
-        """Let go of the server."""
+        """Abandon all snapshots and release their connections to the server."""
         for copy in self._copies:
             copy.load.abandon()
             copy.export.close()
@@ -68,7 +70,7 @@ class FirstCopies:
         """Check that a collection can hold the table.
 
         Raises:
-            TableUntrackable: none can.
+            TableUntrackable: no collection can hold it.
         """
         try:
             self._loader.check(table.collection, table.schema, table.key_columns)
@@ -79,17 +81,17 @@ class FirstCopies:
 
     @property
     def under_way(self) -> bool:
-        """Whether there are copies that are not kept yet."""
+        """Return whether any snapshot is not yet linked by a tick."""
         return bool(self._copies or self._awaited)
 
     def running(self) -> Table | None:
-        """A table that is being copied, if any is; may be asked by another thread."""
+        """Return a table whose snapshot is being read, if any; safe to call from another thread."""
         return next(
             (each.following.table for each in tuple(self._copies) if not each.load.done()), None
         )
 
     def pieces_of(self, table: Table, export: Export) -> Sequence[Split]:
-        """A table as of a snapshot, in pieces that can be read at the same time."""
+        """Return the splits of a table as of a snapshot, which can be read in parallel."""
         return splits(
             self._config.parameters,
             table,
@@ -99,28 +101,28 @@ class FirstCopies:
         )
 
     def begin(self, tables: Sequence[Following], export: Export) -> None:
-        """Copy them as of a snapshot that was exported."""
+        """Start the initial snapshot of the tables as of an exported snapshot."""
         self._make_collections(tables)
         self._begin(tables, export)
 
     def begin_anew(self, unfinished: Sequence[Following]) -> None:
-        """Copy them as of a snapshot of their own, once the server has made one.
+        """Start the initial snapshot of the tables as of a new snapshot, once it is exported.
 
-        Messages are kept aside from now on. Those that committed before the snapshot,
-        and those that were kept for an earlier copy, are not taken up.
+        Changes are stored as pending from now on. Pending changes that committed before the new
+        snapshot, and pending changes of an earlier attempt, are not applied.
         """
         for following in unfinished:
             following.attempt, following.truncate_order = self._upstream.another(), -1
             # The new snapshot contains the changes that could not be decoded, or reads past them.
             following.error, following.failure = "", None
-        # Before anything is kept under that name; and nobody may take what was copied
-        # before for complete any more.
+        # This write precedes all pending changes of the new attempt. It also prevents that a
+        # snapshot of an earlier attempt is taken for complete.
         self._memory.put(notes.tables(unfinished))
         self._make_collections(unfinished)
         self._awaited.append(_Awaited([*unfinished], self._upstream.begin_export()))
 
     def begin_exported(self) -> None:
-        """Begin the copies whose snapshots are there by now."""
+        """Start the initial snapshots whose export has finished."""
         for awaited in [each for each in self._awaited if each.export.done()]:
             self._awaited.remove(awaited)
             export = awaited.export.result()
@@ -129,21 +131,24 @@ class FirstCopies:
             self._begin(awaited.tables, export)
 
     def count(self) -> None:
-        """Remember how many rows each copy has come to."""
+        """Update the number of rows read by each snapshot in progress."""
         copying = [copy for copy in self._copies if not copy.load.done()]
         running = self._upstream.being_copied() if copying else {}
         for copy in copying:
             following = copy.following
             rows = copy.load.rows() + running.get(following.table.oid, 0)
-            # A piece that has just ended is in neither of the two for a moment.
+            # For a short time, a split that has just ended is in neither of the two counts.
             following.rows = max(following.rows, rows)
 
     def done(self) -> list[_Copy]:
-        """The copies that are finished and not kept yet."""
+        """Return the snapshots that are finished and not yet linked."""
         return [each for each in self._copies if each.load.done()]
 
     def keep(self, tick: TickTransaction, reading: Reading, done: Sequence[_Copy]) -> None:
-        """Link the files of copies that were finished when we looked for drift, and found none."""
+        """Link the files of the snapshots in `done` that the drift check has not abandoned.
+
+        `done` is the list of snapshots that were finished before the drift check.
+        """
         for copy in [each for each in done if each in self._copies]:
             following = copy.following
             try:
@@ -156,7 +161,7 @@ class FirstCopies:
             self._forget(copy)
 
     def abandon(self, following: Following) -> None:
-        """Stop the copy of a table, wherever it is."""
+        """Stop the initial snapshot of a table, in any state."""
         for copy in [each for each in self._copies if each.following is following]:
             copy.load.abandon()
             self._forget(copy)
@@ -165,7 +170,7 @@ class FirstCopies:
 
     def _make_collections(self, tables: Sequence[Following]) -> None:
         for table in (each.table for each in tables):
-            # There may be files of an earlier attempt, which nobody has seen.
+            # Files of an earlier attempt may exist. They were never visible to readers.
             self._loader.drop_collection(table.collection)
             self._loader.create(table.collection, table.schema, table.key_columns)
 

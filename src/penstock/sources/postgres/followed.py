@@ -1,10 +1,10 @@
-"""The tables that a source follows, and what befalls them.
+"""Tracked tables of a source: snapshot, drift and comparison.
 
-    copied      as of a snapshot (`first_copies.py`); seen together, once all are complete
-    cured       when the catalogue shows what no message told (`drift.py`, `cures.py`)
-    compared    with their collections, as of a snapshot at which the tick is cut
+    copied      as of a snapshot (`first_copies.py`); visible together, once all are complete
+    cured       when the catalog shows a change without a message (`drift.py`, `cures.py`)
+    compared    with their collections, as of the snapshot that ends the tick
 
-The stream is somebody else's (`source.py`), who hands in how to read on.
+`source.py` owns the stream, and passes in a function that reads it further.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ __all__ = ["Followed", "check_collections"]
 log = logger("sources.postgres")
 
 COMPARE_ATTEMPTS: Final = 4
-"""A table that is altered during so many comparisons of one tick is marked errored."""
+"""Number of comparisons in one tick after which a table that is altered in each is errored."""
 
 
 class Followed:
@@ -61,7 +61,10 @@ class Followed:
         read: Callable[[Reading, int], None],
         reached: Callable[[], int],
     ) -> None:
-        """`read` reads the stream up to a place, and `reached` tells how far the server is."""
+        """Create an empty set of tables; `begin` or `go_on` fills it.
+
+        `read` reads the stream up to a position, and `reached` returns the position of the server.
+        """
         self.name = name
         self._config = config
         self._upstream = upstream
@@ -72,19 +75,19 @@ class Followed:
         self.tables: dict[int, Following] = {}
         self.fingerprint: Fingerprint | None = None
         self._asked: set[str] | None = None
-        """The tables that somebody wants compared at the next tick; empty for all of them."""
+        """Tables to compare at the next tick: empty for all, None for no request."""
 
         self._comparing = ""
-        """What is compared now, for people."""
+        """Comparison in progress, for display."""
 
         self.forgotten: set[int] = set()
-        """Tables whose place another has taken."""
+        """Oids of tables that another table replaced or that are no longer published."""
 
     def take_fingerprint(self) -> Fingerprint:
         """Read the fingerprint that the first tick compares with.
 
-        SUBTLE: it is read before the snapshot is exported. A COPY reads a table that is
-        rewritten after the export as empty, so the first tick must see the rewrite.
+        SUBTLE: it is read before the snapshot is exported. A COPY reads a table that is rewritten
+        after the export as empty, so the first tick must detect the rewrite.
         """
         self.tables = {}
         self.fingerprint = self._look()
@@ -127,11 +130,11 @@ class Followed:
         return found
 
     def go_on(self, tables: Sequence[Following], last: Fingerprint | None) -> None:
-        """Follow the tables of before.
+        """Resume tracking the tables of an earlier run.
 
         Raises:
-            UsageError: the file says otherwise of one of them than when it was first followed,
-                or two of them have one collection.
+            UsageError: the options of a table in the file have changed since it was first
+                tracked, or two tables have the same collection.
         """
         check_collections(self.name, self._location, [each.table for each in tables])
         for each in tables:
@@ -162,7 +165,7 @@ class Followed:
 
     @property
     def pending(self) -> set[str]:
-        """Under which names messages are kept, of tables that are not seen yet."""
+        """Return the names of the pending changes of tables that are not visible yet."""
         return {
             each.pending
             for each in self.tables.values()
@@ -171,7 +174,7 @@ class Followed:
 
     @property
     def seen(self) -> list[str]:
-        """The collections of tables that are seen."""
+        """Return the collections of visible tables."""
         return [
             each.table.collection
             for each in self.tables.values()
@@ -180,26 +183,26 @@ class Followed:
 
     @property
     def tracks_any(self) -> bool:
-        """Whether a collection can hold at least one of the tables."""
+        """Return whether a collection can hold at least one of the tables."""
         return any(each.has_collection for each in self.tables.values())
 
     @property
     def asked(self) -> bool:
-        """Whether somebody wants tables compared at the next tick."""
+        """Return whether a comparison of tables is requested for the next tick."""
         return self._asked is not None
 
     @property
     def is_loaded(self) -> bool:
-        """Whether every table can be seen, or never will be."""
+        """Return whether every table is either visible or errored."""
         return all(each.phase in (Phase.LIVE, Phase.ERRORED) for each in self.tables.values())
 
     def waits_for(self) -> str:
-        """What is waited for, if anything is; may be asked by another thread."""
+        """Return the operation in progress, or an empty string; safe from another thread."""
         copying = self.copies.running()
         return self._comparing or (f"the first copy of {copying.name}" if copying else "")
 
     def status(self) -> list[Mapping[str, Any]]:
-        """For people, by table."""
+        """Return the status of each table, for display."""
         self.copies.count()
         return [
             {
@@ -217,14 +220,14 @@ class Followed:
         ]
 
     def join_named(self) -> None:
-        """Begin with tables that the file names by now, and that were published all along."""
+        """Add tables that were published before and are newly named in the file."""
         published = published_tables(self._upstream.control, self._config.publication)
         for each in self._chosen(published):
             if each.oid not in self.tables:
                 self._join(each.oid, str(each.table_name))
 
     def reveal(self, reading: Reading, bound: int) -> None:
-        """Let loaded tables be seen, all of them together."""
+        """Make all loaded tables visible together, unless one is not complete at `bound`."""
         for oid, error in list(reading.broken.items()):
             if not self.tables[oid].seen:
                 reading.fail(self.tables[oid], reading.broken.pop(oid, error))
@@ -238,10 +241,10 @@ class Followed:
         for following in waiting:
             reading.reveal(following)
 
-    # What drifted, and its cure.
+    # Drift and the actions for it.
 
     def cure(self, tick: TickTransaction, reading: Reading, bound: int) -> int:
-        """Cure what changed without a message, and return how far the tick then reaches."""
+        """Apply the actions for changes without a message, and return the new bound of the tick."""
         self.copies.begin_exported()
         done = self.copies.done()
         bound = self._cure(tick, reading, bound)
@@ -249,7 +252,7 @@ class Followed:
         return bound
 
     def give_up_without_publication(self, tick: TickTransaction, reading: Reading) -> bool:
-        """The publication is gone: give its tables up; False if it is there after all."""
+        """Mark all tables errored if the publication is missing; return False if it exists."""
         after = self._look()
         if self.fingerprint is None or after.publication is not None:
             return False
@@ -284,9 +287,9 @@ class Followed:
         return bound
 
     def _settled(self, reading: Reading, bound: int, compared: set[int]) -> tuple[int, list[Cure]]:
-        """What is to be cured, and how far the stream was read to know it.
+        """Return the position up to which the stream was read, and the actions to apply.
 
-        Not the comparison of tables that are `compared` and about which nothing is odd since.
+        A table in `compared` is compared again only if a mismatch was found since.
         """
         before = self.fingerprint
         if before is None:
@@ -303,7 +306,7 @@ class Followed:
 
         after = self._look()
         if wanted(after):
-            # What explains a change may be in the stream past the bound.
+            # The message that explains a change may be in the stream beyond the bound.
             while True:
                 bound = max(bound, self._reached())
                 self._read(reading, bound)
@@ -317,7 +320,7 @@ class Followed:
         return bound, found
 
     def _review_untracked(self, before: Fingerprint, after: Fingerprint) -> None:
-        """Forget untracked tables that are no longer published; retry those that changed."""
+        """Forget untracked tables that are no longer published, and retry changed ones."""
         for oid in [oid for oid, each in self.tables.items() if not each.has_collection]:
             mark = after.tables.get(oid)
             if mark is None or not mark.published:
@@ -340,12 +343,12 @@ class Followed:
         )
         wanted = {cure.oid: cure for cure in cures(compare(before, after), situation)}
         compared: dict[int, str] = {
-            # Learned from the stream, and undone before we looked.
+            # The columns were learned from the stream, and changed back before this inspection.
             oid: "its columns changed for a while"
             for oid, table in live.items()
             if oid not in wanted and not _agree(table.described, after.tables.get(oid))
         }
-        # Messages of an odd table were passed over, so its description alone is not enough.
+        # Messages of a mismatched table were skipped, so a new description alone does not suffice.
         compared |= {oid: why for oid, why in reading.odd.items() if oid in live}
         if self._asked is not None:
             compared |= {
@@ -366,7 +369,7 @@ class Followed:
                 following = self.tables[oid]
                 described = self._described(oid)
                 if described is None:
-                    return  # Gone since; the next look sees it.
+                    return  # Dropped since; the next inspection detects it.
                 self._follow_on(tick, reading, following, self._fit(following, described))
             case Resync(oid=oid, reason=reason):
                 following = self.tables[oid]
@@ -387,7 +390,7 @@ class Followed:
     def _follow_on(
         self, tick: TickTransaction, reading: Reading, following: Following, fitted: Table | Misfit
     ) -> None:
-        """The catalogue has something new to say of a table; what is stored grows with it."""
+        """Adopt the new description of a table, and extend its collection if columns were added."""
         before = following.table
         if isinstance(fitted, Misfit):
             self._give_up(reading, following, misfit(before, fitted, location=self._location))
@@ -406,7 +409,7 @@ class Followed:
     def _reload(
         self, tick: TickTransaction, reading: Reading, following: Following, table: Table
     ) -> None:
-        """A table changed while it was being copied: begin its copy again."""
+        """Restart the initial snapshot of a table that changed during it."""
         log.info(
             "table changed while it was being copied; copying again",
             extra=fields(source=self.name, table=table.name),
@@ -420,7 +423,7 @@ class Followed:
     def learn(
         self, reading: Reading, tick: TickTransaction, following: Following, relation: Relation
     ) -> bool:
-        """Messages have other columns; whether the catalogue knows them, and they fit."""
+        """Adopt the new columns of messages; return whether the catalog has them and they fit."""
         described = self._described(following.table.oid)
         if described is None:
             return False
@@ -428,14 +431,14 @@ class Followed:
         if isinstance(fitted, Misfit) or not reads(fitted, relation):
             return False
         if following.seen and fitted.numbers != {**fitted.numbers, **following.table.numbers}:
-            return False  # A column went, or another took its place: rows may hold anything.
+            return False  # A column was dropped or replaced: rows may hold any value.
         self._follow_on(tick, reading, following, fitted)
         return True
 
     def _join(self, oid: int, name: str) -> None:
         if oid in self.tables:
             if self.tables[oid].phase != Phase.ERRORED:
-                return  # It was written down, and the tick at which it joined was not.
+                return  # The table was stored, but not the tick that added it.
             log.warning(
                 "table is published again; to follow it again, resync it",
                 extra=fields(source=self.name, table=name),
@@ -462,14 +465,14 @@ class Followed:
         if self.trackable([following]):
             self.copies.begin_anew([following])
 
-    # What is compared.
+    # Comparisons.
 
     def ask_for_resync(self, tables: Sequence[str]) -> None:
-        """At the next tick, compare these tables with their collections; all, if none is named.
+        """Request a comparison of these tables at the next tick; of all tables if none is named.
 
         Raises:
-            UsageError: there is no such table.
-            DefiniteError: a table that was named cannot be followed as it is now.
+            UsageError: a named table does not exist.
+            DefiniteError: a named table cannot be tracked as it is now.
         """
         known = {each.table.name: each for each in self.tables.values()}
         for name in tables:
@@ -498,9 +501,9 @@ class Followed:
         self._asked = set(tables)
 
     def _take_up(self, following: Following) -> None:
-        """A table in error must be such that it can be followed or copied again.
+        """Check that an errored table can be tracked or copied again.
 
-        Another one of its name takes its place, if it was dropped.
+        If the table was dropped, a published table of the same name replaces it.
         """
         table = following.table
         described = self._described(table.oid)
@@ -534,17 +537,17 @@ class Followed:
     def _resync(
         self, tick: TickTransaction, reading: Reading, tables: Sequence[Following]
     ) -> tuple[int, set[int]]:
-        """Make collections equal to their tables, as of a snapshot to which the tick now reaches.
+        """Make collections equal to their tables, as of a snapshot that becomes the tick's end.
 
-        Which are equal; if something happened meanwhile, of which the cure is not known yet,
-        none.
+        Return the end and the oids of the compared tables. The set is empty if another change was
+        detected, because its action is not known yet.
         """
         export = self._upstream.export()
         try:
             self._read(reading, export.consistent_point)
             oids = {each.table.oid for each in tables}
-            # SUBTLE: what was read on may be of other tables, and a creation of a slot can
-            # take long. So it is judged as everything else is.
+            # SUBTLE: messages read up to the snapshot may belong to other tables, and the creation
+            # of a slot can take long. So these changes are judged like all others.
             if not oids >= {*reading.odd} or self._look() != self.fingerprint:
                 return export.consistent_point, set()
             compared = [each for each in tables if self._compare(tick, reading, each, export)]
@@ -555,11 +558,11 @@ class Followed:
     def _compare(
         self, tick: TickTransaction, reading: Reading, following: Following, export: Export
     ) -> bool:
-        """Compare a table as of a snapshot; whether that was possible."""
+        """Compare a table as of a snapshot; return False if the table was changed during it."""
         oid = following.table.oid
         described = self._described(oid)
         if described is None:
-            return False  # Gone since; the next look sees it.
+            return False  # Dropped since; the next inspection detects it.
         fitted = self._fit(following, described)
         errored = following.phase == Phase.ERRORED
         if errored and isinstance(fitted, Misfit):
@@ -606,7 +609,7 @@ class Followed:
     ) -> bool:
         """Copy an errored table into a new collection, as of a snapshot.
 
-        Returns whether that was possible; if not, the table was changed meanwhile.
+        Return False if the table was changed during the copy.
         """
         table = self._follow(described)
         parts = self.copies.pieces_of(table, export)
@@ -638,15 +641,15 @@ class Followed:
 
     def _is_unchanged(self, oid: int) -> bool:
         """Return whether nothing happened to a table since it was last inspected."""
-        # SUBTLE: to a snapshot from before a rewrite a table is empty, and a COPY that
-        # begins after it reads that. So nothing may have happened to it since.
+        # SUBTLE: a COPY that starts after a rewrite, with a snapshot from before it, reads the
+        # table as empty. So nothing may have happened to the table since.
         known = self.fingerprint
         return known is not None and self._look().tables.get(oid) == known.tables.get(oid)
 
-    # What the catalogue says.
+    # Catalog access.
 
     def _fit(self, following: Following, described: PgTable) -> Table | Misfit:
-        """How to go on with a table as it is now."""
+        """Return the table as it is tracked from now on, or the schema mismatch."""
         table = following.table
         if described.table_name != table.described.table_name:
             return Misfit(f"it is now {described.table_name}")
@@ -681,17 +684,17 @@ class Followed:
 
 
 def _agree(described: PgTable, mark: TableMark | None) -> bool:
-    """Whether a description has the columns that a fingerprint has."""
+    """Return whether a description has the same columns as a fingerprint."""
     return mark is None or [
         (column.number, column.name, column.type.oid, column.typmod) for column in described.columns
     ] == [(column.number, column.name, column.type, column.typmod) for column in mark.columns]
 
 
 def check_collections(source: str, location: str, tables: Sequence[Table]) -> None:
-    """Reject the state of versions in which two tables could share a collection.
+    """Reject state of an earlier version, which allowed two tables to share a collection.
 
     Raises:
-        UsageError: two of the tables have one collection.
+        UsageError: two of the tables have the same collection.
     """
     owners: dict[str, Table] = {}
     for table in tables:

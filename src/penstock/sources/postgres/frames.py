@@ -1,4 +1,4 @@
-"""The compiled half of `pgoutput`: loops over bytes, and nothing else.
+"""Compiled part of `pgoutput`: only loops over bytes.
 
     frame      type, length, body         a body of type `d` is
     `w`        start, end, time, message  a message of pgoutput, or
@@ -6,8 +6,8 @@
     tuple      count, then for each column  `n` NULL, `u` unchanged,
                                             `t` or `b` with a length and bytes
 
-Numbers are big-endian. A function here reads a byte only after it has made
-sure that the byte is below the end it was given; nothing checks that for it.
+Numbers are big-endian. Compiled code has no bounds checks. A byte is therefore read only after a
+check that its offset is below the given end.
 """
 
 from typing import Final, NamedTuple, Self
@@ -19,22 +19,22 @@ from penstock.data.jit import Bytes, Int32s, Int64s, compiled
 
 __all__ = ["Notes", "begin_chunk", "copy", "measure", "new_state", "strip", "walk"]
 
-# What the walk knows, between its calls and from chunk to chunk.
-AT: Final = 0  # what is before this was walked
-WANTED: Final = 1  # the length of the frame there, if that much is known
+# Scan state, kept between calls and from chunk to chunk.
+AT: Final = 0  # offset of the first byte that is not scanned
+WANTED: Final = 1  # length of the frame at AT, if known; else 0
 ROWS: Final = 2
 TRANSACTIONS: Final = 3
 MARKS: Final = 4
 IN_TRANSACTION: Final = 5
-INDEX: Final = 6  # of the transaction among those of the chunk, or -1
+INDEX: Final = 6  # index of the transaction in the chunk, or -1
 COMMIT_LSN: Final = 7
 XID: Final = 8
 COMMITTED_US: Final = 9
 WAL_END: Final = 10
 REPLY: Final = 11
-CROWDED: Final = 12  # no more can be noted in this chunk
+CROWDED: Final = 12  # 1 if the arrays of this chunk are full
 
-# How a walk ends.
+# Results of a scan.
 MORE: Final = 0
 OTHER: Final = 1
 REASONS: Final = {
@@ -61,17 +61,17 @@ NOT_BEGUN: Final = 10
 BAD_KIND: Final = 11
 
 LONGEST: Final = 1 << 30
-"""No frame is longer, because the server makes each in one piece of memory."""
+"""Longest possible frame: the server builds each frame in one memory allocation."""
 
 SMALLEST: Final = 36
-"""No noted message takes fewer bytes, with its frame."""
+"""Smallest size of a recorded message, frame included."""
 
 EPOCH_US: Final = 946_684_800_000_000
-"""Postgres counts from 2000, we from 1970."""
+"""Microseconds from 1970 (Unix epoch) to 2000 (Postgres epoch)."""
 
 
 class Notes(NamedTuple):
-    """Where the walk writes what it saw; see `Chunk`."""
+    """Output arrays of a scan; see `Chunk`."""
 
     kind: Bytes
     relation: npt.NDArray[np.uint32]
@@ -90,7 +90,7 @@ class Notes(NamedTuple):
 
     @classmethod
     def for_bytes(cls, capacity: int) -> Self:
-        """Room for all that so many bytes can hold."""
+        """Return arrays large enough for all messages in `capacity` bytes."""
         room = capacity // SMALLEST + 1
         return cls(
             kind=np.empty(room, np.uint8),
@@ -111,14 +111,14 @@ class Notes(NamedTuple):
 
 
 def new_state() -> Int64s:
-    """Before the first byte."""
+    """Return the scan state before the first byte."""
     state = np.zeros(13, np.int64)
     state[INDEX] = -1
     return state
 
 
 def begin_chunk(state: Int64s) -> None:
-    """Go on in a new chunk, perhaps inside a transaction."""
+    """Reset the state for a new chunk, which may start inside a transaction."""
     state[ROWS] = state[TRANSACTIONS] = state[MARKS] = state[REPLY] = state[CROWDED] = 0
     state[INDEX] = -1
 
@@ -130,7 +130,7 @@ def int16(buffer, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def int32(buffer, at):  # type: ignore[no-untyped-def]
-    """Signed: a length beyond 2^31 must come out as negative."""
+    """Return a signed number: a length of 2^31 or more must be negative."""
     number = (
         np.int64(buffer[at]) << 24
         | np.int64(buffer[at + 1]) << 16
@@ -147,7 +147,7 @@ def int64(buffer, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def tuple_end(buffer, at, end):  # type: ignore[no-untyped-def]
-    """Where the tuple that begins `at` ends, or -1 if that is not before `end`."""
+    """Return the end of the tuple that begins at `at`, or -1 if it does not end by `end`."""
     if at + 2 > end:
         return -1
     count = int16(buffer, at)
@@ -190,7 +190,7 @@ def walk(  # type: ignore[no-untyped-def]
     mark_row,
     mark_transaction,
 ):
-    """Go over whole frames in `[state[AT], end)`, and note what they hold."""
+    """Scan complete frames in `[state[AT], end)` and record their messages; return the result."""
     at = state[AT]
     rows = state[ROWS]
     transactions = state[TRANSACTIONS]
@@ -338,7 +338,7 @@ def walk(  # type: ignore[no-untyped-def]
 
 @compiled
 def measure(buffer, at, columns, sizes, seen):  # type: ignore[no-untyped-def]
-    """Add up what each column needs. The first place without such a tuple, or -1."""
+    """Add up the bytes of each column; return the first row without a valid tuple, or -1."""
     end = len(buffer)
     for row in range(len(at)):
         p = at[row]
@@ -369,7 +369,7 @@ def measure(buffer, at, columns, sizes, seen):  # type: ignore[no-untyped-def]
 
 @compiled
 def copy(buffer, at, columns, bases, values, offsets, valid, unchanged):  # type: ignore[no-untyped-def]
-    """Put the values of each column next to each other, as Arrow has them."""
+    """Copy the values of each column next to each other, in Arrow layout."""
     into = bases.copy()
     for row in range(len(at)):
         p = at[row]
@@ -395,9 +395,10 @@ def copy(buffer, at, columns, bases, values, offsets, valid, unchanged):  # type
 
 @compiled
 def strip(buffer, start, end, into):  # type: ignore[no-untyped-def]
-    """Move the bodies of whole `d` frames in `[start, end)` together, beginning at `into`.
+    """Move the bodies of complete `d` frames in `[start, end)` together, starting at `into`.
 
-    Where it stopped, where the bodies end, and the length of the frame there.
+    Return the offset of the first frame that was not moved, the end of the bodies, and the length
+    of that frame: 0 if not known, -1 if impossible.
     """
     at = start
     wanted = 0

@@ -1,18 +1,18 @@
-"""Whether a server is the one we know, and its history holds what we hold.
+"""Identity of a server, and a check that its history contains the stored changes.
 
-A connection may lead elsewhere than the one before: to a standby that was
-promoted and has lost the last transactions, to a copy restored from a backup,
-to another server altogether. A position in the log means nothing there. So
-every connection, the probe's too, is compared with what was stored (hazard B5):
+A connection can reach another server than the previous connection: a promoted standby that lost the
+last transactions, a copy restored from a backup, or an unrelated server. A WAL position has no
+meaning there. Every connection, including the probe's, is therefore checked against the stored
+identity (hazard B5):
 
     system id     another            another server
-    timeline      the same           fine, unless the log ends below what we hold
-                  a descendant       fine, if it left ours at or past what we hold
-                  anything else      what we hold is not in its history
+    timeline      the same           valid, unless its WAL ends below the stored changes
+                  a descendant       valid, if it left ours at or past the stored changes
+                  anything else      the stored changes are not in its history
 
-A restore of a volume on the same timeline that has since been written past our
-position cannot be seen here; that the last transaction comes again as it was
-can (see the tail).
+This check cannot detect a volume that was restored on the same timeline and has since been written
+past the stored position. `tail.py` detects that where the server repeats the last durable
+transaction: it must be the same as before.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Where a timeline was left for the next one."""
+    """End of a timeline, where the next timeline begins."""
 
     timeline: int
     at: Lsn
@@ -51,26 +51,26 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a server says it is."""
+    """Identity that a server reports."""
 
     system_id: int
     timeline: int
     xlogpos: Lsn
-    """How far its log is flushed."""
+    """Position up to which the WAL is flushed."""
 
     database: str | None = None
     history: tuple[Fork, ...] = ()
-    """Where each earlier timeline of its history was left."""
+    """Ends of all earlier timelines in the history of the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """The server we know, on the timeline we know."""
+    """Known server, on the known timeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkedAfter:
-    """The server we know, on a timeline that shares all we hold. From now on it is ours."""
+    """Known server, on a new timeline that contains all stored changes; adopt the timeline."""
 
     timeline: int
     at: Lsn
@@ -78,11 +78,11 @@ class ForkedAfter:
 
 @dataclass(frozen=True, slots=True)
 class ForkedBefore:
-    """A timeline that lacks some of what we hold. Only a resync helps."""
+    """Timeline without some of the stored changes; only a resync can repair this."""
 
     timeline: int
     at: Lsn | None
-    """Where it left ours; None if it never was on ours."""
+    """End of our timeline in the server's history; None if the history does not contain it."""
 
     durable: Lsn
 
@@ -101,7 +101,7 @@ class ForkedBefore:
 
 @dataclass(frozen=True, slots=True)
 class OtherServer:
-    """Another server altogether."""
+    """Server with another system identifier."""
 
     expected: int
     found: int
@@ -112,7 +112,7 @@ class OtherServer:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """The server we know, with less log than we hold: it was restored to an earlier state."""
+    """Known server with less WAL than the stored changes: it was restored to an earlier state."""
 
     at: Lsn
     durable: Lsn
@@ -128,7 +128,7 @@ Verdict: TypeAlias = Same | ForkedAfter | ForkedBefore | OtherServer | Behind
 
 
 def identify(replication: Connection) -> Identity:
-    """Ask a replication connection who is there, with the history of its timeline."""
+    """Return the identity of the server and the history of its timeline."""
     system, timeline, position, database = replication.query("IDENTIFY_SYSTEM")[0]
     return Identity(
         int(system or 0),
@@ -140,20 +140,20 @@ def identify(replication: Connection) -> Identity:
 
 
 def history_of(replication: Connection, timeline: int) -> tuple[Fork, ...]:
-    """Where the timelines before `timeline` were left."""
+    """Return the ends of the timelines before `timeline`."""
     if timeline == 1:
-        return ()  # There is no file for it.
+        return ()  # Timeline 1 has no history file.
     try:
         _, content = replication.query(f"TIMELINE_HISTORY {timeline}")[0]
     except SourceError:
         if replication.closed:
             raise
-        return ()  # The file was removed; then nothing is known to be shared.
+        return ()  # The file was removed, so no shared history is known.
     return parse_history(content or "")
 
 
 def parse_history(content: str) -> tuple[Fork, ...]:
-    """Read a timeline history file: a timeline, where it was left, and why, on each line."""
+    """Parse a timeline history file: on each line a timeline, its end, and a reason."""
     forks = []
     for line in content.splitlines():
         words = line.split("#", 1)[0].split(None, 2)
@@ -163,7 +163,7 @@ def parse_history(content: str) -> tuple[Fork, ...]:
 
 
 def judge(stored: Identity, found: Identity, durable: Lsn) -> Verdict:
-    """Whether `found` has in its history all that committed below `durable` on `stored`."""
+    """Return the verdict whether `found` has all commits below `durable` of `stored`."""
     if found.system_id != stored.system_id:
         return OtherServer(stored.system_id, found.system_id)
     if found.timeline == stored.timeline:
@@ -178,35 +178,35 @@ def judge(stored: Identity, found: Identity, durable: Lsn) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How far a server has come."""
+    """Progress of a server."""
 
     insert_lsn: Lsn
-    """Everything that was visible to SQL before the probe committed below this."""
+    """Upper bound: everything visible to SQL before the probe committed below this position."""
 
     flush_lsn: Lsn
     now_ms: int
-    """The server's clock."""
+    """Time on the server's clock, in milliseconds."""
 
     system_id: int
     timeline: int
-    """0 on a standby, which has none of its own."""
+    """Timeline; 0 on a standby, which has no timeline of its own."""
 
     standby: bool
 
     @property
     def identity(self) -> Identity:
-        """Who answered. Without a history, another timeline than before is for `identify`."""
+        """Return the identity without history; use `identify` if the timeline has changed."""
         return Identity(self.system_id, self.timeline, self.flush_lsn)
 
 
 def probe(connection: Connection) -> Probe:
-    """How far the server has come, in one question on a plain connection.
+    """Return the progress of the server, with one query over a plain connection.
 
-    An asynchronous commit can be seen before it is flushed, so it is the
-    position of insertion that bounds what could be seen (hazard B7).
+    An asynchronous commit is visible before it is flushed. The insert position is therefore the
+    upper bound of everything visible (hazard B7).
     """
-    # The control file knows the timeline of the last checkpoint, which after a
-    # promotion is not yet the new one; the name of the current file does.
+    # The control file has the timeline of the last checkpoint, which is out of date after a
+    # promotion. The name of the current WAL file has the current timeline.
     row = connection.query(
         """
         SELECT r.standby,
@@ -230,7 +230,7 @@ def probe(connection: Connection) -> Probe:
         ),
         flush_lsn=Lsn.parse(flush),
         now_ms=int(now),
-        # The server counts it without a sign, and SQL has no such number.
+        # The server uses an unsigned number, and SQL returns it as a signed one.
         system_id=int(system) % 2**64,
         timeline=int(timeline, 16),
         standby=standby == "t",
@@ -238,10 +238,10 @@ def probe(connection: Connection) -> Probe:
 
 
 def less_page_header(lsn: Lsn, *, segment_bytes: int, page_bytes: int) -> Lsn:
-    """`lsn`, or where its page begins if there is only the page's header between the two.
+    """Return `lsn`, or the start of its page if only the page header lies in between.
 
-    The next record starts after the header, which is not written before the
-    record is: on an idle server nothing would ever reach it.
+    The next record starts after the header, and the header is written only with that record. On an
+    idle server, the stream would never reach `lsn`.
     """
     at = lsn.position
     if at % segment_bytes == FIRST_HEADER:
@@ -252,7 +252,7 @@ def less_page_header(lsn: Lsn, *, segment_bytes: int, page_bytes: int) -> Lsn:
 
 
 HEADER = 24
-"""Bytes of the header of a page of the log."""
+"""Size of the header of a WAL page, in bytes."""
 
 FIRST_HEADER = 40
-"""Bytes of the header of the first page of a file of the log."""
+"""Size of the header of the first page of a WAL file, in bytes."""

@@ -11,7 +11,7 @@ __all__ = ["Lsn"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lsn:
-    """A byte position in the write-ahead log, written the way Postgres writes it."""
+    """Byte position in the WAL, printed as Postgres prints it."""
 
     position: int
 
@@ -24,7 +24,7 @@ class Lsn:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the form `16/B374D848`."""
+        """Parse the form `16/B374D848`."""
         printed = _PRINTED.fullmatch(text)
         if printed is None:
             raise UsageError(

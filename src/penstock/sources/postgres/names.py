@@ -1,9 +1,8 @@
-"""Names of tables and columns, as people write them and as SQL wants them.
+"""Names of tables and columns, as written in a file and in SQL.
 
-A name in a file means what it says: `public.Orders` is the table created as
-`"Orders"`, since a file is not SQL and folds no case. Double quotes are needed
-only around what holds a dot or a quote. Shown to people, a name is written so
-that it can be pasted into SQL.
+A name in a file is literal: `public.Orders` is the table created as `"Orders"`, because a file does
+not fold case as SQL does. Double quotes are required only around a part that contains a dot or a
+double quote. Names for display are quoted for use in SQL.
 """
 
 import re
@@ -17,22 +16,22 @@ from penstock.errors import UsageError
 __all__ = ["TableName", "identifier", "identifiers"]
 
 MAX_BYTES: Final = 63
-"""What Postgres keeps of a name."""
+"""Maximum length of a Postgres name, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
-    """A table's schema and name, exactly as the catalogue has them."""
+    """Schema and name of a table, exactly as in the catalog."""
 
     schema: str
     name: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `schema.table`, or `table` for one in the schema `public`.
+        """Parse `schema.table`, or `table` for a table in the schema `public`.
 
         Raises:
-            UsageError: it is neither.
+            UsageError: the text is neither.
         """
         parts = parse_name(text, strip=True)
         if parts is None or len(parts) not in (1, 2) or any("\0" in part for part in parts):
@@ -57,20 +56,20 @@ class TableName:
 
 
 def identifier(name: str) -> str:
-    """`name` for use in SQL, quoted where SQL would read it otherwise."""
+    """Return `name` for use in SQL, quoted if SQL would read it differently."""
     if _PLAIN.fullmatch(name) and name not in _RESERVED:
         return name
     return '"' + name.replace('"', '""') + '"'
 
 
 def identifiers(names: Iterable[str]) -> str:
-    """Several, with commas between them."""
+    """Return several names for use in SQL, separated by commas."""
     return ", ".join(identifier(name) for name in names)
 
 
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
-# Words that cannot stand as the name of a table or a column, of versions 12 to 18.
+# Reserved words of versions 12 to 18: they cannot be names of tables or columns without quotes.
 _WORDS: Final = """
     all analyse analyze and any array as asc asymmetric authorization between bigint binary bit
     boolean both case cast char character check coalesce collate collation column concurrently

@@ -1,15 +1,15 @@
-"""What a Postgres source writes down for its next start.
+"""Stored state of a Postgres source, read at its next start.
 
     slot          its name, first as an intention; later with its consistent point
-    identity      which server, and which of its timelines
-    streamed      how far the stream is durable, and the last transaction of it
-    lost          that what was streamed is not enough to go on from, and why
-    table/OID     a table that is followed, and where it is in its life
-    fingerprint   what the catalogue said when the last tick was sealed
-    order         the place in the stream of the next message that is kept aside
+    identity      the server and its timeline
+    streamed      durable position of the stream, and the last transaction below it
+    lost          reason why the stream cannot be resumed from the durable position
+    table/OID     a tracked table and its phase
+    fingerprint   catalog state when the last tick was sealed
+    order         position in the stream of the next pending change
 
-Values are plain JSON. Each function gives the names it writes, so that they can
-be put into the entry of the tick that they belong to.
+Values are plain JSON. Each function returns the keys it sets. The caller can then write them in the
+same log entry as the tick they belong to.
 """
 
 from collections.abc import Iterable
@@ -49,36 +49,36 @@ Written = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The slot, once it is intended."""
+    """Replication slot, created or intended."""
 
     name: str
     consistent_point: int = 0
-    """0 until it is known to have been created."""
+    """Consistent point of the slot; 0 until the slot is known to be created."""
 
     replaces: str = ""
-    """A slot that is to go, as this one takes its place."""
+    """Slot that this one replaces, to be dropped."""
 
     @property
     def created(self) -> bool:
-        """Whether its creation was written down."""
+        """Return whether the creation of the slot is recorded."""
         return self.consistent_point > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Some changes will never come; every table must be compared, in one tick."""
+    """Record of lost changes: every table must be compared, in one tick."""
 
     slot: str
-    """The slot that failed us. While it is still ours, a new one must be made first."""
+    """Slot that failed. While it is still the current slot, a new slot must be created first."""
 
     reason: str
     shared: bool = False
-    """Whether somebody else reads from it."""
+    """True if another reader consumes the slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """All that was written down."""
+    """All stored state of a source."""
 
     slot: Slot | None
     identity: Identity | None
@@ -105,18 +105,18 @@ class _TableNote:
     kept: tuple[Kept, ...] | None = None
     key_columns: tuple[str, ...] | None = None
     collection: str = ""
-    """Empty in the state of versions that did not quote names."""
+    """Collection name; empty in the state of versions that did not quote names."""
     has_collection: bool = True
     truncate_order: int = -1
 
 
 def table_note(oid: int) -> str:
-    """Under which name a table is written down."""
+    """Return the state key of a table."""
     return f"table/{oid}"
 
 
 def recall(memory: StateStore) -> Notes:
-    """What was written down."""
+    """Read the stored state."""
     streamed = memory.get("streamed") or {"lsn": 0, "last": None}
     found = [memory.get(name) for name in memory.names() if name.startswith("table/")]
     return Notes(
@@ -132,42 +132,42 @@ def recall(memory: StateStore) -> Notes:
 
 
 def intention(slot: str, *, replaces: str = "") -> Written:
-    """A slot of this name is about to be created, in the place of another."""
+    """Return the state of a slot that is about to be created, in place of `replaces`."""
     return {"slot": _plain(Slot(slot, replaces=replaces))}
 
 
 def lost(found: Lost | None) -> Written:
-    """What was streamed is not enough to go on from; None: it is again."""
+    """Return the state for a stream that cannot be resumed; None clears that state."""
     return {"lost": None if found is None else _plain(found)}
 
 
 def slot_created(slot: str, consistent_point: int) -> Written:
-    """The slot is there."""
+    """Return the state of a slot that exists."""
     return {"slot": _plain(Slot(slot, consistent_point))}
 
 
 def identity(found: Identity) -> Written:
-    """Which server it is."""
+    """Return the state for the identity of the server."""
     return {"identity": _plain(found)}
 
 
 def streamed(lsn: int, last: Seen | None) -> Written:
-    """What committed below `lsn` is durable; `last` was the last of it."""
+    """Return the state for the durable position `lsn`, with the last transaction below it."""
     return {"streamed": {"lsn": lsn, "last": None if last is None else _plain(last)}}
 
 
 def fingerprint(found: Fingerprint) -> Written:
-    """What the catalogue said."""
+    """Return the state for the fingerprint of the catalog."""
     return {"fingerprint": _plain(found)}
 
 
 def order(place: int) -> Written:
-    """The next place in the stream."""
+    """Return the state for the position of the next pending change."""
     return {"order": place}
 
 
 def tables(followed: Iterable[Following]) -> Written:
-    """The tables, and where they are in their lives."""
+    """Return the state of the tables, with their phases."""
     return {table_note(each.table.oid): _plain(_note(each)) for each in followed}
 
 
@@ -219,7 +219,7 @@ def _following(note: _TableNote | None) -> Following:
 
 
 def _plain(value: Any) -> Any:
-    # Through JSON, so that what is remembered is what will be read back.
+    # The round trip through JSON makes the stored value equal to the value read back.
     return msgspec.json.decode(msgspec.json.encode(value))
 
 

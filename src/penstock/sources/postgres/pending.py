@@ -1,9 +1,8 @@
-"""Changes of tables whose first copy is not finished, in a form that can be kept.
+"""Pending changes: changes of tables whose initial snapshot is not complete, as rows.
 
-The slot is read from the first second, or a long copy would pile up WAL until
-the slot is lost. What it says about a table that is still being copied cannot
-be resolved yet, so the messages themselves are kept, one row for each, with
-their place in the stream; rows have no order of their own.
+The slot is read from the start. Otherwise a long snapshot would retain WAL until the slot is lost.
+Changes of a table cannot be resolved during its snapshot, so its messages are stored, one row each.
+A row includes the position of its message in the stream, because stored rows have no order.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ _OLD, _NEW = "old", "new"
 
 
 def kept_schema(schema: pa.Schema) -> pa.Schema:
-    """What a table of `schema` has its messages kept as."""
+    """Return the schema of the pending changes of a table with `schema`."""
     row = pa.struct(list(schema.remove_metadata()))
     return pa.schema(
         [
@@ -41,7 +40,7 @@ def kept_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def keep(changes: Changes, commit_lsn: npt.NDArray[np.int64], *, order: int) -> pa.Table:
-    """`changes` as rows to be kept; the first has place `order` in the stream."""
+    """Return `changes` as pending rows; the first has position `order` in the stream."""
     schema = kept_schema(changes.new.schema)
     arrays = [
         pa.array(commit_lsn),
@@ -56,14 +55,14 @@ def keep(changes: Changes, commit_lsn: npt.NDArray[np.int64], *, order: int) -> 
 
 
 def keep_truncate(schema: pa.Schema, commit_lsn: int, *, order: int) -> pa.Table:
-    """A TRUNCATE as a row to be kept."""
+    """Return a TRUNCATE as a pending row."""
     kept = kept_schema(schema)
     values = {_LSN: commit_lsn, _ORDER: order, _KIND: TRUNCATE, _WHOLE: False, _LEFT_OUT: []}
     return pa.Table.from_pylist([values], schema=kept)
 
 
 def places(kept: pa.Table) -> tuple[int, int]:
-    """The first and the last place in the stream of what was kept."""
+    """Return the first and the last position in the stream of pending rows."""
     bounds = pc.min_max(kept.column(_ORDER)).as_py()
     return bounds["min"], bounds["max"]
 
@@ -71,8 +70,8 @@ def places(kept: pa.Table) -> tuple[int, int]:
 def unkept(kept: pa.Table, *, from_lsn: int, from_order: int = -1) -> Iterator[Changes | None]:
     """Yield the pending changes of transactions that committed at or past `from_lsn`, in order.
 
-    None stands for a TRUNCATE. `from_order` is the place of the last TRUNCATE: changes before
-    it are skipped, because the snapshot may not contain their old rows.
+    None stands for a TRUNCATE. `from_order` is the position of the last TRUNCATE: changes before it
+    are skipped, because the snapshot may not contain their old rows.
     """
     # SUBTLE: a transaction whose commit record starts exactly at the consistent point of the
     # snapshot is not in the snapshot (hazard B1), so it is included here.
@@ -117,7 +116,7 @@ def _changes(kept: pa.Table) -> Changes:
 
 
 def _left_out(changes: Changes) -> pa.Array:
-    """By message, the numbers of the columns that were left out."""
+    """Return, for each message, the numbers of the columns that it omits."""
     messages, numbers = [], []
     message_of = np.flatnonzero(changes.new_row >= 0)
     for name, mask in changes.unchanged.items():

@@ -1,20 +1,18 @@
-"""The stream of changes as `pgoutput` writes it, taken apart in bulk.
+"""Bulk decoder of the `pgoutput` replication stream.
 
-    bytes ──► Decoder ──► Chunk ──► gather ──► a column of values each
-              walks       where     copies     as Arrow arrays
-              frames      they are
+    bytes ──► Decoder ──► Chunk ──► gather ──► one Arrow array
+              scans       offsets   copies     per column
+              frames      of tuples values
 
-Bytes come from the socket as frames of the wire protocol, cut anywhere. The
-decoder walks whole frames, and notes for each row message where its tuples
-begin, and for each transaction when it committed. Small transactions are the
-hard case, so nothing here runs Python once a row, a transaction or a
-keepalive: only for the rare messages, which become marks. Origins, which
-come once for each transaction of a subscriber, are checked and passed over.
+The socket delivers frames of the wire protocol, cut at any byte. The decoder scans complete frames.
+It records where the tuples of each row message begin, and when each transaction committed. Small
+transactions are the worst case, so no Python code runs per row, transaction or keepalive. It runs
+only for rare messages, which become marks. Origin messages occur once per transaction of a
+subscriber; they are checked and skipped.
 
-The walk checks every length against its frame before it is believed, so that
-what was noted can be gathered without looking twice, and damaged bytes are an
-error and never a wild read. This is protocol version 1, where a transaction
-is sent whole once it has committed; tuples are text or binary.
+The scan checks every length against its frame. Recorded offsets are therefore valid, and damaged
+bytes cause an error and never an invalid read. The decoder supports protocol version 1: a
+transaction is sent as a whole after its commit, and tuples are text or binary.
 """
 
 from dataclasses import dataclass
@@ -43,26 +41,26 @@ __all__ = [
 ]
 
 CAPACITY: Final = 4 << 20
-"""Bytes of a buffer. Larger ones no longer fit the processor's caches."""
+"""Size of a buffer in bytes. Larger buffers do not fit in the processor caches."""
 
 SPARE: Final = 64 << 10
-"""A buffer with less room than this is full: reading in small pieces costs more."""
+"""Free space below which a buffer counts as full, in bytes: many small reads cost more."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column, as messages about its table hold it."""
+    """Column in the row messages of a table."""
 
     name: str
     type_oid: int
     typmod: int
     key: bool
-    """Whether it is of the replica identity. With FULL, all are."""
+    """True if the column is part of the replica identity. With FULL, all columns are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What the messages about a table hold from here on."""
+    """Layout of the row messages of a table from here on."""
 
     oid: int
     namespace: str
@@ -75,7 +73,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class TypeName:
-    """The name of a type that is not built in; comes before its first use."""
+    """Name of a type that is not built in, sent before the first use of the type."""
 
     oid: int
     namespace: str
@@ -84,7 +82,7 @@ class TypeName:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Tables that were emptied together."""
+    """Tables truncated by one statement."""
 
     relations: tuple[int, ...]
     cascade: bool
@@ -93,7 +91,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What somebody wrote with `pg_logical_emit_message`."""
+    """Message written with `pg_logical_emit_message`."""
 
     transactional: bool
     lsn: int
@@ -106,7 +104,7 @@ Mark: TypeAlias = Relation | TypeName | Truncate | LogicalMessage
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that carries no change: its type, and what is in it."""
+    """Frame that carries no change: its type and its body."""
 
     kind: bytes
     body: bytes
@@ -114,64 +112,64 @@ class Frame:
 
 @dataclass(slots=True, repr=False)
 class Chunk:
-    """Some of the stream, as whole messages. The buffer is its own."""
+    """Part of the stream, as complete messages. The chunk owns its buffer."""
 
     buffer: Bytes
 
     kind: Bytes
-    """By row message, in the order of the stream: `I`, `U` or `D`."""
+    """Operation by row message, in stream order: `I`, `U` or `D`."""
 
     relation: npt.NDArray[np.uint32]
-    """By row message: the oid of its table."""
+    """Oid of the table, by row message."""
 
     old_kind: Bytes
-    """By row message: what the old tuple is: `K` a key, `O` a whole row, 0 nothing."""
+    """Kind of the old tuple, by row message: `K` a key, `O` a complete row, 0 none."""
 
     old_at: Int64s
-    """By row message: where the old tuple begins in the buffer, or -1."""
+    """Offset of the old tuple in the buffer, by row message, or -1."""
 
     new_at: Int64s
-    """By row message: where the new tuple begins in the buffer, or -1."""
+    """Offset of the new tuple in the buffer, by row message, or -1."""
 
     transaction: Int32s
-    """By row message: its transaction, an index into what follows."""
+    """Transaction by row message, as an index into the arrays below."""
 
     commit_lsn: Int64s
-    """By transaction with a message in here: where its commit record begins. Rises.
+    """Start of the commit record, by transaction with a message in this chunk. Ascending.
 
-    The first may have begun in an earlier chunk, the last may go on in a later one.
+    The first transaction may have begun in an earlier chunk. The last may continue in a later one.
     """
 
     end_lsn: Int64s
-    """By transaction: where its commit record ends; 0 while that has not come."""
+    """End of the commit record, by transaction; 0 until the Commit message is received."""
 
     xid: npt.NDArray[np.uint32]
     committed_us: Int64s
-    """By transaction: when it committed, in microseconds since 1970."""
+    """Commit time by transaction, in microseconds since 1970."""
 
     marks: list[tuple[int, Mark]]
-    """Rare messages, each with the row message before which it came."""
+    """Rare messages, each with the index of the row message that follows it."""
 
     mark_transaction: Int32s
-    """By mark: its transaction, or -1 if it is in none."""
+    """Transaction by mark, or -1 if the mark is outside a transaction."""
 
     wal_end: int
-    """Every transaction that committed below this has been sent, here or earlier.
+    """Position below which every committed transaction has been sent, in this chunk or earlier.
 
-    It is the greatest of the positions that keepalives, begins and commits tell.
+    It is the greatest position in keepalive, Begin and Commit messages.
     """
 
     reply_requested: bool
-    """Whether a keepalive asked for an answer."""
+    """True if a keepalive requested a reply."""
 
-    # Not __len__, by which a chunk with keepalives alone would count as nothing.
+    # Not `__len__`, because a chunk that holds only keepalives would then be false.
     @property
     def row_count(self) -> int:
-        """How many row messages there are."""
+        """Return the number of row messages."""
         return len(self.kind)
 
     def __repr__(self) -> str:
-        # Short, and without anybody's data.
+        # The text is short and contains no user data.
         return f"<Chunk: {self.row_count} rows, {len(self.commit_lsn)} transactions>"
 
 
@@ -180,26 +178,28 @@ class TupleColumn:
     """One column of many tuples."""
 
     values: pa.Array
-    """What the server sent, as binary; null where NULL, and where unchanged."""
+    """Values as the server sent them, as binary; null for NULL and for unchanged values."""
 
     unchanged: npt.NDArray[np.bool_]
-    """Where the value was left out because it is large and did not change."""
+    """True where the value was omitted because it is large (TOAST) and did not change."""
 
     binary: bool
-    """Whether the values are in binary rather than text format."""
+    """True if the values are in binary format, False if in text format."""
 
 
 class Decoder:
-    """Takes bytes as they come, and gives chunks. Does no I/O.
+    """Incremental decoder: takes bytes and returns chunks. Does no I/O.
 
-    into = decoder.space()           room for bytes, at least one
-    decoder.filled(n)                so many came
-    other = decoder.walk()           understand them, up to a frame that is no change
-    chunk = decoder.take()           what was understood since the last time
+    The caller repeats these calls:
+
+        into = decoder.space()           free space for bytes, at least one
+        decoder.filled(n)                n bytes were written there
+        other = decoder.walk()           scan them, up to a frame that is no change
+        chunk = decoder.take()           the messages scanned since the last call
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        """With buffers of `capacity` bytes; a larger frame gets a larger one."""
+        """Create a decoder with buffers of `capacity` bytes, and larger ones for larger frames."""
         self._capacity = capacity
         self._spare = min(SPARE, capacity // 4)
         self._buffer: Bytes = np.empty(capacity, np.uint8)
@@ -209,17 +209,17 @@ class Decoder:
 
     @property
     def unwalked(self) -> int:
-        """How many bytes there are that were not understood yet."""
+        """Return the number of buffered bytes that are not scanned yet."""
         return self._end - int(self._state[frames.AT])
 
     @property
     def walked(self) -> int:
-        """How many bytes there are that `take` would give."""
+        """Return the number of scanned bytes, which `take` would return."""
         return int(self._state[frames.AT])
 
     @property
     def full(self) -> bool:
-        """Whether a chunk should be taken before more is read."""
+        """Return whether a chunk should be taken before more bytes are read."""
         room = len(self._buffer) - self._end
         return int(self._state[frames.AT]) > 0 and (
             room < self._spare or bool(self._state[frames.CROWDED])
@@ -227,27 +227,27 @@ class Decoder:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the last transaction seen has not ended yet."""
+        """Return whether the scan is inside a transaction."""
         return bool(self._state[frames.IN_TRANSACTION])
 
     def space(self) -> memoryview:
-        """Where the next bytes go."""
+        """Return the free space of the buffer, for the next bytes."""
         if self._end == len(self._buffer):
             at = int(self._state[frames.AT])
-            # Nothing taken can be given up, so there must be more room.
+            # Scanned bytes that are not taken cannot be dropped, so a larger buffer is needed.
             wanted = max(int(self._state[frames.WANTED]) + self._spare, 2 * (self._end - at))
             self._move(np.empty(at + wanted, np.uint8), keep=0)
         return self._buffer.data[self._end :]
 
     def filled(self, count: int) -> None:
-        """`count` bytes were put where `space` said."""
+        """Record that `count` bytes were written to the space that `space` returned."""
         self._end += count
 
     def walk(self) -> Frame | None:
-        """Understand what is there, up to a frame that carries no change.
+        """Scan the buffered bytes, up to a frame that carries no change, and return that frame.
 
         Raises:
-            TransientError: the bytes are not what pgoutput writes.
+            TransientError: the bytes are not valid pgoutput messages.
         """
         status = frames.walk(self._buffer, self._end, self._state, *self._notes)
         if status == frames.MORE:
@@ -258,13 +258,13 @@ class Decoder:
             end = at + int(self._state[frames.WANTED])
             self._state[frames.AT] = end
             return Frame(self._buffer[at : at + 1].tobytes(), self._buffer[body:end].tobytes())
-        # As far as the type of a message, and not into anybody's data.
+        # Include the bytes up to the message type, and no user data.
         found = self._buffer[at : min(at + 31, self._end)].tobytes()
         which = f", {found[30:]!r}" if status == frames.UNKNOWN else ""
         raise damaged(f"{frames.REASONS[status]}{which}", found)
 
     def take(self) -> Chunk | None:
-        """What was understood since the last chunk, or None if that is nothing."""
+        """Return the messages scanned since the last chunk, or None if no frame was scanned."""
         state, notes = self._state, self._notes
         walked = int(state[frames.AT])
         if walked == 0:
@@ -296,13 +296,13 @@ class Decoder:
         return chunk
 
     def _give(self, walked: int) -> Bytes:
-        """The buffer as far as it was walked. The rest begins the next one."""
+        """Return the scanned part of the buffer, and move remaining bytes to the next buffer."""
         whole = self._buffer
         if walked < self._capacity // 4 and len(whole) == self._capacity:
             given = whole[:walked].copy()
             self._move(whole, keep=walked)
             return given
-        # A frame that is only begun may be larger than an ordinary buffer.
+        # An incomplete frame may be larger than a buffer of the usual size.
         wanted = int(self._state[frames.WANTED]) + self._spare
         room = self._capacity
         if self._end > walked and wanted > room:
@@ -319,9 +319,9 @@ class Decoder:
 
 
 def gather(chunk: Chunk, at: Int64s, columns: int) -> list[TupleColumn]:
-    """The values of the tuples that begin `at`, each of `columns` columns.
+    """Return the values of the tuples at offsets `at`, each with `columns` columns.
 
-    A position of -1 stands for a tuple of NULLs.
+    An offset of -1 stands for a tuple of NULLs.
     """
     count = len(at)
     at = np.ascontiguousarray(at, np.int64)
@@ -364,7 +364,7 @@ def gather(chunk: Chunk, at: Int64s, columns: int) -> list[TupleColumn]:
 
 
 def damaged(reason: str, found: bytes) -> TransientError:
-    """That the server sent something it should not."""
+    """Return the error for a message that violates the protocol."""
     return TransientError(
         f"replication stream cannot be understood: {reason}",
         detail=f"The bytes are {found.hex(' ')}." if found else "",
@@ -373,7 +373,7 @@ def damaged(reason: str, found: bytes) -> TransientError:
 
 
 class _Reader:
-    """Reads the fields of one rare message, one after the other."""
+    """Sequential reader of the fields of one rare message."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body

@@ -1,18 +1,18 @@
-"""Publications, and which relations one of them sends.
+"""Publications, and the relations that a publication sends.
 
-The server has a function for the second, `pg_get_publication_tables`, but it
-opens each table, and so waits behind whoever rewrites one. What is read at
-every tick must not wait; so the rule is written here, over the catalogue alone:
+The server function `pg_get_publication_tables` opens each table, and so waits behind a command that
+rewrites one. A query that runs at every tick must not wait. This module therefore derives the
+published relations from the catalog alone:
 
     publish_via_partition_root   sent are
     on                           members that are not partitions of another member
-    off                          members, and of partitioned ones their leaves
+    off                          members, with partitioned ones replaced by their leaves
 
-Members are the tables named, those of schemas named, or all. Permanent tables
-only: unlogged and temporary ones, views and the like are never sent.
+Members are the named tables, the tables of the named schemas, or all tables. Only permanent tables
+count: unlogged and temporary tables, views and other relations are never sent.
 
-Versions differ: partitioned tables can be published from 13 on, schemas,
-column lists and row filters from 15 on, generated columns from 18 on.
+Versions differ: partitioned tables can be published from version 13 on, schemas, column lists and
+row filters from 15 on, generated columns from 18 on.
 """
 
 import hashlib
@@ -45,46 +45,46 @@ OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication, as it is now."""
+    """Publication, as read from the catalog."""
 
     oid: int
     row_xid: int
-    """Which transaction wrote its row: another one if it was altered, even if altered back."""
+    """Transaction that wrote the publication's row; differs after ALTER, even if altered back."""
 
     all_tables: bool
     via_root: bool
-    """Whether changes of partitions come under the name of their root."""
+    """True if changes of partitions are sent under the name of their root."""
 
     operations: tuple[str, ...]
-    """Those of `OPERATIONS` that it sends."""
+    """Entries of `OPERATIONS` that the publication sends."""
 
     generated: bool = False
-    """Whether stored generated columns are sent where there is no column list."""
+    """True if stored generated columns are sent for tables without a column list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """For whom we made a publication."""
+    """Owner of a publication that Penstock created: a source and its lake."""
 
     source: str
     lake: str = ""
-    """Which lake's; empty in comments that were written before lakes were told apart."""
+    """Hash of the lake's location; empty in comments of versions that did not record it."""
 
     @classmethod
     def of(cls, source: str, location: str) -> Self:
-        """The source of that name in the lake at `location`, which is told by its hash alone."""
+        """Return the maker for a source of the lake at `location`; only its hash is stored."""
         return cls(source, hashlib.sha256(normal(location).encode()).hexdigest()[:12])
 
     @classmethod
     def parse(cls, comment: str) -> Self | None:
-        """Who is named in a publication's comment; None if it is not one of ours."""
+        """Parse the comment of a publication; None if Penstock did not create the publication."""
         if not comment.startswith(MADE):
             return None
         source, _, lake = comment.removeprefix(MADE).partition(LAKE)
         return cls(source, lake)
 
     def is_also(self, other: "Maker") -> bool:
-        """Whether both are the same, as far as they say."""
+        """Return whether both are the same source; an empty lake matches every lake."""
         return self.source == other.source and (
             self.lake == other.lake or not (self.lake and other.lake)
         )
@@ -94,7 +94,7 @@ class Maker:
 
 
 def find_publication(connection: Connection, name: str) -> Publication | None:
-    """The publication called `name`, if there is one."""
+    """Return the publication named `name`, if it exists."""
     version = connection.server_version
     rows = connection.query(
         f"SELECT {publication_columns(version)} FROM pg_catalog.pg_publication p"
@@ -116,7 +116,7 @@ def find_publication(connection: Connection, name: str) -> Publication | None:
 
 
 def publishable_oids(connection: Connection) -> list[int]:
-    """All relations that a publication of all tables would have, but for partitions of others."""
+    """Return the relations that FOR ALL TABLES would publish, without partitions."""
     rows = connection.query(
         f"SELECT c.oid::int8 FROM pg_catalog.pg_class c WHERE {_PUBLISHABLE}"
         " AND NOT c.relispartition"
@@ -125,12 +125,12 @@ def publishable_oids(connection: Connection) -> list[int]:
 
 
 def comment_of(publication: str, maker: Maker) -> str:
-    """The statement by which a publication says for which source it was made."""
+    """Return the statement that records the maker of a publication as its comment."""
     return f"COMMENT ON PUBLICATION {identifier(publication)} IS {quote_literal(str(maker))}"
 
 
 def made_for(connection: Connection, publication: str) -> Maker | None:
-    """For whom we made a publication; None if it is somebody else's, or not there."""
+    """Return the maker of a publication; None if Penstock did not create it, or it is missing."""
     rows = connection.query(
         "SELECT pg_catalog.obj_description(p.oid, 'pg_publication')"
         " FROM pg_catalog.pg_publication p WHERE p.pubname = $1",
@@ -140,7 +140,7 @@ def made_for(connection: Connection, publication: str) -> Maker | None:
 
 
 def may_drop(connection: Connection, publication: str) -> bool:
-    """Whether the role of the connection may drop a publication."""
+    """Return whether the role of the connection may drop a publication."""
     rows = connection.query(
         "SELECT pg_catalog.pg_has_role(p.pubowner, 'USAGE')"
         " FROM pg_catalog.pg_publication p WHERE p.pubname = $1",
@@ -152,12 +152,12 @@ def may_drop(connection: Connection, publication: str) -> bool:
 def alter_publication(
     connection: Connection, publication: str, how: Literal["ADD", "DROP"], table: TableName
 ) -> None:
-    """Put a table into a publication, or take it out."""
+    """Add a table to a publication, or remove it."""
     connection.execute(f"ALTER PUBLICATION {identifier(publication)} {how} TABLE {table}")
 
 
 def publication_columns(version: int) -> str:
-    """The columns of pg_publication, called `p`, that make a `Publication`."""
+    """Return the columns of pg_publication, aliased `p`, that make a `Publication`."""
     via_root = "p.pubviaroot" if version >= 130000 else "false"
     generated = "p.pubgencols = 's'" if version >= 180000 else "false"
     return (
@@ -167,21 +167,22 @@ def publication_columns(version: int) -> str:
 
 
 def membership(version: int) -> str:
-    """Common table expressions over the publication named $1 and the tables numbered $2.
+    """Return common table expressions over the publication named $1 and the tables with oids $2.
 
     They begin after `WITH RECURSIVE` and define
 
-        member (oid, token)         what was put into the publication, and by which row
+        member (oid, token)         entries of the publication, each with a token of its row
         tree (root, oid, parent)    members with all partitions below them
-        published (oid)             the relations under whose names changes come
-        relation (oid, published)   those, and the existing ones of $2 that are not among them
+        published (oid)             the relations that the publication sends under their own name
+        relation (oid, published)   these, and the existing relations of $2 that are not published
 
-    A token lasts as long as the membership lasts: who leaves and comes back has another.
+    A token is valid as long as the membership: a table that leaves the publication and is added
+    again has another token.
     """
     via_root = "pub.pubviaroot" if version >= 130000 else "false"
     pending = " AND NOT i.inhdetachpending" if version >= 140000 else ""
-    # Who leaves a published schema and comes back keeps the schema's row, but
-    # its dependency on a schema is a row of its own, written again each time.
+    # A table that leaves a published schema and returns keeps the token part of the schema's row.
+    # But its dependency on the schema is a separate row, which is written again each time.
     schemas = f"""
         UNION ALL
         SELECT c.oid, 's' || n.oid || ':' || n.xmin || ':' || coalesce((
