@@ -1,10 +1,11 @@
-"""Batches: building their parts, and reading them back.
+"""Batches: build their parts, and read them back.
 
-A small batch becomes bytes inside the log entry that links it, a large one
-Parquet objects written before it under a staging id. Either way the parts hold
-the user's columns, `mz_timestamp` and `mz_diff`, and reading verifies every
-byte: inline ones with their entry, objects against the size and checksum that
-the entry recorded.
+A small batch is stored as bytes inside the log entry that links it. A large batch is stored
+as Parquet objects, which are written under a staging id before that entry.
+
+In both forms, a part holds the user's columns, `mz_timestamp` and `mz_diff`. A read
+verifies every byte: inline parts with their entry, objects against the size and checksum
+that the entry recorded.
 """
 
 import threading
@@ -45,31 +46,38 @@ ROW_GROUP_ROWS: Final = 1 << 18
 FOOTERS_KEPT: Final = 512
 
 DICTIONARY_BYTES: Final = 1 << 16
-"""A larger dictionary saves little and is slow to read: it falls out of the processor's cache."""
+"""Upper bound of a dictionary, in bytes.
+
+A larger dictionary saves little space, and reads of it miss the processor's cache.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PartScan:
-    """The updates of one part with times in `[lower, upper)`."""
+    """Updates of one part with times in `[lower, upper)`."""
 
     part: Part
     written: SchemaVersion
-    """The version of the schema that the part was written in."""
+    """Schema version of the stored part."""
 
     lower: int = 0
     upper: int = END
-    """0 and END where all of the part counts."""
+    """Exclusive upper bound of times; `lower` 0 and `upper` END select the complete part."""
 
     @property
     def whole(self) -> bool:
-        """Whether every update of the part counts."""
+        """Return whether the scan covers every update of the part."""
         return self.lower == 0 and self.upper == END
 
 
 def part_scans_of(
     collection: CollectionState, batch: Batch, *, lower: int = 0, upper: int = END
 ) -> Iterator[PartScan]:
-    """The parts of `batch`, with no bound on time where all of it lies in `[lower, upper)`."""
+    """Yield a scan of each part of `batch`, restricted to `[lower, upper)`.
+
+    A bound that excludes no update of the batch is replaced by 0 or END: such a scan need
+    not inspect times.
+    """
     upper = min(upper, batch.until)
     lower = lower if batch.lower < lower else 0
     upper = upper if batch.upper > upper or batch.until < END else END
@@ -78,7 +86,7 @@ def part_scans_of(
 
 
 class Batches:
-    """Builds and reads the batches of one location."""
+    """Builder and reader of the batches of one storage location."""
 
     def __init__(self, blob: Blob, cache: CachedBlob, settings: Settings) -> None:
         self._blob = blob
@@ -87,19 +95,22 @@ class Batches:
         self._lock = threading.Lock()
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         self.codecs: dict[int, tuple[Codec, Codec]] = {}
-        """The codecs that collections of keys and values were opened with, by collection."""
+        """Key and value codecs of the collections that this process opened, by collection id."""
 
     def inline(self, updates: pa.Table) -> bool:
-        """Whether these updates are few enough to travel inside an entry."""
+        """Return whether the updates are small enough to be stored inside a log entry."""
         return bool(updates.nbytes <= self._settings.inline_bytes)
 
     def build_inline(self, updates: pa.Table, schema: int) -> Batch:
-        """A batch that travels inside the entry."""
+        """Build a batch that is stored inside its log entry."""
         rows = to_ipc(updates)
         return _batch(updates, schema, (Inline(rows),), len(rows))
 
     def build_few(self, rows: pa.RecordBatch, schema: int, *, lower: int, upper: int) -> Batch:
-        """The same, of rows whose times the caller knows, on the way of every small write."""
+        """Build an inline batch from rows whose time bounds the caller knows.
+
+        This is the fast path of every small write.
+        """
         data: bytes = rows.serialize().to_pybytes()
         return Batch(
             schema=schema,
@@ -112,7 +123,7 @@ class Batches:
         )
 
     def build_stored(self, updates: pa.Table, schema: int, staging: str) -> Batch:
-        """A batch whose parts are durable objects under a staging id, waiting to be linked."""
+        """Write updates as durable objects under a staging id, and return their unlinked batch."""
         parts: list[Part] = []
         rows = max(1, int(updates.num_rows * self._settings.part_bytes / max(updates.nbytes, 1)))
         ordered = [path for path, kind in _leaves(updates.schema) if _ordered_alike(kind)]
@@ -139,7 +150,10 @@ class Batches:
     def build_streamed(
         self, updates: Iterable[pa.Table], schema: int, staging: str, *, part_bytes: int
     ) -> Batch | None:
-        """The same of tables that need not fit into memory together; None if there is no row."""
+        """Write tables as they arrive, and return their unlinked batch, or None without any row.
+
+        About `part_bytes` of rows are in memory at a time.
+        """
         written: list[Batch] = []
         pending: list[pa.Table] = []
         size = 0
@@ -163,7 +177,7 @@ class Batches:
         lower: int = 0,
         upper: int = END,
     ) -> pa.Table:
-        """The updates of `batch` with times in `[lower, upper)`, as rows of `schema`."""
+        """Return the updates of `batch` with times in `[lower, upper)`, as rows of `schema`."""
         pieces = [
             self.part_rows(collection, each, schema)
             for each in part_scans_of(collection, batch, lower=lower, upper=upper)
@@ -173,7 +187,7 @@ class Batches:
     def part_rows(
         self, collection: CollectionState, piece: PartScan, schema: SchemaVersion
     ) -> pa.Table:
-        """The updates of one slice, as rows of `schema`."""
+        """Return the updates of one part scan, as rows of `schema`."""
         rows = self._part(piece.part, stored_columns_of(piece.written))
         if not piece.whole:
             times = rows.column(TIME)
@@ -182,7 +196,11 @@ class Batches:
         return self._read_through(collection, rows, piece.written, schema)
 
     def footer(self, part: Stored) -> pq.FileMetaData:
-        """What the footer of an object tells, verified; the latest used are remembered."""
+        """Return the verified Parquet footer of an object, from a cache of recently used footers.
+
+        Raises:
+            Corruption: the object is missing, or its footer has changed.
+        """
         with self._lock:
             if part.key in self._footers:
                 self._footers.move_to_end(part.key)
@@ -204,7 +222,7 @@ class Batches:
         return told
 
     def opened(self, part: Stored) -> pq.ParquetFile:
-        """An object, verified, to be read column by column."""
+        """Return a verified object as a Parquet file, to read by column."""
         data = self._cache.read(part.key, part.size, part.checksum)
         return pq.ParquetFile(pa.BufferReader(data), metadata=self.footer(part))
 
@@ -241,7 +259,7 @@ class Batches:
 
 @lru_cache(maxsize=1024)
 def defaults_of(schemas: tuple[SchemaVersion, ...]) -> Mapping[str, pa.Scalar]:
-    """What rows hold in the columns that were added after they were written."""
+    """Return the values that older rows hold in columns added after they were written."""
     found: dict[str, pa.Scalar] = {}
     for version in schemas:
         if version.defaults:
@@ -253,7 +271,7 @@ def defaults_of(schemas: tuple[SchemaVersion, ...]) -> Mapping[str, pa.Scalar]:
 
 
 def _recoded(rows: pa.Table, written: SchemaVersion, codecs: tuple[Codec, Codec]) -> pa.Table:
-    """Keys and values as the codecs write them now."""
+    """Re-encode keys and values that an older version of a codec wrote."""
     for (name, codec), (_, version) in zip(
         (("key", codecs[0]), ("value", codecs[1])), written.codecs, strict=True
     ):
@@ -267,7 +285,7 @@ def _recoded(rows: pa.Table, written: SchemaVersion, codecs: tuple[Codec, Codec]
 
 
 def together(batches: Sequence[Batch]) -> Batch:
-    """One batch of all the parts, which were written in one schema and side by side."""
+    """Combine the parts of batches of one schema version into one batch."""
     return Batch(
         schema=batches[0].schema,
         lower=min(batch.lower for batch in batches),
@@ -280,7 +298,7 @@ def together(batches: Sequence[Batch]) -> Batch:
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """The columns of Parquet that hold the values, by path."""
+    """Yield the path and type of each Parquet leaf column."""
     pending = [(field.name, field.type) for field in schema]
     while pending:
         path, kind = pending.pop(0)
@@ -296,16 +314,18 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _ordered_alike(kind: pa.DataType) -> bool:
-    """Whether readers that skip by statistics and dictionaries order values as we do.
+    """Return whether all readers order values of this type as Arrow does.
 
-    SUBTLE: Spark takes NaN for the largest number, which Arrow leaves out of bounds,
-    and 0.0 for -0.0; and it rounds bounds on milliseconds. Rows would go missing.
+    SUBTLE: only such columns get statistics and dictionaries. Spark considers NaN the
+    largest number, whereas Arrow leaves NaN out of the bounds. Spark also treats 0.0 and
+    -0.0 as equal, and rounds bounds of milliseconds. With statistics, Spark would skip row
+    groups that hold matching rows.
     """
     return not (pa.types.is_floating(kind) or (pa.types.is_timestamp(kind) and kind.unit == "ms"))
 
 
 def _stored(key: str, data: bytes) -> Stored:
-    """What is recorded of a Parquet object; it ends in the length of its footer and a magic."""
+    """Return the record of a Parquet object, which ends in its footer length and a magic number."""
     footer = int.from_bytes(data[-8:-4], "little") + 8
     return Stored(
         key=key,

@@ -1,13 +1,13 @@
-"""The checksum walk: every object is there, and is what was written.
+"""Checksum walk: verify that every object exists and holds the bytes that were written.
 
-It reads everything and trusts nothing, so that one damaged object does not
-hide another: each entry, rollup, hold and batch is looked at for itself. It may
-run beside a writer; what is deleted rightly while it walks is not damage.
+The walk reads each entry, rollup, hold and batch independently, so one damaged object does
+not hide another. The walk may run next to a writer: an object that the writer deletes
+correctly during the walk is not damage.
 
-What it can know: entries are dense from the floor to the newest trace of the
-head (an entry, a rollup, or the mark a clean close leaves), rollups that the
-log records exist, and so does every file that the state links. The very last
-entry of a writer that was killed has no other witness than itself.
+The walk verifies that log entries are dense from the floor to the newest trace of the head:
+an entry, a rollup, or the mark of a clean close. Rollups that the log records must exist,
+and so must every file that the state links. The loss of the last entry of a killed writer
+cannot be detected, because only that entry proves its own existence.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ __all__ = ["Damage", "Report", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One object that is not what was written."""
+    """One object that is missing or differs from the bytes that were written."""
 
     key: str
     reason: str
@@ -35,7 +35,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a walk found."""
+    """Result of a checksum walk."""
 
     location: str
     objects: int
@@ -44,17 +44,17 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether everything is as it was written."""
+        """Return whether the walk found no damage."""
         return not self.damage
 
 
 def verify(blob: Blob) -> Report:
-    """Read every object of a storage location and check it."""
+    """Read and check every object of a storage location."""
     walk = _Walk(blob).walked()
     damage = walk.damage
     if damage:
-        # A writer may have deleted, rightly, what the walk was about to read.
-        # Then a second walk no longer looks for it.
+        # A writer may have correctly deleted an object that the walk was about to read. A
+        # second walk no longer expects that object.
         again = _Walk(blob).walked().damage
         damage = {key: reason for key, reason in damage.items() if key in again}
     found = tuple(Damage(key, damage[key]) for key in sorted(damage))
@@ -99,7 +99,7 @@ class _Walk:
             key = rollup_key(number)
             data = self._read(key)
             if data is None:
-                continue  # Deleted since it was listed; a recorded one is missed below.
+                continue  # Deleted after the listing; `newest_state` reports a recorded one.
             try:
                 state = decode_rollup(data, key=key, where=self._blob.name)
             except (Corruption, StoreRefused) as error:
@@ -111,7 +111,7 @@ class _Walk:
                 self._rollups[state.seqno] = state
 
     def newest_state(self) -> State:
-        """As far as sound objects lead."""
+        """Return the newest state that undamaged objects lead to."""
         state = self._rollups[max(self._rollups)] if self._rollups else State()
         while state.seqno in self._entries:
             try:

@@ -1,9 +1,9 @@
-"""Open a storage location, and hand out its collections.
+"""Open a storage location, and return its collections.
 
-A client with a writer's id reads and writes; without one it only reads. It may
-be shared by threads. `close` finishes what was accepted, refuses what comes
-after, and gives the lock back; a client that is merely forgotten is closed when
-it is collected or the program ends, and one that is killed loses nothing.
+A client with a writer id reads and writes; a client without one only reads. Threads may
+share a client. `close` finishes accepted calls, rejects later ones and releases the lock. A
+client that is not closed explicitly is closed when it is garbage-collected or the program
+exits. A killed client loses no acknowledged write.
 """
 
 import weakref
@@ -59,7 +59,7 @@ __all__ = ["Client", "Unsealed", "attach", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Unsealed:
-    """Updates that were written and not sealed, as a takeover finds them."""
+    """Updates of one collection that were written but not sealed, as a takeover finds them."""
 
     collection: str
     updates: int
@@ -79,21 +79,23 @@ def open(
 ) -> "Client":
     """Open one storage location.
 
-    With `writer`, a reentrance id, it is opened for reading and writing: the
-    same id takes over from a crashed or running predecessor, which is fenced;
-    another id is rejected while one holds the lock, unless its process is of
-    this host and dead. With `take_over=False` a running process of this host
-    is not replaced either. With `after`, the epoch in which this process wrote
-    last, it takes over from no other that came since. The lock is held on
-    behalf of process `pid` of this host, by default of this one.
-    Without `writer`, only for reading;
-    `hold=False` then leaves no trace at all and needs no permission to write,
-    at the price that compaction may get in the way, as an error that says so.
+    With `writer`, a reentrance id, open it for reading and writing. The same id takes over
+    from a crashed or running predecessor, which is fenced. Another id is rejected while the
+    lock is held, unless the holder is a dead process of this host.
+
+    With `take_over=False`, a running process of this host is not replaced either. With
+    `after`, the last epoch that this process wrote in, the call does not take over from a
+    process that took the lock after that epoch. The lock is held on behalf of process `pid`
+    of this host, by default of this one.
+
+    Without `writer`, open it for reading only. With `hold=False`, the reader then writes no
+    object and needs no write permission. Compaction may then overtake a read, which fails
+    with an error that names the cause.
 
     Raises:
         LockHeld: another id is writing; or, without `take_over`, another process of this host.
-        Fenced: a process with the same id has begun to write since epoch `after`, and lives.
-        StoreRefused: the store cannot be trusted with a log, or refuses us.
+        Fenced: a live process with the same id has begun to write after epoch `after`.
+        StoreRefused: the store is not safe for a log, or denies access.
     """
     settings = settings or Settings()
     if writer is not None:
@@ -111,10 +113,10 @@ def open(
 
 
 def attach(handoff: LockHandoff, *, settings: Settings | None = None) -> "Client":
-    """Go on as the writer that handed over `baton`, in its epoch.
+    """Resume as the writer of `handoff`, in its epoch.
 
     Raises:
-        Fenced: another writer has taken the lock meanwhile, or it was released.
+        Fenced: another writer has taken the lock since, or it was released.
     """
     settings = settings or Settings()
     steady = open_store(handoff.url, settings, writing=True)
@@ -126,7 +128,7 @@ def attach(handoff: LockHandoff, *, settings: Settings | None = None) -> "Client
 
 
 class Client:
-    """An open storage location. See `open`."""
+    """An open storage location; see `open`."""
 
     def __init__(
         self,
@@ -172,27 +174,27 @@ class Client:
             if error is None:
                 raise
             if isinstance(error, Fenced) and isinstance(failed, Fenced):
-                return  # Closing repeats what the caller hears already.
-            # What went wrong inside is what the caller must hear of first.
+                return  # Closing repeats the error that the caller already gets.
+            # The error inside the block is the cause, so it is raised first.
             error.add_note(f"closing failed too: {failed}")
 
     @property
     def url(self) -> str:
-        """The location, as people know it."""
+        """URL of the location, as the user gave it."""
         return self._blob.name
 
     @property
     def state(self) -> State:
-        """Everything that is known about the location, as one value."""
+        """Complete state of the location, as one immutable value."""
         return self.reader.look()
 
     @property
     def epoch(self) -> int | None:
-        """The epoch this client writes in."""
+        """Epoch of this client's writes; None for a reader."""
         return self._machine.epoch
 
     def statistics(self) -> StoreStatistics:
-        """Store operations so far, and those that are failing right now, since when."""
+        """Return counts of store operations, and which of them currently fail and since when."""
         return self._blob.statistics()
 
     def create_or_load(
@@ -205,12 +207,12 @@ class Client:
         key_columns: Sequence[str] = (),
         owner: str = "",
     ) -> "Collection":
-        """The collection of that name, made if there is none.
+        """Return the collection with this name; create it if it does not exist.
 
-        Give codecs for `key` and `value`, or a `schema` for rows with the
-        columns that identify one. An existing collection must have the same;
-        codecs may be of a newer version than what is stored. `owner` says who
-        alone writes a new one, such as a source; users' own have none.
+        Pass codecs for `key` and `value`, or a `schema` for rows together with the key
+        columns. An existing collection must have the same. A codec may be newer than the
+        stored version. `owner` names the only writer of a new collection, such as a source;
+        a user collection has no owner.
         """
         check_name(name, owner)
         key, value = codec_of(key), codec_of(value)
@@ -229,10 +231,10 @@ class Client:
         return Collection(self, found.id, name)
 
     def collection(self, name: str, *, as_of: int | None = None) -> "Collection":
-        """Return the collection that a name refers to, with whatever codecs or schema it has.
+        """Return the collection that a name refers to, with the codecs or schema that it has.
 
-        With `as_of`, the one that a read as of that time uses: a collection may have been
-        replaced by another of its name.
+        With `as_of`, return the collection that a read as of that time uses: an earlier
+        collection of the same name may have been replaced.
         """
         state = self.reader.look()
         found = state.named(name, as_of)
@@ -244,18 +246,19 @@ class Client:
         return Collection(self, found.id, name)
 
     def collections(self, *, hidden: bool = False) -> list[str]:
-        """The names of all collections, in order; of hidden ones only if asked for.
+        """Return the sorted names of all collections, without hidden ones by default.
 
-        Hidden ones have a slash in their name and are kept by sources for themselves.
+        A hidden collection has a slash in its name and holds internal state of a source.
         """
         return self.reader.look().listed(hidden=hidden)
 
     def append_all(
         self, appends: Sequence[AppendTo], collection_changes: Sequence[CollectionChange] = ()
     ) -> Appended | UpperMismatch:
-        """`compare_and_append` on several collections: all of it or none, uppers included.
+        """Run `compare_and_append` on several collections atomically, uppers included.
 
-        With `collection_changes`, what else happens to these or others in the same entry.
+        `collection_changes` are further changes, of these or of other collections, in the
+        same log entry.
         """
         if not appends and not collection_changes:
             raise UsageError("append_all was given no collection", hint="Name at least one.")
@@ -265,7 +268,7 @@ class Client:
             )
         for named in (*appends, *collection_changes):
             self._must_be_ours(named.collection)
-        # What is appended to a collection that grows comes in its further schema.
+        # Updates for a collection that grows are prepared in its new schema.
         growing: dict[Collection, list[Grow]] = {}
         for each in collection_changes:
             if isinstance(each, Grow):
@@ -303,7 +306,7 @@ class Client:
         return outcome
 
     def seal_all(self, uppers: "Mapping[Collection, int]") -> "Future[Appended]":
-        """Seal several collections at once."""
+        """Seal several collections atomically."""
         pieces = [
             CollectionAppend(c.id, upper=check_frontier(upper)) for c, upper in uppers.items()
         ]
@@ -316,7 +319,7 @@ class Client:
         return self.committer.submit(Append(pieces))
 
     def destroy(self, *names: str) -> bool:
-        """Remove collections and everything in them, all at once; whether one was there.
+        """Remove collections with their data atomically, and return whether any existed.
 
         A name may be used again, for a new and empty collection.
         """
@@ -329,7 +332,10 @@ class Client:
         return bool(there)
 
     def unsealed(self) -> list[Unsealed]:
-        """What was written and never sealed: after a takeover, what the predecessor left."""
+        """Return the updates that were written but not sealed, by collection.
+
+        After a takeover, these are the unfinished writes of the predecessor.
+        """
         state = self.reader.look()
         found = []
         for collection in state.collections.values():
@@ -354,7 +360,10 @@ class Client:
         return sorted(found, key=lambda each: each.collection)
 
     def discard_unsealed(self, names: Sequence[str] | None = None) -> None:
-        """Void what was written and never sealed, in one entry; of all collections or some."""
+        """Void updates that were written but not sealed, in one log entry.
+
+        The default is all collections.
+        """
 
         def plan(state: State) -> list[Operation]:
             chosen = sorted(state.names) if names is None else names
@@ -365,9 +374,9 @@ class Client:
 
     @contextmanager
     def staging(self) -> Iterator[str]:
-        """An id under which other processes may write files for this client, inside the block.
+        """Yield a staging id for files that other processes write for this client.
 
-        Append what they wrote, as `Staged`, before leaving it.
+        Append these files, as `Staged`, before the block ends.
         """
         staging = self._maintenance().merger.staging
         id = staging.acquire()
@@ -386,10 +395,11 @@ class Client:
         time: int | None = None,
         growing: Sequence[Grow] = (),
     ) -> Staged:
-        """Write tables as files under `staging`, an id in use, as they come.
+        """Write tables, as they arrive, as files under `staging`, a staging id in use.
 
-        Only about a part's worth of them is in memory at once. With `growing` they
-        have the schema that it will bring, in the same `append_all` as they.
+        About one part of rows is in memory at a time. With `growing`, the tables have the
+        schema that these changes produce; pass the same changes to the `append_all` that
+        links the files.
         """
         self._must_be_ours(collection)
         schemas = with_growth(collection.state, growing).schemas
@@ -410,11 +420,12 @@ class Client:
         staged: Sequence[Staged] = (),
         growing: Sequence[Grow] = (),
     ) -> "pa.Table | Staged":
-        """What to append at `time`, so that the collection holds what `wanted` does, only that.
+        """Return the updates at `time` that make the contents equal to `wanted`.
 
-        What it holds is all that was written to it, sealed or not, and `staged`
-        too. What is too much for this process is done by whom big merges are
-        delegated to, into files under `staging`, an id in use.
+        The current contents are all updates that were written to the collection, sealed or
+        not, and `staged`. A comparison larger than `merge_bytes` is delegated to the
+        executor of big merges, if there is one, which writes files under `staging`, a
+        staging id in use.
         """
         self._must_be_ours(collection)
         id, name = collection.id, collection.name
@@ -429,9 +440,10 @@ class Client:
         return found if isinstance(found, pa.Table) else Staged(found)
 
     def hand_over(self, staging: str) -> LockHandoff:
-        """Close without giving the lock back, so that another process can go on in this epoch.
+        """Close without releasing the lock, and return the handoff for another process.
 
-        What is written under `staging`, an id in use, can be appended there.
+        That process resumes in this epoch and can append files written under `staging`, a
+        staging id in use.
         """
         state = self._machine.state
         assert state.writer is not None
@@ -441,21 +453,21 @@ class Client:
         return handoff
 
     def share_staged(self, batch: Batch) -> None:
-        """Keep the ids of `batch` open as if it were about to be linked."""
+        """Keep the staging ids of `batch` open, as for a batch that is about to be linked."""
         self._maintenance().merger.staging.share([batch])
 
     def hold(self, owner: str) -> DurableHold:
-        """The durable hold of `owner`, taken over if another process has it."""
+        """Return the durable hold of `owner`; take it over if another process owns it."""
         self.reader.look()
         return DurableHold(self._machine, self._settings, owner)
 
     def drop_hold(self, owner: str) -> None:
-        """Let go of the durable hold of `owner`, if there is one."""
+        """Drop the durable hold of `owner`, if it exists."""
         if f"d-{owner}" in list_holds(self._machine.blob):
             self.hold(owner).drop()
 
     def prove(self) -> None:
-        """Look into the log whether this is still its writer, without writing anything.
+        """Check in the log that this client still owns the lock, without a write.
 
         Raises:
             Fenced: another owner's epoch has begun.
@@ -466,22 +478,23 @@ class Client:
         self._machine.must_own()
 
     def compact(self) -> None:
-        """Do all upkeep now: merge, roll up, let go of what nobody needs."""
+        """Run all maintenance now: merge, write a rollup, delete unneeded history and files."""
         self._maintenance().compact()
 
     def delegate_big_merges(self, to: BigMerges | None) -> None:
-        """Let merges beyond `merge_bytes` be done by `to`; `penstock.spark.compactor` makes one."""
+        """Delegate merges beyond `merge_bytes` to `to`, such as a `penstock.spark.compactor`."""
         self._maintenance().merger.big = to
 
     def run_maintenance(self) -> None:
-        """One round of what otherwise happens in the background."""
+        """Run one cycle of background maintenance."""
         self._maintenance().round()
 
     def close(self) -> None:
-        """Finish what was accepted, refuse what comes after, release the lock.
+        """Finish accepted calls, reject later ones, and release the lock.
 
-        May be called twice. Raises if the lock could not be released because
-        this writer was fenced or broke; everything is closed all the same.
+        A second call does nothing. The call raises if the lock could not be released
+        because this writer was fenced or had failed. All resources are closed in this case
+        too.
         """
         if self._runtime.committer is not None:
             self._runtime.committer.must_not_be_closed_from_here()
@@ -490,7 +503,7 @@ class Client:
 
     @property
     def committer(self) -> Committer:
-        """Where work is queued; for the collections of this client."""
+        """Commit queue of this client; for its collections."""
         self._runtime.must_not_be_forked()
         if self._runtime.committer is None or self._closed.is_set():
             raise self._cannot_write()

@@ -1,7 +1,7 @@
-"""One named collection: its writing end and its reading end.
+"""Handle of one collection: writes, reads and schema changes.
 
-Handed out by a `Client`; any number of these may stand for one collection. It
-checks and queues what is written, and reads through what the client shares.
+A `Client` creates handles; several may refer to the same collection. A handle validates and
+queues writes, and reads through the reader that the client shares.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,11 +54,11 @@ __all__ = ["AppendTo", "Collection", "collection_append"]
 
 
 class Collection:
-    """One named collection: its writing end and its reading end.
+    """Handle of one named collection.
 
-    Updates are `((key, value), time, diff)` for keys and values. For rows they
-    are an Arrow table with the columns `mz_timestamp` and `mz_diff`, or without
-    them and one `time` for all, or `(row, time, diff)` with the row as a dict.
+    For keys and values, updates are `((key, value), time, diff)`. For rows, updates are one
+    of: an Arrow table with the columns `mz_timestamp` and `mz_diff`; an Arrow table without
+    them and one `time` for all rows; or `(row, time, diff)` with the row as a dict.
     """
 
     def __init__(self, client: "Client", id: int, name: str) -> None:
@@ -71,7 +71,7 @@ class Collection:
 
     @property
     def state(self) -> CollectionState:
-        """What is known of it now."""
+        """Newest state of the collection that this client can see."""
         found = self.client.state.collections.get(self.id)
         if found is None:
             raise UsageError(
@@ -81,45 +81,48 @@ class Collection:
 
     @property
     def since(self) -> int:
-        """Readable from here on."""
+        """Lowest readable time of the collection."""
         return self.state.since
 
     @property
     def upper(self) -> int:
-        """Complete below here."""
+        """Exclusive upper bound of the complete times."""
         return self.state.upper
 
     @property
     def schema(self) -> pa.Schema:
-        """The newest version of the user's columns."""
+        """User's columns in the newest schema version."""
         return columns_of(self.state.schemas[-1])
 
     def write(self, updates: Updates, *, time: int | None = None) -> "Future[Appended]":
-        """Make updates durable, at times at or past upper. They are seen once sealed."""
+        """Make updates durable, at times at or past upper.
+
+        Readers see the updates after a seal past their times.
+        """
         return self._submit(self.piece(updates, time=time))
 
     def seal(self, upper: int) -> "Future[Appended]":
-        """Declare all times below `upper` complete, for ever. `END` closes the collection."""
+        """Declare all times below `upper` permanently complete. `END` closes the collection."""
         return self._submit(CollectionAppend(self.id, upper=check_frontier(upper)))
 
     def compare_and_append(
         self, updates: Updates, expected_upper: int, new_upper: int, *, time: int | None = None
     ) -> Appended | UpperMismatch:
-        """Write and seal in one step, if upper is what was expected."""
+        """Write and seal in one step, if the current upper equals `expected_upper`."""
         piece = self.piece(updates, expected=expected_upper, upper=new_upper, time=time)
         outcome: Appended | UpperMismatch = self._submit(piece).result()
         return outcome
 
     def allow_compaction(self, since: int) -> "Future[Allowed]":
-        """Permit what was before `since` to be forgotten; `END` gives up all history.
+        """Permit compaction of history before `since`; `END` gives up all history.
 
-        The permission is kept; a hold that lies lower only delays it.
+        The permission is durable. A hold at a lower time only delays its effect.
         """
         work = Allowing({self.id: check_frontier(since)})
         return self.client.committer.submit(work)
 
     def alter(self, schema: pa.Schema, *, defaults: Mapping[str, Any] | None = None) -> None:
-        """Let the schema grow, for readers as of the present upper and later."""
+        """Extend the schema, for readers as of the present upper and later."""
 
         def plan(state: State) -> list[Operation]:
             found = state.collections.get(self.id)
@@ -131,50 +134,57 @@ class Collection:
         self.client.committer.run(plan, lambda _before, _after: None, touches=[self.id])
 
     def snapshot(self, as_of: int | datetime) -> Snapshot:
-        """The contents as of a time: milliseconds, or an aware datetime.
+        """Return the contents as of a time: milliseconds, or an aware datetime.
 
         Raises:
             SinceError: the time lies below since.
-            NotYetComplete: it lies at or past upper.
-            CollectionErrored: the collection is in error as of it.
+            NotYetComplete: the time lies at or past upper.
+            CollectionErrored: the collection is in error as of the time.
         """
         return self.client.reader.snapshot(self.state, check_as_of(as_of))
 
     def lookup(self, keys: pa.Table, as_of: int) -> pa.Table:
-        """The rows as of a time whose key is among `keys`: their columns, and `mz_diff`.
+        """Return the rows as of a time that have one of `keys`, with `mz_diff`.
 
-        `keys` has the key columns. Reads as little as that needs. Raises as `snapshot` does.
+        `keys` has exactly the key columns. The call reads only the row groups that may hold
+        a key. It raises the same errors as `snapshot`.
         """
         return self.client.reader.lookup(self.state, keys, check_as_of(as_of))
 
     def written(
         self, keys: pa.Table, staged: Sequence[Staged] = (), growing: Sequence[Grow] = ()
     ) -> pa.Table:
-        """For its writer: of all that was written, sealed or not, the rows with these keys.
+        """Return, for the writer, the rows with these keys among all written updates.
 
-        Those of `staged` files too; `growing` is what will bring the schema they have.
-        `keys` has any columns of its. The columns, and `mz_diff`; unlike `lookup`
-        whatever readers may see.
+        The result includes updates that are not sealed and the updates of `staged` files.
+        `growing` are the changes that produce the schema of those files. `keys` has any
+        columns of the collection. The result has the collection's columns and `mz_diff`.
+        Unlike `lookup`, it ignores which times readers may see.
         """
         files = [each.batch for each in staged if each.batch is not None]
         return self.client.reader.written(self.state, keys, files, growing)
 
     def retained_files(self) -> AbstractContextManager[CollectionState]:
-        """For its writer: all that was written, for tasks to read as long as the block lasts."""
+        """Yield, for the writer, the state with all written updates, and retain its files.
+
+        Spark tasks may read the files until the block ends.
+        """
         return self.client.reader.files_of(self.state)
 
     def parts(self, staged: Sequence[Staged] = ()) -> Iterator[pa.Table]:
-        """For its writer: all that was written, sealed or not, and those of `staged` files.
+        """Yield, for the writer, all written updates, sealed or not, and those in `staged` files.
 
-        In the order of writing, about a part at a time, nothing added up.
+        The tables follow the order of writing, hold about one part each, and are not
+        consolidated.
         """
         files = [each.batch for each in staged if each.batch is not None]
         return self.client.reader.parts(self.state, files)
 
     def listen(self, as_of: int | datetime, *, snapshot: bool = False) -> Listener:
-        """Every change after `as_of`, as it becomes complete; first the contents then, if asked.
+        """Return a listener that yields every change after `as_of` when it becomes complete.
 
-        An `as_of` of -1 begins before the first time there is.
+        With `snapshot`, the listener yields the contents as of `as_of` first. An `as_of` of
+        -1 starts before the first time.
         """
         checked = -1 if as_of == -1 else check_as_of(as_of)
         return Listener(
@@ -182,7 +192,7 @@ class Collection:
         )
 
     def destroy(self) -> bool:
-        """Remove it; see `Client.destroy`."""
+        """Remove the collection; see `Client.destroy`."""
 
         def plan(state: State) -> list[Operation]:
             return [Destroy(self.id)] if self.id in state.collections else []
@@ -203,17 +213,17 @@ class Collection:
         upper: int | None = None,
         time: int | None = None,
     ) -> CollectionAppend:
-        """The updates in stored form, checked as far as can be without knowing upper."""
+        """Return the updates in stored form; see `collection_append`."""
         return collection_append(self, updates, expected=expected, upper=upper, time=time)
 
 
 @dataclass(frozen=True, slots=True)
 class AppendTo:
-    """One collection's share of an atomic `append_all`."""
+    """Updates and uppers of one collection in an atomic `append_all`."""
 
     collection: "Collection"
     updates: Updates
-    """Or a list of tables and `Staged`."""
+    """Updates, or a list of tables and `Staged`."""
 
     expected_upper: int
     new_upper: int
@@ -228,9 +238,12 @@ def collection_append(
     time: int | None = None,
     schemas: Sequence[SchemaVersion] | None = None,
 ) -> CollectionAppend:
-    """The updates in stored form, checked as far as can be without knowing upper.
+    """Return the updates in stored form, with every check that needs no current upper.
 
-    `schemas` are those that the collection will have, if it grows with them.
+    `schemas` are the schema versions after the growth in the same log entry.
+
+    Raises:
+        UsageError: the updates do not fit the collection or the given uppers.
     """
     state = collection.state
     if (

@@ -1,11 +1,10 @@
-"""What an entry may say of collections besides what is appended to them.
+"""Changes of collections in one log entry, next to the appended updates.
 
     client.append_all([AppendTo(orders, rows, 7, 8)], collection_changes=[Grow(orders, wider)])
 
-All of it or none: each is checked, in order, against the state that the entry
-follows and those before it, and one that is refused leaves nothing written.
-What readers have been promised stays: nothing here changes what can be read
-as of a time below upper.
+The call is atomic. Each change is checked, in order, against the state before the entry and
+the changes before it. If one is rejected, nothing is written. No change alters the contents
+that can be read as of a time below upper.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,10 +38,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The collection's history begins at `since`: there is nothing to read before it.
+    """Start of the collection's history at `since`: there is nothing to read before it.
 
-    Only while nothing has been complete in it. What was written at earlier times and
-    not sealed is there from the beginning.
+    Allowed only while no time of the collection is complete. Updates that were written at
+    earlier times and not sealed count from `since` on.
     """
 
     collection: "Collection"
@@ -51,10 +50,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """The collection has a further schema, for readers as of its upper before this entry and later.
+    """New schema version, for readers as of the upper before this entry and later.
 
-    What the same call appends to it has that schema. It may grow several times in one
-    call: tables then have the last schema, and files any of them.
+    Updates for the collection in the same call have this schema. A collection may grow
+    several times in one call: tables then have the last schema, and files any of them.
     """
 
     collection: "Collection"
@@ -64,7 +63,7 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """From `time` on the collection cannot be read, because of `error`; its upper may move on."""
+    """Failure of the collection: reads as of `time` or later raise `error`; upper may advance."""
 
     collection: "Collection"
     time: int
@@ -73,7 +72,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """As of `time` and later the collection that failed can be read again."""
+    """End of a failure: the collection can be read again as of `time` and later."""
 
     collection: "Collection"
     time: int
@@ -81,10 +80,10 @@ class Recover:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """As of `time` and later the name of the collection refers to `by`, which begins there.
+    """Move of the collection's name, as of `time` and later, to `by`, which begins there.
 
-    As of earlier times it refers to the collection itself, which is sealed at `time`
-    and takes no further updates.
+    As of earlier times, the name refers to the replaced collection. That collection is
+    sealed at `time` and rejects further updates.
     """
 
     collection: "Collection"
@@ -94,21 +93,21 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class WriteTo:
-    """Updates at times at or past upper, which are not sealed: they are seen once sealed."""
+    """Updates at times at or past upper that are not sealed yet, and so not visible to readers."""
 
     collection: "Collection"
     updates: Updates
-    """Or a list of tables and `Staged`."""
+    """Updates, or a list of tables and `Staged`."""
 
 
 CollectionChange: TypeAlias = Begin | Grow | Fail | Recover | Replace | WriteTo
 
 
 def with_growth(found: CollectionState, growing: Sequence[Grow]) -> CollectionState:
-    """The collection as it will be when it has grown.
+    """Return the collection state after the given growth.
 
     Raises:
-        UsageError: it cannot grow so.
+        UsageError: the schema cannot change in this way.
     """
     for each in growing:
         further = grown(found, each.schema, each.defaults)
@@ -120,13 +119,13 @@ def with_growth(found: CollectionState, growing: Sequence[Grow]) -> CollectionSt
 def operations_of(
     changes: Sequence[CollectionChange], state: State, *, versions: Mapping[int, int]
 ) -> list[Operation]:
-    """What the entry says for `changes`.
+    """Return the log operations for `changes`.
 
-    `versions` tells how many schema versions collections had when the updates
-    that come with a further one were prepared.
+    `versions` gives the number of schema versions that each growing collection had when its
+    updates were prepared.
 
     Raises:
-        UsageError: one of them may not be said.
+        UsageError: a change is rejected.
     """
     operations: list[Operation] = []
     for id in {each.collection.id for each in changes if isinstance(each, Grow)}:

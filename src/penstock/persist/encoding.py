@@ -1,4 +1,4 @@
-"""The bytes at rest, every version of them.
+"""Encoding of all stored bytes, for every released version.
 
 Entries, rollups and holds are *frames*:
 
@@ -10,12 +10,15 @@ Entries, rollups and holds are *frames*:
     16   …   the body: MessagePack
     …    8   XXH64 (seed 0) of all bytes before it, little-endian
 
-A frame that is short, long, flipped or of a version this code does not know
-is refused by name; nothing is ever guessed, skipped or wiped. A frame has the
-least version that can express its body: 2 where a collection was replaced
-(ADR 0043), which a release that knows version 1 only must not read past. The contents of
-the bodies are the structs of `state.py` and `holds.py`, as maps by field name.
-`docs/reference/format.md` tells all of it to someone writing a reader.
+A frame that is too short, too long, altered or of an unsupported version is rejected with
+the name of its object. The code never guesses, skips or deletes such a frame.
+
+A frame has the lowest version that can express its body. Version 2 is used if a collection
+was replaced (ADR 0043): a release that supports only version 1 must not read past that
+frame.
+
+The bodies are the structs of `state.py` and `holds.py`, as maps by field name.
+`docs/reference/format.md` specifies the format for authors of other readers.
 """
 
 import struct
@@ -54,7 +57,7 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """What a frame holds."""
+    """Kind of a frame."""
 
     ENTRY = b"E"
     ROLLUP = b"R"
@@ -62,7 +65,7 @@ class Kind(Enum):
 
 
 class _Rollup(Struct, frozen=True):
-    """A state as it is written down, in the order of its keys."""
+    """Serialized state, sorted by key."""
 
     seqno: int
     location: str
@@ -80,14 +83,19 @@ class _Rollup(Struct, frozen=True):
 
 
 def encode_frame(kind: Kind, body: object, *, version: int = 1) -> bytes:
-    """`body` as a frame."""
+    """Encode `body` as a frame."""
     packed = _encoder.encode(body)
     head = _HEAD.pack(_MAGIC, kind.value, version, 0, len(packed)) + packed
     return head + _TAIL.pack(checksum(head))
 
 
 def decode_frame(data: bytes, kind: Kind, body: type[T], *, key: str, where: str) -> T:
-    """The body of a frame, verified."""
+    """Decode the body of a frame, after verification.
+
+    Raises:
+        Corruption: the frame is damaged or of another kind.
+        StoreRefused: this release does not support the version of the frame.
+    """
     if len(data) < _HEAD.size + _TAIL.size:
         raise _damaged(key, where, f"It has {len(data)} bytes, too few for a frame.")
     magic, found, version, _, length = _HEAD.unpack_from(data)
@@ -115,18 +123,18 @@ def decode_frame(data: bytes, kind: Kind, body: type[T], *, key: str, where: str
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """An entry of the log."""
+    """Encode a log entry."""
     replaces = any(isinstance(each, Replace) for each in entry.operations)
     return encode_frame(Kind.ENTRY, entry, version=2 if replaces else 1)
 
 
 def decode_entry(data: bytes, *, key: str, where: str) -> Entry:
-    """An entry of the log, verified."""
+    """Decode and verify a log entry; raises the same errors as `decode_frame`."""
     return decode_frame(data, Kind.ENTRY, Entry, key=key, where=where)
 
 
 def encode_rollup(state: State) -> bytes:
-    """The whole state, with the rows of every inline batch in it (invariant 5)."""
+    """Encode the complete state, with the rows of every inline batch (invariant 5)."""
     replaced = any(each.predecessors for each in state.collections.values())
     return encode_frame(
         Kind.ROLLUP,
@@ -150,7 +158,7 @@ def encode_rollup(state: State) -> bytes:
 
 
 def decode_rollup(data: bytes, *, key: str, where: str) -> State:
-    """The state of a rollup, verified."""
+    """Decode and verify the state of a rollup; raises the same errors as `decode_frame`."""
     rollup = decode_frame(data, Kind.ROLLUP, _Rollup, key=key, where=where)
     return State(
         seqno=rollup.seqno,

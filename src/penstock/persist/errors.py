@@ -1,6 +1,6 @@
-"""What can go wrong with collections, said so that a person can act.
+"""Errors about collections, holds and the writer's lock.
 
-These are the ones that someone would handle apart from their parents.
+Each class here has a caller that handles it differently from its parent.
 """
 
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class LockHeld(UsageError):
-    """Another process holds the writer's lock, and may not be replaced."""
+    """Writer's lock held by another process that may not be replaced."""
 
     sqlstate = "55006"
 
@@ -49,7 +49,7 @@ class LockHeld(UsageError):
 
 
 class Closed(UsageError):
-    """The client was closed; it takes no new work."""
+    """Call on a closed client."""
 
     sqlstate = "55000"
 
@@ -61,7 +61,7 @@ class Closed(UsageError):
 
 
 class CollectionMissing(UsageError):
-    """No collection has that name."""
+    """Name to which no collection belongs."""
 
     sqlstate = "42P01"
 
@@ -77,14 +77,14 @@ class CollectionMissing(UsageError):
 
 
 class SinceError(UsageError):
-    """The time lies below since: its history has been given up."""
+    """Read below since, where history has been compacted."""
 
     sqlstate = "22023"
 
     def __init__(
         self, name: str, *, as_of: int, since: int, begins: int = 0, lower: int | None = None
     ) -> None:
-        """Of contents as of a time; or with `lower`, of changes from there on."""
+        """Describe a read of contents as of a time or, with `lower`, of changes from there on."""
         compacted = (
             f"Its since is {describe_time(since)}: what it was before that time has been "
             "compacted away."
@@ -107,7 +107,7 @@ class SinceError(UsageError):
 
 
 class CollectionErrored(DefiniteError):
-    """As of that time the collection's contents are not known, and why was recorded."""
+    """Read as of a time that a recorded error of the collection covers."""
 
     def __init__(
         self,
@@ -121,9 +121,10 @@ class CollectionErrored(DefiniteError):
         hint: str,
         until: int | None = None,
     ) -> None:
-        """With `until`, of an error that is over: then nothing is left to mend."""
+        """Describe an error; `until` is the end of an error that needs no further action."""
         told = f"It has been in error since {describe_time(since)}."
-        # In this order: a hint may end in a command, which people copy to the end of the line.
+        # The hint is last, because it may end in a command that users copy to the end of
+        # the line.
         todo = (
             f"Read as of {describe_time(since - 1)} or earlier. {hint}".strip() if since else hint
         )
@@ -142,17 +143,17 @@ class CollectionErrored(DefiniteError):
         )
         self.collection = name
         self.since = since
-        """The first time as of which it cannot be read."""
+        """Start of the error: the first time that cannot be read."""
 
         self.until = until
-        """The first time as of which it can be read again; None while it lasts."""
+        """End of the error: the first time that can be read again; None while it lasts."""
 
         self.kind = kind
         self.reason = reason
 
 
 class CollectionReplaced(UsageError):
-    """From that time on the name refers to another collection, with another schema or key."""
+    """End of a collection whose name refers to another one, with another schema or key."""
 
     sqlstate = "55000"
 
@@ -167,7 +168,7 @@ class CollectionReplaced(UsageError):
 
 
 class NotYetComplete(UsageError):
-    """The time lies at or past upper: more may still be written there."""
+    """Read at or past upper, where more updates may still be written."""
 
     sqlstate = "22023"
 
@@ -183,7 +184,7 @@ class NotYetComplete(UsageError):
 
 
 class AlreadyFailed(PenstockError):
-    """Not tried, because an operation queued before it failed. Nothing was written."""
+    """Operation that was not attempted because one queued before it failed. Nothing was written."""
 
     sqlstate = "25P02"
 
@@ -197,7 +198,7 @@ class AlreadyFailed(PenstockError):
 
 
 class HoldLost(PenstockError):
-    """The hold ran out, or was taken over; what it kept may be gone."""
+    """Hold that expired or was taken over; the retained history may have been deleted."""
 
     sqlstate = "57P05"
 
@@ -210,5 +211,5 @@ class HoldLost(PenstockError):
 
 
 def format_ms(ms: int) -> str:
-    """A wall-clock time as people read it."""
+    """Format milliseconds since the epoch as an ISO 8601 time in UTC."""
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds")
