@@ -180,7 +180,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """URL of the location, as the user gave it."""
+        """URL of the location."""
         return self._blob.name
 
     @property

@@ -1,23 +1,22 @@
-"""Holds: a reader's claim that history from a time on stays readable.
+"""Holds: claims of readers that keep history from a time on readable.
 
-A hold is an object beside the log, so readers never write to the log and
-never slow its writer down. It says from which time on which collections are
-needed (`sinces`), and since which log position it has been reading
-(`position`): files linked at that position are kept even when a merge has
-replaced them.
+A hold is an object next to the log, so readers never write to the log and never slow its
+writer. A hold records the lowest time that each collection must keep (`sinces`) and the log
+position of its reads (`position`). Files linked at that position are retained even after a
+merge has replaced them.
 
     hold/<id>=<version>     the newest version counts; each is created, never changed
 
-How a claim and a moving since agree (hazard A6): the writer announces where
-since is going, in an entry, *then* lists the holds, then settles in a second
-entry at most at the least of them. A hold counts once its owner, *after*
-creating it, has read the log to its head and found no announcement above it.
-Whoever comes second sees the other.
+A claim and an advancing since agree as follows (hazard A6). The writer announces the
+intended since in an entry, *then* lists the holds, then settles in a second entry at or
+below the lowest hold. A hold counts once its owner, *after* creating it, has read the log
+to its head and found no announcement above it. Of the two, the later one always sees the
+earlier one.
 
-A leased hold ends by a log entry, after the writer has seen it unchanged for
-its whole lease; no clock is compared with another's. A durable hold belongs to
-a named owner and lives until dropped. Its token rises with each opening, so an
-older self that still runs is told that the hold is no longer its own.
+A leased hold ends by a log entry, after the writer has seen it unchanged for its complete
+lease. No clock is compared with the clock of another process. A durable hold belongs to a
+named owner and lives until it is dropped. Its token increases with each opening, so an
+older process of the owner detects that it has lost the hold.
 """
 
 import threading
@@ -56,39 +55,39 @@ log = logger("persist")
 SETTLE_PATIENCE_MS: Final = 10_000
 
 VERSIONS_KEPT: Final = 4
-"""How many versions of a hold lie there; only the newest counts."""
+"""Number of stored versions of a hold; only the newest counts."""
 
 
 class Hold(Struct, frozen=True):
-    """What a hold object says."""
+    """Contents of a hold object."""
 
     id: str
     owner: str
     token: int
-    """Rises with each opening of a durable hold."""
+    """Fencing token, which increases with each opening of a durable hold."""
 
     lease_ms: int | None
-    """How long it lives without a new version; None is until dropped."""
+    """Lifetime without a new version; None if the hold lives until it is dropped."""
 
     position: int
-    """Files linked after this many entries are kept."""
+    """Log position: files linked after this number of entries are retained."""
 
     sinces: dict[int, int]
-    """From which time on each collection is kept."""
+    """Lowest retained time of each collection, by collection id."""
 
     placed_ms: int
-    """When the first version was made, by the owner's clock, for people."""
+    """Creation time of the first version by the owner's clock; only for display."""
 
     written_ms: int
-    """When this version was made, by the owner's clock, for people."""
+    """Creation time of this version by the owner's clock; only for display."""
 
 
 def list_holds(blob: Blob) -> dict[str, tuple[int, Hold]]:
-    """Each hold's newest version and what it says."""
+    """Return the newest version number and contents of each hold, by hold id."""
     newest = {found[0] for listed in blob.list(HOLDS) if (found := hold_of(listed.key))}
     holds: dict[str, tuple[int, Hold]] = {}
     for id in sorted(newest):
-        # A version may be replaced between two looks, perhaps again and again.
+        # The owner may replace a version between the listing and the read, repeatedly.
         while versions := [
             found[1] for listed in blob.list(hold_prefix(id)) if (found := hold_of(listed.key))
         ]:
@@ -101,7 +100,7 @@ def list_holds(blob: Blob) -> dict[str, tuple[int, Hold]]:
 
 
 class _Object:
-    """The object of one hold, and the versions it goes through."""
+    """Object of one hold, with its sequence of versions."""
 
     def __init__(self, blob: Blob, hold: Hold, version: int) -> None:
         self._blob = blob
@@ -109,11 +108,15 @@ class _Object:
         self.version = version
 
     def write(self, hold: Hold) -> None:
-        """Make `hold` the next version."""
+        """Create `hold` as the next version.
+
+        Raises:
+            Fenced: a newer process owns the hold.
+        """
         key = hold_key(hold.id, self.version + 1)
         created = self._blob.create(key, encode_frame(Kind.HOLD, hold))
-        # SUBTLE: the number is free again once a newer owner has moved on from it.
-        # Of that owner's versions one is always there.
+        # SUBTLE: a newer owner may have deleted this version number, so creation alone
+        # proves nothing. At least one later version of that owner always exists.
         versions = self._blob.list(hold_prefix(hold.id)) if hold.lease_ms is None else []
         if not created or any(listed.key > key for listed in versions):
             if created:
@@ -124,19 +127,18 @@ class _Object:
                 hint="Only one process may own a durable hold. Stop this one, or the other.",
             )
         self.hold, self.version = hold, self.version + 1
-        # SUBTLE: a listing that runs meanwhile may miss both what is new and what is
-        # deleted. It finds one of those in between, which claims no less.
+        # SUBTLE: a concurrent listing may miss both the new and the deleted version. It
+        # then finds a version between them, which claims no less.
         if self.version >= VERSIONS_KEPT:
             self._blob.delete(hold_key(hold.id, self.version - VERSIONS_KEPT))
 
     def drop(self) -> None:
-        """Remove every version."""
         for listed in self._blob.list(hold_prefix(self.hold.id)):
             self._blob.delete(listed.key)
 
 
 class Claim:
-    """One claim, while it lasts: a state whose files and history are kept."""
+    """Active claim: a state whose files and history are retained."""
 
     def __init__(self, id: int, since: int, state: State) -> None:
         self.id = id
@@ -145,64 +147,63 @@ class Claim:
 
     @property
     def position(self) -> int:
-        """The log position whose files are kept."""
+        """Log position whose files are retained."""
         return self.state.seqno
 
 
 class Claims(Protocol):
-    """How the readers of one client keep what they are reading."""
+    """Retention of history and files for the readers of one client."""
 
     def claim(self, id: int, name: str, since: int) -> AbstractContextManager[Claim]:
-        """Keep collection `id` from `since` on, and the files of `claim.state`, inside the block.
+        """Retain collection `id` from `since` on, and the files of `claim.state`, in the block.
 
         Raises:
-            SinceError: what lies there is no longer kept.
+            SinceError: history at `since` is no longer retained.
         """
         ...
 
     def advance(self, claim: Claim, since: int, state: State) -> None:
-        """The claim needs only times from `since` on now, in `state`."""
+        """Reduce the claim to times from `since` on and to the files of `state`."""
         ...
 
     def check(self, state: State) -> None:
-        """Check that all that is claimed is still kept in `state`, which was just looked up.
+        """Check that all claims are still retained in `state`, which was just read.
 
         Raises:
-            HoldLost: it is not, and no claim here will count again.
+            HoldLost: a claim is lost, and no claim of this client counts any more.
         """
         ...
 
     def close(self) -> None:
-        """Give up every claim."""
+        """Drop every claim."""
         ...
 
 
 class NoClaims:
-    """For a reader that may not, or will not, leave a trace: it keeps nothing."""
+    """No retention, for a reader that cannot or does not want to write objects."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     @contextmanager
     def claim(self, id: int, name: str, since: int) -> Iterator[Claim]:
-        """The newest state, for as long as its files happen to last."""
+        """Yield the newest state, whose files may be deleted at any time."""
         state = self._machine.refresh()
         _check_since(state, id, name, since)
         yield Claim(id, since, state)
 
     def advance(self, claim: Claim, since: int, state: State) -> None:
-        """Follow."""
         claim.since, claim.state = since, state
 
     def check(self, state: State) -> None:
-        """Nothing is kept, so nothing can be lost."""
+        """Do nothing: without retention, nothing can be lost."""
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: there is no claim to drop."""
 
 
 class _Registered(ABC):
-    """Claims that are written down somewhere where the writer looks before it settles."""
+    """Claims in a place that the writer inspects before it settles."""
 
     def __init__(self, machine: Machine, settings: Settings) -> None:
         self._machine = machine
@@ -213,7 +214,7 @@ class _Registered(ABC):
 
     @contextmanager
     def claim(self, id: int, name: str, since: int) -> Iterator[Claim]:
-        """Register, then look whether the claim came in time."""
+        """Register the claim, then check that it was registered in time."""
         with self._lock:
             number = self._next
             self._next += 1
@@ -225,13 +226,13 @@ class _Registered(ABC):
             self._published_less()
 
     def advance(self, claim: Claim, since: int, state: State) -> None:
-        """Need less; the writer hears of it in time."""
+        """Reduce the claim; the writer may learn of it later."""
         with self._lock:
             claim.since, claim.state = since, state
         self._published_less()
 
     def needs(self) -> tuple[dict[int, int], int]:
-        """The least since of each claimed collection, and the least position."""
+        """Return the lowest since of each claimed collection, and the lowest position."""
         with self._lock:
             sinces: dict[int, int] = {}
             for claim in self._claims.values():
@@ -254,7 +255,7 @@ class _Registered(ABC):
                 return claim
 
     def _settled(self, id: int, since: int, position: int) -> State:
-        """The state at the log's head, once no announcement stands above the claim."""
+        """Return the state at the log's head, once no announcement is above the claim."""
         clock, never = self._settings.clock, threading.Event()
         deadline = clock.boot_ms() + SETTLE_PATIENCE_MS
         while True:
@@ -272,19 +273,19 @@ class _Registered(ABC):
 
     @abstractmethod
     def _look(self) -> State:
-        """The newest state there is."""
+        """Return the newest state."""
 
     @abstractmethod
     def _published_more(self) -> None:
-        """More is claimed: the writer must be able to see it when this returns."""
+        """Publish an extended claim; the writer can see it when this method returns."""
 
     @abstractmethod
     def _published_less(self) -> None:
-        """Less is claimed: the writer may learn of it in time."""
+        """Publish a reduced claim; the writer may see it later."""
 
 
 class LocalClaims(_Registered):
-    """Claims of readers in the writer's own process; the writer asks `needs` directly."""
+    """Claims of readers in the writer's process; the writer calls `needs` directly."""
 
     def _look(self) -> State:
         return self._machine.state
@@ -296,10 +297,10 @@ class LocalClaims(_Registered):
         pass
 
     def check(self, state: State) -> None:
-        """The writer asks before it gives up anything, so nothing is lost."""
+        """Do nothing: the writer checks `needs` before it deletes history, so nothing is lost."""
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        """Do nothing: no claim outlives the process."""
 
 
 class LeasedClaims(_Registered):
@@ -317,7 +318,7 @@ class LeasedClaims(_Registered):
         self._renewal: threading.Thread | None = None
 
     def renew(self) -> None:
-        """Write a new version, and make sure that the hold still counts."""
+        """Write a new version, and check that the hold still counts."""
         if self._lost is not None:
             raise self._lost
         with self._writing:
@@ -325,8 +326,8 @@ class LeasedClaims(_Registered):
         self.check(self._look())
 
     def check(self, state: State) -> None:
-        """Check that the hold, as it was last written, still counts."""
-        # SUBTLE: under the lock, or `state` may follow from a version that is being written.
+        """Check that the hold, as last written, still counts."""
+        # SUBTLE: without the lock, `state` may result from a version that is being written.
         with self._writing:
             held = self._object
             if self._lost is None and held is not None and not _kept(state, held.hold):
@@ -335,7 +336,7 @@ class LeasedClaims(_Registered):
             raise self._lost
 
     def leave(self) -> None:
-        """Let what is claimed now outlive this process: from here on its lease alone ends it."""
+        """Leave the present claims to their lease, which alone ends them from now on."""
         self._left = True
 
     def close(self) -> None:
@@ -353,7 +354,7 @@ class LeasedClaims(_Registered):
             raise self._lost
         state = self._machine.refresh()
         if self._object is not None and self._object.hold.id in state.expired:
-            # A claim written under an expired hold is never looked at.
+            # The writer ignores claims under an expired hold.
             self._lost = _expired(self._object.hold, self._machine.blob.name)
             raise self._lost
         return state
@@ -368,7 +369,8 @@ class LeasedClaims(_Registered):
                 self._renewal.start()
 
     def _published_less(self) -> None:
-        # Holding a little too much for a little while is cheaper than a write each time.
+        # Claiming slightly too much for a short time is cheaper than a write for each
+        # reduction.
         clock = self._settings.clock
         if (
             self._left
@@ -381,7 +383,7 @@ class LeasedClaims(_Registered):
                 if self._object is not None:
                     self._write()
         except StoreError as error:
-            # Claiming too much hurts nobody's reading; the next renewal tries again.
+            # Claiming too much harms no read; the next renewal tries again.
             log.warning("hold could not be moved", extra=fields(error=str(error)))
 
     def _write(self) -> None:
@@ -420,10 +422,10 @@ class LeasedClaims(_Registered):
 
 
 class DurableHold:
-    """A hold that lives until it is dropped, owned by one process at a time.
+    """Hold that lives until it is dropped, owned by one process at a time.
 
-    Opening it again, under the same owner, raises its token; the process that
-    had it before gets `Fenced` at its next move.
+    Opening it again under the same owner increases its token. The previous process then
+    gets `Fenced` at its next `move` or `drop`.
     """
 
     def __init__(self, machine: Machine, settings: Settings, owner: str) -> None:
@@ -452,11 +454,11 @@ class DurableHold:
 
     @property
     def token(self) -> int:
-        """The fencing token; the highest one owns the hold."""
+        """Fencing token; the process with the highest token owns the hold."""
         return self._object.hold.token
 
     def sinces(self) -> dict[str, int]:
-        """What is held, by collection."""
+        """Return the lowest retained time of each held collection, by name."""
         state = self._machine.refresh()
         held = self._object.hold.sinces
         sinces: dict[str, int] = {}
@@ -469,7 +471,7 @@ class DurableHold:
         """Hold exactly these collections from these times on, earlier generations included.
 
         Raises:
-            SinceError: one of them is no longer kept; the hold stays as it was.
+            SinceError: history at one of the times is no longer retained; the hold is unchanged.
             Fenced: a newer process owns the hold.
         """
         state = self._machine.refresh()
@@ -482,8 +484,8 @@ class DurableHold:
                 _check_since(state, id, name, held)
                 wanted[id] = held
         before = self._object.hold
-        # A durable hold keeps history, not the files of one position: whoever
-        # reads under it claims those for itself while it reads.
+        # A durable hold retains history, not the files of one position. A reader under it
+        # claims those files while it reads.
         self._object.write(
             structs.replace(before, sinces=wanted, written_ms=self._settings.clock.now_ms())
         )
@@ -509,20 +511,21 @@ class DurableHold:
         hit(Failpoint.HOLD_COUNTED)
 
     def drop(self) -> None:
-        """Let go for good.
+        """Drop the hold permanently.
 
         Raises:
-            Fenced: a newer process owns the hold, and keeps it.
+            Fenced: a newer process owns the hold and keeps it.
         """
         self._object.write(self._object.hold)
         self._object.drop()
 
 
 def _from(generations: Sequence[CollectionState], since: int) -> dict[int, int]:
-    """Return from which time on each generation is needed, for the history from `since` on."""
+    """Return the lowest time that each generation must retain for the history from `since` on."""
     *older, current = generations
     needed = {each.id: max(since, each.begins) for each in older if each.upper > since}
-    # Without an older one to read, the current one alone decides whether `since` is retained.
+    # Without an older generation to read, the current one alone decides whether `since` is
+    # retained.
     needed[current.id] = max(since, current.begins) if needed else since
     return needed
 
@@ -538,7 +541,7 @@ def _check_since(state: State, id: int, name: str, since: int) -> None:
 
 
 def _keeps(collection: CollectionState, since: int) -> bool:
-    """Whether all that there ever was from a time on is still there."""
+    """Return whether the complete history from a time on is still retained."""
     return collection.since <= since or collection.whole
 
 
@@ -548,7 +551,7 @@ def _expired(hold: Hold, where: str) -> HoldLost:
 
 
 def _counts(state: State, sinces: Mapping[int, int], position: int) -> bool:
-    """Whether no announcement stands above what is claimed."""
+    """Return whether no announcement is above the claim."""
     for id, since in sinces.items():
         collection = state.collections.get(id)
         if (
@@ -561,7 +564,7 @@ def _counts(state: State, sinces: Mapping[int, int], position: int) -> bool:
 
 
 def _kept(state: State, hold: Hold) -> bool:
-    """Whether all that the hold claims is still there."""
+    """Return whether everything that the hold claims is still retained."""
     return (
         hold.id not in state.expired
         and state.collected <= hold.position

@@ -1,8 +1,8 @@
-"""What callers hand in, checked and brought into stored form.
+"""Validation of updates from callers, and their conversion to stored form.
 
-Bad input stops here, before anything is queued: an update of the wrong shape,
-a time that is none, a row that does not fit. What passes is a `CollectionAppend` for the
-commit queue. Whether its times lie at or past upper only the queue can tell.
+Invalid input is rejected before anything is queued: an update of the wrong shape, a time
+out of range, a row that does not match the schema. The result is a `CollectionAppend` for
+the commit queue. Only the queue can check that its times lie at or past upper.
 """
 
 from collections.abc import Iterable
@@ -37,24 +37,24 @@ __all__ = [
 ]
 
 LOOSE_ROWS: Final = 64
-"""Up to so many updates of one call are put into a batch together with other calls'."""
+"""Up to this number of updates of one call share a batch with updates of other calls."""
 
 LOOSE_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Updates that others wrote as files under a staging id of the client; see `Client.staging`."""
+    """Updates that other processes wrote as files under a staging id; see `Client.staging`."""
 
     batch: Batch | None
-    """None if there was nothing to write."""
+    """Unlinked batch of the files; None without any row."""
 
 
 Updates: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Any] | Staged
 
 
 def split_updates(updates: Updates) -> list[Updates]:
-    """Each of several tables and files; or all updates, if they are given one by one."""
+    """Return the tables and files of a list one by one; any other updates as one element."""
     if isinstance(updates, list | tuple) and updates:
         kinds = pa.Table | pa.RecordBatch | Staged
         if all(isinstance(each, kinds) for each in updates):
@@ -70,7 +70,11 @@ def put_pairs(
     *,
     collection: str,
 ) -> None:
-    """Keys and values, each through its codec."""
+    """Encode keys and values with their codecs, and store them in `piece`.
+
+    Raises:
+        UsageError: an update has the wrong shape, or an encoded value does not fit its column.
+    """
     encode_key, encode_value = codecs[0].encode, codecs[1].encode
     keys: list[Any] = []
     values: list[Any] = []
@@ -94,7 +98,11 @@ def put_pairs(
 def put_rows(
     piece: CollectionAppend, updates: Iterable[Any], columns: pa.Schema, *, collection: str
 ) -> None:
-    """Rows as dicts."""
+    """Convert rows given as dicts, and store them in `piece`.
+
+    Raises:
+        UsageError: an update has the wrong shape, or a value does not fit its column.
+    """
     rows: list[Any] = []
     times: list[int] = []
     diffs: list[int] = []
@@ -131,7 +139,7 @@ def put_rows(
 
 
 def put_table(piece: CollectionAppend, rows: pa.Table) -> None:
-    """Rows in stored form."""
+    """Store rows in stored form in `piece`, with their time bounds and size."""
     if rows.num_rows == 0:
         return
     bounds = pc.min_max(rows.column(TIME))
@@ -141,7 +149,7 @@ def put_table(piece: CollectionAppend, rows: pa.Table) -> None:
 
 
 def put_staged(piece: CollectionAppend, batch: Batch | None) -> None:
-    """Files that wait to be linked."""
+    """Store an unlinked batch of files in `piece`."""
     if batch is None:
         return
     piece.stored = Future()
@@ -153,7 +161,11 @@ def put_staged(piece: CollectionAppend, batch: Batch | None) -> None:
 def table_of(
     updates: "pa.Table | pa.RecordBatch", columns: pa.Schema, *, time: int | None, collection: str
 ) -> pa.Table:
-    """An Arrow table as we store it: the collection's columns, then time and diff."""
+    """Return an Arrow table in stored form: the collection's columns, then time and diff.
+
+    Raises:
+        UsageError: columns, types, nulls or times do not fit the collection.
+    """
     table = pa.Table.from_batches([updates]) if isinstance(updates, pa.RecordBatch) else updates
     if TIME not in table.column_names:
         if time is None:
@@ -192,14 +204,14 @@ def table_of(
 
 
 def check_frontier(upper: int) -> int:
-    """A frontier, END included."""
+    """Return `upper` if it is a valid frontier, END included."""
     if type(upper) is not int or not 0 <= upper <= END:
         raise UsageError(f"{upper!r} is not a frontier", hint=f"Give an int from 0 to {END}.")
     return upper
 
 
 def check_as_of(as_of: int | datetime) -> int:
-    """Return a time that can be read as of, given as a number or an aware datetime."""
+    """Return a valid read time, given as an int or as an aware datetime."""
     if isinstance(as_of, datetime):
         as_of = parse_time(as_of, 0)
     if type(as_of) is not int or not 0 <= as_of < END:
@@ -208,7 +220,7 @@ def check_as_of(as_of: int | datetime) -> int:
 
 
 def render_columns(columns: pa.Schema) -> str:
-    """The columns of a schema, for people."""
+    """Return the columns of a schema as text for messages."""
     return ", ".join(f"{field.name} {field.type}" for field in columns)
 
 

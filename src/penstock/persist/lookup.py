@@ -1,12 +1,11 @@
-"""Rows by their key: what a collection holds of some keys, without reading all of it.
+"""Lookup of rows by key, without a scan of the complete collection.
 
-Of each part, the least first: its footer, which tells in which row groups the
-first key column can hold a key at all; then the key columns of those; then,
-where a key is among them, the other columns. Only rows that match are kept, so
-memory is bounded by a row group and by what is found. Footers are remembered,
-since whoever looks up once will again.
+Each part is read in three steps. The footer gives the row groups whose statistics admit a
+key in the first key column. Then the key columns of those row groups are read. The other
+columns are read only for row groups with a matching key. Memory is bounded by one row group
+and the matching rows. Footers are cached, because lookups usually repeat.
 
-Keys are equal as rows are, bit by bit: null equals null, and -0.0 is not 0.0.
+Keys are compared bit by bit, as rows are: null equals null, and -0.0 differs from 0.0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,11 +42,11 @@ _NUMBERED: Final = (
     pa.types.is_time,
     pa.types.is_duration,
 )
-"""Types that Arrow and Parquet keep as the same signed integers, in the same order."""
+"""Types that Arrow and Parquet store as the same signed integers, in the same order."""
 
 
 class LookupKeys:
-    """Keys that are looked up."""
+    """Set of keys to look up."""
 
     def __init__(
         self,
@@ -57,7 +56,11 @@ class LookupKeys:
         collection: str,
         by: Sequence[str] | None = None,
     ) -> None:
-        """Of the key columns, or of those that `by` names."""
+        """Prepare keys of the key columns or, with `by`, of the named columns.
+
+        Raises:
+            UsageError: `keys` does not have exactly these columns and types.
+        """
         columns = columns_of(schema)
         self.key = schema.key if by is None else tuple(by)
         wanted = pa.schema([columns.field(name) for name in self.key])
@@ -87,7 +90,7 @@ class LookupKeys:
             self._numbers = np.unique(_integers(given[0].drop_null()))
         self._values = [pc.unique(column) for column in given]
         self._combined: list[Positions] = []
-        """The combinations of the first two columns there are, then of those with the third, …"""
+        """Sorted combinations of columns 0 and 1, then of those with column 2, and so on."""
 
         codes = self._codes(given, 0)
         for at in range(1, len(given)):
@@ -97,7 +100,7 @@ class LookupKeys:
         self._rows = keys.num_rows
 
     def may_be_in(self, metadata: pq.FileMetaData, group: int, leaf: int) -> bool:
-        """Whether a row group can hold one of the keys, by what its footer tells."""
+        """Return whether the statistics of a row group admit one of the keys."""
         if self._rows == 0:
             return False
         told = metadata.row_group(group).column(leaf).statistics
@@ -108,7 +111,7 @@ class LookupKeys:
         return bool(begin < end)
 
     def matches(self, columns: Sequence[pa.ChunkedArray]) -> Positions:
-        """Which rows of these key columns have one of the keys, in order."""
+        """Return the positions of the rows that have one of the keys, in ascending order."""
         given = [_matchable(column) for column in columns]
         if len(given) == 1 and self._numbers is not None and not self._has_null:
             return _found(self._numbers, given[0])
@@ -127,7 +130,7 @@ class LookupKeys:
         return rows
 
     def _codes(self, columns: Sequence[pa.ChunkedArray], at: int) -> Positions:
-        """Where each value of a column is among those that are wanted; -1 if it is not."""
+        """Return the index of each value among the values of the keys, or -1."""
         codes = pc.index_in(columns[at], value_set=self._values[at], skip_nulls=False)
         filled = pc.fill_null(codes, -1)
         found: Positions = filled.to_numpy().astype(np.int64)
@@ -137,9 +140,9 @@ class LookupKeys:
 def written_rows(
     batches: Batches, collection: CollectionState, keys: pa.Table, staged: Sequence[Batch] = ()
 ) -> pa.Table:
-    """The rows with `keys` of all that was written, sealed or not, and of `staged`.
+    """Return the rows with `keys` among all written updates, sealed or not, and `staged`.
 
-    Added up, with `mz_diff`; `keys` has any columns of the collection.
+    The result is consolidated and has `mz_diff`. `keys` has any columns of the collection.
     """
     schema = collection.schemas[-1]
     wanted = LookupKeys(keys, schema, collection=collection.name, by=keys.column_names)
@@ -157,7 +160,7 @@ def matching_rows(
     schema: SchemaVersion,
     wanted: LookupKeys,
 ) -> Iterator[pa.Table]:
-    """The updates of one slice that have a wanted key, as rows of `schema`."""
+    """Yield the updates of one part scan that have one of the keys, as rows of `schema`."""
     written = stored_columns_of(piece.written)
     match piece.part:
         case Inline(rows=rows):
@@ -200,7 +203,7 @@ def _matches(
     schema: SchemaVersion,
     wanted: LookupKeys,
 ) -> Positions:
-    """Which rows count by their time and have a wanted key."""
+    """Return the positions of rows in the time range that have one of the keys."""
     within: Positions | None = None
     if not piece.whole:
         times = keys.column(TIME).to_numpy()
@@ -221,12 +224,12 @@ def _conformed(rows: pa.Table, collection: CollectionState, schema: SchemaVersio
 
 
 def _found(wanted: Positions, column: pa.ChunkedArray) -> Positions:
-    """Which rows have one of the numbers, which are sorted and distinct."""
+    """Return the positions of rows with one of the numbers, which are sorted and distinct."""
     values = _integers(column)
     if len(values) == 0 or len(wanted) == 0:
         return np.empty(0, np.int64)
     if len(wanted) < len(values) and bool(np.all(values[:-1] <= values[1:])):
-        # In order, as merges leave them: go by the fewer.
+        # Merges leave values sorted, so a binary search per wanted number is cheaper.
         begins = np.searchsorted(values, wanted, "left")
         ends = np.searchsorted(values, wanted, "right")
         begins, ends = begins[begins < ends], ends[begins < ends]
@@ -247,7 +250,7 @@ def _numbered(kind: pa.DataType) -> bool:
 
 
 def _integers(column: pa.ChunkedArray) -> Positions:
-    """The values as they are stored; some number where there is none."""
+    """Return the values as stored integers, with 0 in place of null."""
     if not pa.types.is_integer(column.type):
         column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
     found: Positions = pc.fill_null(column, 0).to_numpy().astype(np.int64, copy=False)
@@ -255,7 +258,7 @@ def _integers(column: pa.ChunkedArray) -> Positions:
 
 
 def _matchable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column so that equal values are the same bits; floats go as integers."""
+    """Return the column with floats as integers, so equal values have equal bits."""
     if not pa.types.is_floating(column.type):
         return column
     bits = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[column.type.bit_width]
@@ -265,13 +268,13 @@ def _matchable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _read(
     file: pq.ParquetFile, group: int, names: Sequence[str], leaves: dict[str, range]
 ) -> pa.Table:
-    # SUBTLE: by number, since Arrow may read a name as a path.
+    # SUBTLE: columns are selected by number, because Arrow may interpret a name as a path.
     numbers = [leaf for name in names for leaf in leaves[name]]
     return file.reader.read_row_group(group, column_indices=numbers, use_threads=True)
 
 
 def _leaves(schema: pa.Schema) -> dict[str, range]:
-    """Which columns of Parquet hold each column."""
+    """Return the range of Parquet leaf columns of each column."""
     found: dict[str, range] = {}
     begin = 0
     for field in schema:

@@ -1,15 +1,16 @@
-"""State + log: how a process follows a location, and how a writer changes it.
+"""State machine over the log: follow a storage location, and change it as its writer.
 
-Following is folding entries onto the newest rollup. Changing is creating the
-next entry: `commit` is given a function from the state to operations, and
-calls it again whenever the state turned out to have moved, so that nothing is
-ever renumbered without being looked at again (hazard A6).
+Following applies log entries to the newest rollup. Changing creates the next entry.
+`commit` takes a function from a state to operations, and calls it again whenever the state
+has advanced. No planned entry is ever renumbered without a new plan (hazard A6).
 
-An attempt ends only when its number is occupied. If what occupies it are our
-own bytes, an attempt that seemed to fail had landed; if it is another's, ours
-never will (hazard A3). Creating a number proves nothing once it may have been
-truncated meanwhile, so a creation counts only if the writer stood at the head
-less than `proof_ms` ago or the floor says the number is not below it (A1).
+An attempt ends only when its entry number is occupied. If the occupant has the bytes of
+this attempt, an attempt that seemed to fail was written. If the occupant has other bytes,
+this attempt never will be written (hazard A3).
+
+The creation of a number proves nothing once the log may have been truncated past it. A
+creation counts only if the writer was at the head less than `proof_ms` ago, or if the floor
+is not above the number (A1).
 """
 
 import threading
@@ -43,11 +44,11 @@ READ_AHEAD: Final = 256
 
 
 class PlanFailed(InternalError):
-    """A plan broke before anything was sent: nothing was written."""
+    """Plan that raised an unexpected error before anything was sent: nothing was written."""
 
 
 class Machine:
-    """One process's view of a location's state. Safe to share between threads."""
+    """View of a location's state in one process. Threads may share it."""
 
     def __init__(self, blob: Blob, settings: Settings) -> None:
         self.blob = blob
@@ -62,16 +63,16 @@ class Machine:
 
     @property
     def state(self) -> State:
-        """The newest state known here; everything in it is durable."""
+        """Newest state known to this process; all of it is durable."""
         return self._state
 
     @property
     def epoch(self) -> int | None:
-        """The epoch this process writes in, once it has taken one."""
+        """Epoch of this process's writes; None before it takes one."""
         return self._epoch
 
     def load(self) -> State:
-        """Find the newest rollup and follow the log from there to its head."""
+        """Load the newest rollup and follow the log to its head."""
         with self._advancing:
             self._load()
             return self._state
@@ -79,11 +80,11 @@ class Machine:
     def refresh(self, *, thorough: bool = False) -> State:
         """Follow the log to its head, as far as this process can see.
 
-        `thorough` makes sure that the end found is the log's end: not a hole
-        in it, and not a number that has been truncated (hazard A4).
+        `thorough` also checks that the end is the real end of the log, and neither a
+        missing entry nor a truncated number (hazard A4).
         """
         with self._advancing:
-            # "No such entry" proves nothing once the number may have been truncated.
+            # A missing entry proves nothing once its number may have been truncated.
             idle_ms = self._settings.clock.boot_ms() - self._looked_ms
             self._follow()
             if thorough or idle_ms >= self._settings.proof_ms:
@@ -91,9 +92,9 @@ class Machine:
             return self._state
 
     def commit(self, plan: Callable[[State], Sequence[Operation]]) -> tuple[State, State]:
-        """Write what `plan` makes of the state as the next entry, in this process's epoch.
+        """Write the operations that `plan` returns as the next entry, in this process's epoch.
 
-        Returns the state before and after. An empty plan writes nothing.
+        Return the state before and after. An empty plan writes nothing.
 
         Raises:
             Fenced: another owner's epoch has begun, and nothing was written.
@@ -113,7 +114,7 @@ class Machine:
     def take_epoch(
         self, plan: Callable[[State], Sequence[Operation]], *, own: bool = True
     ) -> State:
-        """Begin a new epoch, in the name of this process or, to release, of nobody."""
+        """Begin a new epoch for this process or, with `own=False` to release, without an owner."""
         with self._advancing:
             while True:
                 self._check_end()
@@ -121,16 +122,16 @@ class Machine:
                 if self._create(before, before.epoch + 1, tuple(plan(before))):
                     break
             if own:
-                # Not the state's: it may have landed, and others have come after it.
+                # Not the epoch of the state: other entries may already follow this one.
                 self._epoch = before.epoch + 1
             hit(Failpoint.EPOCH_TAKEN)
             return self._state
 
     def adopt(self, epoch: int) -> None:
-        """Go on in an epoch that another process of the same writer began.
+        """Resume an epoch that another process of the same writer began.
 
         Raises:
-            Fenced: it is over.
+            Fenced: the epoch is over.
         """
         with self._advancing:
             self._check_end()
@@ -138,7 +139,7 @@ class Machine:
             self.must_own()
 
     def write_rollup(self, state: State) -> None:
-        """Write `state` down whole, so that opening need not fold the log from the start."""
+        """Write `state` as a rollup, so opening need not apply the log from its start."""
         data = encode_rollup(state)
         hit(Failpoint.ROLLUP_BEGIN)
         self.blob.create(rollup_key(state.seqno), data)
@@ -146,7 +147,7 @@ class Machine:
         self.bytes_since_rollup = 0
 
     def _create(self, before: State, epoch: int, operations: tuple[Operation, ...]) -> bool:
-        """Whether the entry is now number `before.seqno`, and counts."""
+        """Return whether the entry is now number `before.seqno`, and counts."""
         entry = Entry(
             location=_location_of(before, operations),
             epoch=epoch,
@@ -179,8 +180,8 @@ class Machine:
             with self._in_doubt():
                 truncated = number < self.log.marks().floor
             if truncated:
-                # SUBTLE: the number was free because it had been truncated. The
-                # object just made is void, and its owner will sweep it.
+                # SUBTLE: the number was free because it had been truncated. The new object
+                # is void, and the present owner sweeps it.
                 return self._landed_before_truncation(entry)
         self._state = apply(before, entry)
         self._proved_ms = asked_ms
@@ -202,7 +203,10 @@ class Machine:
             ) from error
 
     def _landed_before_truncation(self, entry: Entry) -> bool:
-        """The log was truncated past us: learn from a rollup what became of `entry`."""
+        """Return whether `entry` was written before the log was truncated past it.
+
+        The tokens in the newest rollup record the last entry of each epoch.
+        """
         with self._in_doubt():
             self._load()
         if entry.epoch not in self._state.tokens:
@@ -216,7 +220,10 @@ class Machine:
 
     @contextmanager
     def _in_doubt(self) -> Iterator[None]:
-        """An entry has been sent: a look that fails leaves it in doubt, never "not written"."""
+        """Convert errors in the block to indeterminate ones: an entry has been sent.
+
+        A failed read then must not be reported as "not written".
+        """
         try:
             yield
         except DeterminateError as error:
@@ -227,7 +234,11 @@ class Machine:
             ) from error
 
     def must_own(self) -> None:
-        """Raise `Fenced` if, as far as is known here, another epoch has begun."""
+        """Check that this process owns the newest epoch that it knows of.
+
+        Raises:
+            Fenced: another epoch has begun, or the lock was released.
+        """
         state = self._state
         if state.epoch == self._epoch and state.writer is not None:
             return
@@ -279,7 +290,7 @@ class Machine:
             elif rollups[-1] in seen:
                 raise self._damaged(rollups[-1], "It is listed but cannot be read.")
             else:
-                seen.add(rollups[-1])  # Deleted between the two looks: a newer one exists.
+                seen.add(rollups[-1])  # Deleted between listing and read: a newer one exists.
                 continue
             if state.seqno < marks.floor:
                 raise self._damaged(
@@ -298,8 +309,8 @@ class Machine:
             found = self.log.read_from(first, limit=READ_AHEAD)
             slept_ms = self._settings.clock.boot_ms() - self._looked_ms
             if slept_ms >= self._settings.proof_ms and first < self.log.marks().floor:
-                # SUBTLE: nothing there may mean truncated, and something there may be
-                # what a paused writer made at a truncated number (hazards A1, A4).
+                # SUBTLE: a missing entry may have been truncated. A present entry may be
+                # the work of a paused writer at a truncated number (hazards A1, A4).
                 self._load()
                 return
             for i, data in enumerate(found):
@@ -333,6 +344,6 @@ class Machine:
 
 
 def _location_of(state: State, operations: tuple[Operation, ...]) -> str:
-    """The location's id; the first epoch's entry gives it."""
+    """Return the location's id, which the entry of the first epoch assigns."""
     first = operations[0]
     return state.location or (first.location if isinstance(first, TakeEpoch) else "")
