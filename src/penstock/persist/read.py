@@ -1,12 +1,12 @@
-"""The reading side: contents as of a time, and changes from a time on.
+"""Reads: contents as of a time, and changes from a time on.
 
-Both are definite: `snapshot(as_of)` is the sum of all updates at or before
-`as_of`, and `listen(as_of)` gives every update after it exactly once, in order
-of time, with the upper reached. So for every t between as_of and upper
+Both are definite. `snapshot(as_of)` is the sum of all updates at or before `as_of`.
+`listen(as_of)` yields every later update exactly once, in order of time, with the upper
+reached. For every t between `as_of` and upper:
 
-    snapshot(t)  =  snapshot(as_of)  +  what listen(as_of) gave up to t
+    snapshot(t)  =  snapshot(as_of)  +  updates of listen(as_of) up to t
 
-whoever reads, whenever, and whatever was merged in between.
+This holds for every reader, at every time, and across merges.
 """
 
 import threading
@@ -45,16 +45,16 @@ from penstock.progress import Update
 __all__ = ["FILES_ONLY", "Changes", "Listener", "Reader", "Snapshot"]
 
 FILES_ONLY: Final = END
-"""Claims the files of a state and no history: wherever since moves, they are kept.
+"""Since of a claim on the files of a state without history; an advancing since does not end it.
 
-For the writer, who adds up all there is and does not care what it was as of some time.
+The writer uses it to sum all updates, and does not need contents as of an earlier time.
 """
 
 Decoder = Callable[[pa.Table], Iterator[Any]]
 
 
 class _Rows:
-    """Updates as Arrow or as Python values, as the caller likes."""
+    """Updates, available as Arrow or as Python values."""
 
     def __init__(self, table: pa.Table, decode: Decoder) -> None:
         self._table = table
@@ -64,19 +64,19 @@ class _Rows:
         return int(self._table.num_rows)
 
     def __iter__(self) -> Iterator[Update[Any]]:
-        """Each distinct row once, with its time and how often it is there."""
+        """Yield each distinct row with its time and its multiplicity."""
         times, diffs = self._table.column(TIME), self._table.column(DIFF)
         data = self._decode(self._table)
         for datum, time, diff in zip(data, times.to_pylist(), diffs.to_pylist(), strict=True):
             yield Update(datum, time, diff)
 
     def arrow(self) -> pa.Table:
-        """The user's columns, then `mz_timestamp` and `mz_diff`."""
+        """Return the user's columns, then `mz_timestamp` and `mz_diff`."""
         return self._table
 
 
 class Snapshot(_Rows):
-    """The contents of a collection as of a time."""
+    """Contents of a collection as of a time."""
 
     def __init__(self, table: pa.Table, decode: Decoder, as_of: int) -> None:
         super().__init__(table, decode)
@@ -84,7 +84,7 @@ class Snapshot(_Rows):
 
 
 class Changes(_Rows):
-    """All updates in `[lower, upper)`: everything below `upper` has now been given."""
+    """All updates in `[lower, upper)`; with them, every update below `upper` has been delivered."""
 
     def __init__(self, table: pa.Table, decode: Decoder, lower: int, upper: int) -> None:
         super().__init__(table, decode)
@@ -94,7 +94,7 @@ class Changes(_Rows):
 
 @dataclass(slots=True)
 class Reader:
-    """What reading needs, for all collections of one client."""
+    """Shared context of reads, for all collections of one client."""
 
     machine: Machine
     batches: Batches
@@ -106,13 +106,13 @@ class Reader:
     closed: threading.Event
 
     def look(self) -> State:
-        """The newest state that this client can see."""
+        """Return the newest state that this client can see."""
         if self.closed.is_set():
             raise Closed(self.machine.blob.name)
         return self.machine.state if self.owns_writer else self.machine.refresh()
 
     def snapshot(self, collection: CollectionState, as_of: int) -> Snapshot:
-        """The contents as of a time in `[since, upper)` at which there is no error."""
+        """Return the contents as of a time in `[since, upper)` that no error covers."""
         id, name = collection.id, collection.name
         with self.claims.claim(id, name, as_of) as claim:
             current = claim.state.collections[id]
@@ -122,7 +122,7 @@ class Reader:
         return Snapshot(consolidate(advance(rows, as_of)), self.decoder(current, schema), as_of)
 
     def lookup(self, collection: CollectionState, keys: pa.Table, as_of: int) -> pa.Table:
-        """The rows as of a time whose key is among `keys`, with `mz_diff`."""
+        """Return the rows as of a time that have one of `keys`, with `mz_diff`."""
         id, name = collection.id, collection.name
         with self.claims.claim(id, name, as_of) as claim:
             current = claim.state.collections[id]
@@ -137,7 +137,7 @@ class Reader:
                     for piece in part_scans_of(current, batch, upper=as_of + 1):
                         found += matching_rows(self.batches, current, piece, schema, wanted)
         rows = advance(pa.concat_tables(found), as_of)
-        if not distinct(rows, schema.key, since=as_of):  # Mostly there is nothing to add up.
+        if not distinct(rows, schema.key, since=as_of):  # Usually there is nothing to consolidate.
             rows = consolidate(rows)
         least = pc.min(rows.column(DIFF)).as_py()
         if least is not None and least < 0:
@@ -155,9 +155,10 @@ class Reader:
         staged: Sequence[Batch],
         growing: Sequence[Grow],
     ) -> pa.Table:
-        """The rows with `keys` of all that was written, sealed or not, and of `staged`.
+        """Return the rows with `keys` among all written updates, sealed or not, and `staged`.
 
-        Added up, with `mz_diff`. For the writer, who goes on from it whatever readers may see.
+        The result is consolidated and has `mz_diff`. For the writer, which ignores the
+        times that readers may see.
         """
         id, name = collection.id, collection.name
         with self.claims.claim(id, name, FILES_ONLY) as claim:
@@ -166,12 +167,12 @@ class Reader:
 
     @contextmanager
     def files_of(self, collection: CollectionState) -> Iterator[CollectionState]:
-        """All that was written, sealed or not, whose files stay until the end of the block."""
+        """Yield the state with all written updates, sealed or not, and retain its files."""
         with self.claims.claim(collection.id, collection.name, FILES_ONLY) as claim:
             yield claim.state.collections[collection.id]
 
     def parts(self, collection: CollectionState, staged: Sequence[Batch]) -> Iterator[pa.Table]:
-        """All that was written, sealed or not, and `staged` too, a part at a time, in order."""
+        """Yield all written updates, sealed or not, and `staged`, one part at a time, in order."""
         id, name = collection.id, collection.name
         with self.claims.claim(id, name, FILES_ONLY) as claim:
             current = claim.state.collections[id]
@@ -182,7 +183,7 @@ class Reader:
     def rows(
         self, collection: CollectionState, schema: SchemaVersion, *, lower: int, upper: int
     ) -> pa.Table:
-        """The updates with times in `[lower, upper)`, not added up."""
+        """Return the updates with times in `[lower, upper)`, not consolidated."""
         found = [
             self._batch_rows(collection, i, schema, lower, upper)
             for i, batch in enumerate(collection.batches)
@@ -191,13 +192,14 @@ class Reader:
         return pa.concat_tables(found) if found else stored_columns_of(schema).empty_table()
 
     def schema_as_of(self, collection: CollectionState, as_of: int) -> SchemaVersion:
-        """The version to read as of a time, keys and values as this client's codecs write them."""
+        """Return the schema version for a read as of a time, with the codecs of this client."""
         schema = schema_as_of(collection, as_of)
         opened = self.batches.codecs.get(collection.id)
         if not schema.codecs or opened is None:
             return schema
         codecs = tuple((codec.name, codec.version) for codec in opened)
-        # A reader may be ahead of what is stored; no stored version has this number.
+        # This client's codecs may be newer than the stored ones. No stored version has
+        # number -1.
         return (
             schema
             if codecs == schema.codecs
@@ -205,7 +207,7 @@ class Reader:
         )
 
     def decoder(self, collection: CollectionState, schema: SchemaVersion) -> Decoder:
-        """How rows become the caller's values."""
+        """Return the function that converts rows to the caller's values."""
         codecs = self.batches.codecs.get(collection.id)
         if schema.codecs and codecs is not None:
             return lambda table: _pairs(table, schema, codecs)
@@ -220,11 +222,12 @@ class Reader:
 
     @contextmanager
     def _overtaking_told(self, collection: CollectionState, batch: Batch) -> Iterator[None]:
-        """Tell an object that was rightly deleted meanwhile from one that is damaged."""
+        """Report an object that compaction deleted as an overtaken read, not as damage."""
         try:
             yield
         except Corruption as error:
-            # A writer may have been fenced without knowing, and its files collected.
+            # A writer may have been fenced without knowing it, and its files
+            # garbage-collected.
             now = self.machine.refresh(thorough=True)
             current = now.collections.get(collection.id)
             if current is not None and batch.id in {other.id for other in current.batches}:
@@ -238,11 +241,11 @@ class Reader:
 
 
 class Listener:
-    """Gives the changes of a collection, in order, as they become complete.
+    """Iterator over the changes of a collection, in order, as they become complete.
 
-    Iterating waits for more; `next_changes` waits as long as it is told. What
-    was given is never given again, whatever is merged meanwhile. A context
-    manager: leaving it lets go of the history it was holding.
+    Iteration waits for more changes; `next_changes` waits up to its timeout. No change is
+    delivered twice, even across merges. At the end of its context, the listener releases
+    the history that it holds.
     """
 
     def __init__(
@@ -257,7 +260,7 @@ class Listener:
         if as_of >= 0:
             check_since(collection, as_of)
         self._reader = reader
-        self._client = client  # Which must not be collected, and closed, while we listen.
+        self._client = client  # Keeps the client alive: a garbage-collected client closes itself.
         self._closed = False
         self._id, self._name = collection.id, collection.name
         self._frontier = as_of + 1
@@ -272,7 +275,7 @@ class Listener:
 
     @property
     def frontier(self) -> int:
-        """Every update below it has been given."""
+        """Frontier of delivered updates: every update below it has been delivered."""
         return self._frontier
 
     def __enter__(self) -> "Listener":
@@ -288,16 +291,17 @@ class Listener:
                 yield changes
 
     def close(self) -> None:
-        """Let go."""
+        """Stop listening, and release the retained history."""
         self._closed = True
         self._stack.close()
 
     def next_changes(self, *, timeout_ms: int | None) -> "Changes | Snapshot | None":
-        """What has become complete since the last call, or None if nothing did in time.
+        """Return the changes that became complete since the last call, or None after the timeout.
 
         Raises:
             SinceError: the reader has no hold and was overtaken by compaction.
-            CollectionErrored: the collection is in error from here on; all before it was given.
+            CollectionErrored: the collection is in error from here on; all earlier changes were
+                delivered.
             CollectionReplaced: the name refers to another collection from here on.
         """
         if self._closed:
@@ -308,7 +312,8 @@ class Listener:
         clock = reader.settings.clock
         deadline = None if timeout_ms is None else clock.boot_ms() + timeout_ms
         while True:
-            # Cleared before looking: a ring between the look and the wait is not missed.
+            # Cleared before the check: a wakeup between the check and the wait is not
+            # missed.
             self._wakeups.clear()
             state = self._look()
             collection = state.collections.get(self._id)
@@ -326,7 +331,7 @@ class Listener:
                 reader.claims.advance(self._claim, changes.upper - 1, state)
                 return changes
             if state.seqno != self._claim.position:
-                # Nothing new here, but files that others replaced need not wait for us.
+                # No new changes, but the writer may delete files that merges have replaced.
                 reader.claims.advance(self._claim, self._claim.since, state)
             left = reader.settings.poll_ms
             if deadline is not None:
@@ -342,9 +347,9 @@ class Listener:
         now_ms = reader.settings.clock.boot_ms()
         state = reader.look()
         if now_ms - self._checked_ms >= 10 * reader.settings.poll_ms:
-            # SUBTLE: "no such entry" may mean truncated rather than not yet
-            # written, and only the floor can tell (hazard A4). A writer looks too:
-            # it may have been fenced and would hear of nothing any more.
+            # SUBTLE: a missing entry may be truncated rather than not yet written, and only
+            # the floor distinguishes the two (hazard A4). A writer checks too: after it was
+            # fenced, it would receive no wakeups.
             self._checked_ms = now_ms
             state = reader.machine.refresh(thorough=True)
             if reader.owns_writer:
@@ -361,18 +366,18 @@ class Listener:
 
     def _changes(self, collection: CollectionState) -> Changes:
         lower = self._frontier
-        # Never across a change of schema, so that all listeners get the same rows.
+        # Changes never span two schema versions, so all listeners receive the same rows.
         grown = [version.since for version in collection.schemas if version.since > lower]
         upper = min([reachable(collection, lower), *grown])
         reader = self._reader
         schema = reader.schema_as_of(collection, upper - 1)
         if collection.whole and lower <= collection.begins:
-            # Whatever its time, what was there when it began came with the beginning.
+            # Updates written before the collection's beginning count at its beginning.
             begun = reader.rows(collection, schema, lower=0, upper=upper)
             rows = advance(begun if upper > collection.begins else begun[:0], collection.begins)
         else:
-            # Since at the frontier itself is too far: it brings updates that were
-            # given before up to a time that has not been.
+            # A since at the frontier itself is too high: compaction has advanced updates
+            # that were already delivered to a time that was not.
             check_changes(collection, lower, upper)
             rows = reader.rows(collection, schema, lower=lower, upper=upper)
         rows = consolidate(rows).sort_by(TIME)

@@ -1,4 +1,4 @@
-"""What is kept of a collection: its batches, its schema versions, its errors. Pure values.
+"""Records of a collection: batches, schema versions and errors. Pure values.
 
 A collection is a bag of batches and two times:
 
@@ -6,15 +6,15 @@ A collection is a bag of batches and two times:
     ──────────┼────────────────────────┼──────────────► time
               │ readable, definite     │ written, not yet sealed
 
-A write that is not sealed is an ordinary batch whose times lie at or past
-upper; readers look only at times below it. So `seal` moves one number, and
-there is no second place to look.
+A write that is not sealed is an ordinary batch with times at or past upper. Readers see
+only times below upper. Therefore `seal` changes one number, and unsealed updates need no
+second place.
 
-Where its contents are not known, an *error span* says so: every reading that
-meets the span fails with the error that is kept in it.
+Where the contents are not known, an *error span* covers the times. Every read that meets
+the span fails with the error stored in it.
 
-These are msgspec structs because they are exactly what the bytes hold;
-`encoding.py` frames them.
+The records are msgspec structs because they are exactly the stored bytes; `encoding.py`
+frames them.
 """
 
 from functools import lru_cache
@@ -49,113 +49,113 @@ __all__ = [
 ]
 
 END: Final = 2**63 - 1
-"""After all times. An upper of END closes a collection; a since of END gives up its history."""
+"""Bound above all times. An upper of END closes a collection; a since of END drops its history."""
 
 
 class Inline(Struct, frozen=True, tag="inline"):
-    """Rows that travel inside the log: one Arrow IPC record-batch message."""
+    """Rows stored inside the log, as one Arrow IPC record-batch message."""
 
     rows: bytes
 
 
 class Stored(Struct, frozen=True, tag="stored"):
-    """Rows in a Parquet object."""
+    """Rows stored in a Parquet object."""
 
     key: str
     size: int
     checksum: int
-    """XXH64, seed 0, of the whole object."""
+    """XXH64 (seed 0) of the complete object."""
 
     footer: int
-    """Bytes of the Parquet footer, from its first to the end of the object."""
+    """Size in bytes from the start of the Parquet footer to the end of the object."""
 
     footer_checksum: int
-    """XXH64, seed 0, of the footer, for readers that check pages by their own checksums."""
+    """XXH64 (seed 0) of the footer, for readers that verify pages by the page checksums."""
 
 
 Part = Inline | Stored
 
 
 class Batch(Struct, frozen=True, omit_defaults=True):
-    """Updates that were written, or merged, together."""
+    """Updates that were written or merged together."""
 
     schema: int
-    """Which of the collection's schema versions the parts have."""
+    """Index of the schema version of the parts."""
 
     lower: int
-    """The least time among the updates."""
+    """Lowest time among the updates."""
 
     upper: int
-    """The greatest time among the updates, plus one."""
+    """Highest time among the updates, plus one."""
 
     rows: int
     size: int
-    """Bytes of the parts at rest."""
+    """Size of the stored parts in bytes."""
 
     parts: tuple[Part, ...]
     memory: int = 0
-    """Bytes of the rows as Arrow has them in memory."""
+    """Size of the rows in memory as Arrow, in bytes."""
 
     since: int = 0
-    """Times below it have been advanced to it."""
+    """Time up to which earlier times have been advanced."""
 
     until: int = END
-    """Updates at or past it were discarded and do not count."""
+    """Bound of discarded updates: updates at or past it do not count."""
 
     merged: bool = False
-    """Sorted and consolidated, by a merge."""
+    """Flag of a merged batch: its rows are sorted and consolidated."""
 
     distinct: bool = False
-    """Of a merge: its rows at `since` are there once each, and no two have the same key."""
+    """Flag of a merged batch: its rows at `since` have multiplicity 1 and distinct keys."""
 
     id: int = 0
-    """Unique in the location; given when the batch is linked."""
+    """Id that is unique in the location, assigned when the batch is linked."""
 
 
 class SchemaVersion(Struct, frozen=True, omit_defaults=True):
-    """One version of what a collection's rows are."""
+    """One version of the schema of a collection."""
 
     version: int
     since: int
-    """The first time whose readers see this version."""
+    """First read time that uses this version."""
 
     columns: bytes
-    """The user's columns, as an Arrow IPC schema message."""
+    """User's columns, as an Arrow IPC schema message."""
 
     key: tuple[str, ...] = ()
     defaults: bytes = b""
-    """An Arrow IPC stream of one row: what older rows hold in columns added here."""
+    """Values of older rows in the columns added here, as an Arrow IPC stream of one row."""
 
     codecs: tuple[tuple[str, int], ...] = ()
-    """Name and version of the key's and the value's codec; empty for rows."""
+    """Name and version of the key codec and the value codec; empty for rows."""
 
 
 class Writer(Struct, frozen=True, omit_defaults=True):
-    """Who holds the writer's lock, for people and for notifications."""
+    """Holder of the writer's lock, for messages and notifications."""
 
     id: str
     host: str = ""
     pid: int = 0
     taken_ms: int = 0
     address: str = ""
-    """Where the writer tells readers of new entries, as host:port."""
+    """Address (host:port) of the notifier that announces new entries to readers."""
 
     start: int = 0
     boot: str = ""
     machine: str = ""
-    """The rest of its `ProcessIdentity`, by which processes of the same host know it."""
+    """Remaining fields of its `ProcessIdentity`, which processes of the same host compare."""
 
     @property
     def process(self) -> ProcessIdentity:
-        """The process that holds the lock."""
+        """Process that holds the lock."""
         return ProcessIdentity(self.pid, self.start, self.boot, self.machine)
 
 
 class StoredError(Struct, frozen=True, omit_defaults=True):
-    """An error about the data, as it is kept: what happened, what is known, what to do."""
+    """Stored form of an error about the data."""
 
     kind: str
-    """The class of the error."""
+    """Class name of the error."""
 
     message: str
     detail: str = ""
@@ -163,42 +163,42 @@ class StoredError(Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def of(error: PenstockError) -> "StoredError":
-        """What is kept of `error`."""
+        """Return the stored form of `error`."""
         return StoredError(type(error).__name__, str(error), error.detail, error.hint)
 
 
 class ErrorSpan(Struct, frozen=True, omit_defaults=True):
-    """Times as of which a collection cannot be read, and why."""
+    """Interval of times that cannot be read, with the reason."""
 
     lower: int
     error: StoredError
     upper: int = END
-    """END while it lasts."""
+    """Exclusive end of the interval; END while the error lasts."""
 
 
 class CollectionState(Struct, frozen=True, omit_defaults=True):
-    """One named collection."""
+    """State of one named collection."""
 
     id: int
     name: str
     schemas: tuple[SchemaVersion, ...]
     owner: str = ""
-    """Who alone writes it, such as a source; empty if it is the user's own."""
+    """Name of the only writer, such as a source; empty for a user collection."""
 
     since: int = 0
     upper: int = 0
     allowed: int = 0
-    """How far the writer allowed since to go; holds may keep it behind."""
+    """Bound up to which the writer allows since to advance; holds may keep since lower."""
 
     intended: int | None = None
-    """Where since is about to go: announced, and not yet settled."""
+    """Next since, announced and not yet settled; None without an announcement."""
 
     batches: tuple[Batch, ...] = ()
     begins: int = 0
-    """The first time of its history; before it there was nothing to read."""
+    """First time of the history; there was nothing to read before it."""
 
     errors: tuple[ErrorSpan, ...] = ()
-    """In order, and apart from each other; only the last may still last."""
+    """Disjoint error spans in ascending order; only the last may be open."""
 
     predecessors: tuple[int, ...] = ()
     """Ids of the collections that had this name before, oldest first; some may be destroyed."""
@@ -208,20 +208,20 @@ class CollectionState(Struct, frozen=True, omit_defaults=True):
 
     @property
     def whole(self) -> bool:
-        """Whether nothing of its history has been given up."""
+        """Return whether the complete history is retained."""
         return self.since == self.begins
 
     @property
     def first_exact_time(self) -> int:
-        """From which time on updates have the times they were written at."""
+        """Lower bound of the times that compaction has not changed."""
         return self.since + 1 if self.since else 0
 
 
 def schema_as_of(collection: CollectionState, as_of: int) -> SchemaVersion:
-    """The version that readers as of a time see.
+    """Return the schema version that readers as of a time see.
 
-    Keys and values always come through the newest codecs; only the columns of
-    rows are part of what was promised as of a time.
+    Keys and values always use the newest codecs. Only the columns of rows are part of the
+    guarantee as of a time.
     """
     if collection.schemas[-1].codecs:
         return collection.schemas[-1]
@@ -238,28 +238,28 @@ def is_hidden(name: str) -> bool:
 
 
 def files_of(batch: Batch) -> list[str]:
-    """The objects that hold a batch's rows."""
+    """Return the keys of the objects that hold a batch's rows."""
     return [part.key for part in batch.parts if isinstance(part, Stored)]
 
 
 def staging_of(key: str) -> str:
-    """The staging id under which a file was written."""
+    """Return the staging id of a file."""
     return key.split("/")[1]
 
 
 @lru_cache(maxsize=4096)
 def columns_of(schema: SchemaVersion) -> pa.Schema:
-    """The user's columns of a schema version."""
+    """Return the user's columns of a schema version."""
     return pa.ipc.read_schema(pa.py_buffer(schema.columns))
 
 
 @lru_cache(maxsize=4096)
 def types_of(schema: SchemaVersion) -> tuple[pa.DataType, ...]:
-    """The types of those columns and of time and diff; Arrow takes its time to tell them."""
+    """Return the types of the stored columns, cached because Arrow computes them slowly."""
     return tuple(stored_columns_of(schema).types)
 
 
 @lru_cache(maxsize=4096)
 def stored_columns_of(schema: SchemaVersion) -> pa.Schema:
-    """The columns of a schema version as they are in a batch."""
+    """Return the columns of a schema version in stored form, with time and diff."""
     return stored_schema(columns_of(schema))

@@ -1,12 +1,12 @@
-"""What an open client has at work: threads, sockets and claims, and how they end.
+"""Resources of an open client: threads, sockets and claims, and their shutdown.
 
-They are apart from the client, because one that is merely forgotten is closed when it is
-collected, by something that must not hold on to it. One who writes has besides what one who
-reads has:
+They are separate from the client. A client that is not closed explicitly is closed when it
+is garbage-collected, by a finalizer that must not refer to the client. In addition to the
+resources of a reader, a writer has:
 
-    committer   writes what was accepted
-    upkeep      merges, rolls up, collects
-    bell        wakes the listeners of other processes
+    committer      writes accepted calls
+    maintenance    merges, writes rollups, garbage-collects
+    notifier       wakes the listeners of other processes
 """
 
 import os
@@ -38,7 +38,7 @@ log = logger("persist")
 
 
 class Runtime:
-    """All of it. Nothing here knows the client."""
+    """Resources of one client, without a reference to the client."""
 
     def __init__(self, blob: RetryingBlob, settings: Settings) -> None:
         self.blob = blob
@@ -56,7 +56,7 @@ class Runtime:
         self._pid = os.getpid()
 
     def read(self, *, hold: bool) -> None:
-        """Begin to read; with `hold`, such that history stays while it is read."""
+        """Start as a reader; with `hold`, history is retained during reads."""
         self.machine.load()
         owner = f"{socket.gethostname()}-{os.getpid()}"
         self.claims = (
@@ -74,11 +74,11 @@ class Runtime:
         take_over: bool,
         pid: int | None,
     ) -> None:
-        """Begin to write: with the lock, which is taken, or comes with `baton`.
+        """Start as the writer: take the lock, or adopt the one of `handoff`.
 
         Raises:
             LockHeld: another id is writing; or, without `take_over`, another process of this host.
-            Fenced: another writer has taken the lock, or since epoch `after` another process.
+            Fenced: another writer has taken the lock, or another process has after epoch `after`.
         """
         blob, settings = self.blob, self.settings
         probe(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
@@ -106,9 +106,9 @@ class Runtime:
         self._start_writing(notifier, None if handoff is None else handoff.staging)
 
     def close(self, *, release: bool = True) -> None:
-        """Finish what was accepted, and end everything; with `release` give the lock back."""
+        """Finish accepted calls and close all resources; with `release`, release the lock."""
         if os.getpid() != self._pid:
-            return  # A forked child has our threads' memory, but not our threads; nor our lock.
+            return  # A forked child has neither these threads nor the lock.
         if self.committer is not None:
             self.committer.close()
         self.closed.set()
@@ -125,14 +125,18 @@ class Runtime:
             self.blob.close()
 
     def close_forgotten(self) -> None:
-        """Close what nobody closed; nobody is there to hear of an error either."""
+        """Close a client that was not closed explicitly, and log an error instead of raising it."""
         try:
             self.close()
         except PenstockError as error:
             log.warning("a forgotten client could not be closed", extra=fields(error=str(error)))
 
     def must_not_be_forked(self) -> None:
-        """A client's threads do not come along through a fork."""
+        """Check that this process is not a forked child: threads do not survive a fork.
+
+        Raises:
+            UsageError: the process was forked after the client was opened.
+        """
         if os.getpid() != self._pid:
             raise UsageError(
                 f'client of location "{self.blob.name}" was opened before a fork',
@@ -190,7 +194,7 @@ class Runtime:
 
 
 def _bell(address: str) -> Notifier | None:
-    """What wakes listeners of other processes, if it can; they poll all the same."""
+    """Return a notifier, or None if it cannot listen; readers then rely on polling."""
     if not address:
         return None
     try:

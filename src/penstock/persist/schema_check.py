@@ -1,7 +1,7 @@
-"""As what a collection is made and opened, and how it grows: codecs, or a schema for rows.
+"""Checks of codecs and schemas when a collection is created, opened or altered.
 
-What is asked for is compared with what is stored before anything is handed
-out, so that nobody reads or writes through the wrong codec.
+The requested codecs or schema are compared with the stored ones before a handle is
+returned, so no caller reads or writes with the wrong codec.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from penstock.persist.state import CollectionState, SchemaVersion, columns_of, i
 __all__ = ["accept", "check_name", "codec_of", "grown", "schema_version"]
 
 MAX_NAME: Final = 1_000
-"""Characters; enough for a schema and a table of 63 bytes each, every byte escaped."""
+"""Maximum length in characters: a schema and a table of 63 bytes each, every byte escaped."""
 
 
 def accept(found: CollectionState, wanted: SchemaVersion, *, where: str) -> None:
-    """Check that a collection can be opened as wanted.
+    """Check that a collection can be opened with the requested codecs or schema.
 
     Raises:
-        UsageError: it holds something else.
+        UsageError: the collection has other codecs or another schema.
     """
     stored = found.schemas[-1]
     what = f'collection "{found.name}" of location "{where}"'
@@ -66,7 +66,7 @@ def accept(found: CollectionState, wanted: SchemaVersion, *, where: str) -> None
 
 
 def codec_of(given: Codec | str | None) -> Codec | None:
-    """A codec, by name if it is one of ours."""
+    """Return the codec itself, or the built-in codec with the given name."""
     if not isinstance(given, str):
         return given
     if given not in BUILT_IN:
@@ -78,10 +78,10 @@ def codec_of(given: Codec | str | None) -> Codec | None:
 
 
 def check_name(name: str, owner: str) -> None:
-    """Check that a collection may have that name.
+    """Check that a collection may have this name.
 
     Raises:
-        UsageError: it cannot be used, or is for collections of an owner.
+        UsageError: the name is invalid, or reserved for collections with an owner.
     """
     if not name or has_controls(name) or len(name) > MAX_NAME:
         raise UsageError(
@@ -103,7 +103,7 @@ def schema_version(
     schema: pa.Schema | None,
     key_columns: Sequence[str],
 ) -> SchemaVersion:
-    """The first version of what a new collection holds: keys and values, or rows."""
+    """Return the first schema version of a new collection of keys and values, or of rows."""
     if (key is None) != (value is None) or (key is None) == (schema is None):
         raise UsageError(
             f'collection "{name}" needs either codecs or a schema',
@@ -122,10 +122,10 @@ def schema_version(
 def grown(
     found: CollectionState, schema: pa.Schema, defaults: Mapping[str, Any]
 ) -> SchemaVersion | None:
-    """The version that lets a collection have `schema` from its upper on; None if it has it.
+    """Return the version that gives a collection `schema` from its upper on; None if unchanged.
 
     Raises:
-        UsageError: rows that are there would not have exactly one reading in it.
+        UsageError: existing rows would not have exactly one interpretation in it.
     """
     name, newest = found.name, found.schemas[-1]
     if not isinstance(schema, pa.Schema):
