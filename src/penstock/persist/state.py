@@ -1,15 +1,14 @@
-"""What a storage location is, and how one entry of its log changes it. Pure.
+"""State of a storage location, and its transitions by log entries. Pure.
 
-The state is the fold of the log: `apply(state, n, entry)`, from entry 0 on.
-Every process that folds the same entries holds the same state, so there is no
-other truth. Entries carry differences, and applying one touches only what it
-names; maps are persistent, so a state is a value that can be kept, read by
-many threads and written down as a rollup while the next one is made. What is
-kept of each collection is in `records.py`.
+The state is the fold of the log: `apply(state, entry)`, from entry 0 on. Every process that
+applies the same entries has the same state, so the log is the only source of truth. An
+entry carries differences, and applying it changes only the objects that it names. Maps are
+persistent, so a state is a value: threads can share it, and a rollup of it can be written
+while the next state is made. `records.py` defines the state of each collection.
 
-An entry counts unless it is *void*: written in an epoch that is over, or
-linking a file whose staging id is closed. A void entry takes its number and
-changes nothing else, for every reader alike (hazards A2, A3).
+An entry counts unless it is *void*: written in an epoch that is over, or linking a file
+whose staging id is closed. A void entry occupies its number and changes nothing else, for
+every reader (hazards A2, A3).
 """
 
 from collections.abc import Iterable
@@ -89,23 +88,23 @@ __all__ = [
 ]
 
 TOKENS_KEPT: Final = 64
-"""How many epochs back the last token is remembered."""
+"""Number of epochs whose last token is retained."""
 
 
 class TakeEpoch(Struct, frozen=True, tag="take_epoch"):
-    """Begin a new epoch. Set by whoever opens for writing, or by `penstock release`."""
+    """Start of a new epoch, by a process that opens for writing or by `penstock release`."""
 
     writer: Writer | None
     location: str
-    """The id of the location; only the first one counts."""
+    """Id of the location; only the first such entry assigns it."""
 
 
 class Release(Struct, frozen=True, tag="release"):
-    """Give the lock back. Later entries of this epoch are void."""
+    """Release of the lock. Later entries of this epoch are void."""
 
 
 class Create(Struct, frozen=True, tag="create", omit_defaults=True):
-    """Make a collection."""
+    """Creation of a collection."""
 
     name: str
     schema: SchemaVersion
@@ -113,54 +112,54 @@ class Create(Struct, frozen=True, tag="create", omit_defaults=True):
 
 
 class Alter(Struct, frozen=True, tag="alter"):
-    """Give a collection a further schema version."""
+    """New schema version of a collection."""
 
     collection: int
     schema: SchemaVersion
 
 
 class Destroy(Struct, frozen=True, tag="destroy"):
-    """Remove a collection; its name may be used again, its id never."""
+    """Removal of a collection; its name may be used again, its id never."""
 
     collection: int
 
 
 class Link(Struct, frozen=True, tag="link"):
-    """Add batches to a collection."""
+    """New batches of a collection."""
 
     collection: int
     batches: tuple[Batch, ...]
 
 
 class Seal(Struct, frozen=True, tag="seal"):
-    """Move a collection's upper."""
+    """New upper of a collection."""
 
     collection: int
     upper: int
 
 
 class Discard(Struct, frozen=True, tag="discard"):
-    """Void the updates that were written but not sealed."""
+    """Voiding of the updates that were written but not sealed."""
 
     collection: int
 
 
 class Allow(Struct, frozen=True, tag="allow"):
-    """Permit since to go up to a time."""
+    """Permission for since to advance up to a time."""
 
     collection: int
     since: int
 
 
 class Begin(Struct, frozen=True, tag="begin"):
-    """Let a collection's history begin at a time: there is nothing before it."""
+    """Start of a collection's history at a time: there is nothing before it."""
 
     collection: int
     since: int
 
 
 class Fail(Struct, frozen=True, tag="fail"):
-    """From a time on a collection cannot be read, for a reason that is kept."""
+    """Failure of a collection: it cannot be read from a time on, for the stored reason."""
 
     collection: int
     time: int
@@ -168,14 +167,14 @@ class Fail(Struct, frozen=True, tag="fail"):
 
 
 class Recover(Struct, frozen=True, tag="recover"):
-    """From a time on a collection that failed can be read again."""
+    """End of a failure: the collection can be read again from a time on."""
 
     collection: int
     time: int
 
 
 class Replace(Struct, frozen=True, tag="replace"):
-    """From a time on, the name of a collection refers to another one."""
+    """Move of a collection's name, from a time on, to another collection."""
 
     collection: int
     by: int
@@ -183,21 +182,21 @@ class Replace(Struct, frozen=True, tag="replace"):
 
 
 class Intend(Struct, frozen=True, tag="intend"):
-    """Announce where sinces, and the deletion of unlinked files, are about to go."""
+    """Announcement of the next sinces and of the next deletion of unlinked files."""
 
     sinces: dict[int, int]
     collect: int
 
 
 class Settle(Struct, frozen=True, tag="settle"):
-    """After looking at the holds: where they do go. Names every collection of its intention."""
+    """Outcome of an announcement after the holds were listed; names all of its collections."""
 
     sinces: dict[int, int]
     collected: int
 
 
 class Merge(Struct, frozen=True, tag="merge"):
-    """Replace batches by one that sums to the same from since on, or by none."""
+    """Replacement of batches by one with the same sum from since on, or by none."""
 
     collection: int
     inputs: tuple[int, ...]
@@ -205,37 +204,37 @@ class Merge(Struct, frozen=True, tag="merge"):
 
 
 class OpenStaging(Struct, frozen=True, tag="open_staging"):
-    """From here on files written under this id may be linked."""
+    """Opening of a staging id: files under it may be linked from now on."""
 
     id: str
 
 
 class CloseStaging(Struct, frozen=True, tag="close_staging"):
-    """From here on nothing under this id can be linked; what is not, is garbage."""
+    """Closing of a staging id: files under it that are not linked are garbage from now on."""
 
     id: str
 
 
 class Forget(Struct, frozen=True, tag="forget"):
-    """These unlinked files have been deleted."""
+    """Record that these unlinked files have been deleted."""
 
     keys: tuple[str, ...]
 
 
 class RolledUp(Struct, frozen=True, tag="rolled_up"):
-    """A rollup of the state after entry `number` is durable."""
+    """Record that a rollup of the state after entry `number` is durable."""
 
     number: int
 
 
 class ExpireHold(Struct, frozen=True, tag="expire_hold"):
-    """A lease ran out in the writer's eyes: the hold no longer counts."""
+    """End of a lease by the writer's clock: the hold no longer counts."""
 
     hold: str
 
 
 class ForgetHold(Struct, frozen=True, tag="forget_hold"):
-    """An expired hold's object has been deleted."""
+    """Record that the object of an expired hold has been deleted."""
 
     hold: str
 
@@ -267,26 +266,26 @@ Operation = (
 
 
 class Entry(Struct, frozen=True):
-    """One entry of the log: all of it or none of it."""
+    """One atomic entry of the log."""
 
     location: str
-    """The id of the location it was written for."""
+    """Id of the location that the entry was written for."""
 
     epoch: int
     token: str
-    """Told apart by it: our own earlier attempt from another writer's."""
+    """Random token that distinguishes this writer's earlier attempt from another writer's entry."""
 
     at_ms: int
-    """The wall clock of the writer, for people."""
+    """Wall-clock time of the writer; only for display."""
 
     operations: tuple[Operation, ...]
 
 
 class State(Struct, frozen=True):
-    """A storage location after `seqno` entries have been applied."""
+    """State of a storage location after `seqno` entries have been applied."""
 
     seqno: int = 0
-    """The number of the next entry."""
+    """Number of the next entry."""
 
     location: str = ""
     epoch: int = 0
@@ -295,30 +294,30 @@ class State(Struct, frozen=True):
     collections: Map[int, CollectionState] = field(default_factory=Map)
     names: Map[str, int] = field(default_factory=Map)
     staging: Map[str, int] = field(default_factory=Map)
-    """Open staging ids, and the epoch that opened each."""
+    """Open staging ids, with the epoch that opened each."""
 
     garbage: Map[str, int] = field(default_factory=Map)
-    """Files no longer linked, and the number of the entry that unlinked each."""
+    """Files that are no longer linked, with the number of the entry that unlinked each."""
 
     collecting: int | None = None
-    """Files unlinked up to this entry are about to be deleted: announced, not settled."""
+    """Announced and not yet settled bound: files unlinked up to this entry are to be deleted."""
 
     collected: int = 0
-    """Files unlinked by entries below this may be gone."""
+    """Settled bound: files unlinked by entries below it may have been deleted."""
 
     rollups: tuple[int, ...] = ()
-    """The rollups that exist for certain, at most two."""
+    """Rollups that are known to exist, at most two."""
 
     expired: Map[str, int] = field(default_factory=Map)
-    """Holds that no longer count, and the entry that expired each."""
+    """Holds that no longer count, with the number of the entry that expired each."""
 
     tokens: Map[int, str] = field(default_factory=Map)
-    """The last token of each recent epoch."""
+    """Last token of each recent epoch."""
 
     def named(self, name: str, as_of: int | None = None) -> CollectionState | None:
         """Return the collection that a name refers to, now or as of a time.
 
-        A time before all generations that are retained gives the oldest of them.
+        A time before all retained generations gives the oldest of them.
         """
         number = self.names.get(name)
         if number is None:
@@ -338,16 +337,16 @@ class State(Struct, frozen=True):
         return [*(each for each in older if each is not None), current]
 
     def listed(self, *, hidden: bool = False) -> list[str]:
-        """The names of the collections, in order; of hidden ones only if asked for."""
+        """Return the sorted names of the collections, without hidden ones by default."""
         return sorted(name for name in self.names if hidden or not is_hidden(name))
 
     def linked(self) -> set[str]:
-        """Every file that some collection needs."""
+        """Return the keys of all files that collections link."""
         return {key for c in self.collections.values() for b in c.batches for key in files_of(b)}
 
 
 def void_reason(state: State, entry: Entry) -> str | None:
-    """Why `entry` changes nothing, or None if it counts."""
+    """Return the reason that `entry` changes nothing, or None if it counts."""
     if state.location and entry.location != state.location:
         return f'it was written for location "{entry.location}"'
     takes = bool(entry.operations) and isinstance(entry.operations[0], TakeEpoch)
@@ -372,7 +371,7 @@ def void_reason(state: State, entry: Entry) -> str | None:
 
 
 def apply(state: State, entry: Entry) -> State:
-    """The state after `entry`, which is number `state.seqno`."""
+    """Return the state after `entry`, which is number `state.seqno`."""
     number = state.seqno
     if void_reason(state, entry) is not None:
         return replace(state, seqno=number + 1)
@@ -386,7 +385,7 @@ def apply(state: State, entry: Entry) -> State:
 
 
 def foreseen(state: State, operations: Iterable[Operation]) -> State:
-    """The state as an entry of these operations would leave it; its number is not taken."""
+    """Return the state that an entry of these operations would produce, with the same `seqno`."""
     for operation in operations:
         state = _after(state, state.seqno, state.epoch, operation)
     return state
@@ -402,7 +401,7 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
                 location=state.location or location,
                 staging=Map(),
                 collecting=None,
-                # An intention dies with its epoch: its owner can no longer settle it.
+                # An announcement ends with its epoch: its owner can no longer settle it.
                 collections=_without_intentions(state.collections),
             )
         case Release():
@@ -496,7 +495,7 @@ def _without_intentions(collections: Map[int, CollectionState]) -> Map[int, Coll
 
 def _recovered(old: CollectionState, time: int) -> CollectionState:
     *over, last = old.errors
-    # What ended before it began never was.
+    # An error span that ends at or before its start is empty, and so is not stored.
     ended = (replace(last, upper=time),) if last.lower < time else ()
     return replace(old, errors=(*over, *ended))
 
@@ -510,9 +509,10 @@ def _replaced(state: State, old: CollectionState, new: CollectionState, time: in
 
 
 def _destroyed(state: State, number: int, gone: CollectionState) -> State:
-    """Remove a collection and those that had its name before; of a replaced one, only itself."""
+    """Remove a collection and its predecessors; of a replaced collection, only itself."""
     collections, names = state.collections, state.names
-    # SUBTLE: a hold on an older collection outlives a replaced one that nobody holds.
+    # SUBTLE: a hold may retain an older collection after a replaced one without holds is
+    # removed.
     older = () if gone.successor else gone.predecessors
     for id in (*older, gone.id):
         if (each := collections.get(id)) is not None:
@@ -525,7 +525,7 @@ def _destroyed(state: State, number: int, gone: CollectionState) -> State:
 
 def _settled(old: CollectionState, since: int) -> CollectionState:
     since = max(since, old.since)
-    # No reading can meet a span that ends at or before since.
+    # No read can meet a span that ends at or before since.
     errors = tuple(span for span in old.errors if span.upper > since)
     return replace(old, since=since, intended=None, errors=errors)
 

@@ -1,16 +1,15 @@
-"""The writing side: a queue, one thread that commits it, and what came of it.
+"""Writes: a queue, the thread that commits it, and the outcomes.
 
-Calls are linearized in the order in which they are made and committed in
-groups: whatever was called while the last entry was being made durable goes
-into the next one, so sixty-four callers cost one sync. Each call still
-succeeds or fails on its own.
+Calls are linearized in call order and committed in groups. All calls made while the last
+entry was being made durable are committed in the next one, so sixty-four callers cost one
+sync. Each call still succeeds or fails on its own.
 
     write(…) ─┐                      ┌─► futures
     seal(…)  ─┼─► queue ─► one entry ┤
     write(…) ─┘   in order           └─► listeners are woken
 
-A failed call fails everything queued behind it on the same collections, for a
-seal that overtook its failed write would seal a hole (hazard A8).
+A failed call fails all calls queued behind it on the same collections. Otherwise, a seal
+could overtake its failed write and seal a hole (hazard A8).
 """
 
 import threading
@@ -54,21 +53,21 @@ __all__ = ["Allowed", "Appended", "CollectionAppend", "Committer", "Loose", "Upp
 log = logger("persist")
 
 GROUP_BYTES: Final = 1 << 20
-"""How much travels inside one entry at most, but for a single call's share."""
+"""Maximum size of the updates inside one entry, in bytes; one call alone may exceed it."""
 
 UPLOADS_AT_ONCE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The updates are durable and the collection's upper is now `upper`."""
+    """Durable updates; the collection's upper is now `upper`."""
 
     upper: int
 
 
 @dataclass(frozen=True, slots=True)
 class UpperMismatch:
-    """Another upper than expected stands there. Nothing was written."""
+    """Upper that differs from the expected one. Nothing was written."""
 
     collection: str
     current: int
@@ -76,14 +75,14 @@ class UpperMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The permission is durable, and since now stands at `since`, behind every hold."""
+    """Durable permission; since is now `since`, below every hold."""
 
     since: int
 
 
 @dataclass(slots=True)
 class Loose:
-    """A few updates in stored form, to be put into one batch with others."""
+    """A few updates in stored form, to be combined with others in one batch."""
 
     columns: list[list[Any]]
     times: list[int]
@@ -98,7 +97,7 @@ Updates: TypeAlias = Loose | pa.Table | None
 
 @dataclass(slots=True)
 class CollectionAppend:
-    """What one call asks of one collection: updates, a new upper, or both."""
+    """Part of a call for one collection: updates, a new upper, or both."""
 
     collection: int
     updates: Updates = None
@@ -106,30 +105,30 @@ class CollectionAppend:
     upper: int | None = None
     stored: "Future[Batch] | None" = None
     lower: int = 0
-    """The least time among the updates."""
+    """Lowest time among the updates."""
 
     beyond: int = 0
-    """The greatest time among the updates, plus one; 0 if there are none."""
+    """Highest time among the updates, plus one; 0 without updates."""
 
     size: int = 0
     schema: int = 0
-    """Which of the collection's schema versions the updates have."""
+    """Index of the collection's schema version of the updates."""
 
 
 @dataclass(slots=True)
 class Append:
-    """A call that writes or seals, in one or several collections.
+    """Call that writes to or seals one or several collections.
 
-    With `also` it has an entry of its own, which says more than that.
+    With `plan_changes`, the call gets its own entry, which contains further operations.
     """
 
     pieces: list[CollectionAppend]
     future: "Future[Any]" = field(default_factory=Future)
     plan_changes: Callable[[State], Sequence[Operation]] | None = None
-    """What else the entry says, or an error if it may not."""
+    """Function that returns the further operations of the entry, or raises `UsageError`."""
 
     changed_ids: list[int] = field(default_factory=list)
-    """The collections of which it says more."""
+    """Ids of the collections that the further operations change."""
 
     def touches(self) -> list[int]:
         return [*self.changed_ids, *(piece.collection for piece in self.pieces)]
@@ -137,7 +136,7 @@ class Append:
 
 @dataclass(slots=True)
 class Allowing:
-    """A call that lets sinces go forward."""
+    """Call that permits sinces to advance."""
 
     sinces: dict[int, int]
     future: "Future[Any]" = field(default_factory=Future)
@@ -148,7 +147,7 @@ class Allowing:
 
 @dataclass(slots=True)
 class Control:
-    """A call that is committed in an entry of its own."""
+    """Call that is committed in its own entry."""
 
     plan: Callable[[State], Sequence[Operation]]
     outcome: Callable[[State, State], Any]
@@ -164,7 +163,7 @@ Work: TypeAlias = Call | Control
 
 
 class Committer:
-    """Owns the queue, the thread that commits it and the pool that uploads."""
+    """Owner of the queue, the thread that commits it and the upload pool."""
 
     def __init__(
         self,
@@ -191,11 +190,15 @@ class Committer:
 
     @property
     def broken(self) -> PenstockError | None:
-        """Why nothing can be written any more, if that is so."""
+        """Error that has stopped this writer permanently, or None."""
         return self._broken
 
     def submit(self, work: Work) -> "Future[Any]":
-        """Take `work` into the queue; its future tells what came of it."""
+        """Queue `work`, and return the future of its outcome.
+
+        Raises:
+            Closed: the client is closed.
+        """
         with self._ready:
             self._must_be_open()
         staged = _staged(work)
@@ -210,7 +213,8 @@ class Committer:
                 for batch in staged:
                     self._staging.release(batch)
                 raise
-            # From here on it happens or fails; nobody can cancel what may be in an entry.
+            # From here on the call succeeds or fails. It may be part of an entry, so it
+            # cannot be cancelled.
             work.future.set_running_or_notify_cancel()
             self._queue.append(work)
             if len(self._queue) == 1:
@@ -224,11 +228,11 @@ class Committer:
         *,
         touches: list[int] | None = None,
     ) -> Any:
-        """Commit `plan` in an entry of its own, after all that was called before."""
+        """Commit `plan` in its own entry, after all earlier calls, and return its outcome."""
         return self.submit(Control(plan, outcome, touches or [])).result()
 
     def close(self) -> None:
-        """Refuse new work and return when all that was accepted is done."""
+        """Reject new calls, and return when all accepted ones are done."""
         with self._ready:
             self._closing = True
             self._ready.notify()
@@ -236,7 +240,11 @@ class Committer:
         self._pool.shutdown()
 
     def must_not_be_closed_from_here(self) -> None:
-        """A callback runs in the thread that would be waited for."""
+        """Check that the caller is not a callback: it runs in the thread that `close` waits for.
+
+        Raises:
+            UsageError: the caller runs in the commit thread.
+        """
         if threading.current_thread() is self._thread:
             raise UsageError(
                 f'client of location "{self._machine.blob.name}" cannot be closed by a callback',
@@ -263,7 +271,7 @@ class Committer:
                     self._commit_group(group)
             except PenstockError as error:
                 self._fail(works, error)
-            except Exception as error:  # noqa: BLE001 - the thread's door: whoever waits must hear
+            except Exception as error:  # noqa: BLE001 - thread boundary: all futures must fail
                 broke = IndeterminateError(
                     f'commit to location "{self._machine.blob.name}" was broken off',
                     detail="What it was writing may have been written.",
@@ -311,15 +319,15 @@ class Committer:
         before, after = self._machine.commit(plan)
         if after is not before:
             self._wake(after.seqno)
-        # SUBTLE: what was written is told before sinces are settled. Should
-        # settling fail, only those who asked for it may hear that it did.
+        # SUBTLE: outcomes of writes are reported before sinces are settled. If settling
+        # fails, only the calls that requested it may report the failure.
         self._answer(group, gathered, after)
         allowing = [work for work in gathered.outcomes if isinstance(work, Allowing)]
         if allowing:
             try:
                 self._allow([id for work in allowing for id in work.sinces])
             except (DeterminateError, Corruption) as error:
-                # The permission is durable all the same; upkeep will settle it.
+                # The permission is durable nevertheless; maintenance settles it later.
                 log.warning("since could not be settled yet", extra=fields(error=str(error)))
             _tell_allowed(allowing, self._machine.state)
         for work in group:
@@ -328,22 +336,23 @@ class Committer:
     def _answer(self, group: list[Call], gathered: "_Gathered", state: State) -> None:
         behind: list[Work] = []
         if gathered.failed:
-            # Nobody may queue between a failure and the failing of what is
-            # queued behind it, so both happen under the lock.
+            # Both happen under the lock: no call may be queued between a failure and the
+            # failure of the calls behind it.
             with self._ready:
                 behind = self._drop_behind(gathered.failed)
                 _tell(group, gathered.outcomes, state)
         else:
             _tell(group, gathered.outcomes, state)
         for work in behind:
-            # It may have failed for another's sake, so none of its collections need be in `failed`.
+            # A call may fail because of another dropped call, so none of its collections
+            # need be in `failed`.
             touched = work.touches()
             name = next((id for id in touched if id in gathered.failed), touched[0])
             work.future.set_exception(AlreadyFailed(_name(state, name)))
             self._release_uploads(work)
 
     def _fail(self, group: list[Work], error: PenstockError) -> None:
-        """The whole group failed. What may be repeated, may; else the writer stops."""
+        """Fail the complete group; stop the writer if a repeated call would be unsafe."""
         with self._ready:
             if not isinstance(error, DeterminateError | UsageError | PlanFailed):
                 self._broken = error
@@ -365,7 +374,7 @@ class Committer:
             self._release_uploads(work)
 
     def _drop_behind(self, failed: set[int]) -> list[Work]:
-        """Take out of the queue what touches a failed collection; that fails more."""
+        """Remove queued calls that touch a failed collection; their collections fail too."""
         failed = set(failed)
         dropped: list[Work] = []
         kept: deque[Work] = deque()
@@ -384,7 +393,8 @@ class Committer:
         uploads: list[Future[Batch]] = []
         for piece in work.pieces:
             if isinstance(piece.updates, pa.Table) and not self._batches.inline(piece.updates):
-                # Callers that outrun the store wait here: uploads in flight bound the memory.
+                # Callers that outpace the store wait here: the number of uploads in flight
+                # bounds memory.
                 self._uploading.acquire()
                 piece.stored = self._pool.submit(self._upload, piece.updates, piece.schema)
                 piece.stored.add_done_callback(lambda _: self._uploading.release())
@@ -414,7 +424,7 @@ class Committer:
 
 @dataclass(slots=True)
 class _Gathered:
-    """One group, looked at against one state."""
+    """Outcomes and operations of one group, planned against one state."""
 
     operations: list[Operation]
     outcomes: list[Any] = field(default_factory=list)
@@ -422,7 +432,7 @@ class _Gathered:
 
 
 def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
-    """What each call comes to, in order, and the operations that the sound ones make."""
+    """Return the outcome of each call, in order, and the operations of the valid calls."""
     gathered = _Gathered([])
     uppers: dict[int, int] = {}
     loose: dict[int, list[Updates]] = {}
@@ -451,8 +461,8 @@ def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
                     if piece.upper is not None:
                         uppers[piece.collection] = piece.upper
         gathered.outcomes.append(outcome)
-        # A lost race is no failure: its caller waits for the outcome, so
-        # nothing of theirs is queued behind it.
+        # An upper mismatch is no failure: its caller waits for the outcome, and so has
+        # queued nothing behind it.
         if isinstance(outcome, BaseException):
             gathered.failed.update(work.touches())
     for id in dict.fromkeys([*loose, *stored]):
@@ -470,9 +480,10 @@ def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
 
 
 def _judge(work: Append, state: State, uppers: dict[int, int]) -> tuple[Any, Sequence[Operation]]:
-    """`Appended`, `UpperMismatch` or the error, against the uppers reached so far in the group.
+    """Return the outcome of a call, and the further operations of its entry.
 
-    And what else the entry says.
+    The outcome is `Appended`, `UpperMismatch` or an error, against the uppers that the
+    group has reached so far.
     """
     for id in work.touches():
         if id not in state.collections:
@@ -526,7 +537,7 @@ def _refusal(piece: CollectionAppend, collection: CollectionState, upper: int) -
 
 
 def _staged(work: Work) -> list[Batch]:
-    """What others wrote for `work` before it was called."""
+    """Return the batches that were written before the call."""
     pieces = work.pieces if isinstance(work, Append) else []
     return [piece.stored.result() for piece in pieces if piece.stored is not None]
 
@@ -536,7 +547,7 @@ def _destroyed(id: int) -> UsageError:
 
 
 def _batch_of(pieces: list[Updates], collection: CollectionState, batches: Batches) -> Batch:
-    """All the small updates of one collection in one group as one inline batch."""
+    """Combine all small updates of one collection in a group into one inline batch."""
     newest = len(collection.schemas) - 1
     schema = stored_columns_of(collection.schemas[newest])
     few = [piece for piece in pieces if isinstance(piece, Loose)]
@@ -544,7 +555,7 @@ def _batch_of(pieces: list[Updates], collection: CollectionState, batches: Batch
     if loose is not None and len(few) == len(pieces):
         times = [time for piece in few for time in piece.times]
         return batches.build_few(loose, newest, lower=min(times), upper=max(times) + 1)
-    # A table may have been handed in just before the schema grew.
+    # The schema may have grown after the caller prepared a table.
     defaults = defaults_of(collection.schemas)
     tables = [conform(piece, schema, defaults) for piece in pieces if isinstance(piece, pa.Table)]
     if loose is not None:
