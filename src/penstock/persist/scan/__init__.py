@@ -1,1 +1,1 @@
-"""Reads of collections by Spark: the plan, its tasks and its DataFrame."""
+"""Reads of collections by Spark: the scan plan, its Spark tasks and its DataFrame."""

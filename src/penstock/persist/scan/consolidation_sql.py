@@ -1,12 +1,12 @@
-"""The SQL that adds updates up, and that finds a row again. Pure text.
+"""SQL text that consolidates updates and joins rows by key. Pure.
 
-Spark's equality is not ours: it takes 0.0 and -0.0 for one value, and grouping
-by a map sorts it and makes values of its nulls. So beside such a column goes a
-*mark* that tells its values apart, maps are grouped by as lists of their
-entries, and what Spark made of the values while grouping is put back.
+Spark's equality differs from the equality of rows here: Spark treats 0.0 and -0.0 as equal,
+and grouping by a map sorts it and turns its nulls into values. Therefore such a column gets
+a *mark*, a second column that distinguishes its values. Maps are grouped as lists of their
+entries. After grouping, the original values are restored.
 
-Text rather than Spark's own expressions, for each of those costs several calls
-to the JVM and a plan has many.
+The module returns text instead of Spark expressions: each expression costs several calls to
+the JVM, and a plan has many.
 """
 
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ __all__ = ["ConsolidationSql", "quoted"]
 
 
 def quoted(name: str) -> str:
-    """A column's name as SQL has it."""
+    """Return a column name quoted for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True, slots=True)
 class ConsolidationSql:
-    """How to add up updates of `columns`, as Spark shows them.
+    """Expressions that consolidate updates of `columns`, which have Spark's types.
 
-    Select `prepared`, group by `by`, aggregate `sums`, select `back`: each row
-    once, with the sum of its diffs.
+    Select `prepared`, group by `by`, aggregate `sums`, then select `back`. The result has
+    each row once, with the sum of its diffs.
     """
 
     columns: pa.Schema
 
     @property
     def own(self) -> str:
-        """What names of ours begin with, and no column does."""
+        """Prefix of generated column names, which no column of the collection has."""
         taken = [name.lower() for name in self.columns.names]
         own = "mz_"
         while any(name.startswith(own) for name in taken):
@@ -44,12 +44,12 @@ class ConsolidationSql:
 
     @property
     def names(self) -> list[str]:
-        """The columns, quoted."""
+        """Quoted column names."""
         return [quoted(name) for name in self.columns.names]
 
     @property
     def prepared(self) -> list[str]:
-        """What is grouped by, and the diff."""
+        """Columns to select before grouping: values, grouping columns and the diff."""
         chosen = list(self.names)
         for i, field in enumerate(self.columns):
             if _holds_map(field.type):
@@ -60,7 +60,7 @@ class ConsolidationSql:
 
     @property
     def by(self) -> list[str]:
-        """The grouping columns among them."""
+        """Grouping columns among `prepared`."""
         chosen: list[str] = []
         for i, field in enumerate(self.columns):
             chosen.append(f"{self.own}plain{i}" if _holds_map(field.type) else quoted(field.name))
@@ -70,7 +70,7 @@ class ConsolidationSql:
 
     @property
     def sums(self) -> list[str]:
-        """The aggregates."""
+        """Aggregates."""
         firsts = [
             f"first({quoted(field.name)}) AS {self.own}first{i}"
             for i, field in enumerate(self.columns)
@@ -80,7 +80,7 @@ class ConsolidationSql:
 
     @property
     def back(self) -> list[str]:
-        """The columns as they were, and the sum."""
+        """Columns to select after grouping: the original values and the sum of diffs."""
         chosen: list[str] = []
         for i, field in enumerate(self.columns):
             name = quoted(field.name)
@@ -96,19 +96,19 @@ class ConsolidationSql:
         return [*chosen, DIFF]
 
     def joinable(self, key: tuple[str, ...]) -> bool:
-        """Whether Spark can join on `key`, as it cannot on maps."""
+        """Return whether Spark can join on `key`, which must not contain a map."""
         return not any(_holds_map(self.columns.field(name).type) for name in key)
 
     def key_columns(self, key: tuple[str, ...]) -> list[str]:
-        """The key as columns of other names, for `same_key`."""
+        """Return the key as columns under generated names, for `same_key`."""
         return [f"{value} AS {self.own}key{i}" for i, (value, _) in enumerate(self._identity(key))]
 
     def same_key(self, key: tuple[str, ...]) -> str:
-        """A join condition: the key equals `key_columns`, and null equals null.
+        """Return the join condition that the key equals `key_columns`, where null equals null.
 
-        SUBTLE: `<=>` on an integer joins by the value and by whether it is null,
-        which no longer fits into one number, and that costs half the speed. So the
-        value alone is joined by, and the null looked at in what matches.
+        SUBTLE: `<=>` on an integer joins by the value and by a null flag. The two no longer
+        fit into one number, which halves the speed. Therefore the join uses the value
+        alone, and a filter on the matches checks for null.
         """
         terms: list[str] = []
         for i, (mine, whole) in enumerate(self._identity(key)):
@@ -122,7 +122,7 @@ class ConsolidationSql:
         return " AND ".join(terms)
 
     def _identity(self, key: tuple[str, ...]) -> list[tuple[str, bool]]:
-        """Expressions that are equal exactly for equal keys, and whether each is an integer."""
+        """Return expressions that are equal exactly for equal keys, each with an integer flag."""
         found: list[tuple[str, bool]] = []
         for field in (self.columns.field(name) for name in key):
             found.append((quoted(field.name), pa.types.is_integer(field.type)))
@@ -132,7 +132,7 @@ class ConsolidationSql:
 
 
 def _mark(field: pa.Field) -> str:
-    """What tells values apart that Spark takes for equal; empty where it takes none."""
+    """Return an expression that distinguishes values that Spark treats as equal; else empty."""
     column = quoted(field.name)
     if pa.types.is_floating(field.type):
         return f"CASE WHEN {column} = 0 THEN CAST({column} AS STRING) END"
@@ -142,7 +142,7 @@ def _mark(field: pa.Field) -> str:
 
 
 def _listed(value: str, kind: pa.DataType, depth: int = 0) -> str:
-    """The value with lists of entries instead of maps."""
+    """Return the value with lists of entries in place of maps."""
     if not _holds_map(kind):
         return value
     if pa.types.is_struct(kind):

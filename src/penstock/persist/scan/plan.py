@@ -1,19 +1,19 @@
-"""What a reading needs to look at: which parts of which batches, and how much of each. Pure.
+"""Plan of a scan: the parts of batches to read, and the times that count in each. Pure.
 
-The contents as of a time are the sum of all updates up to it. Added up
-plainly, that groups every row there is. But a merge has done most of the
-adding already: the rows it brought up to its since are a *base*, each there
-once and no key twice (`Batch.distinct`). Let D be what all other updates up to
-as_of come to, added up. A row that D takes away was there before, and with a
-key in the base it can only have been the base's row of that key. So
+The contents as of a time are the sum of all updates up to it. A plain sum groups every row
+of the collection. A merge has already done most of this work: the rows at its since form a
+*base*, where each row has multiplicity 1 and each key occurs once (`Batch.distinct`).
 
-    contents  =  base without the keys of rows that D takes away  +  rows that D brings
+Let D be the consolidated sum of all other updates up to `as_of`. A row with a negative diff
+in D existed before. If its key is in the base, it can only be the base's row with that key.
+Therefore
 
-and only D is ever grouped. Where there is no such base, everything is D.
+    contents  =  base without the keys of negative rows of D  +  positive rows of D
 
-A reading is cut into `PartScan`s: one part each, with the times that count in it.
-A slice says by itself whether its times must be looked at, so whole batches
-are read without.
+and only D is grouped. Without such a base, all updates belong to D.
+
+A scan consists of `PartScan`s: one part each, with its range of times. A part scan without
+bounds needs no filter on time, so complete batches are read without one.
 """
 
 from dataclasses import dataclass
@@ -34,32 +34,32 @@ __all__ = ["ChangesScan", "SnapshotScan", "scan_changes", "scan_snapshot"]
 
 @dataclass(frozen=True, slots=True)
 class SnapshotScan:
-    """How to read the contents of a collection as of a time."""
+    """Plan of a read of a collection's contents as of a time."""
 
     collection: CollectionState
     schema: SchemaVersion
     as_of: int
     base: tuple[PartScan, ...]
-    """Distinct rows; empty if there is no base."""
+    """Scans of the distinct rows; empty without a base."""
 
     deltas: tuple[PartScan, ...]
-    """All other updates up to `as_of`: what must be added up."""
+    """Scans of all other updates up to `as_of`, which must be consolidated."""
 
     delta_rows: int
-    """How many updates there are in `rest`, at most."""
+    """Upper bound of the number of updates in `deltas`."""
 
     delta_memory: int
-    """How many bytes they take as Arrow, at most."""
+    """Upper bound of the size of `deltas` in memory as Arrow, in bytes."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that tell a row of the base from any other: its key, else all of it."""
+        """Columns that identify a row of the base: its key or, without a key, all columns."""
         return self.schema.key or tuple(columns_of(self.schema).names)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesScan:
-    """How to read the updates of a collection with times in `[lower, upper)`."""
+    """Plan of a read of a collection's updates with times in `[lower, upper)`."""
 
     collection: CollectionState
     schema: SchemaVersion
@@ -69,12 +69,12 @@ class ChangesScan:
 
 
 def scan_snapshot(collection: CollectionState, as_of: int) -> SnapshotScan:
-    """The plan for the contents as of a time.
+    """Plan a read of the contents as of a time.
 
     Raises:
         SinceError: the time lies below since.
-        NotYetComplete: it lies at or past upper.
-        CollectionErrored: the collection is in error as of it.
+        NotYetComplete: the time lies at or past upper.
+        CollectionErrored: the collection is in error as of the time.
     """
     check_contents(collection, as_of)
     schema = schema_as_of(collection, as_of)
@@ -100,13 +100,13 @@ def scan_snapshot(collection: CollectionState, as_of: int) -> SnapshotScan:
 
 
 def scan_changes(collection: CollectionState, lower: int, upper: int) -> ChangesScan:
-    """The plan for the updates with times in `[lower, upper)`.
+    """Plan a read of the updates with times in `[lower, upper)`.
 
     Raises:
-        SinceError: updates below since have been brought up to it, so an
-            interval must begin past since, or at 0.
+        SinceError: compaction has advanced updates below since, so the interval must begin past
+            since, or at 0.
         NotYetComplete: the interval reaches past upper.
-        CollectionErrored: the collection is in error somewhere on the way.
+        CollectionErrored: the collection is in error somewhere in the interval.
     """
     check_changes(collection, lower, upper)
     part_scans: list[PartScan] = []
@@ -123,7 +123,7 @@ def scan_changes(collection: CollectionState, lower: int, upper: int) -> Changes
 
 
 def _base(collection: CollectionState, as_of: int) -> Batch | None:
-    """The best merge to begin from; one that holds nothing but its base comes first."""
+    """Return the best merged batch as base; a batch that holds only its base is preferred."""
     candidates = [
         batch
         for batch in collection.batches

@@ -1,23 +1,23 @@
-"""A collection as a DataFrame.
+"""DataFrames over collections.
 
-The plan of a reading comes from `scan.py`, in slices. Here they become scans,
-and the scans one DataFrame:
+`plan.py` plans a read as part scans. This module turns them into Spark scans, and the scans
+into one DataFrame:
 
-    base  ─► scan ─► anti-join with the keys that the rest takes away ─┐
-                              ▲ broadcast                              ├─► union
-    rest  ─► scan ─► group ───┴──────────► rows that the rest brings ──┘
+    base   ─► scan ─► anti-join with the keys that the deltas delete ───┐
+                               ▲ broadcast                              ├─► union
+    deltas ─► scan ─► group ───┴──────────► rows that the deltas insert ┘
 
-The base is neither shuffled nor grouped, filters and column choices reach its
-scan, and batches outside the time range appear in no scan at all.
+The base is neither shuffled nor grouped. Filters and column pruning reach its scan. Batches
+outside the time range appear in no scan.
 
-A scan is Spark's own Parquet reader over the very files, or, where Spark
-cannot reach the store or lacks the type, a task that reads them through ours.
-Either way damage is found whatever the session says: settings that would hide
-it are set on each read, pages carry checksums that Spark verifies, and footers
-are verified here before Spark sees the file (hazard C10, decision 10).
+A scan is Spark's own Parquet reader over the stored files. If Spark cannot reach the store
+or does not support a type, Spark tasks read the files through this project's store client.
 
-Everything is built from the DataFrame API alone, so it holds for classic and
-for Connect sessions.
+Damage is detected in both cases, under any configuration of the session. Each read sets the
+options that could hide damage. Pages carry checksums that Spark verifies. Footers are
+verified here before Spark opens the file (hazard C10, decision 10).
+
+The module uses only the DataFrame API, so it works with classic and with Connect sessions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,10 +58,10 @@ __all__ = ["Scanner"]
 
 FOOTERS_AT_ONCE: Final = 16
 BROADCAST_ROWS: Final = 4_000_000
-"""Up to so many updates the keys taken away are sent to every task; beyond, Spark shuffles."""
+"""Up to this number of updates, deleted keys are broadcast; above it, Spark shuffles them."""
 
 BROADCAST_BYTES: Final = 256 << 20
-"""And up to so much memory: few keys may be long ones."""
+"""Memory limit of the broadcast: a few keys may be long."""
 
 LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 
@@ -72,10 +72,10 @@ REGEX_NAMES: Final = "spark.sql.parser.quotedRegexColumnNames"
 PARQUET: Final = frozenset(
     ("parquet", "org.apache.spark.sql.execution.datasources.v2.parquet.parquetdatasourcev2")
 )
-"""Spark's names for it in that list, either of which counts."""
+"""Spark's names of the Parquet source in `V1_SOURCES`; either one counts."""
 
 HERE_BYTES: Final = 16 << 20
-"""Up to so much of a rest is added up in this process, sooner than Spark would begin to."""
+"""Up to this size, this process consolidates the deltas, because a Spark job starts slower."""
 
 HANDED_BYTES: Final = 1 << 20
 
@@ -94,25 +94,26 @@ PER_READ: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Scanner:
-    """Turns planned readings of one storage location into DataFrames."""
+    """Factory of DataFrames for planned scans of one storage location."""
 
     spark: SparkSession
     url: str
     blob: Blob
     batches: Batches
     root: str | None
-    """The location as Spark's file systems name it; None if only we can reach it."""
+    """URL of the location for Spark's file systems; None if Spark cannot reach it."""
 
     remote: bool
-    """Whether the session is one of Spark Connect."""
+    """Flag of a Spark Connect session."""
 
     scans: list[DataFrame] = field(default_factory=list)
-    """What reads files, of all that was made here."""
+    """DataFrames that read files, of all DataFrames created here."""
 
     def contents(self, scan: SnapshotScan) -> DataFrame:
-        """The rows of the collection as of the scan's time, as often as they are there."""
+        """Return the rows of the collection as of the scan's time, repeated by multiplicity."""
         summing = ConsolidationSql(to_spark_schema(columns_of(scan.schema)))
-        # Maps cannot be joined on; where a map is part of the key there is no base.
+        # Spark cannot join on maps: with a map in the key, the base is consolidated as
+        # well.
         if not scan.base or (scan.deltas and not summing.joinable(scan.key)):
             updates = self._updates(scan.collection, (*scan.base, *scan.deltas), scan.schema)
             if not scan.base:
@@ -127,7 +128,7 @@ class Scanner:
             updates = self._updates(scan.collection, scan.deltas, scan.schema)
             added = _net(_gathered(updates, scan), summing)
             gone, brought = added.where(f"{DIFF} < 0"), added.where(f"{DIFF} > 0")
-            # Of a base each row is there once, and so can be taken away once.
+            # Each row of a base has multiplicity 1, so the deltas can delete it only once.
             gone = _never_below(gone, -1, scan)
         keys = gone.selectExpr(*summing.key_columns(scan.key))
         if scan.delta_rows <= BROADCAST_ROWS and scan.delta_memory <= BROADCAST_BYTES:
@@ -136,7 +137,7 @@ class Scanner:
         return kept.unionByName(_repeated(brought, summing))
 
     def _summed_here(self, scan: SnapshotScan) -> tuple[DataFrame, DataFrame]:
-        """What a small rest takes away and what it brings, added up before Spark begins."""
+        """Consolidate small deltas in this process; return their deleted and inserted rows."""
         collection, schema = scan.collection, scan.schema
         rows = [self.batches.part_rows(collection, each, schema) for each in scan.deltas]
         added = to_spark(consolidate(advance(pa.concat_tables(rows), scan.as_of)))
@@ -150,7 +151,7 @@ class Scanner:
         return self._handed_over(gone), self._handed_over(brought)
 
     def _handed_over(self, rows: pa.Table) -> DataFrame:
-        """Rows that travel inside the plan, in tasks of a size that Spark likes."""
+        """Return rows that are embedded in the plan, in chunks of about `HANDED_BYTES`."""
         schema = _spark_schema(rows.schema)
         if rows.num_rows == 0:
             return self.spark.createDataFrame([], schema)
@@ -160,13 +161,13 @@ class Scanner:
         return reduce(DataFrame.unionByName, frames)
 
     def changes(self, scan: ChangesScan) -> DataFrame:
-        """The updates of the scan, with their times and diffs, as they are stored."""
+        """Return the stored updates of the scan, with their times and diffs."""
         return self._updates(scan.collection, scan.part_scans, scan.schema)
 
     def _updates(
         self, collection: CollectionState, part_scans: Sequence[PartScan], schema: SchemaVersion
     ) -> DataFrame:
-        """All updates of `slices`, as rows of `schema` with time and diff."""
+        """Return all updates of `part_scans`, as rows of `schema` with time and diff."""
         stored = stored_columns_of(schema)
         self._check_names(collection, stored)
         frames: list[DataFrame] = []
@@ -185,14 +186,14 @@ class Scanner:
     def _near(
         self, collection: CollectionState, part_scans: Iterable[PartScan], schema: SchemaVersion
     ) -> DataFrame:
-        """Updates that came inside the log: few enough to hand over as they are."""
+        """Return inline updates, which are small enough to embed in the plan."""
         rows = [self.batches.part_rows(collection, each, schema) for each in part_scans]
         return self._handed_over(to_spark(pa.concat_tables(rows)))
 
     def _far(
         self, collection: CollectionState, part_scans: list[PartScan], schema: SchemaVersion
     ) -> DataFrame:
-        """Updates in objects of one schema version, of which the same times count."""
+        """Return updates in objects of one schema version and one range of times."""
         written = part_scans[0].written
         if (
             self.root is None
@@ -217,7 +218,7 @@ class Scanner:
     def _by_tasks(
         self, collection: CollectionState, part_scans: list[PartScan], schema: SchemaVersion
     ) -> DataFrame:
-        """The same, read by tasks through our own store."""
+        """Return such updates, read by Spark tasks through this project's store client."""
         url = self.url
         light = replace(collection, batches=())
 
@@ -233,7 +234,11 @@ class Scanner:
         return frame
 
     def _check_footers(self, parts: Sequence[Stored]) -> None:
-        """Spark trusts a footer; so it must be the one that was written."""
+        """Verify footers against their checksums, because Spark trusts them.
+
+        Raises:
+            Corruption: an object is missing, or its footer has changed.
+        """
         if len(parts) < FOOTERS_AT_ONCE:
             for part in parts:
                 self._check_footer(part)
@@ -256,7 +261,13 @@ class Scanner:
             )
 
     def _check_parquet(self, collection: CollectionState) -> None:
-        """Of Spark's two Parquet readers only the first keeps what a plan reads in one object."""
+        """Check that Spark uses its V1 Parquet reader.
+
+        Only this reader keeps all files that a plan reads in one object.
+
+        Raises:
+            UsageError: the session selects another reader.
+        """
         if self.remote:
             return
         listed = str(self.spark.conf.get(V1_SOURCES)).lower().split(",")
@@ -286,11 +297,11 @@ class Scanner:
 
 @contextmanager
 def _listed_here(spark: SparkSession) -> Iterator[None]:
-    """Let Spark look up files from the driver, however many.
+    """Make Spark list any number of files on the driver.
 
-    Beyond 32 it starts a job, which takes seconds for what the driver does in
-    tenths, and no option of a read says otherwise. Over Connect the look-up
-    comes later, at the server, and stays as it is.
+    Above 32 files, Spark starts a job, which takes seconds for a listing that the driver
+    does in tenths of a second. No read option disables this. A Connect server lists the
+    files later, and is not affected.
     """
     with _conf_lock:
         before = spark.conf.get(LISTING_THRESHOLD)
@@ -311,7 +322,7 @@ def _spark_schema(stored: pa.Schema) -> T.StructType:
 def _conformed(
     frame: DataFrame, collection: CollectionState, written: SchemaVersion, schema: SchemaVersion
 ) -> DataFrame:
-    """Rows of one version as rows of another; as `data.schema.conform` has it."""
+    """Convert rows of one schema version to another, as `data.schema.conform` does."""
     if written.version == schema.version:
         return frame
     defaults = defaults_of(collection.schemas)
@@ -332,37 +343,38 @@ def _conformed(
 def _literal(value: pa.Scalar, kind: T.DataType) -> Column:
     plain = value.as_py()
     if plain is not None and isinstance(kind, T.TimestampNTZType):
-        # By text: as an instant it would pass through the session's zone, which may lack it.
+        # As text: Spark would convert an instant through the session's time zone, and the
+        # local time may not exist there.
         plain = plain.isoformat(sep=" ")
     return F.lit(plain)
 
 
 def shown_field(schema: SchemaVersion, name: str) -> pa.Field:
-    """One column as Spark shows it."""
+    """Return one column with its Spark type."""
     return to_spark_schema(stored_columns_of(schema)).field(name)
 
 
 def _net(updates: DataFrame, summing: ConsolidationSql) -> DataFrame:
-    """What the updates come to: each row once, with the sum of its diffs if that is not 0."""
+    """Consolidate updates: each row once, with the sum of its diffs if that is not 0."""
     grouped = updates.selectExpr(*summing.prepared).groupBy(*summing.by)
     summed = grouped.agg(*(F.expr(each) for each in summing.sums)).where(f"{DIFF} <> 0")
     return summed.selectExpr(*summing.back)
 
 
 def _gathered(updates: DataFrame, scan: SnapshotScan) -> DataFrame:
-    """A rest that one task adds up sooner than a shuffle would begin."""
+    """Return few deltas in one partition: one task sums them faster than a shuffle starts."""
     few = scan.delta_rows <= ONE_TASK_ROWS and len(scan.deltas) <= ONE_TASK_PARTS
     return updates.coalesce(1) if few else updates
 
 
 def _repeated(added: DataFrame, summing: ConsolidationSql) -> DataFrame:
-    """Each row as often as its diff says."""
+    """Repeat each row by its diff."""
     count = f"explode(array_repeat(0Y, CAST({DIFF} AS INT))) AS {DIFF}"
     return added.selectExpr(*summing.names, count).selectExpr(*summing.names)
 
 
 def _never_below(added: DataFrame, least: int, scan: SnapshotScan) -> DataFrame:
-    """A row that was retracted more often than written is an error, never hidden."""
+    """Raise an error for a row that was retracted more often than written, in the plan."""
     lost = F.raise_error(F.lit(_lost_track(scan)))
     checked = F.when(F.col(DIFF) < least, lost).otherwise(F.col(DIFF))
     return added.withColumn(DIFF, checked).where(F.col(DIFF).isNotNull())

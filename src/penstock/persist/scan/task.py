@@ -1,10 +1,9 @@
-"""What Spark's tasks do with collections, in Python workers. Knows nothing of Spark.
+"""Reads of collections by Spark tasks, in Python workers. Imports no Spark.
 
-A worker is a process that may be forked, reused for another job and killed at
-any moment. So a store is opened by the process that uses it and kept for its
-next task, a task keeps nothing else, and whatever it writes has a name of its
-own: an attempt that fails, or that another attempt overtook, leaves garbage
-under its staging id and nothing more.
+A worker is a process that may be forked, reused for another job and killed at any time.
+Therefore the process that uses a store opens it, and keeps it for its next Spark task. A
+Spark task keeps nothing else. Every object that it writes has a unique name. A failed or
+superseded attempt leaves only garbage under its staging id.
 """
 
 import os
@@ -30,14 +29,14 @@ __all__ = [
 ]
 
 SETTINGS: Final = Settings(patience_ms=60_000, cache_bytes=0)
-"""A task that cannot reach the store fails after a minute, and Spark tries it elsewhere."""
+"""Settings of Spark tasks: without access to the store, a task fails after a minute for a retry."""
 
 ROWS_AT_ONCE: Final = 1 << 16
-"""How many rows are handed to Spark in one Arrow batch."""
+"""Number of rows in one Arrow batch for Spark."""
 
 
 def store_of(url: str) -> RetryingBlob:
-    """The store of a storage location that this process opened."""
+    """Return the store of a storage location, opened by this process."""
     return _store(url, os.getpid())
 
 
@@ -47,7 +46,7 @@ def _store(url: str, _pid: int) -> RetryingBlob:
 
 
 def batches_of(url: str) -> Batches:
-    """The batches of a storage location, through a store that this process opened."""
+    """Return the batches of a storage location, through a store opened by this process."""
     return _batches(url, os.getpid())
 
 
@@ -60,12 +59,12 @@ def _batches(url: str, _pid: int) -> Batches:
 def read_parts(
     url: str, collection: CollectionState, part_scans: Iterable[PartScan], schema: SchemaVersion
 ) -> Iterator[pa.Table]:
-    """The updates of each slice as rows of `schema`, every byte checked."""
+    """Yield the updates of each part scan as rows of `schema`, with every byte verified."""
     batches = batches_of(url)
     for each in part_scans:
         yield batches.part_rows(collection, each, schema)
 
 
 def stored_rows_of(url: str, collection: CollectionState, keys: pa.Table) -> pa.Table:
-    """The rows with `keys` of all that was written to a collection, added up, with `mz_diff`."""
+    """Return the rows with `keys` among all written updates, consolidated, with `mz_diff`."""
     return written_rows(batches_of(url), collection, keys)
