@@ -1,16 +1,15 @@
-"""Merging batches: same sum from since on, in fewer rows and fewer files.
+"""Merges of batches: the same sum from since on, in fewer rows and fewer files.
 
-A merge reads its inputs, brings times up to since, adds up equal rows, sorts
-by key and writes one batch in the newest schema. Nobody can see that it
-happened: not a snapshot as of since or later, and not a listener, whose times
-lie at or past the since it holds and are never changed. It is never needed
-for correctness, only to keep reading cheap.
+A merge reads its inputs, advances times to since, consolidates equal rows, sorts by key and
+writes one batch in the newest schema. No reader can observe a merge. A snapshot as of since
+or later has the same contents. A listener reads only times at or past the since that it
+holds, and these never change. Merges are not needed for correctness; they keep reads cheap.
 
-Memory is bounded by `merge_bytes`, beyond which a merge is a job for Spark if
-there is one, and rewriting by the spine (`spine.py`).
+Memory is bounded by `merge_bytes`. A larger merge is delegated to a Spark job, if one is
+configured. The spine bounds the number of rewrites (`spine.py`).
 
-Batches at or below since are folded into a *base*: one state, each row once,
-which readers take as it is (`scan.py`).
+Batches at or below since are merged into a *base*: one state with each row once, which
+readers use without consolidation (`scan/plan.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,13 +41,13 @@ __all__ = [
 ]
 
 FOLD_BYTES: Final = 4 << 20
-"""A smaller base is not worth keeping apart."""
+"""Minimum size of a base, in bytes in memory; a smaller one is not worth a separate batch."""
 
 FOLD_SHARE: Final = 4
 
 
 def mergeable(collection: CollectionState, batches: Batches) -> list[Batch]:
-    """The batches that may be merged: wholly sealed, and readable through the newest schema."""
+    """Return the batches that may be merged: fully sealed and readable in the newest schema."""
     newest = collection.schemas[-1]
     return [
         batch
@@ -62,29 +61,29 @@ def mergeable(collection: CollectionState, batches: Batches) -> list[Batch]:
 
 
 def merge_since(collection: CollectionState) -> int:
-    """To which time a merge may bring its rows up: since, but never past what is sealed.
+    """Return the time to which a merge may advance rows: since, but below upper.
 
-    Since may stand past upper; rows brought there would count as not sealed.
+    Since may lie past upper. Rows advanced to it would count as not sealed.
     """
     return min(collection.since, max(collection.upper - 1, 0))
 
 
 def settled(collection: CollectionState, batches: Batches) -> list[Batch]:
-    """The mergeable batches that lie wholly at or below since: merged, they are one state.
+    """Return the mergeable batches that lie completely at or below since.
 
-    None while since has not moved.
+    Merged, they are one state. The list is empty before since first advances.
     """
     since = merge_since(collection)
     return [batch for batch in mergeable(collection, batches) if batch.upper <= since + 1 > 1]
 
 
 class BigMerges(Protocol):
-    """Merges and compares what does not fit into the memory of one process."""
+    """Executor of merges and comparisons that do not fit into the memory of one process."""
 
     def merge(
         self, collection: CollectionState, inputs: Sequence[Batch], staging: str, *, since: int
     ) -> Batch | None:
-        """One stored batch under `staging` that sums to the same as `inputs` from `since` on."""
+        """Return a stored batch under `staging` with the same sum as `inputs` from `since` on."""
         ...
 
     def difference(
@@ -96,15 +95,15 @@ class BigMerges(Protocol):
         *,
         time: int,
     ) -> Batch | None:
-        """One stored batch, all of it at `time`, that with `minus` sums to what `plus` does."""
+        """Return a stored batch at `time` that, added to `minus`, sums to `plus`."""
         ...
 
 
 @dataclass(slots=True)
 class LazyBigMerges:
-    """Big merges by what `start` returns, which is called for the first of them.
+    """Executor of big merges that is started by the first of them.
 
-    It is told of which collection they are, and how much memory they would take.
+    `start` gets the name of the collection and the memory of the merge in bytes.
     """
 
     start: Callable[[str, int], BigMerges]
@@ -113,7 +112,6 @@ class LazyBigMerges:
     def merge(
         self, collection: CollectionState, inputs: Sequence[Batch], staging: str, *, since: int
     ) -> Batch | None:
-        """As `BigMerges` has it."""
         return self._to(collection, inputs).merge(collection, inputs, staging, since=since)
 
     def difference(
@@ -125,7 +123,6 @@ class LazyBigMerges:
         *,
         time: int,
     ) -> Batch | None:
-        """As `BigMerges` has it."""
         to = self._to(collection, [*minus, *plus])
         return to.difference(collection, minus, plus, staging, time=time)
 
@@ -137,7 +134,7 @@ class LazyBigMerges:
 
 @dataclass(slots=True)
 class Merger:
-    """Chooses what to merge, and where: small merges here, big ones by a job if there is one."""
+    """Choice and execution of merges: small ones in this process, big ones in a job."""
 
     batches: Batches
     staging: Staging
@@ -145,20 +142,20 @@ class Merger:
     big: BigMerges | None = None
 
     def due(self, collection: CollectionState) -> list[Batch]:
-        """The batches to merge next, or none."""
+        """Return the batches to merge next; empty if no merge is due."""
         fold = self._fold(collection)
         if fold:
             return fold
         candidates = mergeable(collection, self.batches)
         chosen = next_merge([batch.rows for batch in candidates], fan_in=self.settings.fan_in)
         if chosen is None:
-            # Small batches ride in every rollup; past some number of bytes they
-            # are worth an object of their own.
+            # Every rollup contains the inline batches. Above this size, they are worth an
+            # object.
             inline = [b for b in candidates if any(isinstance(part, Inline) for part in b.parts)]
             if sum(batch.size for batch in inline) <= 8 * self.settings.inline_bytes:
                 return []
             if len(inline) == 1 and inline[0].merged:
-                return []  # Many columns and few rows: it would come out as it went in.
+                return []  # Many columns and few rows: the result would be the same batch.
             return inline
         inputs = candidates[chosen.start : chosen.stop]
         while len(inputs) > 1 and not self.possible(collection, inputs):
@@ -166,13 +163,13 @@ class Merger:
         return inputs if len(inputs) > 1 else []
 
     def possible(self, collection: CollectionState, inputs: Sequence[Batch]) -> bool:
-        """Whether there is a way to merge so much."""
+        """Return whether this process or a job can merge inputs of this size."""
         return not self._is_big(inputs) or self._has_job(collection, inputs)
 
     def merge(
         self, collection: CollectionState, inputs: Sequence[Batch], *, since: int
     ) -> Batch | None:
-        """One batch that sums to the same as `inputs` as of any time from `since` on."""
+        """Return one batch with the same sum as `inputs` as of any time from `since` on."""
         compacted = max(batch.since for batch in inputs)
         if since < compacted:
             raise InternalError(
@@ -209,7 +206,7 @@ class Merger:
         *,
         time: int,
     ) -> pa.Table | Batch | None:
-        """What, at `time`, with `minus` sums to what `plus` does; in files if it was big."""
+        """Return the updates at `time` that, added to `minus`, sum to `plus`; in files if big."""
         inputs = [*minus, *plus]
         if self.big is not None and self._is_big(inputs) and self._has_job(collection, inputs):
             return self.big.difference(collection, minus, plus, staging, time=time)
@@ -220,10 +217,10 @@ class Merger:
         return summed(pa.concat_tables(tables), schema.key, since=time)
 
     def _fold(self, collection: CollectionState) -> list[Batch]:
-        """What should go into the base, so that readers have little to add to it.
+        """Return the batches to merge into the base, or none, so readers have few deltas to add.
 
-        The base is rewritten when what lies beside it has grown to a quarter of
-        it: each update is then rewritten about five times in all.
+        The base is rewritten when the batches next to it reach a quarter of its rows. Each
+        update is then rewritten about five times in total.
         """
         ready = settled(collection, self.batches)
         base = max(ready, key=lambda batch: batch.rows, default=None)
@@ -236,7 +233,7 @@ class Merger:
         return _memory(inputs) > self.settings.merge_bytes
 
     def _has_job(self, collection: CollectionState, inputs: Sequence[Batch]) -> bool:
-        """Whether a job can do it, which knows no codecs and so no two versions of one."""
+        """Return whether a job can merge the inputs: without codecs, it cannot convert versions."""
         codecs = collection.schemas[-1].codecs
         return self.big is not None and all(
             collection.schemas[batch.schema].codecs == codecs for batch in inputs
@@ -244,7 +241,7 @@ class Merger:
 
     @contextmanager
     def _staged(self) -> Iterator[str]:
-        """A staging id for one batch, kept until the batch is linked or given up."""
+        """Yield a staging id for one batch, open until the batch is linked or dropped."""
         id = self.staging.acquire()
         try:
             yield id
@@ -258,13 +255,16 @@ def _memory(batches: Sequence[Batch]) -> int:
 
 
 def summed(updates: pa.Table, key: tuple[str, ...], *, since: int) -> pa.Table:
-    """What `updates` come to from `since` on, in order of key."""
+    """Return `updates` advanced to `since`, consolidated and sorted by key."""
     updates = consolidate(advance(updates, since))
     return sort_rows(updates, key) if updates.num_rows else updates
 
 
 def distinct(updates: pa.Table, key: tuple[str, ...], *, since: int) -> bool:
-    """Whether the rows at `since`, already added up, are there once each, no two with one key."""
+    """Return whether the consolidated rows at `since` have multiplicity 1 and distinct keys.
+
+    Without any row at `since`, return False.
+    """
     rows = updates.filter(pc.equal(updates.column(TIME), since))
     if rows.num_rows == 0 or pc.min_max(rows.column(DIFF)).as_py() != {"min": 1, "max": 1}:
         return False

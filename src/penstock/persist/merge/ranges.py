@@ -1,18 +1,18 @@
-"""Cutting updates into ranges, so that a merge can be done in pieces. Pure Arrow.
+"""Cuts of updates into ranges, for a merge range by range. Pure Arrow.
 
-A merge adds up equal rows and sorts. Both can be done range by range,
+A merge consolidates equal rows and sorts. Both can be done range by range,
 
     merge(A + B + …)  =  merge(range 0 of A, B, …), merge(range 1 of A, B, …), …
 
-if the ranges follow the order of the result, and rows that must meet are in
-one range whichever table they came in. So ranges are cut by the columns that
-`sort_rows` goes by first: the key, or without a key all columns that have an
-order, and time. Never by diff: an insertion and its deletion must meet.
+if the ranges follow the order of the result, and equal rows of all tables are in the same
+range. Therefore ranges are cut by the leading columns of `sort_rows`: the key or, without a
+key, all columns that have an order, and time. Diff is never used: an insert and its delete
+must be in the same range.
 
-Where a range begins is told by a *splitter*, a row of those columns. To know
-on which side of it a row lies, rows and splitters are sorted together: null,
-NaN and -0.0 then stand where the result has them, because it is the same sort.
-Rows that compare equal to a splitter come after it, all of them.
+A *range boundary* is a row of those columns at the start of a range. Rows and boundaries
+are sorted together to find the range of each row. Null, NaN and -0.0 then have the same
+position as in the result, because the sort is the same. All rows that compare equal to a
+boundary follow it.
 """
 
 from bisect import bisect_right
@@ -29,14 +29,14 @@ __all__ = ["bounds", "cut", "range_boundaries", "sample"]
 
 
 def cut(updates: pa.Table, range_boundaries: pa.Table, key: tuple[str, ...]) -> list[pa.Table]:
-    """The updates of each range, one more than there are splitters, in order of the range.
+    """Return the updates of each range, in order; there is one more range than boundaries.
 
-    `updates` may come in any order.
+    `updates` may have any order.
     """
     count = range_boundaries.num_rows
     if count == 0:
         return [updates]
-    # SUBTLE: the sort is stable, so splitters stand before the rows that equal them.
+    # SUBTLE: the sort is stable, so boundaries precede the rows that equal them.
     order = _order(pa.concat_tables([range_boundaries, bounds(updates, key)]))
     stands = pc.indices_nonzero(pc.less(order, count)).to_pylist()
     rows = order.filter(pc.greater_equal(order, count))
@@ -48,9 +48,9 @@ def cut(updates: pa.Table, range_boundaries: pa.Table, key: tuple[str, ...]) -> 
 def range_boundaries(
     samples: Sequence[pa.Table], weights: Sequence[float], ranges: int
 ) -> pa.Table:
-    """Splitters for at most so many ranges of about equal weight.
+    """Return boundaries of at most `ranges` ranges of about equal weight.
 
-    Each sample counts with its weight, spread evenly over its rows.
+    The weight of each sample is spread evenly over its rows.
     """
     rows = pa.concat_tables(samples)
     shares = [
@@ -67,7 +67,7 @@ def range_boundaries(
 
 
 def sample(updates: pa.Table, key: tuple[str, ...], rows: int) -> pa.Table:
-    """At most so many rows of what ranges are cut by, at even distances in its order."""
+    """Return at most `rows` rows of the range columns, evenly spaced in their order."""
     found = bounds(updates, key)
     if found.num_rows <= rows:
         return found
@@ -76,9 +76,9 @@ def sample(updates: pa.Table, key: tuple[str, ...], rows: int) -> pa.Table:
 
 
 def bounds(updates: pa.Table, key: tuple[str, ...]) -> pa.Table:
-    """The columns that ranges are cut by, under names of ours."""
+    """Return the range columns, under generated names."""
     by = [name for name in sort_columns(updates.schema, key) if name != DIFF]
-    # Where nothing in the key has an order, what is left is the order of time.
+    # If no key column has an order, the remaining order is time.
     chosen = [name for name in by if name in key] or [TIME] if key else by
     columns = [updates.column(name) for name in chosen]
     return pa.table(columns, names=[f"c{i}" for i in range(len(columns))])

@@ -1,22 +1,21 @@
-"""Merging by Spark: what does not fit into one process is cut into ranges.
+"""Merges by Spark: inputs that do not fit into one process are cut into ranges.
 
-    inputs ─► sample ─► splitters
+    inputs ─► sample ─► range boundaries
                             │
-    inputs ─► map: read, cut┴─► shuffle by range ─► reduce: add up, sort, write ─► one batch
+    inputs ─► map: read, cut┴─► shuffle by range ─► reduce: sum, sort, write ─► one batch
 
-Spark only carries the rows, as the bytes of Arrow's own format. What they are,
-when two are equal and how they are sorted is decided by the very functions
-that merge in one process, so every type survives and both ways come to the
-same (`ranges.py` says why a merge may be cut).
+Spark only transports the rows, as bytes in Arrow's IPC format. The same functions as in a
+single-process merge decide the type, equality and order of rows. Therefore every type is
+preserved, and both ways give the same result (`ranges.py` explains why a merge may be cut).
 
-A task may run twice, or be overtaken by another attempt. Each writes objects
-of its own, and the batch names only what the attempts that Spark counts have
-told; the others' are garbage under the staging id.
+A Spark task may run twice, or be superseded by another attempt. Each attempt writes its own
+objects. The batch contains only the objects of the attempts that Spark counts. The other
+objects are garbage under the staging id.
 
-An error that would be the same at every attempt, such as a damaged object, is
-not raised in a task: it would be tried again in vain, and reach us as text. It
-travels as a row, and is raised here as what it is. Others are raised in the
-task, for Spark to try again elsewhere.
+An error that every attempt would repeat, such as a damaged object, is not raised in a Spark
+task: Spark would retry it in vain, and return it as text. Such an error is returned as a
+row, and raised on the driver with its type. Other errors are raised in the Spark task, and
+Spark retries it on another executor.
 """
 
 import pickle
@@ -47,7 +46,7 @@ from penstock.persist.state import Batch, CollectionState, Inline, Part, stored_
 __all__ = ["SparkMerges", "mapped_spark_errors"]
 
 POOL: Final = "penstock-merges"
-"""The pool of a FAIR scheduler in which merges run, beside what users wait for."""
+"""Pool of a FAIR scheduler for merges, separate from the jobs that users wait for."""
 
 SAMPLES_PER_RANGE: Final = 32
 
@@ -60,21 +59,21 @@ ArrowBatches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class SparkMerges:
-    """Merges batches of one storage location as jobs of `spark`."""
+    """Executor of big merges of one storage location, as jobs of `spark`."""
 
     spark: SparkSession
     url: str
     part_bytes: int = SETTINGS.part_bytes
-    """About how much of the result one task makes."""
+    """Approximate size of the result of one Spark task, in bytes."""
 
     def merge(
         self, collection: CollectionState, inputs: Sequence[Batch], staging: str, *, since: int
     ) -> Batch | None:
-        """One stored batch under `staging` that sums to the same as `inputs` from `since` on.
+        """Return a stored batch under `staging` with the same sum as `inputs` from `since` on.
 
         Raises:
             Corruption: an object of the inputs is missing or damaged.
-            UsageError: a task does not see the location.
+            UsageError: a Spark task cannot see the location.
             TransientError: Spark failed. Nothing was merged.
         """
         merged = self._added_up("merge", collection, (), inputs, staging, since=since)
@@ -97,9 +96,9 @@ class SparkMerges:
         *,
         time: int,
     ) -> Batch | None:
-        """One stored batch, all of it at `time`, that with `minus` sums to what `plus` does.
+        """Return a stored batch at `time` that, added to `minus`, sums to `plus`.
 
-        Raises as `merge` does.
+        The method raises the same errors as `merge`.
         """
         added = self._added_up("compare", collection, minus, plus, staging, since=time)
         return together([batch for batch, _ in added]) if added else None
@@ -114,7 +113,7 @@ class SparkMerges:
         *,
         since: int,
     ) -> "list[tuple[Batch, bool | None]]":
-        """What the batches come to, by range: batches, and whether rows at `since` are distinct."""
+        """Return the summed batch of each range, with a flag of distinct rows at `since`."""
         memory = sum(batch.memory for batch in (*minus, *plus))
         negated, bundles = (
             _bundles(collection, batches, self.part_bytes) for batches in (minus, plus)
@@ -146,20 +145,21 @@ class _Job:
     url: str
     collection: CollectionState
     bundles: list[list[PartScan]]
-    """What each task reads."""
+    """Part scans of each Spark task."""
 
     negated: int
-    """So many of the bundles, the first, are taken away."""
+    """Number of leading bundles that are subtracted."""
 
     since: int
 
     def range_boundaries(self, ranges: int) -> pa.Table:
-        """Where ranges of about equal size begin."""
+        """Return the boundaries of ranges of about equal size."""
         schema = self.collection.schemas[-1]
         nothing = bounds(stored_columns_of(schema).empty_table(), schema.key)
         if ranges < 2:
             return nothing
-        # SUBTLE: a task gets what its function names, so no function names `self` and its session.
+        # SUBTLE: Spark serializes everything that a task's function names, so no function
+        # names `self`, which holds the session.
         url, collection, bundles, since = self.url, self.collection, self.bundles, self.since
         each = -(-SAMPLES_PER_RANGE * ranges // len(bundles))
 
@@ -181,7 +181,7 @@ class _Job:
     def merged(
         self, starts: pa.Table, staging: str, part_bytes: int, *, marker: str
     ) -> list[tuple[Batch, bool | None]]:
-        """What each range came to, in order; and whether its rows at since are distinct."""
+        """Return the batch of each range, in order, with a flag of distinct rows at since."""
         url, collection, bundles, since = self.url, self.collection, self.bundles, self.since
         negated = self.negated
 
@@ -231,7 +231,8 @@ class _Job:
                 yield _row(MERGED, 0, None, None, failure)
 
         chunks = self._by_bundle(cut, CUT)
-        # A range is one partition, by its number; a task that got several would do them in turn.
+        # Each range is one partition, by its number; a task with several would merge them
+        # in turn.
         by_range = chunks.repartitionById(starts.num_rows + 1, "range")
         told = _told(by_range.mapInArrow(reduced, MERGED))
         return [
@@ -249,7 +250,7 @@ class _Job:
 def _bundles(
     collection: CollectionState, inputs: Sequence[Batch], part_bytes: int
 ) -> list[list[PartScan]]:
-    """The parts of `inputs`, in bundles that take about `part_bytes` in memory."""
+    """Return the parts of `inputs`, in bundles of about `part_bytes` in memory."""
     bundles: list[list[PartScan]] = []
     held = 0.0
     for batch in inputs:
@@ -273,7 +274,7 @@ def _numbers(batches: ArrowBatches) -> Iterator[int]:
 
 
 def _row(schema: str, *values: object) -> pa.RecordBatch:
-    """One row for Spark, with the columns of `schema`."""
+    """Return one row for Spark, with the columns of `schema`."""
     columns = [column.split() for column in schema.split(", ")]
     arrays = [
         pa.array([value], _ARROW[kind]) for value, (_, kind) in zip(values, columns, strict=True)
@@ -291,7 +292,7 @@ _ARROW: Final = {
 
 @contextmanager
 def _caught() -> Iterator[list[bytes]]:
-    """Takes an error that would be the same at every attempt, to be sent; lets others out."""
+    """Yield a list that receives an error that every attempt would repeat; raise other errors."""
     failures: list[bytes] = []
     try:
         yield failures
@@ -302,7 +303,7 @@ def _caught() -> Iterator[list[bytes]]:
 
 
 def _told(frame: DataFrame) -> list[Row]:
-    """The rows that the tasks told, or the first error that one of them sent."""
+    """Return the rows that the Spark tasks returned, or raise the first error among them."""
     rows = collected(frame)
     for row in rows:
         if row["failure"] is not None:
@@ -313,7 +314,11 @@ def _told(frame: DataFrame) -> list[Row]:
 
 @contextmanager
 def mapped_spark_errors(doing: str, *, secrets: Collection[str] = ()) -> Iterator[None]:
-    """What Spark raises, as our error with the reason, and without `secrets`."""
+    """Convert an error of Spark to a `TransientError` with the reason, without `secrets`.
+
+    Raises:
+        TransientError: Spark failed in the block.
+    """
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
@@ -329,7 +334,7 @@ def mapped_spark_errors(doing: str, *, secrets: Collection[str] = ()) -> Iterato
 
 
 def _reason(text: str) -> str:
-    """What a Python worker raised, if the text tells; else its first line."""
+    """Return the error that a Python worker raised, if the text has one; else its first line."""
     raised = _RAISED.findall(text.partition("JVM stacktrace")[0])
     first = text.strip().partition("\n")[0] or "Spark says nothing"
     return f"{(raised[-1] if raised else first).rstrip('.')}."
@@ -342,7 +347,7 @@ _RAISED: Final = re.compile(
 
 @contextmanager
 def _described(spark: SparkSession, text: str) -> Iterator[None]:
-    """Let users see what the jobs in the block are; over Connect there is no place to say it."""
+    """Set description and pool of the jobs in the block; Connect sessions have neither."""
     context: Any = getattr(spark, "_sc", None)
     if context is None:
         yield

@@ -1,12 +1,12 @@
-"""Which batches to merge, and when. Pure.
+"""Choice of the batches to merge next. Pure.
 
-Batches stand oldest first. Their *level* is the logarithm of their size, and
-the aim is that levels fall from oldest to newest, with fewer than `fan_in` on
-each: then a collection of N updates has O(log N) batches and each update is
-rewritten O(log N) times, whatever the order in which batches come.
+Batches are ordered oldest first. The *level* of a batch is the logarithm of its size.
+Merges make the levels fall from oldest to newest, with fewer than `fan_in` batches on each.
+A collection of N updates then has O(log N) batches, and each update is rewritten O(log N)
+times, in any order of arrival.
 
-The newest batch is left alone until the next one comes, so that a lone writer
-does not chase its own tail.
+The newest batch is not merged until the next one arrives. Otherwise, a single writer would
+merge its latest batch over and over.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ __all__ = ["level", "next_merge"]
 
 
 def level(size: int, fan_in: int) -> int:
-    """How many times `size` can be divided by `fan_in`.
+    """Return the number of times that `size` can be divided by `fan_in`.
 
     >>> [level(size, 2) for size in (1, 2, 3, 4, 100)]
     [0, 1, 1, 2, 6]
@@ -28,7 +28,7 @@ def level(size: int, fan_in: int) -> int:
 
 
 def next_merge(sizes: Sequence[int], *, fan_in: int) -> range | None:
-    """The adjacent batches to merge next, or None if the spine is in shape.
+    """Return the adjacent batches to merge next, or None if the spine needs no merge.
 
     >>> next_merge([4, 2, 1, 1], fan_in=2)
     >>> next_merge([4, 2, 1, 1, 100], fan_in=2)
@@ -38,8 +38,8 @@ def next_merge(sizes: Sequence[int], *, fan_in: int) -> range | None:
         return None
     levels = [level(size, fan_in) for size in sizes]
     newest = len(sizes) - 1
-    # What is smaller than the newest batch stands in its way: one merge and
-    # the small ones are never touched again before the big one is.
+    # Batches smaller than the newest one violate the order of levels. One merge combines
+    # them, and they are not rewritten again before the newest batch is.
     low = newest
     while low > 0 and levels[low - 1] < levels[newest]:
         low -= 1

@@ -19,7 +19,7 @@ from penstock.persist.state import Batch, CollectionState, stored_columns_of
 __all__ = ["cut_parts", "merge_range", "sample_parts"]
 
 CHUNK_BYTES: Final = 16 << 20
-"""How much of a range travels through Spark as one value."""
+"""Maximum size of the chunk of a range that Spark transports as one value."""
 
 
 def sample_parts(
@@ -30,7 +30,7 @@ def sample_parts(
     since: int,
     rows: int,
 ) -> tuple[int, pa.Table]:
-    """How many updates there are in the slices, and a sample of what ranges are cut by."""
+    """Return the number of updates in the part scans, and a sample of the range columns."""
     updates = _advanced(url, collection, part_scans, since=since)
     return updates.num_rows, sample(updates, collection.schemas[-1].key, rows)
 
@@ -44,7 +44,7 @@ def cut_parts(
     range_boundaries: pa.Table,
     negated: bool = False,
 ) -> Iterator[tuple[int, bytes]]:
-    """The updates of the slices, or what takes them back, as chunks with the number of a range."""
+    """Yield the updates of the part scans, negated if requested, as numbered range chunks."""
     updates = _advanced(url, collection, part_scans, since=since)
     if negated:
         updates = negate(updates)
@@ -62,9 +62,10 @@ def merge_range(
     since: int,
     part_bytes: int,
 ) -> tuple[Batch, bool | None] | None:
-    """What all chunks of one range come to, written; None if they come to nothing.
+    """Merge and write all chunks of one range; return None if they sum to nothing.
 
-    Also whether its rows at `since` are distinct; None if it has none there.
+    The second value is a flag that the rows at `since` are distinct, or None without such
+    rows.
     """
     schema = collection.schemas[-1]
     stored = stored_columns_of(schema)
@@ -87,14 +88,14 @@ def merge_range(
 def _advanced(
     url: str, collection: CollectionState, part_scans: Sequence[PartScan], *, since: int
 ) -> pa.Table:
-    """The updates of the slices in the newest schema, their times brought up to `since`."""
+    """Return the updates of the part scans in the newest schema, advanced to `since`."""
     return advance(
         pa.concat_tables(read_parts(url, collection, part_scans, collection.schemas[-1])), since
     )
 
 
 def _chunks(rows: pa.Table) -> Iterator[pa.Table]:
-    """The rows in pieces of at most `CHUNK_BYTES`, or of one row."""
+    """Yield the rows in chunks of at most `CHUNK_BYTES`, or of one row."""
     if rows.num_rows > 1 and rows.nbytes > CHUNK_BYTES:
         half = rows.num_rows // 2
         yield from _chunks(rows.slice(0, half))
