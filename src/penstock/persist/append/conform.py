@@ -1,8 +1,8 @@
-"""Whether rows from outside fit a collection, and how they become what it stores.
+"""Check and conversion of rows from Spark to the stored form of a collection.
 
-Columns are told by name, in any order, and must be the collection's, each of
-the type under which Spark shows it or of one that widens to it. Time and diff
-may come along; without them all rows have one time and are there once.
+Columns are matched by name, in any order, and must be exactly the collection's. Each has
+the Spark type of its column, or a type that widens to it. Time and diff are optional:
+without them, all rows have one time and multiplicity 1.
 """
 
 import pyarrow as pa
@@ -18,7 +18,11 @@ __all__ = ["check_fits", "stored_rows"]
 
 
 def check_fits(given: pa.Schema, columns: pa.Schema, *, collection: str) -> None:
-    """Refuse rows of schema `given` that do not fit a collection of `columns`."""
+    """Check that rows of schema `given` fit a collection of `columns`.
+
+    Raises:
+        UsageError: columns or types do not fit.
+    """
     brought = [name for name in given.names if name not in (TIME, DIFF)]
     if sorted(brought) != sorted(columns.names):
         raise UsageError(
@@ -47,10 +51,10 @@ def check_fits(given: pa.Schema, columns: pa.Schema, *, collection: str) -> None
 def stored_rows(
     rows: pa.Table, columns: pa.Schema, *, time: int | None, collection: str
 ) -> pa.Table:
-    """Rows that fit, as the collection stores them.
+    """Return rows that passed `check_fits` in stored form.
 
     Raises:
-        UsageError: a value does not fit its column, or a null stands where none may.
+        UsageError: a value does not fit its column, or a column that is not null holds nulls.
     """
     wanted = stored_schema(columns)
     arrays: list[pa.ChunkedArray] = []
@@ -84,14 +88,15 @@ def stored_rows(
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The same values as `kind`, or an error of Arrow's."""
+    """Cast a column to `kind` without loss, or raise an Arrow error."""
     if column.type == kind:
         return column
     if pa.types.is_null(kind):
         if column.null_count < len(column):
             raise pa.ArrowInvalid("There is a value where only nulls can be")
         return pa.chunked_array([pa.nulls(len(column))])
-    # Arrow knows no way from int64 to time32 but by int32, and minds what is too large there.
+    # Arrow casts int64 to time32 only through int32, and that step rejects values that are
+    # too large.
     halfway = _halfway(kind)
     return pc.cast(column if halfway == kind else pc.cast(column, halfway), kind)
 
@@ -112,6 +117,6 @@ def _halfway(kind: pa.DataType) -> pa.DataType:
 
 
 def _holds_nothing(kind: pa.DataType) -> bool:
-    """Whether the type null is somewhere within `kind`."""
+    """Return whether `kind` contains the type null at any depth."""
     inner = [kind.field(i).type for i in range(kind.num_fields)]
     return any(pa.types.is_null(each) or _holds_nothing(each) for each in inner)

@@ -1,13 +1,13 @@
-"""Proof that tasks write where the driver will link.
+"""Check that Spark tasks write to the same storage as the driver.
 
-A folder of one name may exist on every host and yet be another on each. What
-tasks write there is durable, and not to be found by anyone who reads the log.
-So the driver leaves an object under the staging id, by a name nobody can have
-guessed, and a task that does not find it through its own store writes nothing.
-Executors that come in the middle of a job are asked as all others are.
+A folder of the same name may exist on every host and be a different one on each. Objects
+that Spark tasks write there are durable, but invisible to every reader of the log.
+Therefore the driver places a marker object with a random name under the staging id. A Spark
+task that does not find the marker through its own store writes nothing. Executors that join
+during a job are checked in the same way.
 
-The driver takes the object back when the job is over. Should it die before, a
-sweep finds it under a closed id, like any other file that nothing links.
+The driver removes the marker when the job is over. If the driver dies earlier, a sweep
+finds the marker under a closed staging id, like any other file that is not linked.
 """
 
 import socket
@@ -23,7 +23,7 @@ __all__ = ["check_shared_storage", "marker_placed", "place_marker", "remove_mark
 
 @contextmanager
 def marker_placed(url: str, staging: str) -> Iterator[str]:
-    """The key of a proof that tasks find during the block, if they see the location."""
+    """Yield the key of a marker that Spark tasks find in the block if they see the location."""
     marker = place_marker(url, staging)
     try:
         yield marker
@@ -32,23 +32,23 @@ def marker_placed(url: str, staging: str) -> Iterator[str]:
 
 
 def place_marker(url: str, staging: str) -> str:
-    """Leave a proof under `staging`, an open id, until it is taken back; its key."""
+    """Place a marker under `staging`, an open staging id, and return its key."""
     marker = marker_key(staging, f"{SETTINGS.chance.getrandbits(128):032x}")
     store_of(url).create(marker, b"")
     return marker
 
 
 def remove_marker(url: str, marker: str) -> None:
-    """The job is over. What cannot be deleted now is swept later."""
+    """Remove the marker after the job; if that fails, a sweep deletes it later."""
     with suppress(PenstockError):
         store_of(url).delete(marker)
 
 
 def check_shared_storage(url: str, marker: str) -> None:
-    """In a task: whether what it writes will be found.
+    """Check, in a Spark task, that the driver will find the task's objects.
 
     Raises:
-        UsageError: this host has another location under the name.
+        UsageError: this host has another location under the same name.
     """
     try:
         if store_of(url).get(marker) is not None:

@@ -1,9 +1,8 @@
-"""A DataFrame into a collection.
+"""Writes of DataFrames to collections.
 
-Tasks write the rows as Parquet objects under a staging id, each to a name of
-its own; what a failed or a second attempt wrote is garbage that nobody links.
-The driver then appends what the successful ones told, in one commit with
-whatever else belongs to it.
+Spark tasks write the rows as Parquet objects under a staging id, each with a unique name.
+Objects of a failed or repeated attempt are never linked, and so are garbage. The driver
+then appends the batches of the successful attempts, in one commit with all related changes.
 """
 
 from collections.abc import Iterator
@@ -36,10 +35,11 @@ def stage(
 ) -> Staged:
     """Write the rows of `frame` as files for `collection`, to be appended by its client.
 
-    Rows bring `mz_timestamp` and `mz_diff`, or all have the one `time`, once each.
+    The rows have `mz_timestamp` and `mz_diff`, or all have the one `time` and multiplicity
+    1.
 
     Raises:
-        UsageError: the rows do not fit the collection, or a task does not see its location.
+        UsageError: the rows do not fit the collection, or a Spark task cannot see its location.
     """
     with marker_placed(collection.client.url, staging) as marker:
         share = share_of(frame.schema, collection, staging, time=time, marker=marker)
@@ -47,7 +47,7 @@ def stage(
 
 
 def written_by(frame: DataFrame, share: Share) -> list[Written]:
-    """What the tasks of a job that writes all rows of `frame` told."""
+    """Run a job that writes all rows of `frame`, and return the results of its Spark tasks."""
 
     def write(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         written = share.write(rows)
@@ -61,10 +61,10 @@ def written_by(frame: DataFrame, share: Share) -> list[Written]:
 
 
 def collected(frame: DataFrame) -> list[Row]:
-    """All rows of `frame`, in the order of its partitions.
+    """Return all rows of `frame`, in the order of its partitions.
 
-    PySpark takes a connection that breaks off, as when the JVM is killed, for the end of
-    the rows. Here the end is a row of its own.
+    If the connection breaks, for example because the JVM is killed, PySpark treats this as
+    the end of the rows. Therefore an extra row marks the end here.
 
     Raises:
         TransientError: not all rows arrived.
@@ -84,7 +84,11 @@ def collected(frame: DataFrame) -> list[Row]:
 def share_of(
     schema: StructType, collection: Collection, staging: str, *, time: int | None, marker: str
 ) -> Share:
-    """What to tell the tasks that write rows of `schema`, once these are known to fit."""
+    """Return the instructions for Spark tasks that write rows of `schema`.
+
+    Raises:
+        UsageError: the rows do not fit the collection.
+    """
     state = collection.state
     newest = state.schemas[-1]
     if newest.codecs:
@@ -106,17 +110,22 @@ def share_of(
     )
 
 
-# PySpark 4.1 has no choice of a zone there, and takes UTC.
+# In PySpark 4.1, `to_arrow_schema` has no time zone parameter and uses UTC.
 _IN_UTC: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
 )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Spark's columns as Arrow has them; times with a zone are in UTC."""
+    """Return Spark's columns as an Arrow schema; times with a zone are in UTC.
+
+    Raises:
+        UsageError: a column has a type that cannot be stored.
+    """
     try:
         given = to_arrow_schema(schema, **_IN_UTC)
-        # What Spark believes never to be null inside a value says nothing of what comes later.
+        # Spark's nullability inside a value is not a guarantee for later rows, so it is
+        # dropped.
         return pa.schema([pa.field(f.name, _loose(f.type), f.nullable) for f in given])
     except (PySparkException, ValueError, TypeError, AssertionError) as error:
         raise UsageError(
@@ -127,7 +136,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def _loose(kind: pa.DataType) -> pa.DataType:
-    """`kind`, where all that is inside may be null."""
+    """Return `kind` with all inner values nullable."""
     if pa.types.is_struct(kind):
         return pa.struct([(inner.name, _loose(inner.type)) for inner in kind])
     if pa.types.is_map(kind):

@@ -1,8 +1,8 @@
-"""One task's share of a write: rows in, objects under a staging id out.
+"""Spark task of a write: rows in, objects under a staging id out.
 
-It runs in a Python worker and knows nothing of Spark. What is wrong with the
-rows, or with where they are read, is told, not raised: Spark would try a raised
-task again, in vain, and hand its error on as text.
+The code runs in a Python worker and imports no Spark. Errors about the rows, or about the
+system that they are read from, are returned, not raised: Spark would retry the Spark task
+in vain, and return its error as text.
 """
 
 import pickle
@@ -29,10 +29,11 @@ __all__ = ["Share", "Written", "all_of", "gathered", "is_reported", "write_stage
 
 
 def is_reported(error: PenstockError) -> bool:
-    """Whether a task tells an error; if not, it raises it, and Spark tries again elsewhere.
+    """Return whether a Spark task returns an error as a result instead of raising it.
 
-    That helps where the store did not do as asked. What is about a source is
-    not Spark's to try again, even if it is about the moment.
+    A raised error makes Spark retry the Spark task on another executor. That helps if a
+    store operation failed. Spark must not retry an error about a source, even a transient
+    one.
     """
     passing = isinstance(error, DeterminateError | IndeterminateError)
     return not passing or isinstance(error, StoreRefused | DurabilityLost)
@@ -40,10 +41,10 @@ def is_reported(error: PenstockError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a task has to tell: a batch, or why there is none."""
+    """Result of a Spark task: a batch, or the error that prevented it."""
 
     batch: bytes = b""
-    """Empty if there were no rows."""
+    """Batch as MessagePack; empty if there were no rows."""
 
     error: bytes = b""
     rows: int = 0
@@ -51,27 +52,28 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What every task of a write is told."""
+    """Instructions for every Spark task of a write."""
 
     url: str
     staging: str
     collection: str
     schema: int
-    """Which of the collection's schema versions is written."""
+    """Index of the collection's schema version to write."""
 
     columns: bytes
-    """That version's columns, as an Arrow IPC schema message."""
+    """Columns of that version, as an Arrow IPC schema message."""
 
     time: int | None
     part_bytes: int
     marker: str = ""
-    """The key of what the driver left for the task to find; empty if it is the same process."""
+    """Key of the driver's marker object; empty if the writer runs in the driver's process."""
 
     def write(self, rows: Iterable[pa.RecordBatch], *, to_the_end: bool = True) -> Written:
-        """Write all rows, or say why not.
+        """Write all rows, and return the batch or the error.
 
-        Spark loses a worker that leaves some of the rows it sent, so they are
-        taken `to_the_end` even in vain; rows that are read here need not be.
+        Spark loses a worker that does not consume all of its rows. Therefore the rows are
+        read `to_the_end` even after an error. A caller that reads the rows itself need not
+        do that.
         """
         remaining = iter(rows)
         try:
@@ -85,7 +87,7 @@ class Share:
         return Written() if batch is None else Written(msgpack.encode(batch), rows=batch.rows)
 
     def stage(self, rows: Iterable[pa.RecordBatch]) -> Batch | None:
-        """Write all rows; None if there are none. What is wrong is raised."""
+        """Write all rows, and return their batch, or None without any row; raise every error."""
         if self.marker:
             check_shared_storage(self.url, self.marker)
         return write_staged(
@@ -104,10 +106,10 @@ class Share:
 
 
 def gathered(written: Iterable[Written]) -> Batch | None:
-    """All tasks' batches as one.
+    """Combine the batches of all Spark tasks.
 
     Raises:
-        PenstockError: what a task said was wrong.
+        PenstockError: the error that a Spark task returned.
     """
     batches: list[Batch | None] = []
     for each in written:
@@ -120,7 +122,7 @@ def gathered(written: Iterable[Written]) -> Batch | None:
 
 
 def all_of(batches: Iterable[Batch | None]) -> Batch | None:
-    """All batches as one, if there is any."""
+    """Combine batches into one; return None without any batch."""
     found = [batch for batch in batches if batch is not None]
     return together(found) if found else None
 
@@ -128,6 +130,6 @@ def all_of(batches: Iterable[Batch | None]) -> Batch | None:
 def write_staged(
     url: str, staging: str, updates: Iterable[pa.Table], schema: int, *, part_bytes: int
 ) -> Batch | None:
-    """Write updates, in stored form, as objects of about `part_bytes`; None if there are none."""
+    """Write updates in stored form as objects of about `part_bytes`; None without any row."""
     batches = batches_of(url)
     return batches.build_streamed(updates, schema, staging, part_bytes=part_bytes)

@@ -1,8 +1,8 @@
-"""Where users' own collections live, and how a job gets its turn to write there.
+"""User collections: their storage location, and exclusive access to it for a job.
 
-A lake has one storage location for them all, and a storage location has one
-writer; so jobs take turns. A job that finds another one writing waits for it.
-The lock of a dead process of this host is free to take.
+A lake has one storage location for all user collections, and a storage location has one
+writer. Therefore jobs write in turn: a job waits while another one holds the lock. A job
+takes the lock of a dead process of this host without a wait.
 """
 
 import os
@@ -37,16 +37,16 @@ __all__ = [
 log = logger("persist")
 
 USER_LOCATION = "user"
-"""The folder of a lake with the collections that users write."""
+"""Folder of a lake that holds the user collections."""
 
 LOOK_AGAIN_MS = 500
 
 
 def own_location(location: str, collection: str, *, settings: Settings) -> str:
-    """The storage location in which users write `collection`.
+    """Return the storage location of user collection `collection`.
 
     Raises:
-        UsageError: another storage location of the lake has a collection of that name.
+        UsageError: another storage location of the lake has a collection with that name.
     """
     if is_storage_location(location):
         return location
@@ -65,7 +65,11 @@ def own_location(location: str, collection: str, *, settings: Settings) -> str:
 
 
 def check_own(client: Client, name: str) -> None:
-    """Refuse a collection that somebody else alone writes."""
+    """Check that a collection has no owner, which alone may write it.
+
+    Raises:
+        UsageError: the collection has an owner.
+    """
     found = client.state.named(name)
     if found is not None and found.owner:
         raise UsageError(
@@ -83,9 +87,12 @@ def own_collection(
     *,
     take_name: Callable[[], None] = lambda: None,
 ) -> Collection:
-    """The collection of that name, made for rows of `given` if there is none.
+    """Return the user collection with this name; create it for rows of `given` if missing.
 
-    `take_name` is called before it is made.
+    `take_name` is called before the creation.
+
+    Raises:
+        UsageError: the columns are invalid, or the collection has another key or is closed.
     """
     _check_columns(name, given, key)
     found = client.state.named(name)
@@ -110,7 +117,7 @@ def own_collection(
 
 @contextmanager
 def dropped_unless_written(client: Client, target: Collection) -> Iterator[None]:
-    """Take a collection that nothing was ever written to away again, should the block fail."""
+    """Drop a collection that was never written to, if the block fails."""
     try:
         yield
     except BaseException:
@@ -119,7 +126,7 @@ def dropped_unless_written(client: Client, target: Collection) -> Iterator[None]
 
 
 def undo(client: Client, name: str) -> None:
-    """Remove the collection if nothing was ever written to it."""
+    """Drop the collection if it was never written to."""
     found = client.state.named(name)
     if found is not None and found.upper == 0 and not found.batches:
         client.destroy(name)
@@ -150,12 +157,12 @@ def _check_columns(name: str, given: pa.Schema, key: Sequence[str]) -> None:
 def open_for_job(
     url: str, *, patience_ms: int, settings: Settings, pid: int | None = None
 ) -> Client:
-    """Open a storage location for one job, when its turn has come.
+    """Open a storage location for one job, as soon as no other writer holds the lock.
 
-    The job lives as long as process `pid` of this host does, by default this one.
+    The lock is held on behalf of process `pid` of this host, by default of this one.
 
     Raises:
-        LockHeld: another writer kept the lock for all of `patience_ms`.
+        LockHeld: another writer held the lock for all of `patience_ms`.
     """
     job = f"spark-{socket.gethostname()}-{pid or os.getpid()}-{settings.chance.getrandbits(32):08x}"
     clock, never = settings.clock, threading.Event()
