@@ -175,7 +175,7 @@ class Client:
                 raise
             if isinstance(error, Fenced) and isinstance(failed, Fenced):
                 return  # Closing repeats the error that the caller already gets.
-            # The error inside the block is the cause, so it is raised first.
+            # The caller gets the error of the block; the failure to close becomes a note.
             error.add_note(f"closing failed too: {failed}")
 
     @property

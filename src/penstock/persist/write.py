@@ -60,14 +60,14 @@ UPLOADS_AT_ONCE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Durable updates; the collection's upper is now `upper`."""
+    """Outcome of a successful append: durable updates, and the collection's new upper."""
 
     upper: int
 
 
 @dataclass(frozen=True, slots=True)
 class UpperMismatch:
-    """Upper that differs from the expected one. Nothing was written."""
+    """Outcome of an append that expected another upper. Nothing was written."""
 
     collection: str
     current: int
@@ -75,7 +75,7 @@ class UpperMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Durable permission; since is now `since`, below every hold."""
+    """Outcome of a durable permission; since is now `since`, at or below every hold."""
 
     since: int
 
@@ -198,6 +198,7 @@ class Committer:
 
         Raises:
             Closed: the client is closed.
+            PenstockError: the error that has stopped this writer.
         """
         with self._ready:
             self._must_be_open()

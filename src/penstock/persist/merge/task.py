@@ -1,4 +1,4 @@
-"""The Spark tasks of a merge by ranges, in Python workers. Imports no Spark.
+"""Spark tasks of a merge by ranges, in Python workers. Imports no Spark.
 
 Sample the inputs, cut each input into ranges, then merge each range (`ranges.py`).
 """
