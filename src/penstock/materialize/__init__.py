@@ -1,13 +1,13 @@
-"""Collections into endpoints, exactly once: the side of the protocol that drives connectors.
+"""Materializations: collections written to endpoints, exactly once, through connectors.
 
-run(FILE, jobs=…)      all materializations of a pipeline's file
-connect(ADDRESS)       one connector, whoever wrote it
+run(FILE, jobs=…)      all materializations of a pipeline file
+connect(ADDRESS)       one connector, of any author
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-import penstock.protocol  # noqa: F401 - before gRPC, of which it says how loud it is
+import penstock.protocol  # noqa: F401 - before gRPC: sets its log level
 from penstock.materialize.client import Connection, Generation, Stream, connect
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _LATER: Final = {"Jobs": "driver", "TasksHere": "here", "Supervisor": "running",
 
 
 def __getattr__(name: str) -> Any:
-    # Compiled code comes along, for which no one should wait who only speaks to a connector.
+    # These modules load compiled code, which a client of one connector does not need.
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

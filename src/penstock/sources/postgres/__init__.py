@@ -1,1 +1,1 @@
-"""Postgres: a complete first copy of its tables, then every transaction."""
+"""Postgres source: an initial snapshot of its tables, then every transaction."""
