@@ -1,7 +1,7 @@
-"""What runs the work: the Spark session, and the Java and the jars that it needs.
+"""Spark session of Penstock, with the Java runtime and the jars that the session needs.
 
-`spark.py` is this room's Spark door and is imported by name; `java.py` finds a
-Java and `jars.py` the jars without it.
+`spark.py` is the Spark entry module of this package and is imported by name. `java.py` finds a Java
+runtime and `jars.py` finds the jars; neither imports PySpark.
 """
 
 from penstock.engine.java import Java, find_java, launcher_home

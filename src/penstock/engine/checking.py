@@ -1,7 +1,8 @@
-"""What servers and connectors would say to a file; nothing is changed anywhere.
+"""Preflight of a pipeline file against servers and connectors, without any change.
 
-The catalog tells what a file changes. Whether that can be done is known to whoever is
-asked to do it: a server may lack what is needed, a connector may refuse a field.
+The catalog determines the changes of a file. Only the server or the connector that executes a
+change can decide whether it is possible. A server may miss a prerequisite; a connector may reject a
+field.
 """
 
 import difflib
@@ -52,7 +53,7 @@ __all__ = ["changes_of", "checked", "planned"]
 
 
 def planned(file: str | Path, *, clock: Clock = SYSTEM_CLOCK) -> list[Change]:
-    """Return what a file would change, and every problem that stands in the way."""
+    """Return the changes of a file and every problem that prevents them."""
     pipeline, written = load(file), load_unresolved(file)
     changes = changes_of(pipeline, written, types=("source", "materialization"))
     objects: set[tuple[str, str]] = {("source", name) for name in pipeline.sources}
@@ -63,7 +64,7 @@ def planned(file: str | Path, *, clock: Clock = SYSTEM_CLOCK) -> list[Change]:
 def changes_of(
     pipeline: Pipeline, written: Mapping[str, Any], *, types: Sequence[Type]
 ) -> list[Change]:
-    """What a file changes, as far as it is known without asking anybody else."""
+    """Return the changes of a file that can be computed without a server or a connector."""
     unknown = [
         Change("refuse", "materialization", name, wrong.message, hint=wrong.hint)
         for name, section in pipeline.materializations.items()
@@ -72,7 +73,7 @@ def changes_of(
     refused = {(each.type, each.name) for each in unknown}
     known = known_objects(pipeline.location)
     found = plan(known, written, types=types, environment=os.environ)
-    # One that does not exist is a slip, whatever else would come of it.
+    # A connector that does not exist is a typing error; report only that.
     found = [each for each in found if (each.type, each.name) not in refused]
     refused |= {(each.type, each.name) for each in found if each.action == "refuse"}
     conflicts = [
@@ -100,11 +101,11 @@ def checked(
     clock: Clock = SYSTEM_CLOCK,
     stop: threading.Event | None = None,
 ) -> list[Change]:
-    """Return what servers and connectors would do, or reject, for these objects.
+    """Return the changes that servers and connectors would make or reject for these objects.
 
-    Upstream and at the endpoints nothing is changed. A source of which `changes` creates
-    nothing runs already, so only its connection is checked. Waits for a source end soon after
-    `stop` is set.
+    Nothing is changed upstream or at the endpoints. A source without a create action in `changes`
+    already runs, so only its connection is checked. Waits for a source end soon after `stop` is
+    set.
     """
     new = {each.name for each in changes if each.type == "source" and each.action == "create"}
     changed = {(each.type, each.name) for each in changes}
@@ -155,14 +156,14 @@ class _SourceCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """The collections of bindings as connectors see them, by name."""
+    """Collections of the bindings as connectors see them, by name."""
 
     known: Mapping[str, tuple[CollectionSpec, Any]]
     invalid: Mapping[str, UsageError]
-    """What is wrong with what the file says of a collection."""
+    """Errors in the `collections` section of the file, by collection."""
 
     predecessors: Mapping[str, frozenset[str]]
-    """Ids of the collections that had a name before."""
+    """Ids of the earlier collections that had a name."""
 
 
 def _check_source(
@@ -219,7 +220,7 @@ def _problems(action: Action, of: Type, name: str, error: PenstockError) -> Iter
 
 
 def _no_connector(section: MaterializationSection) -> Problem | None:
-    """Return why its connector cannot be a built-in one; None if it can, or is at an address."""
+    """Return the error of an invalid built-in connector; None for a valid one or an address."""
     if not isinstance(section.connector, str) or section.connector in BUILT_IN:
         return None
     try:
@@ -289,7 +290,7 @@ def _state_of(name: str, pipeline: Pipeline) -> Mapping[str, Any]:
 
 
 def _reduced(name: str, built: Built) -> Iterator[Change]:
-    """Announce what the endpoint does not get: columns and deletes."""
+    """Yield notes for the columns and deletes that the endpoint does not receive."""
     for binding, omitted, deletes in zip(
         built.spec.bindings, built.omitted, built.deletes, strict=True
     ):
@@ -303,7 +304,7 @@ def _reduced(name: str, built: Built) -> Iterator[Change]:
 
 
 def _never(collection: str, pipeline: Pipeline) -> Problem | None:
-    """Return why a collection that does not exist will not exist later; None if it may."""
+    """Return the reason why a missing collection cannot appear later; None if it may."""
     source = collection_name.source_of(collection, pipeline.sources)
     if source is None:
         source = collection.partition(".")[0]
@@ -335,7 +336,7 @@ def _never(collection: str, pipeline: Pipeline) -> Problem | None:
 
 
 def _shapes(pipeline: Pipeline, outlines: Sequence[CollectionOutline]) -> _Shapes:
-    """Return the bound collections: those of the lake, and those that sources would create."""
+    """Return the bound collections: existing ones, and the ones of sources to be created."""
     wanted = {
         each.collection
         for section in pipeline.materializations.values()

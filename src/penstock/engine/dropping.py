@@ -1,4 +1,4 @@
-"""Objects that nobody runs, let go by what the catalog knows of them."""
+"""Drops of objects that no process runs, from their definitions in the catalog."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ def drop_object(
     clock: Clock = SYSTEM_CLOCK,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Drop a source or a materialization as the catalog has it.
+    """Drop a source or a materialization as the catalog defines it.
 
     Raises:
-        UsageError: what it needs to be reached is not known any more.
+        UsageError: a secret or an environment variable of its definition is missing.
     """
     alone = _alone(known, location, os.environ if environment is None else environment)
     with persist.open(join(location, known.name), writer=writer) as client:
@@ -51,7 +51,7 @@ def drop_object(
 
 
 def leave_tables(name: str, pipeline: Pipeline, *, clock: Clock) -> None:
-    """Destroy the collections of tables that a source of the file does not name any more."""
+    """Drop the collections of tables that a source of the file no longer names."""
     source = source_of(name, pipeline.sources[name], pipeline.location, clock)
     with persist.open(join(pipeline.location, name), writer=writer_id(pipeline)) as client:
         source.drop_removed(StateStore(client, name), lambda names: _destroy(client, names))
@@ -62,10 +62,10 @@ def _destroy(client: persist.Client, names: Sequence[str]) -> None:
 
 
 def _alone(known: Object, location: str, environment: Mapping[str, str]) -> Pipeline:
-    """A pipeline of this object only."""
+    """Return a pipeline that contains this object only."""
     what = f'{known.type} "{known.name}" cannot be reached to be dropped'
     if known.type == "source" and "kafka" in known.definition:
-        # Nothing was made upstream, so that neither secrets nor files are needed to leave it.
+        # A Kafka source creates nothing upstream, so a drop needs neither secrets nor files.
         nobody = {"kafka": {"brokers": "nobody", "topic": "none", "format": "bytes"}}
         return Pipeline.model_validate({"location": location, "sources": {known.name: nobody}})
     if hides_secrets(known.definition):

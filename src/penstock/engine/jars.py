@@ -1,23 +1,22 @@
-"""Jars that Spark needs and PySpark does not ship: found, or fetched once and kept.
+"""Jars that Spark needs and PySpark does not ship: found locally, or downloaded once and stored.
 
-A list of jars is closed: it names every one that is needed, with its version and its SHA-256,
-without which a jar is not used. So nothing is resolved while Penstock runs, and what to put
-where can be said without a network. A jar comes from the first of these that has it:
+A list of jars is closed: it names every required jar with its version and its SHA-256. A jar
+without a SHA-256 is not used. Nothing is resolved at run time, so an error message can name the
+required files and their folder without network access. A jar is taken from the first of these
+places that has it:
 
     the folder of jars      PENSTOCK_JARS, or `penstock/jars` in the user's cache
-    Maven's own folder      ~/.m2/repository, or what Maven's settings name
+    Maven's own folder      ~/.m2/repository, or the folder in Maven's settings
     a repository            DEFAULT_ARTIFACT_REPOSITORY, as for Spark itself; else a mirror of
-                            Maven's settings; else the one that Spark's own
-                            resolver has built in
+                            Maven's settings; else the default of Spark's own resolver
 
-Fetching is done by Python alone, so that it works where pip does: with its certificates and
-its proxy. Java has trust and proxy settings of its own, and following what poms say leads to
-other hosts. A jar is written under another name and then renamed, so that several processes
-may fetch it at once.
+Python alone downloads the files, with the certificates and the proxy that pip uses. Java has its
+own trust and proxy settings, and resolving poms leads to other hosts. A jar is written under a
+temporary name and then renamed, so several processes may download it at the same time.
 
-What is no jar but an archive of many, as whole programs are, is kept in the same way and
-unpacked next to itself. A manifest, written when it is unpacked, lists the SHA-256 of each file;
-the folder is compared with it before each use.
+An archive of many jars, such as a complete program, is stored in the same way and unpacked next to
+itself. A manifest, written when it is unpacked, lists the SHA-256 of each file. The folder is
+compared with its manifest before each use.
 """
 
 import base64
@@ -51,14 +50,14 @@ __all__ = ["Jar", "jars_folder", "jars_for", "kafka_jars", "kafka_list", "read_p
 log = logger("engine")
 
 PATIENCE_S: Final = 60
-"""How long a repository may be silent."""
+"""Timeout of a silent repository, in seconds."""
 
 KAFKA_JARS: Final = "PENSTOCK_KAFKA_JARS"
-"""The variable that names other jars for Kafka than those of the installed PySpark."""
+"""Environment variable that replaces the Kafka jars of the installed PySpark."""
 
 _BESIDE_KAFKA: Final[Mapping[str, tuple[str, ...]]] = {
-    # What the connector asks for and PySpark does not ship, by version of Spark. Of its other
-    # needs PySpark ships: scala-parallel-collections, jsr305, spark-tags, and for the client
+    # Jars that the connector needs and PySpark does not ship, by version of Spark. PySpark ships
+    # its other dependencies: scala-parallel-collections, jsr305, spark-tags, and for the client
     # lz4-java, snappy-java, zstd-jni and slf4j-api.
     "4.1": ("org.apache.kafka:kafka-clients:3.9.1", "org.apache.commons:commons-pool2:2.12.1"),
     "4.2": ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1"),
@@ -71,7 +70,7 @@ _TRIED: Final[Mapping[str, tuple[str, ...]]] = {
         "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     ),
 }
-"""By version of Spark, jars of older ones with which our tests pass."""
+"""Jars of older Spark versions that pass our tests, by version of Spark."""
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _COORDINATES: Final = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+(:[\w.-]+:[\w.-]+)?")
@@ -79,26 +78,26 @@ _COORDINATES: Final = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+(:[\w.-]+:[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One jar, by its Maven coordinates."""
+    """Jar, identified by its Maven coordinates."""
 
     group: str
     name: str
     version: str
     sha256: str | None = None
-    """Hash of its file; without it the jar cannot be fetched or used."""
+    """Hash of the file; a jar without one cannot be fetched or used."""
 
     packaging: str = "jar"
-    """How its file ends."""
+    """File name extension."""
 
     classifier: str = ""
-    """Which of several files of one version it is, if there are several."""
+    """Maven classifier, for a version that has several files."""
 
     @classmethod
     def of(cls, coordinates: str, sha256: str | None = None) -> "Jar":
-        """`group:name:version`, or `group:name:version:packaging:classifier`.
+        """Parse `group:name:version` or `group:name:version:packaging:classifier`.
 
         Raises:
-            UsageError: it has another form.
+            UsageError: the text has another form.
         """
         if not _COORDINATES.fullmatch(coordinates):
             raise UsageError(
@@ -111,37 +110,37 @@ class Jar:
 
     @property
     def coordinates(self) -> str:
-        """As Maven has them."""
+        """Maven coordinates."""
         more = f":{self.packaging}:{self.classifier}" if self.classifier else ""
         return f"{self.group}:{self.name}:{self.version}{more}"
 
     @property
     def stem(self) -> str:
-        """What its file is called, but for how it ends."""
+        """File name without its extension."""
         return "-".join(filter(None, (self.name, self.version, self.classifier)))
 
     @property
     def file(self) -> str:
-        """What its file is called."""
+        """File name."""
         return f"{self.stem}.{self.packaging}"
 
     @property
     def path(self) -> str:
-        """Where it is in a repository."""
+        """Path in a repository."""
         return f"{self.group.replace('.', '/')}/{self.name}/{self.version}/{self.file}"
 
 
 def kafka_jars() -> list[Path]:
-    """The jars with which the installed PySpark reads Kafka.
+    """Return the jars that the installed PySpark needs to read Kafka.
 
-    Where those of its very version cannot be had, others that were tried with it.
+    If the jars of exactly this version are not available, return older jars that pass our tests.
 
     Raises:
-        UsageError: they are neither here nor to be had; it says which file belongs where.
+        UsageError: they are neither local nor available; the error names the files to add.
     """
     wanted, others = kafka_list(), _tried_instead()
     if others and _here(others) and not _here(wanted):
-        return jars_for(others)  # As last time, whether or not there is a network now.
+        return jars_for(others)  # Same choice as the last time, with or without a network.
     try:
         return jars_for(wanted)
     except UsageError:
@@ -156,14 +155,14 @@ def kafka_jars() -> list[Path]:
 
 
 def kafka_list(spark: str | None = None) -> list[Jar]:
-    """Which jars a version of Spark needs to read Kafka; by default the installed one.
+    """Return the jars that a version of Spark (by default the installed one) needs to read Kafka.
 
-    `PENSTOCK_KAFKA_JARS` names others, for a Spark that is not Apache's or where a newer client
-    is wanted: as `COORDINATES@SHA256` with commas between them. The hash of a jar that is pinned
-    may be left out.
+    `PENSTOCK_KAFKA_JARS` replaces them, for another distribution of Spark or for a newer client.
+    Its value is a comma-separated list of `COORDINATES@SHA256`. The hash of a pinned jar may be
+    omitted.
 
     Raises:
-        UsageError: PySpark is not installed, or of a version that is not known.
+        UsageError: PySpark is not installed, or its version is not supported.
     """
     pins = {jar.coordinates: jar for jar in read_pins(_PINS)}
     if spark is None and (chosen := os.environ.get(KAFKA_JARS, "").strip()):
@@ -208,7 +207,7 @@ def _named(text: str, pins: Mapping[str, Jar]) -> Jar:
 
 
 def _tried_instead() -> list[Jar]:
-    """Jars of older versions that do as well, unless others are named."""
+    """Return compatible jars of older versions, unless `PENSTOCK_KAFKA_JARS` is set."""
     if os.environ.get(KAFKA_JARS, "").strip():
         return []
     line = ".".join(_installed_spark().split(".")[:2])
@@ -218,15 +217,15 @@ def _tried_instead() -> list[Jar]:
 
 
 def _here(jars: Iterable[Jar]) -> bool:
-    """Whether all of them were fetched before."""
+    """Return whether all of these jars are in the local folder."""
     return all(_fits(jars_folder() / jar.file, jar) for jar in jars)
 
 
 def jars_for(jars: Iterable[Jar]) -> list[Path]:
-    """The files of these jars, each fetched if it is not here yet.
+    """Return the files of these jars; download the missing ones.
 
     Raises:
-        UsageError: one is neither here nor to be had; it says which file belongs where.
+        UsageError: a jar is neither local nor available; the error names the files to add.
     """
     wanted = list(jars)
     for jar in wanted:
@@ -243,24 +242,25 @@ def jars_for(jars: Iterable[Jar]) -> list[Path]:
         except (OSError, HTTPException, ValueError) as error:
             problems[jar] = _reason(error)
             if not _answered(error):
-                break  # Where nobody answers, each would be waited for in turn.
+                break  # No answer: each further jar would wait for the same timeout.
     if problems:
         raise _missing(wanted, folder, maven, problems)
     return [folder / jar.file for jar in wanted]
 
 
 def unpacked(archive: Jar) -> Path:
-    """The folder with what is in an archive, which is fetched and unpacked if it is not here yet.
+    """Return the folder of an unpacked archive; download and unpack the archive if needed.
 
     Raises:
-        UsageError: it is neither here nor to be had; it says which file belongs where.
+        UsageError: it is neither local nor available; the error names the file to add.
     """
     folder = jars_folder() / archive.stem
     half = folder.with_name(f".{archive.stem}")
     manifest = folder.with_name(f".{archive.stem}.{archive.sha256}.manifest")
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with folder.with_name(f".{archive.stem}.lock").open("w") as lock:
-        # Whoever is killed lets go of it, and leaves a half to the next.
+        # The kernel releases the lock of a killed process; the next process removes the partial
+        # folder.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _matches(folder, manifest):
             (file,) = jars_for([archive])
@@ -298,7 +298,7 @@ def _hashes(folder: Path) -> str:
 
 
 def public_repository() -> str:
-    """Where Spark's own resolver goes unless it is told otherwise: what its Ivy has built in.
+    """Return the default repository of Spark's resolver, read from its Ivy jar.
 
     Raises:
         UsageError: PySpark is not installed, or has no such resolver.
@@ -321,13 +321,13 @@ _BUILT_IN: Final = re.compile(rb"https://[a-z0-9./-]+/maven2/")
 
 
 def jars_folder() -> Path:
-    """Where jars are kept: what `PENSTOCK_JARS` names, or in the user's cache."""
+    """Return the folder of jars: `PENSTOCK_JARS`, or a folder in the user's cache."""
     named = os.environ.get("PENSTOCK_JARS")
     return Path(named).absolute() if named else user_cache() / "penstock" / "jars"
 
 
 def read_pins(file: Path) -> list[Jar]:
-    """The jars that a file lists: a line for each, its coordinates and its SHA-256."""
+    """Return the jars that a file lists: one line per jar, with coordinates and SHA-256."""
     lines = [line.partition("#")[0].split() for line in file.read_text().splitlines()]
     return [Jar.of(*line) for line in lines if line]
 
@@ -345,17 +345,17 @@ def _installed_spark() -> str:
         ) from error
 
 
-# From where.
+# Repositories.
 
 
 @dataclass(frozen=True, slots=True)
 class _Maven:
-    """What Maven's settings say about where jars are."""
+    """Locations of jars according to Maven's settings."""
 
     repository: str
     local: Path
     login: str | None = None
-    """User and password, as HTTP's basic authentication has them."""
+    """`user:password` for HTTP basic authentication."""
 
     @classmethod
     def settings(cls) -> "_Maven":
@@ -374,20 +374,20 @@ class _Maven:
 
     @property
     def shown(self) -> str:
-        """The repository, without who logs in there."""
+        """Repository without its login."""
         return re.sub(r"//[^/]*@", "//", self.repository)
 
     def open(self, path: str) -> addinfourl:
-        """What the repository answers."""
+        """Open a file of the repository."""
         parts = urlsplit(self.repository)
         login, url = self.login, f"{self.repository}/{path}"
         if parts.username is not None:
-            # urllib takes a login in a URL for a part of the name of the host.
+            # urllib treats a login in a URL as a part of the host name.
             login = f"{parts.username}:{parts.password or ''}"
             url = re.sub(r"//[^/]*@", "//", url)
         request = urllib.request.Request(url, headers={"User-Agent": "penstock"})
         if login is not None:
-            # Not sent on to where a repository may redirect to.
+            # The header is not sent to the target of a redirect.
             code = base64.b64encode(login.encode()).decode()
             request.add_unredirected_header("Authorization", f"Basic {code}")
         answer: addinfourl = urllib.request.urlopen(request, timeout=PATIENCE_S)
@@ -395,7 +395,7 @@ class _Maven:
 
 
 def _read(file: Path) -> ElementTree.Element:
-    """Maven's settings, without the names of their namespaces; nothing, if there are none."""
+    """Return Maven's settings without XML namespaces; an empty element if there are none."""
     try:
         root = ElementTree.fromstring(file.read_bytes())
     except OSError:
@@ -420,16 +420,16 @@ def _login(root: ElementTree.Element, server_id: str) -> str | None:
 
 
 def _filled(text: str) -> str:
-    """With the variables that Maven knows: the environment, and the home of the user."""
+    """Replace the variables that Maven defines: the environment and the user's home folder."""
     text = text.replace("${user.home}", str(Path.home()))
     return re.sub(r"\$\{env\.(\w+)\}", lambda name: os.environ.get(name[1], ""), text)
 
 
-# Into the folder.
+# The local folder.
 
 
 def _fits(file: Path, jar: Jar) -> bool:
-    """Whether this is the jar, by its hash."""
+    """Return whether a file has the hash of the jar."""
     try:
         with file.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest() == jar.sha256
@@ -462,7 +462,7 @@ def _fetch(jar: Jar, candidate: Path, maven: _Maven) -> None:
 
 
 def _answered(error: Exception) -> bool:
-    """Whether there is a repository, which has this file not or not well."""
+    """Return whether a repository answered, but without the correct file."""
     return isinstance(error, urllib.error.HTTPError | ValueError)
 
 

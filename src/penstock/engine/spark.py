@@ -1,18 +1,18 @@
-"""The Spark door of the engine: one place that finds the session or starts it.
+"""Spark entry module of the engine: the only place that finds or starts the session.
 
-A session that is already running belongs to whoever started it: it is used as
-it is, and none of its settings is touched. Else one is started, and each
-setting comes from the first that has it:
+A session that already runs belongs to the code that started it. It is used as it is, and none of
+its settings changes. Otherwise a session is started, and each setting has the value of the first of
+these places that sets it:
 
-    what the caller says    master, config
+    arguments               master, config
     PENSTOCK_MASTER         the master alone
     Spark's configuration   spark-defaults.conf, spark-submit
-    ours                    local[*], quiet, bound to loopback, jobs share the cores
+    our defaults            local[*], quiet, bound to loopback, jobs share the cores
 
-Jars alone add up: those of the caller come beside those that Spark's configuration names.
+Only jars are combined: the jars of the caller are added to the jars of Spark's configuration.
 
-To know the third before choosing the fourth, the JVM is started first and its
-configuration read, and only then the session.
+The defaults depend on Spark's configuration. The JVM is therefore started first, then its
+configuration is read, and then the session is started.
 """
 
 import os
@@ -43,12 +43,12 @@ log = logger("engine")
 LOOPBACK: Final = "127.0.0.1"
 
 CONNECT_PORT: Final = 15002
-"""Where a Spark Connect server listens unless its URL says otherwise."""
+"""Default port of a Spark Connect server."""
 
 JARS: Final = "spark.jars"
 
 NEWEST_JAVA: Final = 23 if __version__.startswith("4.1.") else None
-"""The Hadoop of PySpark 4.1 calls what Java 24 took away; that of 4.2 does not."""
+"""Newest supported Java: Hadoop in PySpark 4.1 calls methods that Java 24 removed; 4.2 does not."""
 
 _HERE: Final = Path(__file__).parent
 
@@ -62,10 +62,10 @@ def session(
     config: Mapping[str, str] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> SparkSession:
-    """The running session, or a new one.
+    """Return the running session, or start one.
 
     Raises:
-        UsageError: another master runs than the one asked for, or Spark cannot start.
+        UsageError: Spark runs with another master than `master`, or cannot start.
     """
     with _starting:
         try:
@@ -84,9 +84,9 @@ def session(
 
 
 def forget_dead_session() -> bool:
-    """Forget a session whose JVM has ended, so that another can be started; whether it had.
+    """Discard a session whose JVM has ended; return whether there was one.
 
-    Whatever still holds the session gets errors from it.
+    Another session can be started afterwards. Code that still holds the old session gets errors.
     """
     with _starting:
         gateway: Any = SparkContext._gateway
@@ -95,7 +95,7 @@ def forget_dead_session() -> bool:
             return False
         context: Any = SparkContext._active_spark_context
         if context is not None:
-            context._jsc = None  # There is nobody to be told; what is on this side ends.
+            context._jsc = None  # The JVM cannot be notified; only the Python side stops.
             context.stop()
         with SparkContext._lock:
             SparkContext._gateway = SparkContext._jvm = None
@@ -105,21 +105,21 @@ def forget_dead_session() -> bool:
 
 
 def local(spark: SparkSession) -> bool:
-    """Whether tasks run in the process of the driver, and so see the files that we see.
+    """Return whether tasks run in the process of the driver, and see its files.
 
-    Not in `local-cluster`, whose executors are other processes, and not over
-    Spark Connect, whose server may be anywhere.
+    False for `local-cluster`, whose executors are other processes, and for Spark Connect, whose
+    server may run on any host.
     """
     return not connect(spark) and _local(str(spark.sparkContext.master))
 
 
 def connect(spark: SparkSession) -> bool:
-    """Whether this is a Spark Connect session: no JVM, no SparkContext, only a line to a server."""
+    """Return whether a session uses Spark Connect: a client without JVM and SparkContext."""
     return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__)
 
 
 def _running() -> SparkSession | None:
-    # SUBTLE: asked of `sys.modules`, because importing it needs grpc and pandas.
+    # SUBTLE: looked up in `sys.modules`, because an import needs grpc and pandas.
     if remote := sys.modules.get("pyspark.sql.connect.session"):
         default = getattr(remote.SparkSession, "_default_session", None)
         connected: SparkSession | None = remote.SparkSession.getActiveSession()
@@ -172,11 +172,11 @@ def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clo
         config[JARS] = _both(config[JARS], _configured_jars())
     launched = _start_jvm(config)
     with _told_as_ours(config.get("spark.master")):
-        # With a JVM, this is what spark-defaults.conf and spark-submit say.
+        # With a running JVM, this is the configuration of spark-defaults.conf and spark-submit.
         found = {k: v for k, v in SparkConf().getAll() if k not in _SUBMITTED}
         if launched:
-            # SUBTLE: what spark-submit made of `config` is more than `config`: jars are
-            # resolved. It must not stay in the JVM, which may outlive this session.
+            # SUBTLE: spark-submit adds to `config`: it resolves jars, for example. Its additions
+            # must not stay in the JVM, which may outlive this session.
             decided = {**config, **found}
             _forget(config)
         else:
@@ -196,7 +196,7 @@ def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clo
 def _start_remote(url: str, config: Mapping[str, str]) -> SparkSession:
     log.info("connecting to Spark", extra=fields(server=_normal(url)))
     others: dict[str, Any] = dict(config)
-    # What jars the server has is decided where it was started.
+    # The jars of a server are fixed at its start.
     for name in ("spark.master", "spark.remote", JARS):
         others.pop(name, None)
     try:
@@ -211,7 +211,7 @@ def _start_remote(url: str, config: Mapping[str, str]) -> SparkSession:
 
 
 def _start_jvm(config: Mapping[str, str]) -> bool:
-    """Start the JVM, unless there is one: of a session that was stopped, or of spark-submit."""
+    """Start the JVM; return False if one runs, from a stopped session or from spark-submit."""
     asked = config.get("spark.master")
     shown = _plain(asked) if asked else "default"
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -227,7 +227,7 @@ def _start_jvm(config: Mapping[str, str]) -> bool:
     launch = SparkConf(loadDefaults=False)
     for name, value in config.items():
         launch.set(name, value)
-    # The JVM's own Python side (planning a Python data source) runs beside the driver.
+    # The JVM plans Python data sources in Python processes on the host of the driver.
     changed = {
         "JAVA_HOME": str(launcher_home(java)),
         "PYSPARK_PYTHON": sys.executable,
@@ -243,25 +243,25 @@ def _start_jvm(config: Mapping[str, str]) -> bool:
 
 
 def _forget(config: Mapping[str, str]) -> None:
-    """Take back what the JVM was started with, so that the next session in it is not given it."""
+    """Clear the start properties of the JVM, which the next session would otherwise inherit."""
     jvm: Any = SparkContext._jvm
     for name in config:
         jvm.java.lang.System.clearProperty(name)
 
 
 def _ours(master: str) -> dict[str, str]:
-    """What we choose where nobody else does."""
+    """Return our defaults for settings that no other place sets."""
     settings = {
         "spark.api.mode": "classic",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.scheduler.mode": "FAIR",
-        # Shards that wait for an executor that is coming back need not wait longer.
+        # Shards that wait for a returning executor are checked every second.
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
     if not (_configuration_folder() / "fairscheduler.xml").exists():
-        # Without a file FAIR is between pools only, and all jobs are in one.
+        # Without an allocation file, FAIR applies only between pools, and all jobs are in one pool.
         settings["spark.scheduler.allocation.file"] = (_HERE / "fairscheduler.xml").as_uri()
     if master.startswith("local"):
         settings["spark.driver.bindAddress"] = LOOPBACK
@@ -270,13 +270,13 @@ def _ours(master: str) -> dict[str, str]:
 
 
 _SUBMITTED: Final = frozenset({"spark.app.name", "spark.ui.showConsoleProgress"})
-"""What spark-submit sets by itself, so that it is nobody's decision."""
+"""Settings that spark-submit itself sets, which are therefore not a choice of the user."""
 
 
 def _worker_python(settings: Mapping[str, str]) -> str:
-    """The interpreter of tasks: this one, which has what we have.
+    """Return the interpreter of tasks: by default the current one, which has our packages.
 
-    On other machines it may lie elsewhere, and the environment may know where.
+    On a cluster the interpreter may have another path, which PYSPARK_PYTHON can give.
     """
     chosen = settings.get("spark.pyspark.python")
     if chosen is None and not settings["spark.master"].startswith("local"):
@@ -285,7 +285,7 @@ def _worker_python(settings: Mapping[str, str]) -> str:
 
 
 def _check_form(master: str) -> None:
-    # spark-submit would refuse it too, by ending, with its reason on standard error only.
+    # spark-submit also rejects it, but exits and prints the reason to standard error only.
     if not _MASTER.fullmatch(master):
         raise UsageError(
             f'Spark master "{_plain(master)}" does not exist',
@@ -307,22 +307,22 @@ def _local(master: str) -> bool:
 
 
 def _normal(url: str) -> str:
-    """A Connect URL without what may be secret in it, and with its port."""
+    """Return a Connect URL with its port and without secrets."""
     plain = _plain(url)
     parts = urlsplit(plain)
     try:
         return f"sc://{parts.hostname or ''}:{parts.port or CONNECT_PORT}"
     except ValueError:
-        return plain  # Spark says what is wrong with its port.
+        return plain  # Spark reports the error in the port.
 
 
 def _plain(master: str) -> str:
-    """A master without what may be secret in it: parameters, and who logs in."""
+    """Return a master without its possible secrets: parameters and login."""
     return re.sub(r"//[^/]*@", "//", master.partition(";")[0])
 
 
 def _secrets(master: str) -> list[str]:
-    """What `_plain` leaves out, in each of the forms in which an error may repeat it."""
+    """Return the text that `_plain` removes, in every form in which an error may repeat it."""
     given = [each for each in master.split(";")[1:] if each]
     values = [each.partition("=")[2] for each in given]
     logins = re.findall(r"//([^/]*)@", master)
@@ -342,7 +342,7 @@ def _configuration_folder() -> Path:
 
 
 def _configured_jars() -> str:
-    """The jars of spark-defaults.conf, which those of `config` would replace."""
+    """Return the jars of spark-defaults.conf, which `config` would replace."""
     try:
         text = (_configuration_folder() / "spark-defaults.conf").read_text()
     except OSError:
@@ -352,7 +352,7 @@ def _configured_jars() -> str:
 
 
 def _both(*lists: str) -> str:
-    """Lists with commas as one, each member once."""
+    """Join comma-separated lists, with each member once."""
     members = [each.strip() for some in lists for each in some.split(",")]
     return ",".join(dict.fromkeys(filter(None, members)))
 
@@ -365,7 +365,7 @@ def _has_own_logging(config: Mapping[str, str], options: str) -> bool:
 
 
 def _scratch(prefix: str) -> str:
-    """A private folder that Spark's JVM removes when it ends, even if this process is killed."""
+    """Create a private folder that the JVM removes at its end, even if this process is killed."""
     folder = tempfile.mkdtemp(prefix=prefix)
     jvm: Any = SparkContext._jvm
     jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(
@@ -378,7 +378,7 @@ def _log_accumulator_error(_server: object, _request: object, _client: object) -
     log.debug("connection for accumulators failed", extra=fields(error=str(sys.exception())))
 
 
-# A JVM that dies is reported by whoever uses it. PySpark's thread prints a traceback besides.
+# The caller that uses a dead JVM reports it. The PySpark thread would also print a traceback.
 accumulators.AccumulatorTCPServer.handle_error = _log_accumulator_error  # type: ignore[method-assign, assignment]
 accumulators.AccumulatorUnixServer.handle_error = _log_accumulator_error  # type: ignore[method-assign, assignment]
 
@@ -389,7 +389,7 @@ def _tell_ready(spark: SparkSession, master: str, took_ms: int) -> None:
 
 @contextmanager
 def _told_as_ours(master: str | None) -> Iterator[None]:
-    """What Spark raises while it starts, as our error with the reason."""
+    """Convert errors of Spark's start to our error with the reason."""
     try:
         yield
     except (Py4JError, PySparkException, OSError, RuntimeError, ValueError) as error:
@@ -413,7 +413,7 @@ def _told_as_ours(master: str | None) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what the error says, as a sentence."""
+    """Return the first line of the error message, as a sentence."""
     text = str(error)
     if isinstance(error, Py4JJavaError):
         thrown: Any = getattr(error, "java_exception")  # noqa: B009 - py4j has no types.
@@ -424,7 +424,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _environment(**changed: str) -> Iterator[None]:
-    """The environment, changed inside the block: the JVM inherits it, nobody else shall."""
+    """Change the environment inside the block only: the JVM inherits the changes."""
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:

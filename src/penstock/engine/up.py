@@ -1,11 +1,11 @@
-"""A whole file, run: what it changes is applied, then its tasks are kept running.
+"""Execution of a pipeline file: apply its changes, then run its tasks.
 
     file ─► plan ─► refused? ─► dropped ─► tasks: sources, materializations
                                              └─ lock ─► catalogued ─► followed
 
-One process and one Spark session for all of them. What fails is started again by itself,
-or waits for a person, and leaves the others alone. What the file says of an object is
-written down by who holds its lock, and so not by one that is refused it.
+All tasks share one process and one Spark session. A failed task is restarted, or waits for a
+person, and does not affect the other tasks. The process that holds the lock of an object writes the
+definition of that object to the catalog. A process without the lock therefore writes nothing.
 """
 
 import threading
@@ -73,18 +73,18 @@ def run(
     take_over: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> bool:
-    """Follow what `file` says until `stop` is set; whether there was anything to follow.
+    """Run the tasks of `file` until `stop` is set; return whether there were any tasks.
 
-    With `once`, until all that was upstream at the start has been materialized and
-    acknowledged. `told` is handed what runs, to look at while it does; `changes` what the
-    file changes, before it is done. Another process of this host that runs any of it is
-    replaced only with `take_over`.
+    With `once`, run until all data that was upstream at the start is materialized and acknowledged.
+    `told` receives the supervisor before the tasks start, for inspection while they run. `changes`
+    receives the changes of the file before they are applied. A process of this host that runs an
+    object of the file is replaced only with `take_over`.
 
     Raises:
-        LockHeld: such a process runs; nothing was changed.
-        UsageError: the file cannot be followed as it is.
-        Fenced: another process follows it now.
-        PenstockError: what ended a task, of the first that was, when all have.
+        LockHeld: another process of this host runs an object of the file; nothing was changed.
+        UsageError: the file cannot be run as it is.
+        Fenced: another process has taken over.
+        PenstockError: the error of the first task that failed, raised after all tasks have ended.
     """
     pipeline, written = load(file), load_unresolved(file)
     check_not_running(pipeline, types, take_over=take_over)
@@ -95,7 +95,8 @@ def run(
     topics = "source" in types and any(each.kafka for each in pipeline.sources.values())
     kept = KeptSession(master, jars=kafka_jars if topics else tuple, starts=spark_starts)
     if topics or ("materialization" in types and pipeline.materializations):
-        # While others answer; whoever needs it waits for it, and hears why it cannot start.
+        # Start Spark while the servers answer. A task that needs the session waits for it, and
+        # raises the error if the session cannot start.
         threading.Thread(target=_warm, args=(kept,), name="spark", daemon=True).start()
     found += _asked(pipeline, found, types, clock, stop)
     _refuse(file, found)
@@ -127,10 +128,10 @@ def run(
 
 
 def check_not_running(pipeline: Pipeline, types: Sequence[Type], *, take_over: bool) -> None:
-    """Check that no other process of this host runs what the file says, under the same id.
+    """Check that no other process of this host runs an object of the file with the same writer id.
 
     Raises:
-        LockHeld: one does, and is not to be taken over from.
+        LockHeld: such a process exists, and `take_over` is not set.
     """
     writer = writer_id(pipeline)
     names = {
@@ -185,10 +186,10 @@ def _asked(
     clock: Clock,
     stop: threading.Event | None,
 ) -> list[Change]:
-    """Return what servers and connectors would do about what has changed.
+    """Return the response of servers and connectors to the changed objects.
 
-    An object that ran before may be unreachable for a while: it is restarted until it is
-    back. One that is created must be reachable, so that nothing is made for half a file.
+    An object that ran before may be unreachable for a while: its task restarts until the server is
+    back. A new object must be reachable: otherwise only half of the file would be created.
     """
     changed = {(each.type, each.name) for each in found if each.action in ("create", "alter")}
     if "materialization" in types and any(each.type == "collection" for each in found):
@@ -261,10 +262,10 @@ def _apply(
     *,
     take_over: bool,
 ) -> None:
-    """Drop what is left out: what takes from collections before what fills them.
+    """Drop the objects that the file omits, materializations before the sources that feed them.
 
     Raises:
-        LockHeld: somebody else has one of the locks; then nothing is dropped.
+        LockHeld: another process holds one of the locks; nothing is dropped.
     """
     known = {(each.type, each.name): each for each in known_objects(pipeline.location)}
     running = {(task.kind, task.name) for task in tasks}
@@ -291,31 +292,31 @@ def _warm(kept: KeptSession) -> None:
 
 
 class _Following:
-    """The catalog, kept in step with tasks that run and with the collections that there are."""
+    """Catalog updates for the running tasks and for the collections of the lake."""
 
     def __init__(self, pipeline: Pipeline, written: dict[str, Any], clock: Clock) -> None:
         self._pipeline = pipeline
         self._written = written
         self._clock = clock
         self._turn = threading.Lock()
-        """One of our threads at a time: they would fence each other."""
+        """Held for each catalog write: two threads of this process would fence each other."""
 
         self._documents = objects_without_secrets(written.get("collections"), inherited=False)
         self._held: set[tuple[str, str]] = set()
-        """Tasks that have had their lock, by kind and name."""
+        """Tasks that have acquired their lock, by kind and name."""
 
         self.progress: dict[str, str] = {}
-        """By source, the name of its progress relation, once it is taken."""
+        """Name of the progress relation of each source, after the source has reserved that name."""
 
         self._built: set[str] = set()
         """Sources whose objects have the names that the catalog has."""
 
         self._listed_first: list[RequestedObject] | None = None
         self._owed: set[tuple[str, str]] = set()
-        """Tasks that were dropped and are to be forgotten."""
+        """Dropped tasks that are still in the catalog, by kind and name."""
 
     def followed(self, task: Task) -> Task:
-        """A task that is in the catalog as the file has it, before it does anything."""
+        """Return a task that writes its definition to the catalog before it does anything else."""
 
         def build(client: persist.Client) -> Loop:
             self._take(task)
@@ -328,7 +329,7 @@ class _Following:
         return replace(task, build=build)
 
     def follow(self, over: threading.Event, running: Supervisor) -> None:
-        """Look whenever sources have made or destroyed something, and at the end."""
+        """Update the catalog when sources create or destroy collections, and once at the end."""
         seen: frozenset[str] = frozenset()
         ends = False
         while not ends:
@@ -344,12 +345,15 @@ class _Following:
                 log.warning("the catalog cannot be written", extra=error_fields("catalog", error))
 
     def forget(self, task: Task) -> None:
-        """A task was dropped."""
+        """Remove a dropped task from the catalog."""
         self._owed.add((task.kind, task.name))
         self._forget_owed()
 
     def _forget_owed(self) -> None:
-        """Nobody else forgets what was dropped, so it is tried until it is done."""
+        """Remove dropped tasks from the catalog.
+
+        No other process removes them, so this runs again until it succeeds.
+        """
         for each in known_objects(self._pipeline.location):
             if (each.type, each.name) in self._owed:
                 with self._turn:
@@ -357,11 +361,11 @@ class _Following:
         self._owed.clear()
 
     def look(self) -> None:
-        """Write down which collections have come and gone."""
+        """Write the collections that were created or destroyed to the catalog."""
         self._write(self._listed)
 
     def _take(self, task: Task) -> None:
-        """Write down what the file says of a task that has its lock, and take its names.
+        """Write the definition of a task that holds its lock to the catalog, and reserve its names.
 
         Raises:
             UsageError: another object has one of the names.
@@ -383,7 +387,7 @@ class _Following:
         self._write(defined)
 
     def _named(self, task: Task, taken: list[RequestedObject]) -> list[RequestedObject]:
-        """The objects whose names a task takes; the name of its progress is chosen here."""
+        """Return the objects whose names a task reserves, and choose the name of its progress."""
         sources = self._pipeline.sources
         named = [RequestedObject(task.name, task.kind)]
         if task.kind == "source":
@@ -404,23 +408,26 @@ class _Following:
         return named
 
     def _names_there(self) -> list[RequestedObject]:
-        """What the lake had when the first task started: objects made since are in the catalog."""
+        """Return the names that the lake had at the start of the first task.
+
+        Objects created since then are in the catalog.
+        """
         if self._listed_first is None:
             self._listed_first = listed_names(self._pipeline.location)
         return self._listed_first
 
     def _listed(self, known: Sequence[Object]) -> Iterable[RequestedObject]:
-        """What is known, with the collections that there are, and names taken for others.
+        """Yield the known objects, the collections of the lake and the names reserved for others.
 
-        SUBTLE: what is written was listed with the catalog's lock. Who wrote before has
-        listed before, so what they found is found here, too.
+        SUBTLE: the listing happens under the lock of the catalog. An earlier writer listed earlier,
+        so this listing contains every object that the earlier writer found.
         """
         stored = [each for each in to_requested(known) if each.type in BOTH]
         yield from stored
         sources = {each.name for each in stored if each.type == "source"}
         before = {each.name: each for each in known if each.type == "collection"}
-        # SUBTLE: asked before the listing. A job that has its lock no more has created what it
-        # took a name for, and the listing finds it.
+        # SUBTLE: read before the listing. A job that no longer holds its lock has already created
+        # the collection for which it reserved a name, and the listing finds that collection.
         locked = user_location_is_locked(self._pipeline.location)
         there = list_collections(self._pipeline.location)
         yield from self._not_created_yet(known, {each.name for each in there}, locked)
@@ -438,7 +445,7 @@ class _Following:
     def _not_created_yet(
         self, known: Sequence[Object], there: set[str], locked: bool
     ) -> Iterable[RequestedObject]:
-        """Names that are taken, and whose objects the lake does not have yet."""
+        """Yield reserved names whose objects the lake does not have yet."""
         for each in to_requested(known):
             if each.type in BOTH or each.name in there:
                 continue
@@ -450,12 +457,12 @@ class _Following:
                     named.name for named in names_of_source(each.owner, section)
                 }
             else:
-                kept = True  # Its own process knows whether it is still needed.
+                kept = True  # Its own process decides whether it is still needed.
             if kept:
                 yield each
 
     def _is_ours(self, collection: RequestedObject) -> bool:
-        """Whether one of our tasks fills a collection, or takes from it."""
+        """Return whether a task of this process writes or reads a collection."""
         materializations = self._pipeline.materializations
         return ("source", collection.owner) in self._held or any(
             binding.collection == collection.name

@@ -1,1 +1,1 @@
-"""One Spark session for all tasks of a process, started when needed and again when lost."""
+"""One Spark session for all tasks of a process, started on demand and restarted when lost."""

@@ -1,8 +1,7 @@
-"""The Spark door of tasks that outlive a session.
+"""Spark entry module of tasks that outlive a Spark session.
 
-A session is started for the first that needs it. If its JVM has ended, whatever it did
-has failed as an error of the moment; the next that needs a session finds it gone, and
-another is started.
+The first task that needs a session starts it. If the JVM ends, the operations of that session fail
+with transient errors. The next request for a session finds the JVM ended and starts another one.
 """
 
 import threading
@@ -29,7 +28,7 @@ DRIVER_HOST: Final = "spark.driver.host"
 
 
 class KeptSession:
-    """Tasks, jobs and merges of whichever session there is."""
+    """Ingestion tasks, jobs and merges of the current Spark session."""
 
     def __init__(
         self,
@@ -38,10 +37,11 @@ class KeptSession:
         starts: Callable[[], None] = lambda: None,
         jars: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
-        """`starts` is called before one is started, which takes seconds.
+        """Create a holder without a session.
 
-        So is `jars`, for what the session must be able to load, on its driver and wherever its
-        tasks run. A session that runs already is given none: its threads would not all see them.
+        `starts` and `jars` are called before a session starts, which takes seconds. `jars` returns
+        the files that the driver and the executors must load. A session that already runs is given
+        no jars: not all of its threads would see them.
         """
         self._master = master
         self._starts = starts
@@ -51,10 +51,10 @@ class KeptSession:
         self._shards: SparkShards | None = None
 
     def get(self) -> SparkSession:
-        """The session, started if there is none.
+        """Return the session; start one if there is none.
 
         Raises:
-            UsageError: Spark cannot start, or jars are not to be had.
+            UsageError: Spark cannot start, or the jars are not available.
         """
         with self._lock:
             if forget_dead_session():
@@ -67,24 +67,24 @@ class KeptSession:
                         master=self._master, config={JARS: jars} if jars else None
                     )
                 except UsageError as error:
-                    # It may have ended while it was asked.
+                    # The JVM may have ended during the call.
                     if forget_dead_session():
                         raise TransientError("the JVM of Spark has ended") from error
                     raise
             return self._spark
 
-    # First copies and comparisons: see `IngestJobs`.
+    # Initial snapshots and comparisons: see `IngestJobs`.
 
     def read(self, share: Any, splits: Any, watch: Any) -> Any:
         """Read splits with the Spark tasks of the session."""
         return self._tasks().read(share, splits, watch)
 
     def scan(self, task: Any, watch: Any) -> Any:
-        """Read a range by a format of Spark's."""
+        """Read an offset range with a Spark data source."""
         return self._tasks().scan(task, watch)
 
     def merges(self, url: str) -> BigMerges:
-        """Merges that are too big for one process."""
+        """Return the merges that are too big for one process."""
         return LazyBigMerges(lambda _collection, _memory: self._tasks().merges(url))
 
     def _tasks(self) -> SparkTasks:
@@ -94,7 +94,7 @@ class KeptSession:
 
     @property
     def jobs(self) -> Jobs:
-        """What runs transactions."""
+        """Jobs that run transactions."""
         return _JobsOf(self._of_now, lambda: self._shards)
 
     def _of_now(self) -> SparkShards:
@@ -111,7 +111,7 @@ class KeptSession:
             return self._shards
 
     def connector_host(self) -> str | None:
-        """The name of this host, if tasks run on others, which must reach it."""
+        """Return the name of this host if tasks run on other hosts and must connect to it."""
         spark = self.get()
         if connect(spark) or str(spark.sparkContext.master).startswith("local"):
             return None
@@ -122,7 +122,7 @@ class _JobsOf:
     def __init__(
         self, shards: Callable[[], SparkShards], started: Callable[[], SparkShards | None]
     ) -> None:
-        """`shards` starts a session if there is none; `started` does not."""
+        """Use `shards` to start a session if there is none; `started` never starts one."""
         self._shards = shards
         self._started = started
 

@@ -1,1 +1,1 @@
-"""What becomes of a plan after it was handed out: how long it lives, and how it fails."""
+"""Lifetime and errors of the plan of a DataFrame after it was returned to the user."""

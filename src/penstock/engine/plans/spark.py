@@ -1,17 +1,16 @@
-"""How long a DataFrame's plan lives, and what its failures say.
+"""Lifetime of the plan of a DataFrame, and the errors of its execution.
 
-A DataFrame is handed out and read later, by an action of the user's that we
-are not asked about. Two things are still ours to do: to let go of what it
-reads once nobody can read it any more, and to have it fail with our error.
+A DataFrame is returned to the user and read later, by an action that does not call our code. Two
+duties remain: release the data that it reads when no plan can read it any more, and raise our error
+when the read fails.
 
-*Life.* Plans derived from a plan share its leaves: the relation of a scan, the
-function of a map. In a classic session these are objects of the JVM, over
-Connect they are objects here; weak references to them tell when the last plan
-that shares them is gone.
+*Lifetime.* Plans derived from a plan share its leaves: the relation of a scan, the function of a
+map. In a classic session the leaves are objects of the JVM; over Connect they are objects of this
+process. Weak references to the leaves show when the last plan that shares them is collected.
 
-*Failure.* PySpark turns every exception of the JVM, or of a Connect server, into
-one of Python in one function. We stand before it, and give an exception that
-names one of our files back as ours.
+*Errors.* PySpark converts every exception of the JVM, or of a Connect server, to a Python exception
+in one function. We wrap this function and replace an exception that names one of our files with our
+own error.
 """
 
 import re
@@ -37,23 +36,23 @@ log = logger("engine")
 LOOK_EVERY_MS: Final = 5_000
 
 UNREADABLE: Final = ("FAILED_READ_FILE", "PATH_NOT_FOUND")
-"""Spark's names for a file that cannot be read."""
+"""Error conditions of Spark for a file that cannot be read."""
 
 OURS: Final = re.compile(
     r'Corruption: object "([^"]+)" of location "([^"]+)" is damaged(?:\s*detail: ([^\n]*))?'
 )
-"""Our own error, as a Python worker's traceback tells it."""
+"""Our own error, as printed in the traceback of a Python worker."""
 
 MISTYPED: Final = "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH"
-"""Among them, what says nothing of the file: it was asked for in another type."""
+"""Condition that does not mean a damaged file: the requested type differs."""
 
 
 def when_unused(scans: Sequence[DataFrame], call: Callable[[], None]) -> None:
-    """Call `call` some time after no plan has any of `scans` in it, or the session is gone."""
+    """Call `call` some time after the last plan with any of `scans`, or the session, has ended."""
     references: list[Any] = []
     for scan in scans:
         if connect(scan.sparkSession):
-            # SUBTLE: a temporary view lives on at the server, out of our sight.
+            # SUBTLE: a temporary view survives at the server, where we cannot observe it.
             references.append(_Here(getattr(scan, "_plan")))  # noqa: B009 - not in the type.
         else:
             jvm: Any = scan.sparkSession._jvm
@@ -62,11 +61,12 @@ def when_unused(scans: Sequence[DataFrame], call: Callable[[], None]) -> None:
 
 
 def explain_failures(explain: Callable[[str, str], Exception | None]) -> None:
-    """Let `explain(path, reason)` turn the failure to read a file into an error of ours, or not."""
+    """Register `explain(path, reason)`, which may convert a failed file read to our error."""
     if explain not in _explanations:
         _explanations.append(explain)
-    # SUBTLE: the client of Connect is asked of `sys.modules`, because importing it needs
-    # grpc; and it, not where the function is defined, because it has taken the name along.
+    # SUBTLE: the Connect client is looked up in `sys.modules`, because an import needs grpc. It is
+    # patched in the client module, not where the function is defined: the client has imported the
+    # name.
     remote: Any = sys.modules.get("pyspark.sql.connect.client.core")
     _stand_before(captured, _unreadable)
     if remote is not None:
@@ -77,11 +77,14 @@ _explanations: Final[list[Callable[[str, str], Exception | None]]] = []
 
 
 Unreadable = Callable[[Any], tuple[str, str] | None]
-"""Finds the file that could not be read, and why, in an exception of the JVM."""
+"""Function that returns the unreadable file and the reason from an exception of the JVM."""
 
 
 def _stand_before(module: Any, unreadable: Unreadable | None) -> None:
-    """Explain what `module` makes of exceptions; without `unreadable`, what it made of them."""
+    """Wrap the conversion of exceptions in `module`.
+
+    `unreadable` inspects the original exception. Without it, the converted exception is inspected.
+    """
     convert: Callable[..., Exception] = module.convert_exception
     if getattr(convert, "explains", False):
         return
@@ -102,7 +105,7 @@ def _stand_before(module: Any, unreadable: Unreadable | None) -> None:
 
 
 def _told(made: Exception) -> tuple[str, str] | None:
-    """The same from an exception of Connect, which has no causes but tells of them."""
+    """Return file and reason from an exception of Connect, which has its causes only as text."""
     if ours := _ours(str(made)):
         return ours
     if not isinstance(made, PySparkException) or not _names_a_file(made.getCondition()):
@@ -114,7 +117,7 @@ def _told(made: Exception) -> tuple[str, str] | None:
 
 
 def _ours(text: str) -> tuple[str, str] | None:
-    """The same from what a Python worker raised, of which Spark hands on the text."""
+    """Return file and reason from the error text of a Python worker, which Spark passes on."""
     told = OURS.search(text)
     return None if told is None else (f"{told[2]}/{told[1]}", told[3] or "")
 
@@ -124,7 +127,7 @@ def _names_a_file(condition: str | None) -> bool:
 
 
 def _unreadable(error: Any) -> tuple[str, str] | None:
-    """The file that could not be read, and why, from the chain of causes."""
+    """Return the unreadable file and the reason from the chain of causes."""
     last = ""
     found: str | None = None
     for cause in _causes(error):
@@ -149,16 +152,16 @@ def _causes(error: Any) -> Iterator[Any]:
 
 
 def _shared(scan: DataFrame) -> Any:
-    """What all plans with `scan` in them have in common with it."""
+    """Return the object that all plans with `scan` in them share with it."""
     plan: Any = getattr(scan, "_jdf").queryExecution().analyzed()  # noqa: B009 - likewise.
     if plan.getClass().getSimpleName() == "LogicalRelation":
         return plan.relation()
-    # A map of tasks. By position: the field's name differs between versions of Spark.
+    # A map of tasks. By position: the field has different names in different versions of Spark.
     return plan.productElement(0).func()
 
 
 class _Here:
-    """A weak reference to an object of this process, asked as those of the JVM are."""
+    """Weak reference to an object of this process, with the interface of the JVM's references."""
 
     def __init__(self, shared: object) -> None:
         self._shared = weakref.ref(shared)
@@ -168,7 +171,7 @@ class _Here:
 
 
 class _Watch:
-    """Looks at weak references now and then, while there are any."""
+    """Periodic check of weak references, which runs while there are any."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -179,7 +182,7 @@ class _Watch:
 
     def add(self, references: list[Any], call: Callable[[], None]) -> None:
         with self._lock:
-            # By number: comparing references would ask the JVM.
+            # By number: a comparison of references would call the JVM.
             self._watched[self._next] = (references, call)
             self._next += 1
             if not self._running:
@@ -187,7 +190,7 @@ class _Watch:
                 threading.Thread(target=self._run, name="penstock-plans", daemon=True).start()
 
     def look(self) -> None:
-        """Call what is due."""
+        """Call the callbacks whose references are all cleared."""
         with self._lock:
             watched = dict(self._watched)
         gone = [n for n, (references, _) in watched.items() if not any(map(_alive, references))]
@@ -198,7 +201,7 @@ class _Watch:
                 continue
             try:
                 due[1]()
-            except Exception as error:  # noqa: BLE001 - the thread's door: the others go on.
+            except Exception as error:  # noqa: BLE001 - the other callbacks must run.
                 log.warning("a reading could not be ended", extra=fields(error=str(error)))
 
     def _run(self) -> None:
@@ -214,10 +217,10 @@ class _Watch:
 
 def _alive(reference: Any) -> bool:
     try:
-        # Not `get`, whose answer would keep alive what it asks about.
+        # Not `get`, whose result would keep the object alive.
         return not reference.refersTo(None)
     except (Py4JError, OSError):
-        return False  # The JVM is gone, and its plans with it.
+        return False  # The JVM has ended, and its plans with it.
 
 
 _WATCH: Final = _Watch(SYSTEM_CLOCK)

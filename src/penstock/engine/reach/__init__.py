@@ -1,1 +1,1 @@
-"""Whether Spark can reach the files of a location by itself."""
+"""Check whether Spark can read the files of a storage location by itself."""

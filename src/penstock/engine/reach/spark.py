@@ -1,9 +1,11 @@
-"""By which way Spark reaches the files of a location: the one place that chooses.
+"""Choice of the reader for the files of a storage location.
+
+The reader depends on the scheme of the location:
 
 file:      Spark's own reader, if every executor sees the same folder (hazard C11)
-s3:        Spark's own reader where it has an S3 file system that works,
-else tasks that read through our store
-memory:    no way; its contents are in one process, and tasks in others
+s3:        Spark's own reader if it has an S3 file system that works,
+           else Spark tasks that read through our store
+memory:    no reader; the contents are in one process, and Spark tasks run in others
 """
 
 import secrets
@@ -28,17 +30,17 @@ __all__ = ["reach"]
 log = logger("engine")
 
 PROBES: Final = 16
-"""How many tasks look for the nonce where the number of slots is not known."""
+"""Number of probe tasks if the number of slots is not known."""
 
 
 LOOKED: Final = "host string, seen boolean"
 
 PATTERN: Final = frozenset("*?[]{}\\")
-"""What makes a path a pattern in Spark's eyes."""
+"""Characters that make Spark treat a path as a pattern."""
 
 
 def reach(spark: SparkSession, url: str) -> str | None:
-    """The location as Spark's file systems name it; None if only our own store reaches it.
+    """Return the location as Spark's file systems name it; None if only our own store reaches it.
 
     Raises:
         UsageError: Spark's tasks cannot reach it at all.
@@ -73,7 +75,7 @@ def _reached(spark: SparkSession, url: str) -> tuple[str | None, str]:
         if not local(spark):
             _check_shared(spark, url, Path(rest))
         if PATTERN.intersection(rest):
-            # SUBTLE: there is an option not to, but then several such files are read twice.
+            # SUBTLE: an option disables patterns, but then Spark reads several such files twice.
             return None, "Spark would take its path for a pattern"
         return f"file:{rest}", "all tasks see the folder"
     if connect(spark):
@@ -82,7 +84,7 @@ def _reached(spark: SparkSession, url: str) -> tuple[str | None, str]:
 
 
 def _s3(spark: SparkSession, url: str) -> tuple[str | None, str]:
-    """Spark's own S3 file system, if it is there and finds what we find."""
+    """Return the S3 path for Spark, if Spark has an S3 file system that finds the location."""
     root = f"s3a{url.removeprefix('s3')}"
     jvm: Any = spark._jvm
     configuration: Any = getattr(spark, "_jsparkSession").sessionState().newHadoopConf()  # noqa: B009 - the type has no such attribute.
@@ -101,7 +103,7 @@ def _s3(spark: SparkSession, url: str) -> tuple[str | None, str]:
 
 
 def _check_shared(spark: SparkSession, url: str, folder: Path) -> None:
-    """Every executor must see this very folder, and not one of the same name."""
+    """Check that every executor sees this folder, and not another one with the same name."""
     nonce = secrets.token_hex(16)
     mark = folder / f"tmp-reach-{nonce}"
     try:
@@ -125,7 +127,7 @@ def _check_shared(spark: SparkSession, url: str, folder: Path) -> None:
 
 
 def _looks(spark: SparkSession, path: str, nonce: str) -> list[tuple[str, bool]]:
-    """Whether each executor reads the nonce, with its host."""
+    """Return the host of each probe task, and whether the task reads the nonce."""
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import socket
@@ -142,8 +144,8 @@ def _looks(spark: SparkSession, path: str, nonce: str) -> list[tuple[str, bool]]
     slots = PROBES
     if not connect(spark):
         slots = spark.sparkContext.defaultParallelism
-        # All at once, so that every executor has its share; not possible with dynamic
-        # allocation, and then those look that come.
+        # A barrier starts all tasks at once, so every executor gets some. Dynamic allocation does
+        # not support it; then only the present executors are checked.
         with suppress(PySparkException):
             looked = _probes(spark, slots).mapInArrow(look, LOOKED, barrier=True).collect()
     if looked is None:
