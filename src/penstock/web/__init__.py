@@ -1,8 +1,8 @@
-"""The page: a lake and what runs on it, to be watched with a browser or a machine. Read-only.
+"""Read-only status page of a lake and its tasks, for browsers and monitoring systems.
 
     serve(LakeView("file:./lake", settings), "127.0.0.1:8080", token=None)
 
-A `View` says what there is; the app serves it as a page, as JSON and as metrics.
+A `View` provides the state; the app serves it as a page, as JSON and as metrics.
 """
 
 from penstock.web.app import app

@@ -1,14 +1,14 @@
-"""The page and its interface, over a `View`.
+"""Routes of the status page, over a `View`.
 
     /                the page
-    /api/state       everything but rows; with after=MS only the history since then
+    /api/state       everything except rows; with after=MS only the history since then
     /api/rows        collection=NAME  as_of=T  limit=N
     /api/changes     collection=NAME  limit=N
     /metrics         for Prometheus
-    /healthz         200 while this process and all its tasks live
-    /readyz          200 when everything is there and followed, else 503 and what is waited for
+    /healthz         200 while this process and all its tasks are alive
+    /readyz          200 when all tasks deliver, else 503 and the outstanding conditions
 
-The views read files, so they are asked in threads.
+A view reads files, so its methods run in threads.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ AT_MOST: Final = 500
 
 
 def app(view: View, *, token: str | None) -> Starlette:
-    """The page of `view`; with a token, only for who has it."""
+    """Return the app that serves `view`; with a token, only to clients that send it."""
     routes = [Route(f"/{name}", page) for name, page in _pages().items()]
     doors = _Doors(view)
     return Starlette(
@@ -83,7 +83,7 @@ class _Doors:
         return Response(exposition(self._view.state()), media_type=CONTENT_TYPE)
 
     async def healthz(self, _: Request) -> Response:
-        # Not by the threads that others wait for: whoever looks at rows must not make it look dead.
+        # Not in the thread pool: requests for rows could fill it, and the process would look dead.
         dead = unhealthy(self._view.running())
         return _json({"healthy": not dead, "dead": dead}, 503 if dead else 200)
 
@@ -97,7 +97,7 @@ class _Doors:
 
 
 def _pages() -> dict[str, Any]:
-    """What is served as it is."""
+    """Return a handler for each static file, by name."""
 
     def page(body: bytes, kind: str) -> Any:
         def serve(_: Request) -> Response:
@@ -112,7 +112,7 @@ def _pages() -> dict[str, Any]:
 
 
 def _since(after: int, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with only that history which came after a time."""
+    """Return the state with only the history after a time."""
     return {
         **state,
         "sources": [
@@ -123,7 +123,7 @@ def _since(after: int, state: Mapping[str, Any]) -> dict[str, Any]:
             {
                 **each,
                 "history": [row for row in each["history"] if row[0] > after],
-                # The last ones again: how long they took may not have been known yet.
+                # The last few transactions again: their durations may have been incomplete before.
                 "transactions": each["transactions"][-5 if after else 0 :],
             }
             for each in state["materializations"]
@@ -173,5 +173,5 @@ async def _fail(request: Request, error: Exception) -> Response:
         "hint": "The log says why; please report it.",
     }
     answer = _json({"error": shown}, 500)
-    answer.headers.update(HEADERS)  # This is answered outside of the guard.
+    answer.headers.update(HEADERS)  # This response bypasses the guard.
     return answer

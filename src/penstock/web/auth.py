@@ -1,10 +1,9 @@
-"""Who may look, and what browsers may do with the answer.
+"""Access to the status page, and the security headers of its responses.
 
-Without a token the page is for this machine alone. A browser here can be led to
-it by any site whose name is made to point at loopback, so the name it was asked
-by must be one of this machine's own. With a token whoever has it may look: as a
-bearer, or by a cookie that `/?token=…` sets once, so that it need not stay in
-the address.
+Without a token the page is for this machine alone. A foreign site can make its host name resolve to
+loopback and lead a local browser to the page (DNS rebinding). The Host header must therefore name
+this machine. With a token, any client that sends it has access: as a bearer token, or by a cookie
+that `/?token=…` sets once. The cookie keeps the token out of the address.
 """
 
 import hashlib
@@ -34,14 +33,13 @@ HEADERS: Final = {
 
 
 class Guard:
-    """Lets requests through to `app` that may read, and adds headers to every answer."""
+    """Middleware that passes authorised reads to `app` and adds headers to each response."""
 
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             return
 
@@ -57,7 +55,7 @@ class Guard:
         await (refused or self._app)(scope, receive, send_guarded)
 
     def _refused(self, scope: Scope) -> Response | None:
-        """What to answer instead, if the request is not let through."""
+        """Return the response to a rejected request; None if the request is allowed."""
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse(
@@ -99,7 +97,7 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address can only mean this machine."""
+    """Return whether a name or address can only mean this machine."""
     if host.lower().rstrip(".") in ("localhost", "ip6-localhost"):
         return True
     try:
@@ -109,12 +107,12 @@ def is_loopback(host: str) -> bool:
 
 
 def same(given: str, secret: str) -> bool:
-    """Whether both are equal, in a time that does not tell where they differ."""
+    """Return whether both are equal, in a time that does not depend on their contents."""
     return hmac.compare_digest(given.encode(), secret.encode())
 
 
 def _digest(token: str) -> str:
-    """What the cookie holds: enough to be let in here, and not the token itself."""
+    """Return the value of the cookie, which grants access and does not reveal the token."""
     return hashlib.sha256(b"penstock page\0" + token.encode()).hexdigest()
 
 
@@ -132,7 +130,7 @@ def _cookie(headers: Headers) -> str:
 
 
 def _name_in(host: str) -> str:
-    """A Host header without its port."""
+    """Return a Host header without its port."""
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0]

@@ -1,8 +1,8 @@
 """Limits of the status page: connections, time to send a request, log lines.
 
-The page shares its process with the pipeline. Whoever reaches its address can open
-connections and send nothing, without a token; the pipeline keeps its descriptors, because
-the page has at most a fixed share of them.
+The page shares its process with the pipeline. Any client that reaches its address can open
+connections and send nothing, without a token. The page uses at most a fixed share of the file
+descriptors of the process, and leaves the others to the pipeline.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ __all__ = ["ACCEPTED_AT_ONCE", "MOST_CONNECTIONS", "LimitedProtocol", "LogRate",
 
 MOST_CONNECTIONS: Final = 64
 ACCEPTED_AT_ONCE: Final = 16
-"""Backlog, which is also how many connections asyncio accepts before it looks at one."""
+"""Backlog, and also the number of connections that asyncio accepts in one iteration."""
 
 REQUEST_S: Final = 10.0
-"""How long a client may take to send the head of a request."""
+"""Time limit for a client to send the head of a request, in seconds."""
 
 LOG_EVERY_S: Final = 10.0
 
 
 def connection_limit() -> int:
-    """Return how many connections the page may have: an eighth of the process's descriptors."""
+    """Return the connection limit of the page: an eighth of the descriptors of the process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     share = MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else soft // 8
     return max(4, min(MOST_CONNECTIONS, share))
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection. Beyond the limit, the oldest that waits for a request is closed."""
+    """Connection whose arrival closes the oldest idle connection if the limit is exceeded."""
 
     transport: asyncio.Transport
 
@@ -44,7 +44,7 @@ class LimitedProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room for the connection, or close it."""
+        """Accept the connection, and close the oldest idle one if there are too many."""
         super().connection_made(transport)
         self._start_deadline()
         others = [each for each in self.connections if isinstance(each, LimitedProtocol)]
@@ -54,7 +54,7 @@ class LimitedProtocol(H11Protocol):
             min(waiting, key=lambda each: each._opened_s).transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; a request that does not get complete in time ends the connection."""
+        """Receive bytes; the connection is closed if its request is not complete in time."""
         super().data_received(data)
         if self._is_answering():
             self._stop_deadline()
@@ -62,7 +62,7 @@ class LimitedProtocol(H11Protocol):
             self._start_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
+        """Cancel the deadline."""
         self._stop_deadline()
         super().connection_lost(exc)
 
@@ -80,7 +80,7 @@ class LimitedProtocol(H11Protocol):
 
 
 class LogRate(logging.Filter):
-    """Lets one record of each message through in `LOG_EVERY_S`, and counts the others."""
+    """Filter that passes one record of each message per `LOG_EVERY_S` and counts the others."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The page of a lake, served beside what runs on it."""
+"""Status page of a lake, served by the process that runs its tasks."""
 
 import os
 import threading
@@ -19,29 +19,29 @@ log = logger("web")
 
 NONE: Final = "none"
 TOKEN: Final = "PENSTOCK_HTTP_TOKEN"
-"""The variable with what is asked of whoever looks from elsewhere."""
+"""Environment variable with the token that remote clients must send."""
 
 SAMPLE_EVERY_MS: Final = 1_000
 JOIN_S: Final = 2
 PATIENCE_MS: Final = 5_000
-"""A store that is away is told on the page, rather than waited for."""
+"""Retry limit of the store: the page reports an unavailable store and does not wait for it."""
 
 
 class Page:
-    """Where it is, and what it shows."""
+    """URL of the page, and the supervisor whose status it shows."""
 
     def __init__(self) -> None:
         self.url = ""
-        """Empty if there is none."""
+        """Empty if no page is served."""
 
         self._running: Supervisor | None = None
 
     def watch(self, running: Supervisor) -> None:
-        """Show what runs."""
+        """Set the supervisor whose status the page shows."""
         self._running = running
 
     def status(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of what runs, by name."""
+        """Return the status of the running tasks, by name."""
         return {} if self._running is None else self._running.status()
 
 
@@ -54,13 +54,13 @@ def page_beside(
     await_address: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Iterator[Page]:
-    """Serve the page of a lake at `address`, or nowhere, until the block ends.
+    """Serve the page of a lake at `address` until the block ends; do nothing for `none`.
 
-    `served` is called with its URL. With `await_address`, an address that another process
-    has is taken as soon as that process ends; the block begins at once.
+    `served` is called with its URL. With `await_address`, the page takes over an address of another
+    process when that process ends; the block begins immediately.
 
     Raises:
-        UsageError: the page cannot be served there.
+        UsageError: the page cannot be served at `address`.
     """
     page = Page()
     if address == NONE:

@@ -1,6 +1,6 @@
-"""What was seen lately, so that a chart has something to show at once.
+"""Recent samples of the status, so a chart has data when the page is opened.
 
-In memory and bounded: ten minutes of samples, a hundred transactions.
+The samples are in memory and bounded: ten minutes of samples, a hundred transactions.
 """
 
 from collections import deque
@@ -34,13 +34,13 @@ class _Task:
 
 
 class History:
-    """Samples by kind and name. For one thread at a time."""
+    """Samples by kind and name. Not thread-safe."""
 
     def __init__(self) -> None:
         self._tasks: dict[tuple[str, str], _Task] = {}
 
     def sample(self, now_ms: int, state: Mapping[str, Any]) -> None:
-        """Take down how everything in `state` is; what is gone from it is forgotten."""
+        """Add a sample of each task in `state`, and drop tasks that it no longer contains."""
         there: dict[tuple[str, str], _Task] = {}
         for each in state["sources"]:
             task = there["source", each["name"]] = self._task("source", each["name"])
@@ -53,11 +53,11 @@ class History:
         self._tasks = there
 
     def of_source(self, name: str) -> dict[str, Any]:
-        """Its `history`: time, then what `SOURCE` names."""
+        """Return the `history` of a source: a time, then the fields of `SOURCE`."""
         return {"history": list(self._task("source", name).samples)}
 
     def of_materialization(self, name: str) -> dict[str, Any]:
-        """Its `history`: time, then what `MATERIALIZATION` names; and its `transactions`."""
+        """Return the `history` (time, then the fields of `MATERIALIZATION`) and `transactions`."""
         task = self._task("materialization", name)
         return {"history": list(task.samples), "transactions": list(task.transactions)}
 
@@ -66,7 +66,7 @@ class History:
 
 
 def _count(task: _Task, now_ms: int, told: Mapping[str, Any]) -> None:
-    """Take down the last transaction, if there is one that was not yet seen."""
+    """Record the last transaction, unless it is recorded already."""
     counted, last = told.get("transactions_total") or 0, told.get("last_transaction") or {}
     documents = told.get("documents") or 0
     if task.counted is not None and counted > task.counted:
@@ -80,6 +80,6 @@ def _count(task: _Task, now_ms: int, told: Mapping[str, Any]) -> None:
             }
         )
     elif task.transactions and task.counted == counted:
-        # It may be acknowledged only after it was seen to be committed.
+        # A transaction may be acknowledged after the sample that first contains it.
         task.transactions[-1] |= {phase: last.get(phase) for phase in PHASES}
     task.counted, task.documents = counted, documents

@@ -1,4 +1,4 @@
-"""An address of this machine, and the thread that answers there."""
+"""HTTP server of the status page, in its own thread."""
 
 import asyncio
 import errno
@@ -23,13 +23,13 @@ for _logger in (failures, logging.getLogger("uvicorn.error")):
     _logger.addFilter(LogRate())
 
 PATIENCE_S: Final = 2
-"""How long requests that are under way may take when the page is closed."""
+"""Time limit for open requests when the page is closed, in seconds."""
 
 LOOPBACK: Final = "127.0.0.1"
 
 
 class AddressTaken(UsageError):
-    """Another process listens at the address."""
+    """Error: another process listens at the address of the page."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -40,13 +40,13 @@ class AddressTaken(UsageError):
 
 
 def serve(view: View, address: str, *, token: str | None) -> "Served":
-    """Show `view` at `address`, `HOST:PORT`, until it is closed.
+    """Serve `view` at `address`, `HOST:PORT`, until the result is closed.
 
-    No host is loopback, and port 0 a free one. By the time this returns, the
-    address is ours and requests wait there to be answered.
+    An empty host means loopback, and port 0 a free port. When this returns, the socket listens and
+    requests queue there until they are answered.
 
     Raises:
-        UsageError: the address cannot be had, or others could reach it and there is no token.
+        UsageError: the address is not available, or other hosts can reach it and there is no token.
     """
     host, port = _parsed(address)
     if token is not None and not token.strip():
@@ -62,7 +62,7 @@ def serve(view: View, address: str, *, token: str | None) -> "Served":
 
 
 class Served:
-    """A page that is being served. A context manager."""
+    """Status page being served. A context manager."""
 
     def __init__(self, bound: socket.socket, view: View, token: str | None) -> None:
         host, port = bound.getsockname()[:2]
@@ -76,7 +76,7 @@ class Served:
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=False,  # It would write tokens down.
+            access_log=False,  # It would log tokens.
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=PATIENCE_S,
@@ -93,12 +93,12 @@ class Served:
         self.close()
 
     def close(self) -> None:
-        """Stop answering; requests under way are finished, or cut off after a moment."""
+        """Stop the server; open requests are completed, or aborted after `PATIENCE_S`."""
         self._server.should_exit = True
         self._thread.join(2 * PATIENCE_S)
 
     def _run(self) -> None:
-        # In a thread that is not the main one it leaves signals alone.
+        # Outside the main thread uvicorn installs no signal handlers.
         try:
             asyncio.run(self._serve())
         finally:
@@ -110,7 +110,7 @@ class Served:
 
 
 def _log_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # SUBTLE: without descriptors, asyncio reports one failure for each place of the backlog.
+    # SUBTLE: without free descriptors, asyncio reports one failure per backlog entry.
     failures.error(context["message"], exc_info=context.get("exception"))
 
 
@@ -133,7 +133,7 @@ def _no_address(address: str) -> UsageError:
 
 
 def _bound(host: str, port: int, address: str, *, lonely: bool) -> socket.socket:
-    """A socket that listens there; with `lonely`, only where nobody else can reach it."""
+    """Return a listening socket; with `lonely`, only on an address of this host alone."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

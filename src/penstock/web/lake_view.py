@@ -1,4 +1,4 @@
-"""What there is to show: a lake, what runs on it, and what of it was seen lately."""
+"""Data of the status page: a lake, its running tasks and their recent history."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -22,29 +22,29 @@ ATTEMPTS: Final = 3
 
 
 class View(Protocol):
-    """What the app shows. May be asked by several threads."""
+    """Data source of the app. Its methods may be called by several threads."""
 
     def running(self) -> Mapping[str, Mapping[str, Any]]:
-        """What runs in this process, by name; answers at once."""
+        """Return the status of the tasks of this process, by name, without waiting."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Everything there is, but for rows."""
+        """Return everything except rows."""
         ...
 
     def rows(self, collection: str, as_of: str, limit: int) -> Mapping[str, Any]:
-        """A few rows as of a time: epoch milliseconds, RFC 3339, earliest or latest."""
+        """Return some rows as of a time: epoch milliseconds, RFC 3339, earliest or latest."""
         ...
 
     def changes(self, collection: str, limit: int) -> Mapping[str, Any]:
-        """The latest changes."""
+        """Return the latest changes."""
         ...
 
 
 class LakeView:
-    """A lake as its log and notes have it, and what runs in this process as it says itself.
+    """View of a lake from its log and state, and of the tasks of this process from their status.
 
-    However many look, the lake is looked at once a second.
+    The lake is read at most once per second, for any number of clients.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class LakeView:
         running: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`running` gives, by name, what a task says of itself, and some things besides.
+        """Create a view; `running` returns the status of each task, by name.
 
-        `kind` is "source" or "materialization"; `state` "starting", "running", "paused",
-        "restarting", "stopped" or "ended"; `restarts` how often; `error` None, or its
-        message, detail and hint.
+        A status also has these fields: `kind`, "source" or "materialization"; `state`, "starting",
+        "running", "paused", "restarting", "stopped" or "ended"; `restarts`, a count; `error`, None
+        or its message, detail and hint.
         """
         self.location = location
         self.running = running
@@ -72,17 +72,17 @@ class LakeView:
         self._history = History()
 
     def close(self) -> None:
-        """Let go of the lake."""
+        """Close the clients of the lake."""
         with self._lock:
             self._inspector.close()
 
     def sample(self) -> None:
-        """Add how everything is now to what is kept of the last ten minutes."""
+        """Add a sample of the current state to the history of the last ten minutes."""
         with self._lock:
             self._history.sample(self._clock.now_ms(), self._state())
 
     def state(self) -> Mapping[str, Any]:
-        """Sources, collections and materializations, with their history, and errors."""
+        """Return sources, collections and materializations, with their history, and errors."""
         with self._lock:
             state = self._state()
             for each in state["sources"]:
@@ -92,7 +92,7 @@ class LakeView:
             return state
 
     def rows(self, collection: str, as_of: str, limit: int) -> Mapping[str, Any]:
-        """At most `limit` rows as of a time, exact, whatever the size of the collection."""
+        """Return at most `limit` exact rows as of a time, for a collection of any size."""
 
         def read(found: persist.Collection) -> dict[str, Any]:
             return sample(*find_generation(found, as_of), limit)
@@ -100,7 +100,7 @@ class LakeView:
         return self._read(collection, read)
 
     def changes(self, collection: str, limit: int) -> Mapping[str, Any]:
-        """At most `limit` of the latest changes, the newest first."""
+        """Return at most `limit` of the latest changes, newest first."""
         return self._read(collection, lambda found: latest_changes(found, limit))
 
     def _read(
@@ -115,7 +115,8 @@ class LakeView:
                 try:
                     return read(found)
                 except (Corruption, UsageError):
-                    # Without a hold, files may be merged away under us; then there are others.
+                    # Without a hold, compaction may delete files during the read; a retry reads the
+                    # new ones.
                     if attempt == ATTEMPTS - 1 or found.state.batches == batches:
                         raise
         raise InternalError("reading a collection ended without rows or an error")

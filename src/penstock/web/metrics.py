@@ -1,7 +1,7 @@
-"""Metrics for Prometheus, made of the state at the moment they are asked for.
+"""Prometheus metrics, computed from the state at the time of the request.
 
-Nothing is counted here: what the tasks count for themselves is told as it is,
-so a metric never disagrees with the page.
+This module counts nothing. It exposes the counters of the tasks unchanged, so a metric never
+disagrees with the page.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,23 +23,23 @@ Thing = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One metric."""
+    """Definition of one metric."""
 
     name: str
-    """As Prometheus has it; a counter ends in `_total`."""
+    """Prometheus name; a counter ends in `_total`."""
 
     of: str
-    """Which list of the state it is told for: each thing in it has one value."""
+    """List of the state that the metric describes: each element has one value."""
 
     labels: tuple[str, ...]
     value: Callable[[Thing], float | None]
-    """None if there is none to tell."""
+    """Returns None if an element has no value."""
 
     help: str
 
 
 def exposition(state: Mapping[str, Any]) -> bytes:
-    """The text that Prometheus reads."""
+    """Return the metrics in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(state))
     return generate_latest(registry)
@@ -83,7 +83,7 @@ def _field(name: str) -> Callable[[Thing], float | None]:
 
 
 def _seconds(name: str) -> Callable[[Thing], float | None]:
-    """Milliseconds as seconds; after all times is infinity."""
+    """Return a function from an element to seconds; the end of time is infinity."""
 
     def value(thing: Thing) -> float | None:
         ms = thing.get(name)
@@ -199,4 +199,4 @@ METRICS: Final = (
         "Always 1; its label is the version.",
     ),
 )  # fmt: skip
-"""Every metric there is, in the order of docs/reference/metrics.md."""
+"""All metrics, in the order of docs/reference/metrics.md."""

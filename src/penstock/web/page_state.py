@@ -1,7 +1,8 @@
-"""Everything that is shown, from what was found in the lake and what runs says of itself. Pure.
+"""State of the status page, computed from the lake and the status of running tasks. Pure.
 
-What runs in this process is fresher than its notes in the lake, so it counts where there
-are both. What does not run here may run elsewhere: a storage location with a writer does.
+The status of a task in this process is newer than its state in the lake, and takes precedence. A
+task that does not run in this process may run in another: a storage location with a live writer is
+running.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from penstock.progress.time import describe_time
 __all__ = ["degraded", "state_of", "told", "unhealthy", "waited_for"]
 
 Found = Mapping[str, Any]
-"""A storage location, as `penstock.catalog.inspect` gives it."""
+"""Storage location, as returned by `penstock.catalog.inspect`."""
 
 DELIVERING: Final = ("following", "storing", "degraded")
 LAGS: Final = ("lag_ms", "lag_bytes", "lag_records")
@@ -26,19 +27,22 @@ def state_of(
     failed: Mapping[str, PenstockError],
     now_ms: int,
 ) -> dict[str, Any]:
-    """Sources, collections, materializations and errors; `failed` locations could not be read."""
+    """Return sources, collections, materializations and errors.
+
+    `failed` contains the locations that could not be read.
+    """
     sources = _tasks(found, running, "source")
     materializations = _tasks(found, running, "materialization")
     collections = [_collection(each, where) for where in found for each in where["collections"]]
     uppers = {each["name"]: each["upper"] for each in collections}
     for each in sources:
         if each["state"] != "running" or each.get("connected") is False:
-            # Nothing is known of upstream, so nothing of the distance to it.
+            # Without a connection the upstream position, and so the lag, is not known.
             each |= {key: None for key in LAGS if key in each or key == "lag_ms"}
         elif each["lag_ms"] is None and each.get("as_of") is not None:
             each["lag_ms"] = max(0, now_ms - each["as_of"])
     for each in materializations:
-        # What the page calls transactions is a list of them.
+        # On the page, `transactions` is a list.
         each["transactions_total"] = each.pop("transactions", 0)
         each["lag_ms"] = _lag_ms(each, uppers)
     unread = [{"object": f'location "{url}"', **told(error)} for url, error in failed.items()]
@@ -57,7 +61,7 @@ def state_of(
 
 
 def unhealthy(running: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The tasks that will not come back by themselves."""
+    """Return the tasks that ended with an error and will not restart."""
     return [
         name
         for name, task in running.items()
@@ -66,9 +70,9 @@ def unhealthy(running: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def waited_for(state: Mapping[str, Any]) -> list[str]:
-    """What must still happen before all that is wanted is there; nothing if it is.
+    """Return the outstanding conditions of readiness; empty if everything is ready.
 
-    What somebody paused is not waited for.
+    Paused tasks are ignored.
     """
     waits = [
         f"{error['object']}: {error['message']}"
@@ -118,7 +122,7 @@ def degraded(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def told(error: PenstockError) -> dict[str, str]:
-    """An error as JSON has it."""
+    """Return an error as a JSON object."""
     return {"message": str(error), "detail": error.detail, "hint": error.hint}
 
 
@@ -145,7 +149,7 @@ def _tasks(
             noted = tasks.get(name, {"name": name, "location": None})
             tasks[name] = {
                 **noted,
-                # Of a source, the connector's own kind, such as postgres.
+                # For a source, keep the kind of its connector, such as postgres.
                 **{key: value for key, value in live.items() if key != "kind"},
                 "lag_ms": noted.get("lag_ms"),
                 "error": _error(live.get("error")),
@@ -171,9 +175,9 @@ HOLD: Final = ("owner", "kind", "age_ms", "unchanged_ms")
 
 
 def _lag_ms(materialization: Mapping[str, Any], uppers: Mapping[str, int]) -> int | None:
-    """Return how far the collections are ahead; None before the first transaction.
+    """Return the lag behind the collections; None before the first transaction.
 
-    The lag in the status is that of the last look of the materialization, which may be old.
+    The lag in the status is from the last inspection by the materialization, which may be old.
     """
     upper: int = materialization.get("upper") or 0
     if not upper:
@@ -219,7 +223,7 @@ def _errors(
             if table["error"] and table["collection"] not in errored:
                 named = f'table "{table["name"]}" of source "{each["name"]}"'
                 error = {"message": table["error"]}
-                # A status that an earlier release wrote has only the message.
+                # A status written by an earlier release has only the message.
                 error |= {key: table.get(f"error_{key}") for key in ("detail", "hint")}
                 yield _told(named, "source", each, error)
         if each.get("slot_warning"):
@@ -228,6 +232,6 @@ def _errors(
 
 
 def _told(named: str, kind: str, of: Mapping[str, Any], error: Mapping[str, Any]) -> dict[str, Any]:
-    """An error, and which thing on the page it is about."""
+    """Return an error with the object on the page that it belongs to."""
     said = {key: error.get(key) or "" for key in ("message", "detail", "hint")}
     return {"object": named, "kind": kind, "name": of["name"], **said}

@@ -1,9 +1,9 @@
-"""A few rows of a collection, whatever its size.
+"""Sample of the rows of a collection of any size.
 
-A small collection is read as it is. Of a large one the first rows of its parts
-are candidates, and what they come to as of the time is looked up, so that what
-is shown is exact though it is not all. Latest changes are found from the
-newest parts backwards. Never is more than a part in memory at once.
+A small collection is read completely. For a large one, the first rows of its parts are candidates,
+and a lookup consolidates each candidate as of the time. The sample is therefore exact, but not
+complete. The latest changes are read from the newest parts backwards. At most one part is in memory
+at a time.
 """
 
 from typing import Any, Final
@@ -34,23 +34,23 @@ from penstock.persist.state import (
 __all__ = ["latest_changes", "sample"]
 
 SMALL_BYTES: Final = 8 << 20
-"""A collection whose updates take less memory than this is read whole."""
+"""Memory size up to which a collection is read completely."""
 KEPT: Final = 100_000
-"""Of updates that others may still cancel, so many are kept at most."""
+"""Maximum number of retained updates that older updates may still cancel."""
 
 
 CANDIDATES: Final = 4
-"""How many candidates there are for each row wanted, as some may be gone."""
+"""Candidates per requested row, because some candidates may be deleted rows."""
 
 SHOWN_CHARACTERS: Final = 2_000
 
 
 def sample(collection: Collection, as_of: int, limit: int) -> dict[str, Any]:
-    """At most `limit` rows as of a time.
+    """Return at most `limit` rows as of a time.
 
     Raises:
-        SinceError, NotYetComplete, CollectionErrored: as reading it does.
-        UsageError: it is large, and no few rows of it can be told from the others.
+        SinceError, NotYetComplete, CollectionErrored: as for any read of the collection.
+        UsageError: the collection is large and has no key columns for a lookup.
     """
     state = collection.state
     check_contents(state, as_of)
@@ -70,14 +70,14 @@ def sample(collection: Collection, as_of: int, limit: int) -> dict[str, Any]:
 
 
 def latest_changes(collection: Collection, limit: int) -> dict[str, Any]:
-    """At most `limit` updates, the newest first, as far back as their times are known."""
+    """Return at most `limit` updates, newest first, back to the first exact time."""
     state = collection.state
     lower, upper = _told(state)
     schema = schema_as_of(state, max(upper - 1, 0))
     batches = collection.client.reader.batches
     rows = stored_columns_of(schema).empty_table()
     for batch in sorted(state.batches, key=lambda batch: batch.upper, reverse=True):
-        # What is left lies below this, and so cannot cancel what is known of later times.
+        # The remaining batches are below this time, and cannot cancel updates at later times.
         whole = pc.sum(pc.greater_equal(rows.column(TIME), batch.upper)).as_py() or 0
         if whole >= limit:
             break
@@ -115,7 +115,7 @@ def _some_rows(collection: Collection, state: CollectionState, as_of: int, limit
 
 
 def _candidates(batches: Batches, scan: SnapshotScan, limit: int) -> pa.Table:
-    """The keys of the first rows there are."""
+    """Return the keys of the first rows of the parts."""
     names = list(scan.key)
     keys = columns_of(scan.schema).empty_table().select(names)
     for piece in (*scan.base, *scan.deltas):
@@ -128,7 +128,7 @@ def _candidates(batches: Batches, scan: SnapshotScan, limit: int) -> pa.Table:
 
 
 def _told(state: CollectionState) -> tuple[int, int]:
-    """Between which times changes are known: past since, and on this side of errors."""
+    """Return the interval of known changes: after since, and outside of errors."""
     lower, upper = state.first_exact_time, state.upper
     for span in state.errors:
         if span.upper == END:
@@ -139,7 +139,7 @@ def _told(state: CollectionState) -> tuple[int, int]:
 
 
 def _older(batches: Batches, piece: PartScan, lower: int) -> bool:
-    """Whether a part holds nothing from `lower` on, by what its footer tells."""
+    """Return whether the footer of a part excludes updates at or after `lower`."""
     if not isinstance(piece.part, Stored):
         return False
     footer = batches.footer(piece.part)
@@ -149,7 +149,7 @@ def _older(batches: Batches, piece: PartScan, lower: int) -> bool:
 
 
 def _shown(rows: pa.Table, state: CollectionState, schema: SchemaVersion) -> dict[str, Any]:
-    """Columns, and rows with every value as text: a browser's numbers are not exact."""
+    """Return columns and rows, with each value as text: numbers of a browser are not exact."""
     columns = columns_of(schema)
     shown = [
         (moment, diff, [_text(value) for value in row.values()])
