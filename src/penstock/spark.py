@@ -1,11 +1,11 @@
-"""Penstock for Spark users: any collection is one line away.
+"""Spark functions of Penstock: read, append and compact collections.
 
     import penstock.spark as ps
 
     orders = ps.read(spark, "file:./data", "shop.public.orders")
 
-Reads are DataFrames over the very files, as of one time; each holds what it
-will read until nothing refers to it any more.
+A read returns a DataFrame over the stored files, as of one time. It holds these files until no plan
+refers to them.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ from penstock.persist.state import CollectionState
 __all__ = ["append", "changes", "compactor", "read", "read_all", "register", "session"]
 
 SETTINGS: Final = Settings(patience_ms=60_000)
-"""Someone is waiting: a store that stays away is an error after a minute."""
+"""Settings of interactive reads: an unavailable store is an error after a minute."""
 
 READINGS: Final = ScanHolds(SETTINGS)
 
@@ -63,16 +63,16 @@ def read(
     *,
     hold: bool = True,
 ) -> DataFrame:
-    """The rows of a collection as of a time, each as often as it is there.
+    """Return the rows of a collection as of a time, repeated by multiplicity.
 
-    The time is in milliseconds since the epoch, an aware `datetime`, or a text as on the
-    command line; by default the latest complete one. `hold=False` leaves no trace in
-    the location, at the price that compaction may get in the way of the query.
+    The time is in milliseconds since the epoch, an aware `datetime`, or a text as on the command
+    line. The default is the latest complete time. `hold=False` writes nothing to the location, but
+    then compaction may delete files that the query needs.
 
     Raises:
-        SinceError: the time lies below since.
-        NotYetComplete: it lies at or past upper.
-        CollectionErrored: the collection is in error as of it.
+        SinceError: the time is below since.
+        NotYetComplete: the time is at or past upper.
+        CollectionErrored: the collection is in error as of the time.
     """
     return read_all(spark, location, [collection], as_of, hold=hold)[collection]
 
@@ -85,9 +85,9 @@ def read_all(
     *,
     hold: bool = True,
 ) -> dict[str, DataFrame]:
-    """Several collections as of one common time, so that joins between them are consistent.
+    """Return several collections as of one common time, for consistent joins.
 
-    By default the latest time that is complete in all of them. See `read`.
+    The default is the latest time that is complete in all of them. See `read`.
     """
     if not collections:
         raise UsageError("read_all was given no collection", hint="Name at least one.")
@@ -97,7 +97,7 @@ def read_all(
         try:
             return _read_all(spark, location, found, at, hold)
         except SinceError:
-            # Since moved before it was held; then a word such as "earliest" means a later time.
+            # Since advanced before the hold was taken; "earliest" then means a later time.
             before, found = at, _find_all(location, collections, as_of)
             at = _common_time(found, as_of)
             if at == before:
@@ -131,15 +131,15 @@ def changes(
     *,
     hold: bool = True,
 ) -> DataFrame:
-    """The updates with times in `[lower, upper)`, with `mz_timestamp` and `mz_diff`.
+    """Return the updates with times in `[lower, upper)`, with `mz_timestamp` and `mz_diff`.
 
-    They are given as they are stored: updates of one row at one time may come
-    in several, and add up.
+    The updates are not consolidated: a row may have several updates at one time, whose diffs add
+    up.
 
     Raises:
-        SinceError: `lower` is not past since, below which times are no longer told apart.
-        NotYetComplete: `upper` is past the collection's.
-        CollectionErrored: the collection is in error somewhere on the way.
+        SinceError: `lower` is not past since; up to since, times are not distinguished.
+        NotYetComplete: `upper` is past the upper of the collection.
+        CollectionErrored: the collection is in error at a time of the interval.
     """
     found = _find(location, collection)
     interval = _interval(lower, upper, found.collection)
@@ -176,15 +176,14 @@ def append(
     key: Sequence[str] = (),
     patience_ms: int = 600_000,
 ) -> int:
-    """Add the rows of `frame` to a collection of your own, all at one time or not at all.
+    """Append the rows of `frame` to a user collection, atomically at one time, and return it.
 
-    The collection is made if there is none, with the frame's columns and `key`.
-    Returns the time as of which the rows are there: the present, or the
-    collection's next time if that is later. Waits up to `patience_ms` for
-    another job that writes in the same storage location.
+    The collection is created if it does not exist, with the columns of the frame and `key`. The
+    returned time is the current time, or the next time of the collection if that is later. The call
+    waits up to `patience_ms` for another job that writes in the same storage location.
 
     Raises:
-        UsageError: the rows do not fit the collection, or it is not yours.
+        UsageError: the rows do not fit the collection, or it is not a user collection.
         LockHeld: another writer did not finish in time.
     """
     url = own_location(location, collection, settings=SETTINGS)
@@ -209,7 +208,7 @@ def append(
 
 
 def compactor(spark: SparkSession, client: Client) -> BigMerges:
-    """Merges that are too big for one process, as jobs of `spark`.
+    """Return an executor for merges that are too big for one process, as jobs of `spark`.
 
         client.delegate_big_merges(ps.compactor(spark, client))
 
@@ -226,13 +225,13 @@ class _Found:
     url: str
     collection: CollectionState
     bindings: str | None = None
-    """The name, if it is a source's progress or remap; then `collection` is the remap."""
+    """Name of a progress or remap relation; then `collection` is its remap collection."""
 
     earliest: int = 0
-    """The first time with rows, if that was requested."""
+    """First time with rows; computed only if requested."""
 
     older: tuple[CollectionState, ...] = ()
-    """The collections that had its name before, oldest first."""
+    """Earlier collections of the same name, oldest first."""
 
     def as_of(self, time: int) -> "_Found":
         """Return the collection that the name refers to as of a time."""
@@ -241,7 +240,7 @@ class _Found:
 
 
 class _reading:  # noqa: N801 - used as a function.
-    """A reading that ends with the block, unless scans took it over."""
+    """Hold of a read that ends with the block, unless scans have taken it over."""
 
     def __init__(self, found: _Found, since: int, *, hold: bool) -> None:
         self._stack = ExitStack()
@@ -295,7 +294,7 @@ def _bindings(
     as_of: int = 0,
     interval: tuple[int, int] | None = None,
 ) -> DataFrame:
-    """A source's progress or remap, which is small: read here, and handed over."""
+    """Return a progress or remap relation, which is small enough to be read by the driver."""
     found = find_progress_view(location, name, hold=hold, settings=SETTINGS)
     if found is None:
         raise UsageError(f'"{name}" is gone from location "{location}"', hint="Read again.")
@@ -308,7 +307,7 @@ def _bindings(
 def _interval(
     lower: int | str | datetime, upper: int | str | datetime, collection: CollectionState
 ) -> tuple[int, int]:
-    """All that can be told apart lies between `earliest` and `latest`."""
+    """Return the frontiers of the interval, with `earliest` and `latest` resolved."""
     if lower == "earliest":
         lower = collection.since + 1 if collection.since else 0
     if upper == "latest":
@@ -335,7 +334,7 @@ def _common_time(found: Sequence[_Found], as_of: int | str | datetime | None) ->
 
 
 def _explain(path: str, reason: str) -> Exception | None:
-    """A file of a location that Spark could not read is damaged, or gone."""
+    """Return the error for a file that Spark could not read: damaged, or compacted away."""
     plain = _plain(unquote(path))
     for url, held in READINGS.held().items():
         key = plain.removeprefix(f"{_plain(url)}/")
@@ -348,7 +347,7 @@ def _explain(path: str, reason: str) -> Exception | None:
 
 
 def _compacted_away(url: str, key: str, *, held: bool) -> UsageError | None:
-    """What to say of a file that nobody needs any more; None of one that should be there."""
+    """Return the error for a file that is no longer needed; None if the file should exist."""
     if _linked(url, key):
         return None
     return UsageError(
@@ -362,7 +361,7 @@ def _compacted_away(url: str, key: str, *, held: bool) -> UsageError | None:
 
 
 def _linked(url: str, key: str) -> bool:
-    """Whether a file should be there: it is needed, or somebody still holds it."""
+    """Return whether a file should exist: it is referenced, or a hold still protects it."""
     with persist.open(url, hold=False, settings=SETTINGS) as client:
         state = client.state
         return key in state.linked() or state.garbage.get(key, -1) >= state.collected
@@ -373,7 +372,7 @@ def _sentence(reason: str) -> str:
 
 
 def _plain(path: str) -> str:
-    """A path or URL without its scheme, which Spark writes in its own ways."""
+    """Return a path or URL without its scheme, which Spark writes in different forms."""
     return path.partition(":")[2].lstrip("/")
 
 
@@ -390,7 +389,7 @@ def _scanner(spark: SparkSession, url: str, reading: ScanHold) -> Scanner:
     )
 
 
-# Where Penstock is installed Spark finds format("penstock") by itself; where it is only on
-# the path, a session learns of it here. To register what was found draws a warning.
+# If Penstock is installed, Spark finds format("penstock") by itself. If it is only on the path, it
+# is registered here. A second registration would print a warning.
 if find_spec("pyspark_penstock") is None and (_active := SparkSession.getActiveSession()):
     register(_active)
