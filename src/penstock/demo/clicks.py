@@ -1,10 +1,10 @@
-"""What the shop's customers look at: a topic of Kafka, to which clicks are sent all the time.
+"""Clicks of the customers of the shop: a Kafka topic with continuous traffic.
 
-A visit is some clicks of one customer, in a transaction or, of visitors in a hurry, without
-one. Some transactions are aborted. Their clicks are in the topic, too, and nobody who reads
-what is committed may ever see one.
+A visit is a few clicks of one customer, usually in a transaction, sometimes without one. Some
+transactions are aborted. Their clicks are in the topic too, but a reader with isolation level
+`read_committed` must never see one.
 
-As a program it prints the option with which a demo has the topic, or says why it can have none.
+Run as a program, it prints the option that adds the topic to a demo, or the reason why it cannot.
 """
 
 import json
@@ -41,11 +41,11 @@ __all__ = [
 TOPIC: Final = "clicks"
 PARTITIONS: Final = 3
 COLUMNS: Final[Mapping[str, str]] = {"customer": "int", "page": "text", "product": "int"}
-"""Of a click, with their types."""
+"""Columns of a click, with their types."""
 
 PAGES: Final = ("/", "/basket", "/search?q=水車", "/help")
 ABORTED: Final = 0.2
-"""The share of transactions that are."""
+"""Share of transactions that are aborted."""
 
 PATIENCE_S: Final = 30.0
 
@@ -53,16 +53,16 @@ Row = tuple[str | None, ...]
 
 
 def jars_to_fetch() -> str:
-    """What a person waits for before there is a broker, the very first time."""
+    """Return a note on the downloads of the first start; empty if nothing is missing."""
     return "" if jars_folder().exists() else "; jars of Kafka are fetched first, 54 MB"
 
 
 @contextmanager
 def broker_beside(folder: Path) -> Iterator[KafkaBroker]:
-    """A broker, which starts while the block does other things first.
+    """Start a broker in the background of the block, and end it with the block.
 
     Raises:
-        UsageError: its jars, or those with which Spark reads from it, are not to be had.
+        UsageError: the jars of the broker, or of Spark's Kafka reader, are not available.
     """
     kafka_jars()
     broker = KafkaBroker(folder=folder)
@@ -74,14 +74,14 @@ def broker_beside(folder: Path) -> Iterator[KafkaBroker]:
 
 
 def open_topic(broker: KafkaBroker) -> None:
-    """Wait for the broker, and make the topic, of which nothing is ever removed."""
+    """Wait for the broker, and create the topic with unlimited retention."""
     broker.start()
     broker.create_topic(TOPIC, partitions=PARTITIONS, settings={"retention.ms": -1})
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """How many clicks there were in visits that counted, and in those that were aborted."""
+    """Numbers of clicks in committed and in aborted visits."""
 
     clicks: int = 0
     aborted: int = 0
@@ -89,7 +89,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Clicking(Steady):
-    """Visits of the shop; `url` names its brokers."""
+    """Visits of the shop; `url` contains the addresses of the brokers."""
 
     sent: Sent = Sent()
 
@@ -121,7 +121,10 @@ class Clicking(Steady):
         self.sent = Sent(was.clicks + clicks, was.aborted)
 
     def _click(self, producer: Producer, clicks: int) -> None:
-        """So many, each acknowledged; an abort would take back what is not sent yet."""
+        """Send this many clicks and wait until each is acknowledged.
+
+        An abort would drop clicks that are not sent yet.
+        """
         failed: list[KafkaError] = []
         customer = self.chance.randint(1, CUSTOMERS)
         for _ in range(clicks):
@@ -138,7 +141,7 @@ class Clicking(Steady):
 
 
 def ends(brokers: str) -> dict[int, int]:
-    """By partition, the offset after all that is there. Nobody may send meanwhile."""
+    """Return the end offset of each partition. There must be no concurrent producer."""
     with _consumer(brokers) as consumer:
         found = {}
         for partition in range(PARTITIONS):
@@ -151,7 +154,7 @@ def ends(brokers: str) -> dict[int, int]:
 
 
 def committed(brokers: str) -> Counter[Row]:
-    """All clicks that a reader of what is committed sees: their columns, and where they are."""
+    """Return all committed clicks: their columns, partition and offset."""
     found: Counter[Row] = Counter()
     unread = set(range(PARTITIONS))
     with _consumer(brokers) as consumer:
@@ -173,7 +176,7 @@ def committed(brokers: str) -> Counter[Row]:
 
 
 def _click_of(customer: int, chance: random.Random) -> dict[str, Any]:
-    """On a product, or on another page."""
+    """Return a click on a product or on another page."""
     if chance.random() < 0.5:
         product = chance.randint(1, PRODUCTS)
         return {"customer": customer, "page": f"/product/{product}", "product": product}
@@ -185,7 +188,7 @@ def _consumer(brokers: str) -> Iterator[Consumer]:
     consumer = Consumer(
         {
             **_client(brokers),
-            "group.id": "penstock-demo",  # It joins none; the client asks for a name.
+            "group.id": "penstock-demo",  # Required by the client; it joins no group.
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
@@ -207,7 +210,7 @@ def _silent() -> UsageError:
 
 
 def main() -> None:
-    """Fetch what a broker needs, if that is not here yet; then print the option, or why not."""
+    """Fetch the missing jars of a broker; print the option, or the reason why it fails."""
     if fetched := jars_to_fetch():
         sys.stderr.write(f"the demo follows a topic, too{fetched} …\n")
     try:

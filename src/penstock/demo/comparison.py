@@ -1,9 +1,9 @@
-"""Source, collection and target, compared as of one time.
+"""Comparison of source, collection and target as of one time.
 
-Each row is compared as text, column by column: as Postgres prints it, which is what a
-collection knows and what SQLite was given. The shop's books must add up in all three. Of a
-topic, what is compared is what a reader of what is committed sees. A comparison of nearly
-nothing proves nothing, and fails.
+Each row is compared as text, column by column, as Postgres prints it. A collection can print its
+values in this form, and SQLite stores them in it. The books of the shop must balance in all three.
+Of a topic, the committed records are compared. A comparison of almost no rows proves nothing, and
+fails.
 """
 
 import sqlite3
@@ -42,62 +42,62 @@ __all__ = [
 
 FEWEST_ROWS: Final = 1_000
 SHOWN: Final = 3
-"""Differences of one table that are told."""
+"""Maximum number of reported differences per table."""
 
 Row = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the three are."""
+    """Addresses of source, lake and target."""
 
     postgres: str
     lake: str
     sqlite: Path
     source: str = "shop"
     brokers: str | None = None
-    """Of the topic of clicks, if there is one."""
+    """Brokers of the topic of clicks, if there is one."""
 
     def collection(self, table: str) -> str:
-        """What the collection of a table is called."""
+        """Return the name of the collection of a table."""
         return f"{self.source}.public.{table}"
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What was found."""
+    """Result of a comparison."""
 
     as_of: int
     rows: int
-    """Of the source, in all tables."""
+    """Rows of the source, in all tables."""
 
     updates: int
     deletes: int
     inserts: int
     transactions: int
-    """What changed upstream while the target followed."""
+    """Number of upstream changes while the target was following."""
 
     first_row_s: float
     looks: int
-    """How often the books in SQLite were looked at meanwhile."""
+    """Number of checks of the books in SQLite while the pipeline ran."""
 
     differences: tuple[str, ...]
-    """The first few of each table, and books that did not add up."""
+    """The first few differences of each table, and books that did not balance."""
 
     clicks: int | None = None
-    """What a reader of what is committed sees of the topic, if there is one."""
+    """Number of committed records of the topic, if there is one."""
 
     aborted: int = 0
-    """Clicks that were sent in transactions that were aborted."""
+    """Number of clicks sent in aborted transactions."""
 
     @property
     def equal(self) -> bool:
-        """Whether all three hold the same."""
+        """Return whether all three have the same contents."""
         return not self.differences
 
     @property
     def trivial(self) -> str:
-        """Why being equal would prove nothing; nothing, if it proves something."""
+        """Reason why equality would prove nothing; empty if it proves something."""
         if self.rows < FEWEST_ROWS:
             return f"only {self.rows} rows were compared, fewer than {FEWEST_ROWS}"
         if not self.updates:
@@ -109,7 +109,7 @@ class Compared:
         return ""
 
     def told(self) -> Mapping[str, Any]:
-        """As JSON has it."""
+        """Return the result as a JSON object."""
         return {
             "first_row_s": self.first_row_s,
             "rows": self.rows,
@@ -135,10 +135,11 @@ def compare(
     looks: int = 0,
     torn: str = "",
 ) -> Compared:
-    """Compare them. Nobody may write meanwhile, and the target must have come to `as_of`.
+    """Compare source, collections and target, which must have reached `as_of`.
 
-    `made` is what changed while the target followed, `sent` what was sent to the topic, and
-    `torn` what was wrong with the target's books at one of the `looks` at them.
+    There must be no concurrent writer. `made` counts the changes while the target was following,
+    `sent` the clicks sent to the topic. `torn` describes unbalanced books that one of the `looks`
+    at the target found; it is empty if there were none.
     """
     rows, clicks, differences = 0, None, list[str]()
     with (
@@ -190,16 +191,16 @@ def compare(
 
 
 def position(postgres: str) -> int:
-    """Where the server's log is: all that is committed by now is before it."""
+    """Return the current WAL position; everything committed before the call is below it."""
     with psycopg.connect(postgres, autocommit=True) as connection:
         (row,) = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchall()
         return int(row[0])
 
 
 def time_at(places: Places, lsn: int, ends: Mapping[int, int] | None = None) -> int | None:
-    """A time at which the sources' bindings have come so far, if they have.
+    """Return a time when the remap bindings have reached these positions; None if there is none.
 
-    That is to a position of Postgres, and to these ends of the topic's partitions.
+    The positions are an LSN of Postgres and the end offsets of the topic's partitions.
     """
     time, rows = _progress(places, places.source)
     if not any(row["lsn"] >= lsn for row in rows):
@@ -213,7 +214,7 @@ def time_at(places: Places, lsn: int, ends: Mapping[int, int] | None = None) -> 
 
 
 def _progress(places: Places, source: str) -> tuple[int, Sequence[Mapping[str, Any]]]:
-    """The latest time of a source, and its bindings as of it, if there are any."""
+    """Return the latest time of a source, and its remap bindings as of that time."""
     found = find_progress_view(
         places.lake, f"{source}_progress", hold=False, settings=persist.Settings()
     )
@@ -226,14 +227,14 @@ def _progress(places: Places, source: str) -> tuple[int, Sequence[Mapping[str, A
 
 
 def books_in_sqlite(path: Path) -> Books | None:
-    """The books as of its last commit, if there are rows yet."""
+    """Return the books as of the last commit; None if there are no rows yet."""
     if not path.exists():
         return None
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as target:
             books: Books = target.execute(BOOKS).fetchone()
     except sqlite3.OperationalError:
-        return None  # There are no tables yet.
+        return None  # The tables do not exist yet.
     return books if books[3] else None
 
 
@@ -266,7 +267,7 @@ def rows_in_sqlite(target: sqlite3.Connection, table: str, columns: Sequence[str
 def _texts(table: pa.Table, name: str) -> list[str | None]:
     label = label_of(table.schema.field(name))
     values = table.column(name).combine_chunks()
-    if label is None:  # Not of Postgres.
+    if label is None:  # A column that is not from Postgres.
         return [None if value is None else str(value) for value in values.to_pylist()]
     texts: list[str | None] = to_text(label, values).to_pylist()
     return texts
@@ -280,7 +281,7 @@ def _differences(
     stored: Counter[Row],
     written: Counter[Row],
 ) -> Iterable[str]:
-    """Rows that should be there and are not, and the other way round, named."""
+    """Yield a description of missing and of unexpected rows."""
     only = f"has, and {upstream} has not,"
     for what, where, rows in (
         ("lacks", "the collection", there - stored),

@@ -1,9 +1,10 @@
-"""Compiles, in a process beside a first run, what the way to an endpoint needs.
+"""Compilation of hot loops in a separate process, during the first run.
 
-Hot loops are compiled where they are first called, and kept on disk. In a very first run
-the source's come one after another and then those of transactions, each awaited; here the
-latter are called with next to nothing while the former are under way. So are those that
-read a topic's records, which each of Spark's workers would compile for itself.
+A hot loop is compiled at its first call, and the result is cached on disk. In the first run, the
+loops of the source are compiled one after another, then the loops of transactions. Each compilation
+blocks the run. This process calls the loops of transactions with minimal input while the source
+compiles its own. It also calls the loops that decode records of a topic, which each Spark worker
+would otherwise compile for itself.
 """
 
 import subprocess
@@ -16,12 +17,12 @@ from typing import Final
 __all__ = ["compiled_beside"]
 
 KAFKA: Final = "kafka"
-"""The argument with which those of a topic are compiled, too."""
+"""Argument that adds the loops of a topic."""
 
 
 @contextmanager
 def compiled_beside(*, kafka: bool = False) -> Iterator[None]:
-    """Whatever runs in the block finds more and more of it compiled."""
+    """Compile the hot loops in a separate process while the block runs."""
     if _compiled(kafka):
         yield
         return
@@ -39,7 +40,7 @@ def compiled_beside(*, kafka: bool = False) -> Iterator[None]:
 
 
 def _compiled(kafka: bool) -> bool:
-    """Whether an earlier run has left the last of them on disk, beside its file."""
+    """Return whether an earlier run has cached the last of them on disk, next to its module."""
     from penstock.sources.postgres.types import decimals
 
     folder = Path(decimals.__file__).parent / "__pycache__"
@@ -53,7 +54,7 @@ def _compiled(kafka: bool) -> bool:
 
 
 def main() -> None:
-    """Call each once, the one that takes longest first."""
+    """Call each loop once, starting with the slowest to compile."""
     from decimal import Decimal
 
     import pyarrow as pa
@@ -74,7 +75,7 @@ def main() -> None:
         pa.array([1.5, None]),
         pa.array([True, None]),
     ]
-    # Bytes that are as packed keys are, whatever they hold.
+    # Bytes of the same type as packed keys; their contents do not matter.
     cells = pa.array([b"a", b"b"])
     message = arena.encode_arena(1, 1, [cells, cells, cells], [pa.array([True, False])])
     arena.decode_arena(message, 0, len(message), "a message")

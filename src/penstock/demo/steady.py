@@ -1,4 +1,4 @@
-"""Something that is done again and again beside all else, until it is stopped."""
+"""Background thread that repeats an action at a constant rate until it is stopped."""
 
 import random
 import threading
@@ -15,7 +15,7 @@ __all__ = ["Steady"]
 
 @dataclass(slots=True)
 class Steady(ABC):
-    """Does it about `rate` times a second, in a thread of its own."""
+    """Action that runs about `rate` times per second in its own thread."""
 
     url: str = field(repr=False)
     chance: random.Random
@@ -27,30 +27,29 @@ class Steady(ABC):
 
     @abstractmethod
     def _acting(self) -> AbstractContextManager[Callable[[], None]]:
-        """Connect, and hand over what does it once; raises UsageError where that fails."""
+        """Connect, and yield a function that runs the action once; raise UsageError on failure."""
 
     def start(self) -> None:
-        """Begin."""
         name = type(self).__name__.lower()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End it after what is under way; raises what ended it before."""
+        """Stop after the current action; raise the error if the thread has failed."""
         self.end()
         self.check()
 
     def end(self) -> None:
-        """End it, whatever became of it."""
+        """Stop after the current action, without raising the error of the thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
     def check(self) -> None:
-        """See whether it goes on.
+        """Check that the thread has not failed.
 
         Raises:
-            UsageError: it does not.
+            UsageError: the thread has failed.
         """
         if self._error is not None:
             raise self._error
