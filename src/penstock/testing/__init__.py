@@ -1,1 +1,1 @@
-"""For tests, ours and yours: clocks that obey, stores that fail, what a connector must keep."""
+"""Test kit for Penstock and for connectors: manual clock, failing stores, conformance suite."""

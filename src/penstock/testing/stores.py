@@ -1,16 +1,16 @@
-"""Stores that fail on request, and a disk whose plug can be pulled.
+"""Stores that fail on request, and a disk that simulates power cuts.
 
-`UnreliableBlob` plays each write in one of four ways: it happens or not, and
-is answered or not. `PowerCutDisk` lies under the real `FileBlob` and keeps
-apart what was written and what was synced, so that
+`UnreliableBlob` gives each write one of four outcomes: it happens or not, and a response arrives or
+not. `PowerCutDisk` is a disk for the real `FileBlob`. It distinguishes written data from synced
+data:
 
     disk = PowerCutDisk()
     blob = FileBlob("/lake", disk=disk)
     …
     reopened = FileBlob("/lake", disk=disk.after_power_cut(chance))
 
-shows one of the states a machine may wake up in. `CarelessDisk` and
-`lying_create` plant bugs, by which a checker proves that it checks.
+`reopened` then has one of the possible states after a restart of the machine. `CarelessDisk` and
+`lying_create` are planted bugs, which prove that a checker finds errors.
 """
 
 import errno
@@ -41,26 +41,26 @@ _Outcome = TypeVar("_Outcome")
 
 
 class Fate(Enum):
-    """What becomes of one write: whether it happens, and whether it is answered."""
+    """Outcome of one write: whether it happens, and whether a response arrives."""
 
     ANSWERED = auto()
-    """It happened and we were told."""
+    """The write happens, and the response arrives."""
 
     ANSWER_LOST = auto()
-    """It happened, and all we got is an error that leaves it in doubt."""
+    """The write happens, but the error leaves its outcome indeterminate."""
 
     REQUEST_LOST = auto()
-    """It did not happen, with the same error."""
+    """The write does not happen, with the same indeterminate error."""
 
     FAILED = auto()
-    """It did not happen, and the error says so."""
+    """The write does not happen, with a determinate error."""
 
 
 class UnreliableBlob:
-    """A `Blob` whose writes meet the fates of `script`, and then those that `chance` draws.
+    """`Blob` whose writes have the outcomes of `script`, and then random ones from `chance`.
 
-    Without either they are all answered. With `lying_create`, a planted bug,
-    creating a key that is taken overwrites it and claims to have created it.
+    Without either, all writes succeed. With `lying_create`, a planted bug, a `create` of an
+    existing key overwrites it and reports success.
     """
 
     def __init__(
@@ -77,42 +77,42 @@ class UnreliableBlob:
         self._lying_create = lying_create
         self._lock = threading.Lock()
         self.fates: list[Fate] = []
-        """What became of each write so far."""
+        """Outcomes of all writes so far."""
 
     @property
     def name(self) -> str:
-        """The name of the store within."""
+        """Name of the wrapped store."""
         return self._inner.name
 
     def get(self, key: str, *, start: int = 0) -> bytes | None:
-        """Read, reliably."""
+        """Read without failures."""
         return self._inner.get(key, start=start)
 
     def put(self, key: str, data: bytes) -> None:
-        """Write, as fate has it."""
+        """Write with the next outcome."""
         self._met(key, lambda: self._inner.put(key, data))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create, as fate has it."""
+        """Create with the next outcome."""
         if self._lying_create and self._inner.get(key) is not None:
             self._met(key, lambda: self._inner.put(key, data))
             return True
         return self._met(key, lambda: self._inner.create(key, data))
 
     def settle(self, keys: list[str]) -> None:
-        """Settle, reliably."""
+        """Settle without failures."""
         self._inner.settle(keys)
 
     def delete(self, key: str) -> None:
-        """Delete, as fate has it."""
+        """Delete with the next outcome."""
         self._met(key, lambda: self._inner.delete(key))
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
-        """List, reliably."""
+        """List without failures."""
         return self._inner.list(prefix, after=after)
 
     def close(self) -> bool:
-        """Close the store within."""
+        """Close the wrapped store."""
         return self._inner.close()
 
     def _met(self, key: str, write: Callable[[], _Outcome]) -> _Outcome:
@@ -131,28 +131,27 @@ class UnreliableBlob:
 
 
 class PowerCut(BaseException):
-    """The machine is off. Not an `Exception`, since no code of ours outlives it."""
+    """Power failure. Not an `Exception`: no code of ours survives it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that was done to a disk."""
+    """Operation on a disk."""
 
     deed: str
     """`make folder`, `write`, `sync file`, `link`, `replace`, `sync folder` or `unlink`."""
 
     name: str
-    """The last part of the path."""
+    """Last component of the path."""
 
 
 class PowerCutDisk:
-    """A `Disk` in memory that knows what is synced.
+    """In-memory `Disk` that tracks synced state.
 
-    The plug is pulled just before step number `cut_before`, if that is given:
-    it and everything after raise `PowerCut`. The syncs whose numbers are in
-    `failing_syncs` raise EIO, and what they should have saved stays unsynced
-    whatever is synced later, as with a kernel that has dropped the pages.
-    Steps and syncs are numbered from 0.
+    The power fails just before step number `cut_before`, if given: this step and all later ones
+    raise `PowerCut`. The syncs with numbers in `failing_syncs` raise EIO. Their data stays unsynced
+    after later syncs, as with a kernel that has dropped the pages. Steps and syncs are
+    numbered from 0.
     """
 
     def __init__(
@@ -171,30 +170,29 @@ class PowerCutDisk:
         self._next_handle = 0
         self._syncs = 0
         self.steps: list[Step] = []
-        """Everything that was done, in order."""
+        """All operations, in order."""
 
     def after_power_cut(self, chance: random.Random) -> "PowerCutDisk":
-        """A disk as it may be found afterwards: all that was synced, and any part of the rest."""
+        """Return a possible disk after a power cut: all synced data, random unsynced data."""
         with self._lock:
             found = PowerCutDisk(clock=self._clock)
             found._top = self._top.surviving(chance)
             return found
 
     def restore_power(self) -> None:
-        """Go on as if only the process had died: what was written is seen, synced or not."""
+        """Continue as after a process crash: all written data is visible, synced or not."""
         self._cut_before = None
 
     def fail_sync(self, number: int) -> None:
-        """Let the sync with this number fail, counting from the first ever."""
+        """Make the sync with this number fail, counted from the first sync of the disk."""
         self._failing_syncs.add(number)
 
     def contents(self, root: str) -> dict[str, bytes]:
-        """The bytes of each file below `root`, by path from there."""
+        """Return the bytes of each file below `root`, by relative path."""
         with self._lock:
             return dict(_files(self._folder(root), ""))
 
     def make_folder(self, path: str) -> bool:
-        """See `Disk`."""
         with self._stepping("make folder", path):
             parent, name = self._parent(path)
             if name in parent.names:
@@ -203,16 +201,14 @@ class PowerCutDisk:
             return True
 
     def open_folder(self, path: str) -> int:
-        """See `Disk`."""
         with self._lock:
             return self._opened(self._folder(path))
 
     def same_device(self, path: str, other: str) -> bool:
-        """All of it is one file system."""
+        """Return True: the disk is one file system."""
         return True
 
     def write_new(self, folder: int, name: str, data: bytes) -> int:
-        """See `Disk`."""
         with self._stepping("write", name):
             names = self._held_folder(folder)
             if name in names.names:
@@ -222,17 +218,14 @@ class PowerCutDisk:
             return self._opened(file)
 
     def open_file(self, path: str) -> int:
-        """See `Disk`."""
         with self._lock:
             return self._opened(self._file(path))
 
     def sync_file(self, file: int) -> None:
-        """See `Disk`."""
         with self._stepping("sync file", ""):
             self._sync(self._handles[file])
 
     def link(self, source: int, name: str, target: int, as_name: str) -> None:
-        """See `Disk`."""
         with self._stepping("link", as_name):
             node = self._held_folder(source).found(name)
             names = self._held_folder(target)
@@ -241,7 +234,6 @@ class PowerCutDisk:
             names.change(as_name, node)
 
     def replace(self, source: int, name: str, target: int, as_name: str) -> None:
-        """See `Disk`."""
         with self._stepping("replace", as_name):
             node = self._held_folder(source).found(name)
             names = self._held_folder(target)
@@ -251,12 +243,10 @@ class PowerCutDisk:
             self._held_folder(source).change(name, None)
 
     def sync_folder(self, folder: int) -> None:
-        """See `Disk`."""
         with self._stepping("sync folder", ""):
             self._sync(self._held_folder(folder))
 
     def unlink(self, folder: int, name: str) -> None:
-        """See `Disk`."""
         with self._stepping("unlink", name):
             names = self._held_folder(folder)
             if isinstance(names.found(name), _FolderNode):
@@ -264,24 +254,20 @@ class PowerCutDisk:
             names.change(name, None)
 
     def remove(self, path: str) -> None:
-        """See `Disk`."""
         with self._stepping("unlink", path):
             self._file(path)
             parent, name = self._parent(path)
             parent.change(name, None)
 
     def close(self, handle: int) -> None:
-        """See `Disk`."""
         with self._lock:
             del self._handles[handle]
 
     def read(self, path: str, start: int = 0) -> bytes:
-        """See `Disk`."""
         with self._lock:
             return self._file(path).data[start:]
 
     def names(self, path: str) -> list[FolderEntry]:
-        """See `Disk`."""
         with self._lock:
             names = self._folder(path).names
             return [
@@ -289,7 +275,6 @@ class PowerCutDisk:
             ]
 
     def size_and_ctime_ms(self, path: str) -> tuple[int, int]:
-        """See `Disk`."""
         with self._lock:
             file = self._file(path)
             return len(file.data), file.modified_ms
@@ -343,17 +328,17 @@ class PowerCutDisk:
 
 
 class PlantedBug(Enum):
-    """Mistakes that a checker of durability must catch (row 8 of the invariants)."""
+    """Mistakes that a durability checker must find (row 8 of the invariants)."""
 
     LINK_BEFORE_SYNC = auto()
-    """Files are synced only after the next link, so a name may come to mean half a file."""
+    """Files are synced only after the next link, so a name may refer to a partial file."""
 
     RETRY_SYNC = auto()
-    """A sync that failed is tried again, and its success believed."""
+    """A failed sync is retried, and its success is believed."""
 
 
 class CarelessDisk:
-    """A `Disk` that does what `inner` does, with one mistake."""
+    """`Disk` with the behaviour of `inner`, except for one planted bug."""
 
     def __init__(self, inner: Disk, bug: PlantedBug) -> None:
         self._inner = inner
@@ -372,18 +357,18 @@ class CarelessDisk:
         self.size_and_ctime_ms = inner.size_and_ctime_ms
 
     def sync_file(self, file: int) -> None:
-        """Sync a file: later, or once more."""
+        """Sync a file, late or with a retry."""
         if self._bug is PlantedBug.LINK_BEFORE_SYNC:
             self._owed.append(file)
         else:
             self._sync(self._inner.sync_file, file)
 
     def sync_folder(self, folder: int) -> None:
-        """Sync a folder: perhaps once more."""
+        """Sync a folder, possibly with a retry."""
         self._sync(self._inner.sync_folder, folder)
 
     def link(self, source: int, name: str, target: int, as_name: str) -> None:
-        """Link, and only then sync what was to be synced before."""
+        """Link, and only then do the delayed syncs."""
         self._inner.link(source, name, target, as_name)
         while self._owed:
             file = self._owed.pop(0)
@@ -391,7 +376,7 @@ class CarelessDisk:
             self._inner.close(file)
 
     def close(self, handle: int) -> None:
-        """Give back a handle, unless its sync is still owed."""
+        """Close a handle, unless its sync is still pending."""
         if handle not in self._owed:
             self._inner.close(handle)
 
@@ -406,13 +391,13 @@ class CarelessDisk:
 
 @dataclass(slots=True)
 class _FileNode:
-    """A file's bytes, which are written once."""
+    """Contents of a file, which are written once."""
 
     data: bytes
     modified_ms: int
     synced: bool = False
     lost: bool = False
-    """A sync failed, and later ones prove nothing."""
+    """Set when a sync failed; later syncs prove nothing."""
 
     def sync(self) -> None:
         self.synced = not self.lost
@@ -423,7 +408,7 @@ class _FileNode:
     def surviving(self, chance: random.Random) -> "_FileNode":
         data = self.data
         if not self.synced:
-            # A disk may have the length without the bytes, or the first of them.
+            # A disk may have the length without the bytes, or only a prefix.
             kept = data[: chance.randrange(len(data) + 1)]
             data = chance.choice([data, kept, kept + bytes(len(data) - len(kept)), b""])
         return _FileNode(data, self.modified_ms, synced=True)
@@ -431,13 +416,13 @@ class _FileNode:
 
 @dataclass(slots=True)
 class _FolderNode:
-    """A folder's names: as seen now, as synced, and what lies between."""
+    """Names in a folder: current, synced, and the changes between the two."""
 
     names: dict[str, "_Node"] = field(default_factory=dict)
     synced: dict[str, "_Node"] = field(default_factory=dict)
     unsynced: list[tuple[str, "_Node | None"]] = field(default_factory=list)
     lost: list[tuple[str, "_Node | None"]] = field(default_factory=list)
-    """Changes whose sync failed; later ones prove nothing of them."""
+    """Changes whose sync failed; later syncs prove nothing about them."""
 
     def found(self, name: str) -> "_Node":
         node = self.names.get(name)
