@@ -1,12 +1,12 @@
-"""Whether a connector keeps the materialization protocol, in whatever language it is written.
+"""Conformance suite of the materialization protocol, for connectors in any language.
 
     report = run(load("connector.yaml"), "127.0.0.1:9000")
     print(report.as_table())
 
-The suite speaks gRPC, and knows nothing of a connector but what its file says. It
-plays the runtime: it opens streams, loads, stores and commits, keeps a recovery log,
-kills the connector, breaks the rules, and looks at what came of it. What it could
-not test is skipped and says why; nothing passes that was not tested.
+The suite uses gRPC and knows a connector only by its configuration file. It plays the role of the
+runtime: it opens streams, loads, stores and commits, keeps a recovery log, kills the connector,
+violates the protocol, and inspects the result. A check that cannot run is skipped with a reason. No
+check passes without a test.
 """
 
 from penstock.testing.conformance.check import CHECKS, Check, Need

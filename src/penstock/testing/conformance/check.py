@@ -1,4 +1,4 @@
-"""What a check is, how it ends, and the list of all of them."""
+"""Definition of a check, its outcomes, and the list of all checks."""
 
 import enum
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ __all__ = ["CHECKS", "Check", "Failed", "Need", "Skipped", "check", "why_skipped
 
 
 class Need(enum.Enum):
-    """Without which a check cannot be made; its value is why."""
+    """Prerequisite of a check; the value is the reason to skip the check without it."""
 
     COMMAND = "there is no `command`, so the connector cannot be killed and started"
     READ = "there is no `read`, so what the endpoint holds cannot be seen"
@@ -29,11 +29,11 @@ class Need(enum.Enum):
 
 
 class Failed(PenstockError):
-    """The connector broke the rule."""
+    """Violation of the rule by the connector."""
 
 
 class Skipped(Exception):
-    """It turned out that the rule cannot be tested here; says why."""
+    """Discovery that the rule cannot be tested with this connector, with the reason."""
 
 
 Body = Callable[["Peer"], None]
@@ -41,25 +41,25 @@ Body = Callable[["Peer"], None]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One rule, and the deed that tests it."""
+    """Rule and the function that tests it."""
 
     name: str
     rule: str
-    """What is demanded, as a sentence."""
+    """Requirement, as a sentence."""
 
     source: str
-    """Where the rule stands."""
+    """Document and section of the rule."""
 
     body: Body
     needs: tuple[Need, ...] = ()
     patterns: frozenset[Pattern] = frozenset(Pattern)
     otherwise: str = ""
-    """Why it is not made for the other patterns."""
+    """Reason to skip the check for the other patterns."""
 
 
 _CHECKS: Final[dict[str, Check]] = {}
 CHECKS: Final[Mapping[str, Check]] = MappingProxyType(_CHECKS)
-"""All of them by name, in the order they are made."""
+"""All checks by name, in the order of execution."""
 
 
 def check(
@@ -71,7 +71,7 @@ def check(
     patterns: frozenset[Pattern] = frozenset(Pattern),
     otherwise: str = "",
 ) -> Callable[[Body], Body]:
-    """Put a function on the list."""
+    """Add a function to the list of checks."""
 
     def listed(body: Body) -> Body:
         if name in _CHECKS:
@@ -83,7 +83,7 @@ def check(
 
 
 def why_skipped(each: Check, config: Config, *, loads: bool) -> str:
-    """What is missing for this check; empty if nothing is. `loads`: whether there are Loads."""
+    """Return the reason to skip a check; empty if there is none. `loads`: there are Loads."""
     if config.pattern not in each.patterns:
         return each.otherwise
     has = {

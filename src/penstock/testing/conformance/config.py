@@ -1,4 +1,4 @@
-"""What a connector's author tells the suite, in a file.
+"""Configuration file of the suite, written by the author of a connector.
 
     endpoint: {path: /tmp/conformance.db}
     resource: {table: "{name}"}
@@ -7,9 +7,8 @@
     command: [my-connector, --listen, "{address}"]
     read: [sqlite3, -json, /tmp/conformance.db, "select * from {name}"]
 
-The first four are needed. Without `command` nothing can be killed, and without
-`read` nothing can be seen that a Load does not bring; what is not tested for that
-reason is listed as skipped.
+The first four are required. Without `command` the suite cannot kill the connector. Without `read`
+it can inspect only data that a Load returns. Checks that need them are then listed as skipped.
 """
 
 import enum
@@ -28,19 +27,19 @@ __all__ = ["EXACTLY_ONCE", "Config", "Pattern", "Tls", "filled", "load"]
 
 
 class Pattern(enum.StrEnum):
-    """Whose commit counts, and what the endpoint can promise."""
+    """Authority of the commit, and guarantee of the endpoint."""
 
     REMOTE_AUTHORITATIVE = "remote-authoritative"
-    """The endpoint keeps the checkpoint, and fences."""
+    """The endpoint stores the checkpoint, and fences."""
 
     IDEMPOTENT_APPLY = "idempotent-apply"
     """Work is staged, and applied after the recovery log has committed."""
 
     NON_TRANSACTIONAL = "non-transactional"
-    """Stores are written through; what was not committed is stored again."""
+    """Stores are written through; uncommitted ones are stored again."""
 
     PUSH_ONLY = "push-only"
-    """Documents are sent, and cannot be asked for."""
+    """Documents are sent, and cannot be loaded."""
 
 
 EXACTLY_ONCE: Final = frozenset({Pattern.REMOTE_AUTHORITATIVE, Pattern.IDEMPOTENT_APPLY})
@@ -88,7 +87,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def filled(template: Any, **names: str) -> Any:
-    """`template` with its placeholders replaced, in every string within."""
+    """Return `template` with the placeholders in all its strings replaced."""
     match template:
         case str():
             return template.format(**names)
@@ -105,7 +104,7 @@ class _Section(BaseModel):
 
 
 class Tls(_Section):
-    """Certificates, if the connector is spoken to over TLS."""
+    """Certificates for a connector that uses TLS."""
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -117,46 +116,49 @@ Template = Annotated[dict[str, Any], AfterValidator(_template)]
 
 
 class Config(_Section):
-    """A connector, and what of it can be tested."""
+    """Connector, with its testable properties."""
 
     endpoint: dict[str, Any] = Field(repr=False)
-    """The endpoint configuration, as it is given to the connector."""
+    """Endpoint configuration, passed to the connector unchanged."""
 
     resource: Template
-    """The resource configuration; `{name}` becomes a name of the check's own."""
+    """Resource configuration; `{name}` is replaced by a unique name."""
 
     pattern: Pattern
     accepts_delete: bool
     delta_resource: Template | None = None
-    """The resource of a binding that takes delta updates, if it is another."""
+    """Resource configuration of a binding with delta updates, if different."""
 
     delta: bool = True
-    """Whether there are such bindings at all."""
+    """Support for bindings with delta updates."""
 
     exists: Literal["hint", "exact"] = "hint"
-    """Whether `exists` of a Store may be wrong."""
+    """Tolerance of a wrong `exists` in a Store: `hint` tolerates it."""
 
     newer_wins: bool = True
-    """Whether the endpoint can tell an older value from a newer one."""
+    """Ability of the endpoint to compare the age of two values."""
 
     breaks_locks: bool = True
-    """Whether a shard can open though another process hangs in Store; not where the endpoint
-    has one writer at a time, and no way to end it."""
+    """Ability of a shard to open while another process hangs in Store.
+
+    False if the endpoint allows one writer at a time and cannot end that writer.
+    """
 
     command: Annotated[tuple[str, ...], AfterValidator(_command)] = ()
-    """Starts the connector; `{address}` is where it must listen, `{port}` a part of it."""
+    """Command that starts the connector on `{address}`; `{port}` is the port of it."""
 
     read: Annotated[tuple[str, ...], AfterValidator(_reader)] = ()
-    """Prints the rows of the resource `{name}`, or what was pushed, as a JSON object a line."""
+    """Command that prints the rows, or pushed documents, of `{name}` as one JSON object per line.
+    """
 
     patience_s: float = Field(default=30.0, gt=0)
-    """How long a check waits for one answer."""
+    """Timeout of one response, in seconds."""
 
     settle_s: float = Field(default=0.2, gt=0)
-    """How long a connector is given to get at what it does not answer, such as a Store."""
+    """Delay for messages without a response, such as Store, to take effect, in seconds."""
 
     start_s: float = Field(default=60.0, gt=0)
-    """How long `command` may take until it answers."""
+    """Timeout of the start of `command`, in seconds."""
 
     tls: Tls | None = None
     token: str = Field(default="", repr=False)
@@ -164,7 +166,7 @@ class Config(_Section):
 
     @property
     def security(self) -> Security:
-        """How the line to the connector is made."""
+        """Transport security of the connection to the connector."""
         tls = self.tls or Tls()
         return Security(
             ca=tls.ca,
@@ -177,10 +179,10 @@ class Config(_Section):
 
 
 def load(path: str | Path) -> Config:
-    """The configuration in a file.
+    """Return the configuration in a file.
 
     Raises:
-        UsageError: it cannot be read, or says something it cannot mean.
+        UsageError: the file cannot be read, or is invalid.
     """
     try:
         text = Path(path).read_text()
@@ -198,10 +200,10 @@ def load(path: str | Path) -> Config:
 
 
 def parse(content: Any, what: str = "the conformance configuration") -> Config:
-    """The configuration that `content` is; errors call it `what`.
+    """Return the configuration in `content`; errors refer to it as `what`.
 
     Raises:
-        UsageError: it says something it cannot mean.
+        UsageError: the configuration is invalid.
     """
     if not isinstance(content, dict):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The collections that checks materialize, and how their documents are packed."""
+"""Collections that the checks materialize, and the encoding of their documents."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +33,14 @@ _TAKEN: Final = frozenset(
 
 @dataclass(frozen=True)
 class Layout:
-    """Which fields documents have; each is at the top, under its own name."""
+    """Fields of documents; each is at the top level, under its own name."""
 
     keys: tuple[str, ...]
     fields: Mapping[str, str]
-    """The JSON type of each field; those that are no key may be null or missing."""
+    """JSON type of each field; non-key fields may be null or missing."""
 
     def collection(self, name: str) -> CollectionSpec:
-        """A collection of such documents."""
+        """Return a collection of such documents."""
         return specs.collection(
             f"conformance/{name}",
             *(
@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What the documents are, as JSON schema."""
+        """JSON schema of the documents."""
         return {
             "type": "object",
             "properties": {
@@ -66,7 +66,7 @@ class Layout:
         }
 
     def selection(self, validated: ValidatedBinding) -> FieldSelection:
-        """Every field that the connector takes."""
+        """Return a selection of all fields that the connector accepts."""
         taken = {name for name, each in validated.constraints.items() if each.type in _TAKEN} & {
             *self.fields,
             DOCUMENT,
@@ -78,33 +78,33 @@ class Layout:
         )
 
     def key(self, doc: Document) -> str:
-        """The key of a document, for comparing."""
+        """Return the key of a document, for comparisons."""
         return json.dumps([doc.get(name) for name in self.keys])
 
     def packed_key(self, doc: Document) -> bytes:
-        """The key as it goes over the wire."""
+        """Return the key in its wire encoding."""
         return pack_row([doc[name] for name in self.keys])
 
     def packed_keys(self, docs: Sequence[Document]) -> pa.BinaryArray:
-        """The keys of all of them."""
+        """Return the keys of these documents in their wire encoding."""
         return pa.array([self.packed_key(doc) for doc in docs], pa.binary())
 
     def packed_values(self, docs: Sequence[Document], fields: Sequence[str]) -> pa.BinaryArray:
-        """These fields of all of them."""
+        """Return these fields of the documents in their wire encoding."""
         return pa.array([pack_row([doc.get(name) for name in fields]) for doc in docs], pa.binary())
 
 
 PLAIN: Final = Layout(("id",), {"id": "string", "n": "integer", "word": "string"})
-"""What most checks store: a name, a number and a word."""
+"""Layout of most checks: a name, a number and a word."""
 
 
 def document(name: str, word: str, n: int = 0) -> Document:
-    """One of them."""
+    """Return a document of the layout `PLAIN`."""
     return {"id": name, "n": n, "word": word}
 
 
 def encoded(docs: Sequence[Document]) -> pa.BinaryArray:
-    """Documents as they go over the wire."""
+    """Return documents in their wire encoding."""
     return pa.array(
         [json.dumps(doc, ensure_ascii=False, separators=(",", ":")).encode() for doc in docs],
         pa.binary(),
@@ -112,7 +112,7 @@ def encoded(docs: Sequence[Document]) -> pa.BinaryArray:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Whether both are one JSON value; true is not 1, and 1.0 is."""
+    """Return whether both are equal JSON values; 1 equals 1.0, but not true."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     match left, right:
@@ -127,6 +127,6 @@ def same_json(left: Any, right: Any) -> bool:
 
 
 def shown(value: Any, hide: Callable[[str], str]) -> str:
-    """A value in a message, without secrets, and not longer than a line."""
+    """Return a value for a message, without secrets and at most one line long."""
     text = hide(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 160 else f"{text[:120]}… ({len(text)} characters)"

@@ -1,7 +1,7 @@
-"""A stream on which nothing is waited for in vain.
+"""Stream with timeouts and a record of its messages.
 
-What comes is read in a thread of its own, so that a wait can end when patience
-does, and kept with what was sent, so that a failure can show the last messages.
+A thread receives the responses, so a wait can time out. Sent and received messages are recorded, so
+a failure can show the last ones.
 """
 
 import queue
@@ -22,7 +22,7 @@ _T = TypeVar("_T", bound=Response)
 
 
 class Exchange:
-    """One Transactions stream, as a check uses it."""
+    """Transactions stream of a check."""
 
     def __init__(self, stream: Stream, patience_s: float, record: Callable[[str], None]) -> None:
         self._stream = stream
@@ -33,18 +33,18 @@ class Exchange:
         self._reader.start()
 
     def send(self, request: Request) -> None:
-        """Send what may be sent now."""
+        """Send a request that is valid at this point."""
         self._sent(lambda: self._stream.send(request), _shown(request))
 
     def send_bytes(self, data: bytes, shown: str) -> None:
-        """Send these bytes, whatever they mean; `shown` is what they are called."""
+        """Send raw bytes; `shown` is their name in the record."""
         self._sent(lambda: self._stream.send_bytes(data), shown)
 
     def next(self, awaited: str) -> Response:
-        """The next response; `awaited` says what is waited for.
+        """Return the next response; `awaited` is its name in errors.
 
         Raises:
-            Failed: it did not come in time, or the stream ended instead.
+            Failed: no response arrived in time, or the stream ended.
             ConnectorError: the connector ended the stream with an error.
         """
         try:
@@ -62,7 +62,7 @@ class Exchange:
                 return response
 
     def expect(self, kind: type[_T], awaited: str = "") -> _T:
-        """The next response, which must be of this kind."""
+        """Return the next response, which must be of this kind."""
         awaited = awaited or kind.__name__
         found = self.next(awaited)
         if not isinstance(found, kind):
@@ -70,10 +70,10 @@ class Exchange:
         return found
 
     def refusal(self, of: str) -> ConnectorError:
-        """The error that ends the stream because of what was sent; answers before it are let go.
+        """Return the error that ends the stream because of a request; drop earlier responses.
 
         Raises:
-            Failed: the stream goes on, or ends as if nothing had been wrong.
+            Failed: the stream continues, or ends without an error.
         """
         while True:
             try:
@@ -84,15 +84,15 @@ class Exchange:
                 raise Failed(f"{of} was not refused: {error}") from None
 
     def end(self) -> None:
-        """Say that no more will be sent."""
+        """Half-close the stream."""
         self._record("▸ end of stream")
         self._stream.end()
 
     def ended(self) -> None:
-        """The connector has nothing more to say, either, and is content.
+        """Check that the connector ends the stream without an error.
 
         Raises:
-            Failed: it says something, or does not end the stream.
+            Failed: another response arrives, or the stream does not end.
         """
         try:
             found = self._came.get(timeout=self._patience_s)
@@ -106,13 +106,13 @@ class Exchange:
             raise Failed(f"{found.kind} came instead of the end of the stream")
 
     def cancel(self) -> None:
-        """Break off, and wait until that is known here."""
+        """Cancel the stream, and wait until the receiver has ended."""
         self._record("▸ cancel")
         self._stream.cancel()
         self._reader.join(self._patience_s)
 
     def close(self) -> None:
-        """Break off, if it is not over."""
+        """Cancel the stream if it is still open."""
         self._stream.cancel()
         self._reader.join(self._patience_s)
 
@@ -139,7 +139,7 @@ class Exchange:
             timer.cancel()
 
     def _raise_cause(self, error: ConnectorError) -> NoReturn:
-        """What the reader heard, if it did, says more than that nothing can be sent."""
+        """Raise the error that the receiver got, if any: it is more specific than a failed send."""
         self._reader.join(self._patience_s)
         kept: list[Response | Exception | None] = []
         while not self._came.empty():

@@ -1,7 +1,6 @@
-"""What a check has to work with: lines to the connector, and tasks.
+"""Tools of a check: connections to the connector, and tasks.
 
-A check speaks as a runtime would. Whatever it starts or applies is ended and taken
-away when it is over.
+A check acts as a runtime. The streams and resources that it creates are removed at its end.
 """
 
 import dataclasses
@@ -25,16 +24,16 @@ __all__ = ["Peer", "delta_task"]
 
 
 class Peer:
-    """What a check has to work with."""
+    """Tools of a check."""
 
     def __init__(self, connectors: Connectors, prefix: str) -> None:
         self.connectors = connectors
         self.config: Config = connectors.config
         self.messages: list[str] = []
-        """What was said, in order."""
+        """Messages sent and received, in order."""
 
         self.notes: list[str] = []
-        """What could not be looked at."""
+        """Parts that could not be inspected."""
 
         self._prefix = prefix
         self._named = 0
@@ -43,40 +42,40 @@ class Peer:
 
     @property
     def connection(self) -> Connection:
-        """A line to the connector."""
+        """Connection to the connector."""
         return self.connectors.connection()
 
     @property
     def exact(self) -> bool:
-        """Whether each transaction takes effect once."""
+        """Return whether each transaction takes effect exactly once."""
         return self.config.pattern in EXACTLY_ONCE
 
     @property
     def remote(self) -> bool:
-        """Whether the endpoint keeps the checkpoint."""
+        """Return whether the endpoint stores the checkpoint."""
         return self.config.pattern is Pattern.REMOTE_AUTHORITATIVE
 
     @property
     def endpoint_json(self) -> str:
-        """The endpoint configuration."""
+        """Endpoint configuration as JSON."""
         return json.dumps(self.config.endpoint)
 
     def shown(self, value: Any) -> str:
-        """A value in a message, without secrets, and not longer than a line."""
+        """Return a value for a message, without secrets and at most one line long."""
         return shown(value, self.connectors.hide)
 
     def fresh(self) -> str:
-        """A name that nothing has yet."""
+        """Return an unused name."""
         self._named += 1
         return f"{self._prefix}_{self._named}"
 
     def resource_json(self, name: str, *, delta: bool = False) -> str:
-        """The resource configuration of this name."""
+        """Return the resource configuration of this name as JSON."""
         template = self.config.delta_resource if delta else None
         return json.dumps(filled(template or self.config.resource, name=name))
 
     def exchange(self, *, checked: bool = True, connection: Connection | None = None) -> Exchange:
-        """A new stream, over which nothing was said yet."""
+        """Return a new stream, before its first message."""
         stream = (connection or self.connection).transactions(checked=checked)
         number = len(self._exchanges) + 1
         found = Exchange(
@@ -88,7 +87,7 @@ class Peer:
         return found
 
     def task(self, *resources: Resource, apply: bool = True) -> Task:
-        """A new materialization, validated, and applied unless told otherwise."""
+        """Return a new materialization, validated and, unless `apply` is false, applied."""
         wanted = [
             dataclasses.replace(each, name=each.name or self.fresh())
             for each in resources or (Resource(),)
@@ -102,10 +101,10 @@ class Peer:
     def ask(
         self, bindings: Sequence[ValidateBinding], endpoint_json: str = "", name: str = ""
     ) -> Validated:
-        """Ask Validate about these bindings of the materialization called `name`.
+        """Send Validate with these bindings of the materialization `name`.
 
         Raises:
-            Failed: it does not answer about each of them.
+            Failed: the response has another number of bindings.
         """
         self.messages.append(f"▸ Validate of {len(bindings)} bindings")
         name = name or f"conformance/{self._prefix}"
@@ -117,37 +116,37 @@ class Peer:
         return answer
 
     def another(self) -> Connection:
-        """A line to a second process over the same endpoint."""
+        """Return a connection to a second process with the same endpoint."""
         self.messages.append("▸ over to another process")
         return self.connectors.another()
 
     def kill(self) -> None:
-        """End the connector at once; it is started again when it is next spoken to."""
+        """Kill the connector; the next message starts it again."""
         self.messages.append("▸ kill -9")
         self.connectors.kill()
 
     def pause(self) -> None:
-        """Let the connector get at what was sent, where no answer says that it has."""
+        """Wait until the connector has probably processed messages that have no response."""
         SYSTEM_CLOCK.wait(threading.Event(), round(self.config.settle_s * 1_000))
 
     def note(self, text: str) -> None:
-        """Say what a check that passes did not look at."""
+        """Record a part that a passing check did not inspect."""
         if text not in self.notes:
             self.notes.append(text)
 
     def close(self) -> None:
-        """End streams, and take away what was applied, as far as can be."""
+        """End the streams, and delete the applied resources as far as possible."""
         for each in self._exchanges:
             each.close()
         for task in self._tasks:
             try:
                 task.delete()
             except PenstockError:
-                return  # What cannot be reached cannot be cleaned.
+                return  # Resources of an unreachable connector cannot be deleted.
 
 
 def delta_task(peer: Peer, *others: Resource) -> Task:
-    """A task whose first binding takes delta updates, and can be read.
+    """Return a task whose first binding uses delta updates and can be read.
 
     Raises:
         Skipped: there is no such binding, or no `read`.

@@ -1,7 +1,7 @@
-"""Connectors as processes: started, killed, and what their endpoint holds.
+"""Processes of connectors: start, kill, output, and contents of their endpoint.
 
-Killing is SIGKILL to the whole process group, so that a wrapper does not shield
-what it wraps. What they print is kept, since it may tell why a check fails.
+A kill sends SIGKILL to the process group, so a wrapper script does not protect its child. The
+output is stored, because it may explain the failure of a check.
 """
 
 import json
@@ -31,11 +31,11 @@ _LINES: Final = 20
 
 
 class NotStarted(UsageError):
-    """There is no connector to speak to."""
+    """Failed start of the connector."""
 
 
 class Connectors:
-    """The connector under test, and a second one of its kind when a check asks for it."""
+    """Connector under test, and a second process of it on request."""
 
     def __init__(
         self, config: Config, address: str | None, folder: Path, clock: Clock = SYSTEM_CLOCK
@@ -55,10 +55,10 @@ class Connectors:
         self._other: tuple[subprocess.Popen[bytes], Connection] | None = None
         self._logs: list[Path] = []
         self.hide: Callable[[str], str] = hider(config)
-        """Takes secrets out of what is shown."""
+        """Function that redacts secrets in displayed text."""
 
     def connection(self) -> Connection:
-        """A line to the connector, which is started if it is not running."""
+        """Return a connection to the connector; start the connector if it does not run."""
         if self.config.command and (self._main is None or self._main.poll() is not None):
             if self._main is not None:
                 self.kill()
@@ -70,7 +70,7 @@ class Connectors:
         return self._line
 
     def another(self) -> Connection:
-        """A line to a second process over the same endpoint, which runs until the end."""
+        """Return a connection to a second, lasting process with the same endpoint."""
         if not self.config.command:
             raise Skipped(Need.COMMAND.value)
         if self._other is not None and self._other[0].poll() is not None:
@@ -81,7 +81,7 @@ class Connectors:
         return self._other[1]
 
     def kill(self) -> None:
-        """End the connector at once; the next `connection` starts it again."""
+        """Kill the connector; the next `connection` starts it again."""
         if self._main is None:
             raise Skipped(Need.COMMAND.value)
         self._kill(self._main)
@@ -89,10 +89,10 @@ class Connectors:
         self._hang_up()
 
     def serves(self) -> None:
-        """See that the connector still answers.
+        """Check that the connector still answers.
 
         Raises:
-            Failed: it has ended, or does not.
+            Failed: the connector has ended, or does not answer.
         """
         if self._main is not None and (ended := self._main.poll()) is not None:
             raise Failed(f"the connector has ended with {ended}")
@@ -102,11 +102,11 @@ class Connectors:
             raise Failed(f"the connector answers no more: {error}", detail=error.detail) from error
 
     def printed(self) -> Mapping[Path, int]:
-        """How much each process has printed so far."""
+        """Return the number of bytes that each process has printed so far."""
         return {each: each.stat().st_size for each in self._logs}
 
     def last_lines(self, before: Mapping[Path, int]) -> Sequence[str]:
-        """The last whole lines since there was as much as `before`, without secrets."""
+        """Return the last complete lines printed since `before`, without secrets."""
         lines = []
         for each in self._logs:
             begin = max(before.get(each, 0), each.stat().st_size - 10 * _TAIL)
@@ -119,7 +119,7 @@ class Connectors:
         return lines[-_LINES:]
 
     def close(self) -> None:
-        """End everything that was started."""
+        """End all processes."""
         for each in [*self._processes]:
             self._kill(each)
         self._hang_up()
@@ -127,7 +127,7 @@ class Connectors:
             self._other[1].close()
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """What `read` prints of a resource."""
+        """Return the rows that `read` prints for a resource."""
         if not self.config.read:
             raise Skipped(Need.READ.value)
         try:
@@ -191,7 +191,7 @@ class Connectors:
             self._line = None
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        # Also if it has ended: what it started may be left, and is still of its group.
+        # Also after its end: its children may still run in its process group.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

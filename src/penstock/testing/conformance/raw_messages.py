@@ -1,7 +1,7 @@
-"""Messages put together by hand.
+"""Messages encoded by hand.
 
-What `protocol.wire` writes is always well made. A connector must also bear what is
-not, and slices that point into an arena in any order.
+`protocol.wire` writes only valid messages. A connector must also withstand invalid messages, and
+accept slices that refer to an arena in any order.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ Slice = tuple[int, int]
 
 
 def varint(value: int) -> bytes:
-    """A number, seven bits a byte."""
+    """Return a number as a varint: seven bits per byte."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -37,19 +37,19 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, content: bytes | int) -> bytes:
-    """A field that holds bytes, or a number."""
+    """Return a field with bytes or a number."""
     if isinstance(content, int):
         return varint(number << 3) + varint(content)
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def message(number: int, content: bytes = b"") -> bytes:
-    """A TransactionRequest of which this field is set."""
+    """Return a TransactionRequest with this field."""
     return field(number, content)
 
 
 def load(binding: int, arena: bytes, keys: Sequence[Slice]) -> bytes:
-    """A Load whose keys are these parts of the arena."""
+    """Return a Load whose keys are these slices of the arena."""
     return message(LOAD, field(1, binding) + field(2, arena) + _slices(3, keys))
 
 
@@ -62,7 +62,7 @@ def store(
     exists: Sequence[bool],
     deletes: Sequence[bool] = (),
 ) -> bytes:
-    """A Store whose columns are these parts of the arena, and as long as they are."""
+    """Return a Store whose columns are these slices of the arena, of any lengths."""
     return message(
         STORE,
         field(1, binding)
@@ -76,7 +76,7 @@ def store(
 
 
 def open_request(spec: bytes, version: str, begin: int, end: int) -> bytes:
-    """An Open of an encoded MaterializationSpec, whatever the rest is."""
+    """Return an Open of an encoded MaterializationSpec, valid or not."""
     return message(
         OPEN,
         field(1, spec)
@@ -88,10 +88,11 @@ def open_request(spec: bytes, version: str, begin: int, end: int) -> bytes:
 
 
 def checkpoint(number: int) -> bytes:
-    """The runtime checkpoint of transaction `number`.
+    """Return the runtime checkpoint of transaction `number`.
 
-    To a connector it is any bytes. These parse as what a runtime sends, for one that
-    looks, and are not text, for one that thinks they are.
+    A checkpoint is opaque to a connector. These bytes parse as the checkpoint of a runtime, in case
+    a connector parses them. They are not valid text, to detect a connector that treats them as
+    text.
     """
     source = field(1, b"conformance") + field(2, field(1, number))
     intent = field(1, b"intent") + field(2, b"\xff\x00\xfe" + varint(number))

@@ -1,10 +1,10 @@
-"""What must not be seen of a configuration, taken out of what is shown.
+"""Redaction of the secrets of a configuration in displayed text.
 
-A report shows what connectors say and print, and those may well repeat a password. It is
-found by the name of its key, by the connector's own schema, or by its place in a URL or in
-a string such as `host=db password=…`.
+A report shows the messages and output of connectors, which may repeat a password. A secret is found
+by the name of its key, by the schema of the connector, or by its place in a URL or in a string such
+as `host=db password=…`.
 
-A text is cut after this, never before: half a secret would not be found.
+Text is truncated after redaction, never before: a partial secret would not be found.
 """
 
 import re
@@ -24,13 +24,13 @@ _ASSIGNED: Final = re.compile(
     re.IGNORECASE,
 )
 _SHORTEST: Final = 4
-"""What is shorter would be found everywhere."""
+"""Minimum length of a secret; a shorter text would match everywhere."""
 
 
 def hider(config: Config, spec: SpecResponse | None = None) -> Callable[[str], str]:
-    """What takes the secrets of the configuration out of a text, whoever wrote it.
+    """Return a function that redacts the secrets of the configuration in any text.
 
-    `spec`, if it is known, tells which of its fields are secret.
+    `spec`, if known, marks the fields that are secret.
     """
     marked = (
         frozenset[str]()

@@ -1,4 +1,4 @@
-"""What came out: a table for people, JSON for programs."""
+"""Report of a run: a table for people, JSON for programs."""
 
 import enum
 import json
@@ -14,7 +14,7 @@ __all__ = ["Outcome", "Report", "Result"]
 
 
 class Outcome(enum.StrEnum):
-    """How a check ended."""
+    """Outcome of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -23,43 +23,43 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one check ended, and why."""
+    """Outcome of one check, with the reason."""
 
     check: Check
     outcome: Outcome
     reason: str = ""
-    """What was expected and what came; or why it was skipped."""
+    """Expected and actual result, or the reason why the check was skipped."""
 
     messages: tuple[str, ...] = ()
-    """The last that were exchanged, if it failed."""
+    """Last messages of a failed check."""
 
     printed: tuple[str, ...] = ()
-    """The last lines the connector printed meanwhile, if it failed and `command` started it."""
+    """Last lines printed by the connector during a failed check, if `command` started it."""
 
     notes: tuple[str, ...] = ()
-    """What a check that passed could not look at."""
+    """Parts of a passed check that could not be inspected."""
 
     elapsed_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How all of them ended."""
+    """Results of all checks."""
 
     results: tuple[Result, ...]
 
     @property
     def failed(self) -> Sequence[Result]:
-        """Those that failed."""
+        """Failed results."""
         return [each for each in self.results if each.outcome is Outcome.FAILED]
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """How many ended how."""
+        """Number of results by outcome."""
         return Counter(each.outcome for each in self.results)
 
     def as_table(self) -> str:
-        """Plain text: a line for each check, what failed in full, and a sum."""
+        """Return plain text: a line for each check, the failures in full, and totals."""
         wide = max((len(each.check.name) for each in self.results), default=0)
         lines = []
         for each in self.results:
@@ -72,7 +72,7 @@ class Report:
         return "\n".join([*lines, "", total])
 
     def as_json(self) -> str:
-        """The same as JSON, of which the keys stay."""
+        """Return the report as JSON; its keys are stable."""
         return json.dumps(
             {
                 "passed": self.counts[Outcome.PASSED],

@@ -1,4 +1,4 @@
-"""One stream of a task: loads, stores and commits, and what must be there afterwards."""
+"""Stream of a task: loads, stores and commits, and checks of their result."""
 
 import json
 from collections import Counter
@@ -43,11 +43,11 @@ class Stored:
     docs: Sequence[Document]
     delete: bool = False
     empties: bool = False
-    """Instead of documents: all of before go."""
+    """Truncation instead of documents: all earlier documents are removed."""
 
 
 class Shard:
-    """One stream of a task."""
+    """Stream of a task for a key range."""
 
     def __init__(self, task: "Task", key_range: KeyRange, connection: Connection | None) -> None:
         self.task = task
@@ -60,7 +60,7 @@ class Shard:
         self._checkpoint = b""
 
     def open(self) -> Opened:
-        """Open, and learn where the task is."""
+        """Open the stream and learn the checkpoint of the task."""
         state = self.log.state.json or b"{}"
         self.exchange.send(Open(self.task.spec, self.task.version, self.key_range, state))
         opened = self.exchange.expect(Opened)
@@ -68,34 +68,34 @@ class Shard:
         return opened
 
     def acknowledge(self) -> None:
-        """The last transaction is committed, for both ends."""
+        """Complete the last transaction on both sides."""
         self.exchange.send(Acknowledge())
         self.acknowledged()
 
     def acknowledged(self) -> None:
-        """Wait until the endpoint has committed, too."""
+        """Wait until the endpoint has committed too."""
         self.exchange.expect(Acknowledged)
         self._committed_there()
 
     def load(self, binding: int, docs: Iterable[Document]) -> None:
-        """Ask for the documents that have the keys of these."""
+        """Request the documents with the keys of these."""
         wanted = list(docs)
         layout = self.task.layout(binding)
         self._asked.setdefault(binding, set()).update(layout.key(doc) for doc in wanted)
         self.exchange.send(Load(binding, layout.packed_keys(wanted)))
 
     def asked(self, binding: int, docs: Iterable[Document]) -> None:
-        """Note that a Load of these was sent by hand."""
+        """Record that a Load of these was sent as raw bytes."""
         layout = self.task.layout(binding)
         self._asked.setdefault(binding, set()).update(layout.key(doc) for doc in docs)
 
     def flush(self) -> dict[int, dict[str, Document]]:
-        """Ask for the rest, and return all that came, by binding and key."""
+        """Send Flush, and return all loaded documents, by binding and key."""
         self.exchange.send(Flush())
         return self.flushed()
 
     def flushed(self) -> dict[int, dict[str, Document]]:
-        """What comes up to Flushed."""
+        """Return the documents that arrive before Flushed."""
         found: dict[int, dict[str, Document]] = {}
         while True:
             response = self.exchange.next("Flushed")
@@ -116,7 +116,7 @@ class Shard:
         delete: bool = False,
         exists: bool | None = None,
     ) -> None:
-        """Store documents; `exists` is what is true, if it is not said."""
+        """Store documents; `exists` defaults to the correct value."""
         held = self.task.held(binding)
         layout = self.task.layout(binding)
         selected = self.task.spec.bindings[binding].field_selection
@@ -139,23 +139,23 @@ class Shard:
         self.pending(binding, docs, delete=delete)
 
     def pending(self, binding: int, docs: Sequence[Document], *, delete: bool = False) -> None:
-        """Note that these were stored, and are to be committed."""
+        """Record that these were stored and are to be committed."""
         self._pending.append(Stored(binding, list(docs), delete))
 
     def empty(self, binding: int) -> None:
-        """Let go all that the resource of a binding holds."""
+        """Truncate the resource of a binding."""
         self.exchange.send(Store.truncate(binding))
         self._pending.append(Stored(binding, (), empties=True))
 
     def begin_commit(self, checkpoint: bytes = b"") -> None:
-        """Send StartCommit, and wait for nothing."""
+        """Send StartCommit without waiting for a response."""
         self._checkpoint = checkpoint or self.task.next_checkpoint()
         if self.peer.remote:
             self.log.in_doubt = (self._checkpoint, tuple(self._pending))
         self.exchange.send(StartCommit(self._checkpoint))
 
     def started_commit(self, *, logged: bool = True) -> None:
-        """Wait for StartedCommit, then commit to the recovery log, unless it refuses."""
+        """Wait for StartedCommit, then commit to the recovery log, unless `logged` is false."""
         answer = self.exchange.expect(StartedCommit)
         if not logged:
             return
@@ -167,31 +167,31 @@ class Shard:
         self._pending = []
 
     def start_commit(self) -> None:
-        """Commit, as far as the recovery log."""
+        """Commit up to and including the recovery log."""
         self.begin_commit()
         self.started_commit()
 
     def commit(self) -> None:
-        """Commit, and be ready for the next transaction."""
+        """Commit, and prepare for the next transaction."""
         self.start_commit()
         self.acknowledge()
 
     def transact(self, *docs: Document, binding: int = 0, delete: bool = False) -> None:
-        """A whole transaction that stores these."""
+        """Run a complete transaction that stores these."""
         self.flush()
         if docs:
             self.store(binding, docs, delete=delete)
         self.commit()
 
     def cancel(self) -> None:
-        """Break off."""
+        """Cancel the stream."""
         self.exchange.cancel()
 
     def absent(self, binding: int, doc: Document) -> None:
-        """See that the key of this document is not there.
+        """Check that the key of this document does not exist.
 
         Raises:
-            Failed: it is.
+            Failed: the key exists.
         """
         if self.task.delta(binding):
             rows = self.peer.connectors.rows(self.task.resources[binding].name)
@@ -204,14 +204,14 @@ class Shard:
         self.commit()
 
     def verify(self, *, rows: bool = False) -> None:
-        """Compare the endpoint with what was committed, in a transaction of its own.
+        """Compare the endpoint with the committed documents, in a separate transaction.
 
-        What can be loaded is loaded. What cannot is read, and so is all of it if
-        `rows` asks for that and it can be.
+        Standard bindings are compared by Load. Delta bindings are compared by `read`. With `rows`,
+        the standard bindings are also compared by `read`, if it is configured.
 
         Raises:
             Failed: they differ.
-            Skipped: there is nothing to look with.
+            Skipped: there is no way to inspect the endpoint.
         """
         bindings = range(len(self.task.resources))
         standard = [each for each in bindings if not self.task.delta(each)]
@@ -231,7 +231,7 @@ class Shard:
                 self._compare_rows(binding)
 
     def compare(self, binding: int, found: Mapping[str, Document]) -> None:
-        """Compare what was loaded of a binding with what must be there."""
+        """Compare the loaded documents of a binding with the expected ones."""
         for key, expected in self.task.held(binding).items():
             came = found.get(key)
             if expected is None and came is not None:
@@ -244,7 +244,7 @@ class Shard:
                 )
 
     def _compare_rows(self, binding: int) -> None:
-        """Each key is in one row, and no other key in any."""
+        """Check that each key is in one row, and that there is no other key."""
         expected = Counter(self._seen(doc) for doc in self.task.held(binding).values() if doc)
         self._same_rows(binding, expected, exact=True)
 
@@ -291,7 +291,7 @@ class Shard:
             found[binding][key] = doc
 
     def _settle(self, said: bytes) -> None:
-        """Learn from Opened whether a transaction in doubt was committed."""
+        """Derive from Opened whether the indeterminate transaction was committed."""
         if not self.peer.remote:
             if said not in (b"", START_FROM_ZERO, self.log.checkpoint):
                 raise Skipped("the connector goes back to a checkpoint of its own")
@@ -319,7 +319,7 @@ class Shard:
             self.task.commit(stored)
 
     def _seen(self, row: Mapping[str, Any]) -> tuple[Any, Any]:
-        """What is compared of a row, or of a document."""
+        """Return the compared fields of a row or of a document."""
         if "id" in row:
             return row["id"], row.get("word")
         doc = row.get(DOCUMENT)

@@ -1,4 +1,4 @@
-"""Makes the checks, one after another, each over resources of its own."""
+"""Execution of the checks in sequence, each with its own resources."""
 
 import secrets
 import tempfile
@@ -21,7 +21,7 @@ from penstock.testing.conformance.report import Outcome, Report, Result
 __all__ = ["run"]
 
 _LAST: Final = 12
-"""How many messages a failure shows."""
+"""Number of messages shown for a failure."""
 
 
 def run(
@@ -31,14 +31,14 @@ def run(
     on_result: Callable[[Result], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Report:
-    """Make every check, or `only` those named, on the connector at `address`.
+    """Run every check, or `only` the named ones, on the connector at `address`.
 
-    With `command` in the configuration the connector is started, at `address` if
-    there is one, and ended in the end.
+    With `command` in the configuration, the suite starts the connector, at `address` if given, and
+    ends it afterwards.
 
     Raises:
-        UsageError: there is no such check, or no connector.
-        ConnectorError: nothing answers at the address.
+        UsageError: a check of this name, or the connector, does not exist.
+        ConnectorError: no connector answers at the address.
     """
     chosen = _chosen(only)
     prefix = f"check_{secrets.token_hex(3)}"
@@ -68,12 +68,12 @@ def _chosen(only: Sequence[str]) -> Sequence[Check]:
 
 
 def _loads(peer: Peer) -> bool:
-    """Whether the bindings of the connector are such that are loaded."""
+    """Return whether the bindings of the connector support Load."""
     name = peer.fresh()
     try:
         answer = peer.ask([ValidateBinding(peer.resource_json(name), PLAIN.collection(name))])
     except PenstockError:
-        return peer.config.pattern is not Pattern.PUSH_ONLY  # There is a check that tells.
+        return peer.config.pattern is not Pattern.PUSH_ONLY  # Another check reports the error.
     return not any(each.delta_updates for each in answer.bindings)
 
 
@@ -90,7 +90,7 @@ def _made(
         check.body(peer)
     except Skipped as skipped:
         outcome, reason = Outcome.SKIPPED, str(skipped)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are made
+    except Exception as error:  # noqa: BLE001 - the other checks run after any error
         outcome, reason = Outcome.FAILED, _told(error)
     failed = outcome is Outcome.FAILED
     messages = peer.messages[-_LAST:] if failed else []

@@ -1,11 +1,10 @@
-"""A materialization as its runtime knows it, with a recovery log.
+"""Materialization from the view of its runtime, with a recovery log.
 
-The recovery log is a dictionary, which is enough: what matters is that checkpoint
-and connector state are committed together, when StartedCommit has come, and that a
-connector that keeps the checkpoint itself is believed more than the log.
+The recovery log is a dictionary. That suffices to commit checkpoint and connector state together
+when StartedCommit arrives. If the connector keeps the checkpoint itself, its checkpoint takes
+precedence over the log.
 
-A task also knows what the endpoint must hold: every transaction that committed, and
-none that did not.
+A task also tracks the expected contents of the endpoint: every committed transaction and no other.
 """
 
 import dataclasses
@@ -32,29 +31,29 @@ __all__ = ["Log", "Resource", "Task"]
 
 @dataclass(frozen=True)
 class Resource:
-    """What a binding of a task is to be."""
+    """Requested binding of a task."""
 
     layout: Layout = PLAIN
     delta: bool = False
     name: str = ""
-    """Of the resource; one of its own if empty."""
+    """Name of the resource; if empty, a new name is chosen."""
 
 
 @dataclass
 class Log:
-    """What the recovery log knows of a shard."""
+    """State of a shard in the recovery log."""
 
     checkpoint: bytes = b""
     state: StateUpdate = EMPTY
     stored: bytes = b""
-    """The checkpoint that the endpoint is known to have committed."""
+    """Checkpoint that the endpoint has certainly committed."""
 
     in_doubt: tuple[bytes, Sequence[Stored]] | None = None
-    """The transaction of which only the endpoint knows whether it committed."""
+    """Transaction that is indeterminate: only the endpoint knows whether it committed."""
 
 
 class Task:
-    """A materialization, its recovery log, and what its endpoint must hold."""
+    """Materialization with its recovery log and the expected contents of its endpoint."""
 
     def __init__(self, peer: "Peer", name: str, resources: Sequence[Resource]) -> None:
         self.peer = peer
@@ -69,7 +68,7 @@ class Task:
         self.spec = self._built()
 
     def change(self, *resources: Resource) -> None:
-        """Let the bindings be others; takes effect when applied."""
+        """Replace the bindings; takes effect at the next Apply."""
         self.resources = tuple(
             dataclasses.replace(each, name=old.name)
             for each, old in zip(resources, self.resources, strict=True)
@@ -78,14 +77,14 @@ class Task:
         self.spec = self._built()
 
     def apply(self, *, dry_run: bool = False) -> Applied:
-        """Make the endpoint fit, or hear what would be done."""
+        """Send Apply, which changes the endpoint or, with `dry_run`, describes the changes."""
         self.peer.messages.append(f"▸ Apply{' (dry run)' if dry_run else ''}")
         answer = self.peer.connection.apply(Apply(self.spec, self.version, dry_run))
         self.applied = self.applied or not dry_run
         return answer
 
     def delete(self, *, dry_run: bool = False) -> Applied:
-        """Take away what was applied."""
+        """Send ApplyDelete for the applied resources."""
         if not self.applied:
             return Applied()
         self.peer.messages.append(f"▸ ApplyDelete{' (dry run)' if dry_run else ''}")
@@ -104,7 +103,7 @@ class Task:
         connection: Connection | None = None,
         acknowledge: bool = True,
     ) -> Shard:
-        """A stream for these keys, opened, and ready to load and store."""
+        """Return an opened stream for these keys, ready to load and store."""
         shard = Shard(self, key_range, connection)
         shard.open()
         if acknowledge:
@@ -112,10 +111,10 @@ class Task:
         return shard
 
     def part(self, key_range: KeyRange) -> Shard:
-        """A shard of some of the keys.
+        """Return a shard of some of the keys.
 
         Raises:
-            Skipped: the connector has none.
+            Skipped: the connector does not support shards.
         """
         try:
             return self.shard(key_range)
@@ -125,7 +124,7 @@ class Task:
             raise Skipped(f"the connector has no shards: {error}") from error
 
     def log(self, key_range: KeyRange) -> Log:
-        """The log of a shard; a new one goes on from the narrowest that has its keys."""
+        """Return the log of a shard; a new one copies the narrowest log that covers its keys."""
         if key_range not in self.logs:
             covering = [each for each in self.logs if each.covers(key_range)]
             parent = self.logs[min(covering, key=lambda each: each.width)] if covering else Log()
@@ -133,29 +132,29 @@ class Task:
         return self.logs[key_range]
 
     def next_checkpoint(self) -> bytes:
-        """That of the next transaction."""
+        """Return the checkpoint of the next transaction."""
         self._transactions += 1
         return checkpoint(self._transactions)
 
     def layout(self, binding: int) -> Layout:
-        """What documents of a binding are made of."""
+        """Return the layout of the documents of a binding."""
         return self.resources[binding].layout
 
     def delta(self, binding: int) -> bool:
-        """Whether a binding takes delta updates."""
+        """Return whether a binding uses delta updates."""
         return self.spec.bindings[binding].delta_updates
 
     def must_accept_empty(self) -> None:
-        """See that bindings can be emptied.
+        """Check that bindings can be truncated.
 
         Raises:
-            Skipped: nobody said so.
+            Skipped: the connector does not announce it.
         """
         if not self._accepts_empty:
             raise Skipped("Validate does not announce `accepts_empty`")
 
     def commit(self, stored: Sequence[Stored]) -> None:
-        """Note that these were committed."""
+        """Record that these stores were committed."""
         for each in stored:
             held, layout = self.held(each.binding), self.layout(each.binding)
             if each.empties:
@@ -165,7 +164,7 @@ class Task:
             held.update((layout.key(doc), None if each.delete else doc) for doc in each.docs)
 
     def held(self, binding: int) -> dict[str, Document | None]:
-        """What must be there by key; none where it must not be."""
+        """Return the expected documents by key; None for a key that must not exist."""
         return self._held.setdefault(binding, {})
 
     def _built(self) -> MaterializationSpec:

@@ -1,4 +1,4 @@
-"""The checks, in the order they are made: from the first question to broken messages."""
+"""Checks in the order of execution, from Spec to malformed messages."""
 
 from penstock.testing.conformance.checks import (  # noqa: I001  (the order they are made in)
     spec,

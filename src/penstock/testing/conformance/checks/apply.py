@@ -1,4 +1,4 @@
-"""What Apply makes, and what it leaves alone."""
+"""Effects of Apply, and their limits."""
 
 import dataclasses
 

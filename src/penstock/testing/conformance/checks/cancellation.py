@@ -1,4 +1,4 @@
-"""Streams that break off."""
+"""Cancelled streams."""
 
 from penstock.testing.conformance.check import Need, check
 from penstock.testing.conformance.config import EXACTLY_ONCE

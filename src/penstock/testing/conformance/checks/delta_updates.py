@@ -1,4 +1,4 @@
-"""Bindings that take delta updates."""
+"""Bindings with delta updates."""
 
 from penstock.testing.conformance.check import Need, check
 from penstock.testing.conformance.documents import document

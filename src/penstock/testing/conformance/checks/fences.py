@@ -1,4 +1,4 @@
-"""Shards: overlapping, beside each other, split and joined."""
+"""Shards: overlapping, disjoint, split and joined."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ _LOG = "the checkpoint is the recovery log's"
 
 
 def cannot_commit(shard: Shard, word: str) -> None:
-    """Let a shard that another has taken over go on as if nothing had happened.
+    """Continue a shard that another has taken over, as a zombie would.
 
     Raises:
-        Failed: it came to the end of its transaction.
+        Failed: its transaction was acknowledged.
     """
     try:
         shard.flush()
@@ -94,7 +94,7 @@ def _(peer: Peer) -> None:
 
 
 def _open_as_new(peer: Peer, task: Task, key_range: KeyRange) -> Opened:
-    """Open without holding the answer against the log."""
+    """Open a shard without comparing its checkpoint with the log."""
     exchange = peer.exchange()
     exchange.send(Open(task.spec, task.version, key_range))
     return exchange.expect(Opened)
@@ -167,7 +167,7 @@ def _(peer: Peer) -> None:
     parent = task.shard()
     parent.transact(document("a", "of the parent"))
     _join(peer, task, [task.part(each) for each in WHOLE.split()])
-    # The row of the whole is still there when four become two.
+    # The fence of the whole range still exists when four shards become two.
     task = peer.task()
     task.shard().transact(document("a", "of the parent"))
     quarters = [each for half in WHOLE.split() for each in half.split()]
@@ -188,7 +188,7 @@ def _(peer: Peer) -> None:
 
 
 def _split(task: Task, parents: Sequence[Shard]) -> list[Shard]:
-    """Two shards for each, which have committed; what Opened says is held against the parent's."""
+    """Split each shard in two, which commit; compare the opened checkpoint with the parent's."""
     found = []
     for parent in parents:
         children = [task.part(each) for each in parent.key_range.split()]
@@ -208,7 +208,7 @@ def _split_twice(task: Task) -> list[Shard]:
 def _join(
     peer: Peer, task: Task, parts: Sequence[Shard], ranges: Sequence[KeyRange] = (WHOLE,)
 ) -> None:
-    """Join shards that have come to a common checkpoint, and see where that leads."""
+    """Join shards that have reached a common checkpoint, and check the opened checkpoint."""
     old = sorted({each.stored.hex() for each in task.logs.values()})
     common = task.next_checkpoint()
     for part in parts:

@@ -1,4 +1,4 @@
-"""What Loads bring."""
+"""Results of Load."""
 
 from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import Acknowledge
@@ -63,7 +63,7 @@ def _(peer: Peer) -> None:
     found = shard.flush().get(0, {})
     if len(found) != len(docs):
         raise Failed(f"Flushed came when {len(found)} of {len(docs)} documents were there")
-    # A late one would come before the answer to StartCommit.
+    # A late document would arrive before the response to StartCommit.
     shard.commit()
 
 

@@ -1,8 +1,7 @@
-"""Messages that are none, or come out of turn.
+"""Invalid messages, and messages in an invalid order.
 
-Each must end its stream with an error status, and nothing else: what was committed
-stays, what came with the broken message is not stored, and the connector goes on
-serving.
+Each must end its stream with an error status and have no other effect. Committed documents stay,
+documents of the invalid message are not stored, and the connector continues to serve.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ LATE: Document = document("z", "of a broken message")
 
 
 class Phase(enum.IntEnum):
-    """How far a stream gets before the message comes."""
+    """Progress of a stream before the message is sent."""
 
     NEW = 0
     OPENED = 1
@@ -68,14 +67,14 @@ def _open(task: Task) -> Open:
 
 
 def _refused(peer: Peer, phase: Phase, of: str, sent: Sent) -> None:
-    """Send it in this phase, and see that nothing came of it but an error."""
+    """Send it in this phase, and check that an error is its only effect."""
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "committed"))
     shard.cancel()
     exchange = peer.exchange(checked=False)
     _to(phase, exchange, task)
-    with contextlib.suppress(ConnectorError):  # It may be over before all of it is sent.
+    with contextlib.suppress(ConnectorError):  # The stream may end before all of it is sent.
         sent(exchange, task)
     exchange.refusal(of)
     peer.connectors.serves()
@@ -106,7 +105,7 @@ def _listed(name: str, phase: Phase, of: str, sent: Sent, needs: tuple[Need, ...
 
 
 def _section(name: str) -> str:
-    """Where the rule is that the message breaks."""
+    """Return the section of the rule that the message violates."""
     words = {
         "open": "Open",
         "load": "Load",
@@ -134,7 +133,7 @@ def _store(task: Task, binding: int = 0) -> Store:
 
 
 def _stores_with(exchange: Exchange, task: Task, kind: str) -> None:
-    """A Store of which one thing is wrong."""
+    """Send a Store with one error."""
     good = _store(task)
     parts = [each.to_pylist()[0] for each in (good.packed_keys, good.packed_values, good.docs_json)]
     arena = b"".join(parts)

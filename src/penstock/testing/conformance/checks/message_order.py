@@ -1,4 +1,4 @@
-"""Which message follows which."""
+"""Order of messages."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def _(peer: Peer) -> None:
     for _ in range(3):
         shard.transact()
     shard.cancel()
-    # Opened is held against the last checkpoint.
+    # Opened is compared with the last checkpoint.
     task.shard().transact()
 
 
@@ -145,7 +145,7 @@ def _(peer: Peer) -> None:
 
 
 def _asked(shard: Shard, dice: random.Random, names: Sequence[str]) -> Mapping[int, Sequence[str]]:
-    """Ask for some keys, each in a message of its own."""
+    """Load some keys, each in its own message."""
     asked: dict[int, list[str]] = {0: [], 1: []}
     if not shard.task.delta(0):
         for name in dice.sample(names, dice.randrange(5)):
@@ -189,7 +189,7 @@ def _(peer: Peer) -> None:
     shard.exchange.send(Acknowledge())
     for doc in docs:
         shard.load(0, [doc])
-    # The table of message order, to which the stream is held, refuses what comes early.
+    # The stream is checked against the table of message order, which rejects early responses.
     shard.acknowledged()
     found = shard.flush().get(0, {})
     if len(found) != len(docs):

@@ -1,8 +1,8 @@
-"""Killed at each point of a transaction, and started again.
+"""Restarts of a connector that is killed at each point of a transaction.
 
-The story is the same each time: one transaction is committed, a second one is under
-way when the connector is killed. What the runtime then knows decides whether the
-second is done or must be done again; in the end both are there.
+All checks have the same course: one transaction commits, and the connector is killed during a
+second one. The state of the runtime decides whether the second is complete or must be repeated. At
+the end both are in the endpoint.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ NEWER: Final = [document("a", "newer"), document("c", "is new")]
 
 
 def _opened(_shard: Shard) -> None:
-    """Nothing is under way."""
+    """Do nothing: no transaction is open."""
 
 
 def _loading(shard: Shard) -> None:
@@ -80,7 +80,7 @@ POINTS: Final[Mapping[str, Callable[[Shard], None]]] = {
 
 
 def _task(peer: Peer) -> Task:
-    """A delta binding beside a standard one, if there are both and they can be seen."""
+    """Return a task with a delta and a standard binding, if both exist and can be read."""
     if peer.config.pattern is Pattern.PUSH_ONLY:
         return delta_task(peer)
     if not peer.config.read or not peer.config.delta:
@@ -144,7 +144,7 @@ def _(peer: Peer) -> None:
     for n in range(2):
         shard = task.shard()
         shard.transact(document("a", f"of start {n}"))
-        # The log of a runtime may be lost; what the endpoint says must be enough.
+        # The log of a runtime may be lost; the checkpoint of the endpoint must suffice.
         task.log(shard.key_range).checkpoint = b""
         peer.kill()
     task.shard().verify()

@@ -1,4 +1,4 @@
-"""What a connector says of itself."""
+"""Response of a connector to Spec."""
 
 import json
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def _schema(text: str, what: str) -> Mapping[str, Any]:
 
 
 def _fits(config: Mapping[str, Any], schema: Mapping[str, Any], what: str) -> None:
-    """As far as the top of the schema tells."""
+    """Check a configuration against the top level of its schema."""
     if missing := set(schema.get("required", [])) - config.keys():
         raise Failed(f"the schema requires {', '.join(sorted(missing))}, which {what} is without")
     if schema.get("additionalProperties") is False and "properties" in schema:

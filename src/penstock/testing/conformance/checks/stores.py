@@ -1,4 +1,4 @@
-"""What Stores do."""
+"""Effects of Store."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What a connector says of the bindings it is shown."""
+"""Response of a connector to Validate."""
 
 import json
 from collections.abc import Callable
@@ -19,10 +19,10 @@ _REQUIRED = (ConstraintType.FIELD_REQUIRED, ConstraintType.LOCATION_REQUIRED)
 
 
 def refused(what: str, call: Callable[[], Any]) -> None:
-    """Do what must end in an error status.
+    """Call a function that must fail with an error status.
 
     Raises:
-        Failed: it was done.
+        Failed: it succeeded.
     """
     try:
         call()

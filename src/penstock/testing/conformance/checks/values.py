@@ -1,4 +1,4 @@
-"""Documents that are many, large or odd."""
+"""Documents in large numbers, of large size, or with unusual values."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 MANY: Final = 3_000
 LARGE: Final = (16 << 20) - 1_024
-"""As large as a document may be, with a little room for its other fields."""
+"""Size limit of a document, less some space for its other fields."""
 
 
 @check(
@@ -56,7 +56,7 @@ def _(peer: Peer) -> None:
     key = shard.task.layout(0).packed_key
     keys = [key(doc) for doc in docs]
     arena = b"\xff gap " + b"".join(reversed(keys))
-    # What is sent as bytes is not in the table, so a Load that is goes first.
+    # The message table does not see raw bytes, so a regular Load is sent first.
     shard.load(0, [document("missing", "")])
     shard.asked(0, docs)
     shard.exchange.send_bytes(load(0, arena, [_found(arena, each) for each in keys]), "Load")
@@ -64,7 +64,7 @@ def _(peer: Peer) -> None:
 
 
 def _store_scattered(shard: Shard, docs: Sequence[Document]) -> None:
-    """All in one arena, last first, where what is equal is there once."""
+    """Store all documents in one arena, in reverse order, with equal values stored once."""
     layout = shard.task.layout(0)
     names = shard.task.spec.bindings[0].field_selection.values
     columns = [

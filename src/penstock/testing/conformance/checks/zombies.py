@@ -1,4 +1,4 @@
-"""Two processes, of which the older does not know that it is one."""
+"""Two processes, where the older one does not know that it was replaced."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ __all__: list[str] = []
 
 
 def _overtaken(peer: Peer, amid: Callable[[Shard], object] = lambda _: None) -> tuple[Shard, Shard]:
-    """A shard that has committed once, and one of another process that took over and committed.
+    """Return a shard that has committed once, and its successor in another process.
 
-    The older is `amid` its next transaction by then.
+    The older shard is `amid` its next transaction when the newer one takes over and commits.
     """
     task = peer.task()
     older = task.shard()
