@@ -120,7 +120,7 @@ def test_plan_reports_names_that_are_taken_and_changes_nothing(lake, tmp_path):
         ),
         (
             'refuse source "till": progress relation "mz_objects" of source "till" cannot be '
-            "created: the name belongs to the catalog: names that begin with mz_ are reserved"
+            "created: the name belongs to the catalog: names that start with mz_ are reserved"
         ),
     ]
     with pytest.raises(UsageError, match='progress relation "mine"'):

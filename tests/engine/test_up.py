@@ -226,7 +226,7 @@ def test_missing_connector_is_the_only_problem_of_its_materialization(
     [wrong] = [each for each in planned(lake.write(rest)) if each.type == "materialization"]
     assert refused(wrong)
     assert wrong.what == 'connector "sqllite" does not exist'
-    assert wrong.hint.startswith("There are ")
+    assert wrong.hint.startswith("The built-in connectors are ")
     starts: list[None] = []
     with pytest.raises(UsageError, match="cannot be run: 2 problems") as raised:
         up.run(lake.file, spark_starts=lambda: starts.append(None), stop=threading.Event())

@@ -296,7 +296,7 @@ def confirms_before_the_commit(patch: pytest.MonkeyPatch) -> None:
         up_to(self, bound, *rest, **named)
         self._stream.confirm(Lsn(bound))
 
-    patch.setattr(Tail, "upto", hasty)
+    patch.setattr(Tail, "up_to", hasty)
 
 
 @pytest.mark.parametrize("plant", [None, confirms_before_the_commit])

@@ -130,7 +130,7 @@ def test_a_null_is_no_absence():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b'{"a": 1', "document of c is not JSON that can be read"),
+        (b'{"a": 1', "document of c is not valid JSON"),
         (b'{"a": 1e999}', "document of c has a number that is too large for a double"),
         (b'{"a": ' + b"1" * 5000 + b"}", "document of c has a value that cannot be packed"),
     ],

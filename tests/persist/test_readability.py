@@ -65,7 +65,7 @@ def test_an_error_that_is_over_says_when_and_where_to_start_anew():
             call()
         assert met.value.detail == "It was in error from 10 on; that ended at 35. It was dropped."
         assert "resync" not in met.value.hint
-        assert met.value.hint.startswith("Read as of 35 or later; what follows it must start anew")
+        assert met.value.hint.startswith("Read as of 35 or later. A listener must start again")
         assert "As of 9 or earlier" in met.value.hint
         assert (met.value.since, met.value.until) == (10, 35)
     check_contents(state, 35)

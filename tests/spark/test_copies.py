@@ -255,7 +255,7 @@ def outcome(jobs: IngestJobs | None, folder, error: PenstockError) -> PenstockEr
     """What a copy ends with; nothing is linked."""
     with persist.open(f"file:{folder}/x", writer="w") as client:
         loader = SnapshotLoader(client, "src", jobs=jobs, spark_bytes=0)
-        loader.make("src.t", pa.schema([("a", pa.int64())]), ["a"])
+        loader.create("src.t", pa.schema([("a", pa.int64())]), ["a"])
         load = loader.load("src.t", [Broken(error)], size=1)
         with pytest.raises(PenstockError) as raised:
             load.result()
@@ -308,7 +308,7 @@ def test_a_stop_ends_what_spark_reads(spark, tmp_path):
     stop, begun = threading.Event(), tmp_path / "begun"
     with persist.open(f"file:{tmp_path}/x", writer="w") as client:
         loader = SnapshotLoader(client, "src", jobs=tasks_of(spark), spark_bytes=0, stop=stop)
-        loader.make("src.t", pa.schema([("k", pa.int64())]), ["k"])
+        loader.create("src.t", pa.schema([("k", pa.int64())]), ["k"])
         copy = loader.load("src.t", [Endless(begun)], size=1)
         while not begun.exists():
             assert not copy.done()
