@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from penstock.sources.formats import schema_registry
+
 
 @dataclass
 class Answers:
@@ -70,6 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(tls: ssl.SSLContext | None = None) -> Iterator[Answers]:
+    # A port may be used again, and schemas are cached by URL and id.
+    schema_registry._by_id.cache_clear()
+    schema_registry._by_version.cache_clear()
     answers = Answers()
     handler = type("_Bound", (_Handler,), {"answers": answers})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
