@@ -1,4 +1,4 @@
-"""Debezium's events, from both of its formats."""
+"""Debezium change events in JSON and Avro."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def sql_server(commit: str, change: str | None, serial: int | None, **more: Any)
 
 
 @pytest.mark.parametrize("written", [bare, wrapped], ids=["bare", "with its schema"])
-def test_an_event_is_taken_apart(written: Any):
+def test_debezium_json_event_decodes_into_op_rows_and_transaction(written: Any):
     row = {"id": 1, "name": "x", "more": [1]}
     transaction = {"id": "571:53195829", "total_order": 3, "data_collection_order": 2}
     found = decoded(
@@ -73,21 +73,21 @@ def test_an_event_is_taken_apart(written: Any):
     assert column(found, "data_collection_order") == [2, *[None] * 7]
 
 
-def test_records_with_and_without_a_schema_may_mix():
+def test_debezium_json_batch_may_mix_records_with_and_without_schema():
     said = event("c", after={"id": 1})
     found = decoded(JSON, bare(said), wrapped(said), None, bare(said), b"x", wrapped(said))
     assert column(found, "op") == ["c", "c", None, "c", None, "c"]
     assert [bad.row for bad in found.bad] == [4]
 
 
-def test_a_table_may_have_a_column_called_payload():
+def test_debezium_json_row_with_payload_column_is_not_taken_for_a_schema_wrapper():
     a_format = DebeziumJson(JsonFormat.of({"payload": "json", "schema": "text"}))
     row = {"payload": {"op": "x"}, "schema": "s"}
     found = decoded(a_format, bare(event("c", after=row)), wrapped(event("c", after=row)))
     assert column(found, "after") == [{"payload": '{"op": "x"}', "schema": "s"}] * 2
 
 
-def test_a_wrapped_null_is_a_tombstone():
+def test_debezium_json_record_with_null_payload_decodes_as_tombstone():
     found = decoded(JSON, wrapped(None), b'{"schema":null,"payload":null}')
     assert found.bad == ()
     assert found.rows.to_pylist() == [NOTHING] * 2
@@ -114,7 +114,7 @@ NO_EVENTS = [
 
 
 @pytest.mark.parametrize(("record", "reason"), NO_EVENTS)
-def test_what_is_no_event_is_bad(record: bytes, reason: str):
+def test_debezium_json_record_that_is_no_change_event_is_bad(record: bytes, reason: str):
     found = decoded(JSON, bare(event("d")), record, None)
     assert [(bad.row, bad.reason) for bad in found.bad] == [(1, reason)]
     assert column(found, "op") == ["d", None, None]
@@ -144,14 +144,14 @@ IN_ORDER = [
 
 
 @pytest.mark.parametrize("sources", IN_ORDER, ids=["postgres", "mysql", "sql server"])
-def test_positions_compare_as_the_log_goes(sources: list[dict[str, Any]]):
+def test_debezium_positions_sort_in_log_order(sources: list[dict[str, Any]]):
     found = positions(*sources)
     assert None not in found
     assert found == sorted(set(found), key=found.index)
     assert found == sorted(found)  # type: ignore[type-var]
 
 
-def test_a_key_that_changes_is_deleted_before_it_is_created():
+def test_debezium_delete_position_sorts_before_create_at_same_log_position():
     for source in (postgres(1, 2), mysql("b.1", 2, 3)):
         deleted, created = positions(source, source, ops="dc")
         assert deleted is not None
@@ -159,14 +159,14 @@ def test_a_key_that_changes_is_deleted_before_it_is_created():
         assert deleted < created
 
 
-def test_events_of_one_transaction_of_sql_server_stand_at_one_place():
-    """Its change_lsn goes back within a transaction."""
+def test_sql_server_events_of_one_transaction_have_equal_positions():
+    """The change_lsn of SQL Server can decrease within a transaction."""
     first = sql_server("00000027:00000ac0:0002", "00000027:00000ac0:0009", 1)
     second = sql_server("00000027:00000ac0:0002", "00000027:00000ac0:0001", 2)
     assert len(set(positions(first, second, first, ops="dcc"))) == 1
 
 
-def test_logs_are_told_apart():
+def test_debezium_origin_differs_per_server_and_database():
     sources = [
         mysql("b.1", 1, 0, server_id=1), mysql("b.1", 1, 0, server_id=2),
         postgres(1, 2, name="a", db="x"), postgres(1, 2, name="a", db="y"),
@@ -196,17 +196,17 @@ NOWHERE = [
 
 
 @pytest.mark.parametrize("source", NOWHERE, ids=json.dumps)
-def test_what_has_no_place_of_its_own_has_no_position(source: dict[str, Any]):
+def test_debezium_event_without_log_position_has_null_position(source: dict[str, Any]):
     assert positions(source) == [None]
 
 
-def test_truth_as_snapshot_is_understood_too():
+def test_debezium_event_with_boolean_or_missing_snapshot_field_has_position():
     assert positions(postgres(1, 2, snapshot=False)) == positions(postgres(1, 2))
     assert positions({"connector": "mariadb", "file": "a.1", "pos": 1, "row": 0}) != [None]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**59), st.integers(0, 2**59)), min_size=1))
-def test_postgres_positions_are_in_the_order_of_their_numbers(pairs: list[tuple[int, int]]):
+def test_postgres_positions_sort_by_commit_lsn_and_lsn(pairs: list[tuple[int, int]]):
     found = positions(*(postgres(commit, lsn) for commit, lsn in pairs))
     assert sorted(range(len(pairs)), key=lambda i: pairs[i]) == sorted(
         range(len(pairs)),
@@ -249,7 +249,7 @@ def in_avro(said: dict[str, Any]) -> bytes:
     return out.getvalue()
 
 
-def test_both_formats_say_the_same():
+def test_debezium_avro_and_json_decode_same_events_equally():
     transaction = {"id": "5", "total_order": 3, "data_collection_order": 2}
     row = {"id": 1, "name": None}
     events = [
@@ -266,7 +266,7 @@ def test_both_formats_say_the_same():
     assert found.rows.to_pylist() == expected.rows.to_pylist()
 
 
-def test_events_in_avro_that_are_none_are_bad():
+def test_debezium_avro_record_that_is_no_change_event_is_bad():
     avro = DebeziumAvro(AvroFormat(json.dumps(ENVELOPE)))
     source = {"connector": "x"}
     found = decoded(
@@ -279,7 +279,7 @@ def test_events_in_avro_that_are_none_are_bad():
     ]
 
 
-def test_a_schema_without_an_envelope_is_refused():
+def test_debezium_avro_with_schema_without_envelope_raises_usage_error():
     for schema in (ROW, "string", ENVELOPE | {"fields": ENVELOPE["fields"][:2]}):
         with pytest.raises(UsageError, match="no envelope of Debezium"):
             DebeziumAvro(AvroFormat(json.dumps(schema)))

@@ -1,4 +1,4 @@
-"""What Debezium's topic of transactions says, from both of its formats."""
+"""Debezium transaction metadata records in JSON and Avro."""
 
 import io
 import json
@@ -79,7 +79,9 @@ def in_avro(said: Any) -> bytes:
     ],
     ids=["json", "json with its schema", "avro"],
 )
-def test_when_transactions_begin_and_end(markers: Any, written: Any) -> None:
+def test_transaction_metadata_record_decodes_into_status_id_and_event_counts(
+    markers: Any, written: Any
+) -> None:
     empty = END | {"data_collections": None}
     found = decoded(markers, written(BEGIN), None, written(END), written(empty))
     assert found.bad == ()
@@ -98,6 +100,6 @@ def test_when_transactions_begin_and_end(markers: Any, written: Any) -> None:
         (bare(END | {"data_collections": [{"n": 1}]}), "does not say how many events"),
     ],
 )
-def test_what_is_no_marker(said: bytes, reason: str) -> None:
+def test_transaction_metadata_record_that_is_malformed_is_bad(said: bytes, reason: str) -> None:
     (told,) = reasons(decoded(MarkersJson(), said))
     assert reason in told

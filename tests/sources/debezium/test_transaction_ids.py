@@ -1,4 +1,4 @@
-"""Ids as Debezium's connectors write them, and the transactions that they tell."""
+"""Transaction ids as Debezium's connectors write them."""
 
 import pyarrow as pa
 import pytest
@@ -22,18 +22,18 @@ ONE = [
 
 
 @pytest.mark.parametrize("id", ONE)
-def test_an_id_that_is_a_transaction(id: str) -> None:
+def test_transaction_id_without_position_is_used_unchanged(id: str) -> None:
     assert transaction_ids.part(id) == (id, transaction_ids.NOWHERE)
     assert transaction_ids.whole(id) == id
 
 
-def test_an_id_that_is_a_transaction_and_a_place() -> None:
+def test_postgres_transaction_id_is_split_into_xid_and_lsn() -> None:
     assert transaction_ids.part("571:53195829") == ("571", 53195829)
     assert transaction_ids.whole("571:53195829") == "571@53195829"
     assert transaction_ids.part("571@53195829") == ("571@53195829", transaction_ids.NOWHERE)
 
 
-def test_many_are_told_as_each_of_them_is() -> None:
+def test_transaction_ids_in_arrow_array_are_split_as_single_ids_are() -> None:
     some = [*ONE, "571:53195829", "4294967295:999999999999999999"]
     names, at = transaction_ids.part_all(pa.chunked_array([[*some, None]], pa.string()))
     assert [*zip(names.to_pylist(), at.to_pylist(), strict=True)] == [
