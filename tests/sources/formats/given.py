@@ -1,4 +1,4 @@
-"""Values as a topic gives them."""
+"""Encoded values as a topic contains them."""
 
 import pickle
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def values(*records: bytes | None) -> pa.ChunkedArray:
 
 
 def decoded(a_format: Format, *records: bytes | None) -> Decoded:
-    """What becomes of the records, with all that must hold for any."""
+    """Decode the records and check the invariants of every format."""
     given = values(*records)
     found = a_format.decode(given)
     found.rows.validate(full=True)
@@ -35,7 +35,7 @@ def decoded(a_format: Format, *records: bytes | None) -> Decoded:
 
 
 def in_pieces(given: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The same values, as chunks of which some begin in the middle of their buffers."""
+    """Return the same values in chunks, some with an offset into their buffer."""
     whole = given.combine_chunks()
     cut = len(whole) // 2
     return pa.chunked_array([whole.slice(0, cut), whole.slice(0, 0), whole.slice(cut)], pa.binary())
@@ -43,14 +43,14 @@ def in_pieces(given: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def same(one: Decoded, other: Decoded) -> None:
     assert one.bad == other.bad
-    # By their bytes, since to compare by value would take NaN for two and -0.0 for 0.0.
+    # Compare bytes: comparison by value treats NaN as unequal to itself and -0.0 as equal to 0.0.
     assert written(one.rows) == written(other.rows)
 
 
 def written(rows: pa.Table) -> bytes:
     out = pa.BufferOutputStream()
     rows = rows.combine_chunks()
-    # Taking the rows by number drops what is under nulls and before offsets.
+    # take() drops the bytes under nulls and before offsets.
     rows = rows.take(pa.array(range(rows.num_rows), pa.int64())).combine_chunks()
     with pa.ipc.new_stream(out, rows.schema) as stream:
         stream.write_table(rows)

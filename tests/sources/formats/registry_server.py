@@ -1,4 +1,4 @@
-"""A schema registry for tests: as much of Confluent's interface as readers use."""
+"""Schema registry for tests with the part of Confluent's API that readers use."""
 
 import json
 import ssl
@@ -14,7 +14,7 @@ from penstock.sources.formats import schema_registry
 
 @dataclass
 class Answers:
-    """What is asked for, and what to say instead if the test wants so."""
+    """Recorded requests and configured responses of the server."""
 
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
     subjects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Answers:
     instead: tuple[int, bytes] | None = None
     redirect: str | None = None
     refuses: str | None = None
-    """With what paths begin that are not for us."""
+    """Prefix of the paths that the server rejects."""
 
     url: str = ""
 

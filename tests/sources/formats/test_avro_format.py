@@ -1,4 +1,4 @@
-"""Avro: types, evolution, and schemas that a registry knows."""
+"""Avro types, schema evolution and registered schemas."""
 
 import io
 import json
@@ -96,7 +96,9 @@ TYPES = [
 @pytest.mark.parametrize(
     ("kind", "arrow", "said", "becomes"), TYPES, ids=lambda each: str(each)[:40]
 )
-def test_each_type_becomes_one_of_arrow(kind: Any, arrow: pa.DataType, said: Any, becomes: Any):
+def test_avro_type_maps_to_arrow_type_and_value(
+    kind: Any, arrow: pa.DataType, said: Any, becomes: Any
+):
     schema = record(member("a", kind), member("z", "int"))
     a_format = reading(schema)
     assert a_format.schema.field("a").type == arrow
@@ -116,13 +118,13 @@ def test_each_type_becomes_one_of_arrow(kind: Any, arrow: pa.DataType, said: Any
         (marked("string", "date"), "string"),
     ],
 )
-def test_what_marks_a_type_wrongly_is_passed_over(kind: Any, plain: str):
+def test_avro_invalid_logical_type_is_ignored(kind: Any, plain: str):
     said = "x" if plain == "string" else b"x"
     body = written(record(member("a", plain)), {"a": said})
     assert column(decoded(reading(record(member("a", kind))), body), "a") == [said]
 
 
-def test_a_schema_that_is_no_record_is_one_column():
+def test_avro_schema_that_is_no_record_decodes_into_one_column():
     assert column(decoded(reading("long"), written("long", 5)), "value") == [5]
     union = ["null", "string"]
     assert column(decoded(reading(union), written(union, "x"), written(union, None)), "value") == [
@@ -131,7 +133,7 @@ def test_a_schema_that_is_no_record_is_one_column():
     assert column(decoded(AvroFormat("string"), written("string", "x")), "value") == ["x"]
 
 
-def test_moments_may_lie_beyond_what_python_has():
+def test_avro_timestamp_outside_python_range_is_decoded():
     schema = record(member("a", marked("long", "timestamp-micros")))
     far = written(record(member("a", "long")), {"a": 2**62})
     found = decoded(reading(schema), far)
@@ -201,7 +203,7 @@ def framed(id: int, value: bytes) -> bytes:
     [each[1:] for each in EVOLUTIONS],
     ids=[each[0] for each in EVOLUTIONS],
 )
-def test_records_of_other_schemas_are_read_as_ours(
+def test_avro_record_of_compatible_writer_schema_is_resolved_to_reader_schema(
     server: Answers, writer: list[Any], reader: Any, said: Any, becomes: Any
 ):
     theirs, ours = record(*writer), record(reader)
@@ -215,7 +217,7 @@ def test_records_of_other_schemas_are_read_as_ours(
 
 
 @pytest.mark.parametrize(("writer", "reader", "said"), CANNOT)
-def test_records_that_cannot_be_read_as_ours_are_bad(
+def test_avro_record_of_incompatible_writer_schema_is_bad(
     server: Answers, writer: list[Any], reader: Any, said: Any
 ):
     theirs, ours = record(*writer), record(reader)
@@ -225,7 +227,7 @@ def test_records_that_cannot_be_read_as_ours_are_bad(
 
 
 @pytest.mark.parametrize(("theirs", "ours"), OTHER_MEANINGS)
-def test_numbers_never_take_another_meaning(server: Answers, theirs: Any, ours: Any):
+def test_avro_writer_with_other_logical_type_is_rejected(server: Answers, theirs: Any, ours: Any):
     writer, reader = record(member("a", theirs)), record(member("a", ours))
     with pytest.raises(UsageError, match=r"cannot be read as the reader's: .* is not"):
         reading(reader, writer=json.dumps(writer))
@@ -235,7 +237,7 @@ def test_numbers_never_take_another_meaning(server: Answers, theirs: Any, ours: 
     assert " is not " in found.bad[0].reason
 
 
-def test_each_record_is_read_by_the_schema_that_wrote_it(server: Answers):
+def test_avro_records_of_several_schema_ids_are_read_with_their_writer_schemas(server: Answers):
     first, second = record(member("a", "int")), record(member("b", "int"), member("a", "long"))
     server.schemas |= {1: {"schema": json.dumps(first)}, 2: {"schema": json.dumps(second)}}
     a_format = reading(record(member("a", "long")), registry=Registry(server.url))
@@ -245,7 +247,7 @@ def test_each_record_is_read_by_the_schema_that_wrote_it(server: Answers):
     assert sorted(server.asked) == ["/schemas/ids/1", "/schemas/ids/2"]
 
 
-def test_a_schema_may_refer_to_others(server: Answers):
+def test_avro_schema_with_references_is_resolved_by_registry(server: Answers):
     schema = record(member("a", "shop.Address"), member("b", ["null", "Address"]))
     address = record(member("street", "string"), name="shop.Address")
     referring = {
@@ -263,7 +265,7 @@ def test_a_schema_may_refer_to_others(server: Answers):
     assert found.rows.to_pylist() == [{"a": {"street": "x"}, "b": None}]
 
 
-def test_what_the_registry_does_not_know_is_bad_and_what_it_does_not_say_is_not(server: Answers):
+def test_avro_unregistered_schema_id_is_bad_and_registry_failure_raises(server: Answers):
     ours = record(member("a", "int"))
     server.schemas |= {2: {"schema": "x", "schemaType": "PROTOBUF"}, 3: {"schema": "nonsense"}}
     a_format = reading(ours, registry=Registry(server.url))
@@ -284,7 +286,7 @@ def test_what_the_registry_does_not_know_is_bad_and_what_it_does_not_say_is_not(
     assert column(decoded(a_format, framed(9, body)), "a") == [1]
 
 
-def test_bytes_of_another_kind_are_bad():
+def test_avro_record_that_does_not_match_its_schema_is_bad():
     schema = record(member("a", "string"), member("b", marked("bytes", "decimal", precision=2)))
     fine = written(schema, {"a": "xy", "b": Decimal(7)})
     too_large = written(schema, {"a": "xy", "b": Decimal(7)})[:-2] + b"\4\1\0"
@@ -299,12 +301,12 @@ def test_bytes_of_another_kind_are_bad():
 @pytest.mark.parametrize("schema", ["", "{", "nonsense", '{"type": "record"}', '{"type": "what"}',
                                     '{"type":"record","name":"A","fields":[{"name":"a"}]}',
                                     '{"type":"array","items":"B"}', "5", "[5]"])  # fmt: skip
-def test_what_is_no_schema_is_refused(schema: str):
+def test_avro_format_with_invalid_schema_raises_usage_error(schema: str):
     with pytest.raises(UsageError, match="schema of avro format cannot be understood"):
         AvroFormat(schema)
 
 
-def test_columns_are_those_of_a_collection():
+def test_avro_format_with_reserved_column_or_writer_and_registry_raises_usage_error():
     with pytest.raises(UsageError):
         reading(record(member("mz_diff", "int")))
     with pytest.raises(UsageError, match="a registry"):
@@ -344,7 +346,7 @@ def schemas_and_rows(draw: st.DrawFn) -> tuple[Any, list[Any]]:
 
 
 @given(schemas_and_rows())
-def test_what_the_library_writes_is_read_back(drawn: tuple[Any, list[Any]]):
+def test_avro_records_written_by_fastavro_round_trip(drawn: tuple[Any, list[Any]]):
     schema, rows = drawn
     found = decoded(reading(schema), *(written(schema, row) for row in rows))
     assert found.bad == ()
@@ -355,7 +357,7 @@ def test_what_the_library_writes_is_read_back(drawn: tuple[Any, list[Any]]):
 
 
 @given(st.lists(st.none() | st.binary(max_size=30)))
-def test_any_bytes_are_a_row_or_bad(records: list[bytes | None]):
+def test_avro_decode_of_arbitrary_bytes_yields_row_or_bad_record(records: list[bytes | None]):
     schema = record(
         member("a", ["null", "string"]),
         member("b", {"type": "array", "items": "int"}),

@@ -1,4 +1,4 @@
-"""Words for types, and which columns a collection can have."""
+"""Column type names and the column names that a collection allows."""
 
 import pyarrow as pa
 import pytest
@@ -33,21 +33,21 @@ ALSO = {
 
 
 @pytest.mark.parametrize("word", BECOMES)
-def test_a_word_is_an_arrow_type_and_is_said_again(word: str):
+def test_column_type_name_maps_to_arrow_type_and_renders_unchanged(word: str):
     column = Column.parse("a", word)
     assert column.arrow == BECOMES[word]
     assert column.said == word
 
 
 @pytest.mark.parametrize("word", ALSO)
-def test_other_words_mean_the_same(word: str):
+def test_column_type_alias_renders_as_canonical_name(word: str):
     assert Column.parse("a", word).said == ALSO[word]
 
 
 @pytest.mark.parametrize(
     "word", ["", "number", "numeric", "numeric(39,2)", "numeric(5,6)", "numeric(0,0)", 5, None]
 )
-def test_a_word_that_does_not_exist_is_refused_with_those_that_do(word: object):
+def test_column_with_invalid_type_name_raises_usage_error_with_valid_names(word: object):
     with pytest.raises(UsageError, match='column "a" has a type that does not exist') as caught:
         Column.parse("a", word)
     assert "bigint" in caught.value.hint
@@ -56,6 +56,6 @@ def test_a_word_that_does_not_exist_is_refused_with_those_that_do(word: object):
 @pytest.mark.parametrize(
     "names", [["id", "ID"], [""], [], ["mz_timestamp"], ["mz_diff"], ["mz_progressed"]]
 )
-def test_names_that_collections_cannot_have_are_refused(names: list[str]):
+def test_columns_with_names_that_collections_reject_raise_usage_error(names: list[str]):
     with pytest.raises(UsageError):
         columns_of(dict.fromkeys(names, "text"), what="json format")

@@ -1,4 +1,4 @@
-"""CSV: lines, fields, quotes, and how many there must be."""
+"""CSV lines, fields, quotes and the number of fields."""
 
 import csv
 import io
@@ -42,19 +42,19 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "fields"), LINES)
-def test_a_line_is_its_fields(line: bytes, fields: list[str | None]):
+def test_csv_line_decodes_into_fields(line: bytes, fields: list[str | None]):
     found = decoded(TEXTS, None, line)
     assert found.bad == ()
     assert [column(found, "a")[1], column(found, "b")[1]] == fields
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD_LINES)
-def test_a_line_that_is_none_is_bad(line: bytes, reason: str):
+def test_csv_malformed_line_is_bad(line: bytes, reason: str):
     found = decoded(TEXTS, b"x,y", line)
     assert reasons(found) == [reason]
 
 
-def test_fields_are_read_as_their_types():
+def test_csv_fields_decode_as_their_column_types():
     words = {"i": "bigint", "d": "double", "n": "numeric(6,2)", "f": "boolean", "m": "timestamp",
              "b": "bytes", "j": "json"}  # fmt: skip
     found = decoded(
@@ -84,12 +84,12 @@ def test_fields_are_read_as_their_types():
 
 
 @pytest.mark.parametrize("delimiter", ["", ",,", '"', "\n", "\r", "é"])
-def test_a_delimiter_is_one_plain_character(delimiter: str):
+def test_csv_format_with_invalid_delimiter_raises_usage_error(delimiter: str):
     with pytest.raises(UsageError, match="delimiter of csv format"):
         CsvFormat.of(["a"], delimiter=delimiter)
 
 
-def test_columns_have_their_own_names():
+def test_csv_format_with_duplicate_column_names_raises_usage_error():
     with pytest.raises(UsageError, match='names column "a" twice'):
         CsvFormat.of(["a", "b", "a"])
 
@@ -102,7 +102,9 @@ fields = st.text(st.characters(codec="utf-8"))
     st.sampled_from([",", ";", "\t", "|", "x"]),
     st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC]),
 )
-def test_what_python_writes_is_read_back(rows: list[tuple[str, str]], delimiter: str, quoting: int):
+def test_csv_records_written_by_python_csv_round_trip(
+    rows: list[tuple[str, str]], delimiter: str, quoting: int
+):
     records = []
     for row in rows:
         out = io.StringIO(newline="")
@@ -110,12 +112,12 @@ def test_what_python_writes_is_read_back(rows: list[tuple[str, str]], delimiter:
         records.append(out.getvalue().encode())
     found = decoded(CsvFormat.of(["a", "b"], delimiter=delimiter), *records)
     assert found.bad == ()
-    # Python leaves nothing for an empty text unless it quotes all.
+    # Python's writer writes nothing for an empty string unless it quotes all fields.
     nothing = "" if quoting != csv.QUOTE_MINIMAL else None
     assert column(found, "a") == [a or nothing for a, _ in rows]
     assert column(found, "b") == [b or nothing for _, b in rows]
 
 
 @given(st.lists(st.none() | st.binary(max_size=30)))
-def test_any_bytes_are_a_row_or_bad(records: list[bytes | None]):
+def test_csv_decode_of_arbitrary_bytes_yields_row_or_bad_record(records: list[bytes | None]):
     decoded(CsvFormat.of({"a": "int", "b": "text", "c": "json"}), *records)

@@ -1,4 +1,4 @@
-"""JSON: what each document becomes, and that both ways of finding its members agree."""
+"""JSON documents, and the equivalence of the compiled and the plain decoder."""
 
 import json
 import math
@@ -86,7 +86,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("word", "written", "means"), VALUES)
-def test_a_member_means_what_it_says(word: str, written: str, means: Any):
+def test_json_member_decodes_as_its_column_type(word: str, written: str, means: Any):
     a_format = JsonFormat.of({"a": word})
     record = f' {{"b":[{{}}], "a" : {written} }}\r\n'.encode()
     found = decoded(a_format, record, b'{"a":null}', b'{"A":1}', b"{}", None)
@@ -134,7 +134,9 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("word", "written", "reason"), UNFIT)
-def test_a_member_that_does_not_fit_makes_the_record_bad(word: str, written: str, reason: str):
+def test_json_member_that_does_not_fit_its_column_type_makes_record_bad(
+    word: str, written: str, reason: str
+):
     a_format = JsonFormat.of({"before": "int", "a": word})
     record = f'{{"before": 1, "a": {written}}}'.encode()
     found = decoded(a_format, b'{"before": 2}', record)
@@ -192,7 +194,7 @@ NOT_JSON = [
 
 
 @pytest.mark.parametrize(("record", "reason"), NO_OBJECTS + NOT_JSON)
-def test_what_is_no_object_is_bad(record: bytes, reason: str):
+def test_json_record_that_is_no_object_is_bad(record: bytes, reason: str):
     found = decoded(FORMAT, b'{"name":"x"}', record, b'{"name":"y"}')
     assert [bad.row for bad in found.bad] == [1]
     assert reason in found.bad[0].reason
@@ -200,19 +202,19 @@ def test_what_is_no_object_is_bad(record: bytes, reason: str):
 
 
 @pytest.mark.parametrize(("record", "reason"), NOT_JSON)
-def test_what_is_no_json_is_no_document(record: bytes, reason: str):
+def test_json_format_without_columns_rejects_invalid_json(record: bytes, reason: str):
     found = decoded(WHOLE, record)
     assert len(found.bad) == 1
     assert reason in found.bad[0].reason
 
 
-def test_without_columns_the_document_is_kept_as_it_was_written():
+def test_json_format_without_columns_keeps_document_text_unchanged():
     found = decoded(WHOLE, b' {"b": 1.0,\n"a":[]} ', b"null", b'"x"', b"1e5", None, b"")
     assert column(found, "data") == ['{"b": 1.0,\n"a":[]}', "null", '"x"', "1e5", None, None]
     assert reasons(found) == ["it is empty"]
 
 
-def test_of_a_key_that_comes_twice_the_last_counts():
+def test_json_duplicate_key_uses_last_value():
     found = decoded(
         JsonFormat.of({"a": "bigint"}),
         b'{"a":1,"a":2}',
@@ -225,7 +227,7 @@ def test_of_a_key_that_comes_twice_the_last_counts():
     assert [bad.row for bad in found.bad] == [4]
 
 
-def test_keys_may_be_written_with_escapes_and_in_any_script():
+def test_json_keys_with_escapes_and_non_ascii_letters_match_columns():
     found = decoded(
         FORMAT, '{"gr\\u00f6ße\\n":"x","\\u006eame":"y"}'.encode(), '{"größe\\n":"z"}'.encode()
     )
@@ -234,7 +236,7 @@ def test_keys_may_be_written_with_escapes_and_in_any_script():
 
 
 @pytest.mark.parametrize("way", ["walked", "plain"])
-def test_documents_may_nest_only_so_deep(way: str):
+def test_json_document_nested_deeper_than_limit_is_bad(way: str):
     deep = [b'{"any":' * (n // 2) + b"[" * (n - n // 2) + b"]" * (n - n // 2) + b"}" * (n // 2)
             for n in (DEEPEST, DEEPEST + 1, 100_000)]  # fmt: skip
     for a_format in (FORMAT, WHOLE):
@@ -246,14 +248,14 @@ def test_documents_may_nest_only_so_deep(way: str):
         assert set(reasons(found)) == {"it has more than 200 arrays and objects in one another"}
 
 
-def test_numbers_of_any_length_may_stand_where_no_column_is():
+def test_json_number_of_any_length_outside_columns_is_accepted():
     long = b'{"x":' + b"9" * 10_000 + b',"y":1e999999999999,"name":"n"}'
     found = decoded(FORMAT, long)
     assert column(found, "name") == ["n"]
     same(FORMAT.decode_plainly(values(long)), found)
 
 
-def test_no_values_are_no_rows():
+def test_json_decode_of_no_values_yields_no_rows():
     assert decoded(FORMAT).rows.num_rows == 0
     assert FORMAT.decode(pa.chunked_array([], pa.binary())).rows.schema == FORMAT.schema
     assert decoded(FORMAT, None, None).bad == ()
@@ -331,14 +333,14 @@ records = st.one_of(
 @example([b'{"a":1\n', b"}"])
 @example([b'{"name":"x"}{"name":"y"}', b" "])
 @example([rb'{"gr\u00f6\u00dfe\n":[]}'])
-def test_both_ways_find_the_same(given_records: list[bytes | None]):
+def test_json_compiled_and_plain_decoders_agree_on_any_records(given_records: list[bytes | None]):
     for a_format in (FORMAT, WHOLE):
         found = decoded(a_format, *given_records)
         same(a_format.decode_plainly(values(*given_records)), found)
 
 
 @given(st.lists(records, max_size=8))
-def test_what_is_accepted_is_json_to_others_too(given_records: list[bytes | None]):
+def test_json_accepted_documents_are_valid_for_python_json(given_records: list[bytes | None]):
     found = decoded(WHOLE, *given_records)
     bad = {each.row for each in found.bad}
     for row, record in enumerate(given_records):
@@ -365,7 +367,9 @@ SAYABLE = {
     st.lists(st.fixed_dictionaries({}, optional={n: st.none() | s for n, s in SAYABLE.items()})),
     st.booleans(),
 )
-def test_what_python_writes_is_read_back(rows: list[dict[str, Any]], ascii_only: bool):
+def test_json_records_written_by_python_json_round_trip(
+    rows: list[dict[str, Any]], ascii_only: bool
+):
     found = decoded(FORMAT, *(json.dumps(row, ensure_ascii=ascii_only).encode() for row in rows))
     assert found.bad == ()
     for name in SAYABLE:
@@ -377,7 +381,7 @@ def test_what_python_writes_is_read_back(rows: list[dict[str, Any]], ascii_only:
     st.sampled_from(["bigint", "int", "double", "numeric(18,3)", "numeric(38,10)"]),
     json_numbers,
 )
-def test_numbers_are_exact_or_refused(word: str, number: str):
+def test_json_numbers_decode_exactly_or_are_bad(word: str, number: str):
     a_format = JsonFormat.of({"a": word})
     found = decoded(a_format, f'{{"a":{number}}}'.encode())
     if found.bad:
@@ -391,24 +395,24 @@ def test_numbers_are_exact_or_refused(word: str, number: str):
 
 @given(
     st.lists(
-        # Just above what doubles hold exactly, where to round twice would show.
+        # Just above the integers that a double holds exactly: rounding twice shows there.
         st.tuples(st.integers(2**53 - 9, 9 * 10**16), st.integers(-24, 24)),
         min_size=40,
         max_size=40,
     )
 )
-def test_doubles_are_those_next_to_the_number(numbers: list[tuple[int, int]]):
+def test_json_double_is_correctly_rounded(numbers: list[tuple[int, int]]):
     written = [f"{mantissa}e{exponent}" for mantissa, exponent in numbers]
     found = decoded(JsonFormat.of({"a": "double"}), *(f'{{"a":{n}}}'.encode() for n in written))
     assert column(found, "a") == [float(number) for number in written]
 
 
 @given(moments, st.sampled_from(["date", "timestamp", "timestamptz"]))
-def test_moments_read_by_compiled_code_are_those_read_by_python(text: str, word: str):
+def test_json_timestamps_decode_equally_in_compiled_code_and_python(text: str, word: str):
     column_of = Column.parse("a", word)
     cells, _ = find(pa.array([f'{{"a":"{text}"}}'.encode()], pa.binary()), ["a"])
     fast, bad = read_column(cells, 0, column_of)
-    # Written with an escape, it is left to Python.
+    # The compiled code leaves text with an escape to Python.
     escaped = "\\u003" + text[0] + text[1:]
     cells, _ = find(pa.array([f'{{"a":"{escaped}"}}'.encode()], pa.binary()), ["a"])
     slow, also_bad = read_column(cells, 0, column_of)

@@ -1,4 +1,4 @@
-"""Protocol buffers: what each kind of field becomes."""
+"""Protocol buffers: Arrow types and values of fields."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ SCALARS = {
 
 
 def add(message: Any, name: str, kind: str, *, repeated: bool = False, optional: bool = False):
-    """A field; `kind` is a scalar's name, or that of a message with a dot, or of an enum with :."""
+    """Add a field. `kind` is a scalar type, `.name` of a message, or `:name` of an enum."""
     each = message.field.add(name=name, number=len(message.field) + 1)
     each.label = Field.LABEL_REPEATED if repeated else Field.LABEL_OPTIONAL
     if kind.startswith("."):
@@ -71,7 +71,7 @@ def shop() -> bytes:
     add(note, "text", "string")
     wrappers = descriptor_pb2.FileDescriptorProto()
     wrappers_pb2.DESCRIPTOR.CopyToProto(wrappers)
-    # Files come in any order.
+    # Files of a descriptor set may be in any order.
     return descriptor_pb2.FileDescriptorSet(file=[own, old, wrappers]).SerializeToString()
 
 
@@ -87,7 +87,7 @@ def message(name: str = "shop.Order", **fields: Any) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))(**fields)
 
 
-def test_each_kind_of_field_has_its_type():
+def test_protobuf_field_types_map_to_arrow_types():
     kinds = {each.name: each.type for each in FORMAT.schema}
     address = pa.struct([("street", pa.string()), ("number", pa.int32())])
     assert kinds == {f"a_{kind}": arrow for kind, arrow in SCALARS.items()} | {
@@ -104,7 +104,7 @@ def test_each_kind_of_field_has_its_type():
     }
 
 
-def test_a_field_that_was_not_set_is_null_only_if_it_can_tell():
+def test_protobuf_unset_field_is_null_only_with_field_presence():
     found = decoded(FORMAT, b"", message(perhaps=0).SerializeToString())
     assert column(found, "a_int64") == [0, 0]
     assert column(found, "a_string") == ["", ""]
@@ -115,7 +115,7 @@ def test_a_field_that_was_not_set_is_null_only_if_it_can_tell():
     assert column(found, "wrapped") == [None, None]
 
 
-def test_messages_are_structs_and_maps_have_their_keys_in_order():
+def test_protobuf_messages_decode_as_structs_and_maps_with_sorted_keys():
     order = message(
         state=1, states=[0, 7], tags=["x", "y"], wrapped={"value": ""}, empty={},
         next={"a_int64": 5, "next": {"tags": ["z"]}}, address={"street": "s"},
@@ -135,7 +135,7 @@ def test_messages_are_structs_and_maps_have_their_keys_in_order():
     assert [key for key, _ in row["attributes"]] == ["a", "b", "c"]
 
 
-def test_a_frame_says_which_message_follows():
+def test_protobuf_frame_with_other_message_index_is_bad():
     framed = ProtobufFormat(SHOP, "shop.Order", framed=True)
     body = message(a_int64=5).SerializeToString()
     head = b"\0\0\0\0\7"
@@ -157,18 +157,18 @@ def test_a_frame_says_which_message_follows():
     assert column(decoded(nested, head + b"\4\2\2\n\1z"), "street") == ["z"]
 
 
-def test_what_is_no_message_is_bad():
+def test_protobuf_malformed_message_is_bad():
     found = decoded(FORMAT, b"\xff", b"\x0a", message(a_int64=1).SerializeToString(), None)
     assert reasons(found) == ['it is not a message "shop.Order"'] * 2
 
 
-def test_text_of_proto2_that_is_none_is_bad():
+def test_protobuf_proto2_string_that_is_not_utf8_is_bad():
     found = decoded(ProtobufFormat(SHOP, "old.Note"), b"\n\1x", b"\n\1\xff", b"")
     assert column(found, "text") == ["x", None, None]
     assert [bad.row for bad in found.bad] == [1]
 
 
-def test_descriptions_that_do_not_suffice_are_refused():
+def test_protobuf_format_with_unusable_descriptors_raises_usage_error():
     with pytest.raises(UsageError, match="no FileDescriptorSet"):
         ProtobufFormat(b"\xff", "shop.Order")
     with pytest.raises(UsageError, match=r'have no message "shop\.Other"') as caught:
@@ -198,7 +198,7 @@ RANGES = {
 
 
 @given(st.lists(st.fixed_dictionaries(RANGES), max_size=5))
-def test_what_the_library_writes_is_read_back(rows: list[dict[str, Any]]):
+def test_protobuf_records_written_by_library_round_trip(rows: list[dict[str, Any]]):
     found = decoded(FORMAT, *(message(**row).SerializeToString() for row in rows))
     assert found.bad == ()
     for name in RANGES:
@@ -206,6 +206,6 @@ def test_what_the_library_writes_is_read_back(rows: list[dict[str, Any]]):
 
 
 @given(st.lists(st.none() | st.binary(max_size=40)))
-def test_any_bytes_are_a_row_or_bad(records: list[bytes | None]):
+def test_protobuf_decode_of_arbitrary_bytes_yields_row_or_bad_record(records: list[bytes | None]):
     decoded(FORMAT, *records)
     decoded(ProtobufFormat(SHOP, "old.Note", framed=True), *records)

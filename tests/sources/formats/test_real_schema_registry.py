@@ -1,4 +1,4 @@
-"""Records of Confluent's own serializers, with a real registry, as our formats read them."""
+"""Formats against Confluent's own serializers and a real schema registry."""
 
 import json
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def avro(
     *records: Any,
     part: MessageField = MessageField.VALUE,
 ) -> list[bytes]:
-    """Records that are written with this schema, which thereby is the newest of the topic."""
+    """Serialize the records and register the schema as the newest of the topic."""
     if not isinstance(schema, Schema):
         schema = json.dumps(schema)
     write = AvroSerializer(client, schema)
@@ -68,7 +68,7 @@ SECOND = record(
 )
 
 
-def test_records_of_older_and_newer_schemas_are_read_as_the_one_that_was_chosen(
+def test_avro_records_of_older_and_newer_schemas_are_read_with_the_chosen_schema(
     client: SchemaRegistryClient, registry: Registry, topic_prefix: str
 ):
     topic = f"{topic_prefix}orders"
@@ -85,14 +85,14 @@ def test_records_of_older_and_newer_schemas_are_read_as_the_one_that_was_chosen(
         {"id": None, "title": None, "added": None, "state": None},
         {"id": 2**40, "title": "desk", "added": "y", "state": "sold"},
     ]
-    # Who began before the schema changed has the columns of then; a long is no int.
+    # A reader that started before the schema change keeps the old columns; a long is not an int.
     found = decoded(chosen, *older, *newer)
     assert column(found, "gone") == ["x", None]
     assert [bad.row for bad in found.bad] == [1]
     assert "cannot be read as ours" in reasons(found)[0]
 
 
-def test_schemas_that_a_schema_refers_to_are_found(
+def test_registered_schema_with_nested_references_is_resolved(
     client: SchemaRegistryClient, registry: Registry, topic_prefix: str
 ):
     city, address = f"{topic_prefix}city", f"{topic_prefix}address"
@@ -109,12 +109,12 @@ def test_schemas_that_a_schema_refers_to_are_found(
     (one,) = avro(client, f"{topic_prefix}orders", schema, said)
     a_format = latest(registry, f"{topic_prefix}orders-value")
     assert decoded(a_format, one).rows.to_pylist() == [said]
-    # Also by its id alone, when what is read as is another.
+    # A reader with another schema resolves the writer's schema by its id alone.
     smaller = AvroFormat(json.dumps(record(member("id", "int"))), registry=registry)
     assert decoded(smaller, one).rows.to_pylist() == [{"id": 1}]
 
 
-def test_keys_and_values_have_subjects_of_their_own(
+def test_keys_and_values_are_read_with_schemas_of_separate_subjects(
     client: SchemaRegistryClient, registry: Registry, topic_prefix: str
 ):
     topic = f"{topic_prefix}orders"
@@ -123,12 +123,12 @@ def test_keys_and_values_have_subjects_of_their_own(
     assert set(client.get_subjects(subject_prefix=topic)) >= {f"{topic}-key", f"{topic}-value"}
     assert column(decoded(latest(registry, f"{topic}-key"), key), "value") == ["k1"]
     assert column(decoded(latest(registry, f"{topic}-value"), value), "name") == ["chair"]
-    # One taken for the other is bad, and not a row of something else.
+    # A key decoded as a value is bad, not a row with wrong contents.
     (reason,) = reasons(decoded(latest(registry, f"{topic}-value"), key))
     assert "cannot be read as ours" in reason
 
 
-def test_a_subject_may_have_any_name(
+def test_registry_subject_with_special_characters_is_found(
     client: SchemaRegistryClient, registry: Registry, topic_prefix: str
 ):
     name = f"{topic_prefix}shop/orders é?#%+"
@@ -136,7 +136,7 @@ def test_a_subject_may_have_any_name(
     assert registry.latest(name).schema == '"string"'
 
 
-def test_what_does_not_exist_is_told_as_confluents_registry_does(
+def test_registry_reports_missing_schema_and_subject_as_confluent_client_does(
     client: SchemaRegistryClient, registry: Registry, topic_prefix: str
 ):
     with pytest.raises(NoSuchSchema, match="schema id 999999 does not exist"):
@@ -155,14 +155,14 @@ def test_what_does_not_exist_is_told_as_confluents_registry_does(
     assert reasons(found) == ["schema id 999999 does not exist in the registry"]
 
 
-def test_a_registry_that_is_killed_makes_no_record_bad(
+def test_killed_registry_raises_transient_error_and_makes_no_record_bad(
     client: SchemaRegistryClient,
     registry: Registry,
     schema_registry: SchemaRegistry,
     topic_prefix: str,
 ):
     topic = f"{topic_prefix}orders"
-    # A schema has one id in all subjects, and nobody may have asked for this one before.
+    # A schema has one id in all subjects; this id must not be cached by an earlier test.
     own = {**FIRST, "namespace": topic.replace("-", "_"), "name": "Order"}
     older = avro(client, topic, own, {"id": 1, "name": "chair", "gone": "x"})
     newer = avro(client, topic, SECOND, {"id": 2, "title": "desk", "added": "y", "state": "sold"})
@@ -170,7 +170,7 @@ def test_a_registry_that_is_killed_makes_no_record_bad(
     assert column(a_format.decode(values(*newer)), "id") == [2]
     schema_registry.kill()
     try:
-        # What was asked before is known; what was not is asked again later.
+        # Cached schemas need no request; others are requested again later.
         assert column(a_format.decode(values(*newer)), "id") == [2]
         for _ in range(2):
             with pytest.raises(TransientError, match="could not be reached"):
@@ -192,10 +192,10 @@ def test_a_registry_that_is_killed_makes_no_record_bad(
         ("old.Note", {"text": "x"}, "x"),
     ],
 )
-def test_frames_of_protobuf_are_those_that_are_read(
+def test_protobuf_frames_of_confluent_serializer_are_decoded(
     client: SchemaRegistryClient, topic_prefix: str, name: str, said: Any, becomes: Any
 ):
-    """Of the first message of a file, of a later one, and of one inside another."""
+    """Cover the first message of a file, a later one, and a nested one."""
     wanted = message(name, **said)
     write = ProtobufSerializer(type(wanted), client, {"use.deprecated.format": False})
     context = SerializationContext(f"{topic_prefix}orders", MessageField.VALUE)
@@ -205,7 +205,9 @@ def test_frames_of_protobuf_are_those_that_are_read(
     assert column(found, next(iter(said))) == [becomes, None]
 
 
-def test_framed_json_is_no_json(client: SchemaRegistryClient, topic_prefix: str):
+def test_json_format_rejects_record_framed_by_confluent_serializer(
+    client: SchemaRegistryClient, topic_prefix: str
+):
     schema = {"title": "Order", "type": "object", "properties": {"id": {"type": "integer"}}}
     write = JSONSerializer(json.dumps(schema), client)
     context = SerializationContext(f"{topic_prefix}orders", MessageField.VALUE)
@@ -213,7 +215,7 @@ def test_framed_json_is_no_json(client: SchemaRegistryClient, topic_prefix: str)
     assert reasons(found) == ["it is not JSON: expecting value, at byte 0"]
 
 
-def test_a_registry_that_does_not_start_says_why_and_leaves_nothing(
+def test_registry_that_fails_to_start_reports_reason_and_removes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (archive,) = read_pins(testing_registry._PINS)

@@ -1,4 +1,4 @@
-"""Columns found in a sample: never narrower than what the sample holds."""
+"""Column types inferred from a sample: never narrower than the sample's values."""
 
 import json
 from decimal import Decimal
@@ -34,24 +34,24 @@ WIDENING = [
 
 
 @pytest.mark.parametrize(("members", "word"), WIDENING)
-def test_a_member_is_what_all_its_values_are(members: list[str], word: str):
+def test_inferred_type_covers_all_values_of_the_member(members: list[str], word: str):
     for order in (members, members[::-1]):
         sample = values(*(f'{{"a":{each}}}'.encode() for each in order))
         assert inferred_words(sample) == {"a": word}
 
 
-def test_members_come_in_the_order_of_their_first_appearance():
+def test_inferred_columns_are_in_order_of_first_appearance():
     sample = values(b'{"b":1}', None, b"no json", b'{"a":1,"b":2}', b"\xff", b"[]", b"{}")
     assert list(inferred_words(sample)) == ["b", "a"]
 
 
 @pytest.mark.parametrize("records", [(), (None,), (b"[]", b"x", b"1")])
-def test_a_sample_without_objects_says_nothing(records: tuple[bytes | None, ...]):
+def test_infer_from_sample_without_objects_raises_usage_error(records: tuple[bytes | None, ...]):
     with pytest.raises(UsageError, match="holds no JSON object"):
         infer(values(*records))
 
 
-def test_members_that_cannot_be_columns_are_refused():
+def test_infer_with_members_that_cannot_be_columns_raises_usage_error():
     with pytest.raises(UsageError, match='"id" and "ID"'):
         infer(values(b'{"id":1}', b'{"ID":1}'))
 
@@ -73,7 +73,7 @@ documents = st.dictionaries(
 
 
 @given(st.lists(documents, min_size=1))
-def test_every_record_of_the_sample_is_read_without_loss(rows: list[dict[str, Any]]):
+def test_inferred_format_reads_every_sample_record_without_loss(rows: list[dict[str, Any]]):
     records = [json.dumps(row).encode() for row in rows]
     a_format = infer(values(*records))
     found = decoded(a_format, *records)

@@ -1,4 +1,4 @@
-"""The registry: what it is asked, what its answers mean, what nobody gets to see."""
+"""Schema registry client: requests, responses and secrets."""
 
 import json
 import pickle
@@ -24,7 +24,7 @@ def server() -> Iterator[Answers]:
         yield answers
 
 
-def test_the_server_of_these_tests_is_one_for_confluents_own_client(server: Answers):
+def test_registry_test_server_is_compatible_with_confluent_client(server: Answers):
     reference = {"name": "a.B", "subject": "b", "version": 2}
     server.schemas[7] = {"schema": '"string"', "references": [reference]}
     server.subjects["shop%20orders", "latest"] = {
@@ -44,7 +44,7 @@ def test_the_server_of_these_tests_is_one_for_confluents_own_client(server: Answ
     assert (no_subject.value.http_status_code, no_subject.value.error_code) == (404, 40401)
 
 
-def test_a_schema_is_fetched_once_by_its_id(server: Answers):
+def test_registry_fetches_schema_by_id_once(server: Answers):
     server.schemas[7] = {"schema": '"string"'}
     registry = Registry(server.url)
     for asking in (registry, registry, pickle.loads(pickle.dumps(registry))):
@@ -53,7 +53,7 @@ def test_a_schema_is_fetched_once_by_its_id(server: Answers):
     assert server.asked == ["/schemas/ids/7"]
 
 
-def test_the_latest_of_a_subject_is_asked_for_each_time(server: Answers):
+def test_registry_requests_latest_version_each_time(server: Answers):
     server.subjects["shop orders%2Fvalue".replace(" ", "%20"), "latest"] = {
         "subject": "shop orders/value", "version": 3, "id": 9, "schema": "{}",
         "schemaType": "PROTOBUF",
@@ -65,7 +65,7 @@ def test_the_latest_of_a_subject_is_asked_for_each_time(server: Answers):
     assert len(server.asked) == 2
 
 
-def test_references_come_along(server: Answers):
+def test_registry_schema_includes_nested_references(server: Answers):
     server.schemas[7] = {
         "schema": "1", "references": [{"name": "a.B", "subject": "b", "version": 2}],
     }  # fmt: skip
@@ -78,7 +78,7 @@ def test_references_come_along(server: Answers):
     assert [(name, inner.schema) for name, inner in found.references] == [("a.C", "3")]
 
 
-def test_credentials_are_sent_and_not_shown(server: Answers):
+def test_registry_sends_credentials_and_does_not_reveal_them(server: Answers):
     server.schemas[1] = {"schema": "1"}
     registry = Registry.at(server.url.replace("://", "://us%40er:se%3Acret@"))
     registry.by_id(1)
@@ -97,7 +97,7 @@ STATUSES = [(400, DefiniteError), (401, DefiniteError), (403, DefiniteError), (4
 
 
 @pytest.mark.parametrize(("status", "kind"), STATUSES)
-def test_a_status_is_about_the_moment_or_for_a_person(
+def test_registry_http_status_raises_transient_or_definite_error(
     server: Answers, status: int, kind: type[Exception]
 ):
     server.instead = (status, b"<html>oh</html>")
@@ -105,13 +105,13 @@ def test_a_status_is_about_the_moment_or_for_a_person(
     with pytest.raises(kind) as caught:
         registry.by_id(1)
     assert not isinstance(caught.value, NoSuchSchema)
-    # What went wrong is not remembered.
+    # The registry client does not cache failures.
     server.instead = None
     server.schemas[1] = {"schema": "1"}
     assert registry.by_id(1).schema == "1"
 
 
-def test_an_id_that_does_not_exist_is_told_apart(server: Answers):
+def test_registry_missing_schema_id_raises_no_such_schema(server: Answers):
     with pytest.raises(NoSuchSchema, match="schema id 5 does not exist"):
         Registry(server.url).by_id(5)
     with pytest.raises(DefiniteError, match='subject "x" does not exist') as caught:
@@ -121,13 +121,15 @@ def test_an_id_that_does_not_exist_is_told_apart(server: Answers):
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"schema": 1}',
                                   b'{"schema":"1","references":[1]}'])  # fmt: skip
-def test_what_is_no_registry_is_told_so(server: Answers, body: bytes):
+def test_registry_with_response_of_another_service_raises_definite_error(
+    server: Answers, body: bytes
+):
     server.instead = (200, body)
     with pytest.raises(DefiniteError, match="is no schema registry"):
         Registry(server.url).by_id(1)
 
 
-def test_redirections_are_not_followed(server: Answers):
+def test_registry_client_does_not_follow_redirects(server: Answers):
     with serving() as elsewhere:
         server.redirect = elsewhere.url + "/schemas/ids/1"
         with pytest.raises(DefiniteError, match="cannot tell schema id 1"):
@@ -135,7 +137,7 @@ def test_redirections_are_not_followed(server: Answers):
         assert elsewhere.asked == []
 
 
-def test_nobody_there_is_about_the_moment():
+def test_registry_connection_refused_raises_transient_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         registry = Registry(f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -143,14 +145,14 @@ def test_nobody_there_is_about_the_moment():
             registry.by_id(1)
 
 
-def test_an_answer_that_does_not_come_is_about_the_moment():
+def test_registry_request_timeout_raises_transient_error():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         registry = Registry(f"http://127.0.0.1:{mute.getsockname()[1]}", timeout_ms=50)
         with pytest.raises(TransientError, match="could not be reached"):
             registry.by_id(1)
 
 
-def test_a_certificate_is_checked(tmp_path: Path):
+def test_registry_with_untrusted_certificate_raises_definite_error(tmp_path: Path):
     ours = authority(tmp_path, "ours")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate(tmp_path, "localhost", by=ours))
@@ -168,12 +170,12 @@ BAD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", BAD, ids=json.dumps)
-def test_a_url_must_be_one_and_is_not_shown(given: dict[str, Any]):
+def test_registry_with_invalid_url_raises_usage_error_without_secret(given: dict[str, Any]):
     with pytest.raises(UsageError) as caught:
         Registry(**given)
     assert "secret" not in str(caught.value) + caught.value.hint
 
 
-def test_certificates_must_be_some():
+def test_registry_with_invalid_ca_raises_usage_error():
     with pytest.raises(UsageError, match="holds no certificates"):
         Registry("https://localhost:1", ca="x").by_id(1)
