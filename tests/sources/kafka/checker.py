@@ -1,8 +1,8 @@
-"""What was stored of a topic, judged against what a committed reader sees of it.
+"""Check the stored contents of a topic against a read_committed consumer.
 
-Every record is there once, and no other; what is bound only rises, and every record has the
-time of the first binding that covers it; at the end all that is stable is bound. These are
-invariant 29, and what a restart must not change.
+Every committed record is stored exactly once, and no other record is stored. Bindings only rise,
+and every record has the time of the first binding that covers it. At the end everything up to
+the last stable offset is bound. These are invariant 29 and the guarantees that a restart keeps.
 """
 
 from collections import Counter, defaultdict
@@ -18,12 +18,12 @@ from penstock.reclock.remap import KAFKA, decode_steps, keys_of, offsets_of
 from tests.sources.kafka.clients import Record
 
 Place = tuple[int, int]
-"""A partition and an offset."""
+"""Partition and offset."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A row that came or went."""
+    """Row that was inserted or deleted."""
 
     partition: int
     offset: int
@@ -34,19 +34,19 @@ class Change:
 
 @dataclass(frozen=True)
 class Stored:
-    """A source: the changes of its collection, and what was bound when."""
+    """Stored state of a source: the changes of its collection and its remap bindings."""
 
     changes: tuple[Change, ...]
     bound: Mapping[int, tuple[Place, ...]]
-    """By partition, the times at which it moved and the offset it moved to."""
+    """By partition: the times at which its binding moved, and the offsets it moved to."""
 
     @property
     def ends(self) -> dict[int, int]:
-        """How far each partition is bound."""
+        """Return the bound offset of each partition."""
         return {partition: moves[-1][1] for partition, moves in self.bound.items() if moves}
 
     def begins_with(self, earlier: "Stored") -> bool:
-        """Whether nothing of what was stored earlier is different now."""
+        """Return whether all changes and bindings of `earlier` are unchanged."""
         return set(earlier.changes) <= set(self.changes) and all(
             self.bound.get(partition, ())[: len(moves)] == moves
             for partition, moves in earlier.bound.items()
@@ -54,7 +54,7 @@ class Stored:
 
 
 def stored(url: str, source: str) -> Stored:
-    """All that can be read of a source, with its times."""
+    """Return all changes and bindings of a source, with their times."""
     with persist.open(url, hold=True) as client:
         rows = _all_of(client.collection(source))
         bound = _bound(client, source)
@@ -66,7 +66,7 @@ def stored(url: str, source: str) -> Stored:
 
 
 def bound_ends(url: str, source: str) -> dict[int, int]:
-    """How far each partition is bound; nothing, before the first binding."""
+    """Return the bound offset of each partition; empty before the first binding."""
     while True:
         with persist.open(url, hold=False) as client:
             try:
@@ -74,7 +74,7 @@ def bound_ends(url: str, source: str) -> dict[int, int]:
             except (persist.CollectionMissing, persist.NotYetComplete):
                 return {}
             except persist.SinceError:
-                continue  # The running pipeline has just moved it.
+                continue  # The running pipeline has just advanced the since.
 
 
 def _bound(client: persist.Client, source: str) -> dict[int, tuple[Place, ...]]:
@@ -92,7 +92,7 @@ def _bound(client: persist.Client, source: str) -> dict[int, tuple[Place, ...]]:
 
 
 def wrong_in(found: Stored, committed: Iterable[Record], ends: Mapping[int, int]) -> list[str]:
-    """Which promises are broken; `ends` are the last stable offsets, when all is over."""
+    """Return the violated guarantees. `ends` are the last stable offsets at the end of the run."""
     return [*_rows(found, committed), *_bindings(found, ends), *_times(found)]
 
 

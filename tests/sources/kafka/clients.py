@@ -1,4 +1,4 @@
-"""Producers and consumers that do one thing and wait until it is done."""
+"""Kafka clients for tests: each call does one thing and waits until it is done."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 @dataclass(frozen=True)
 class Record:
-    """What a consumer saw."""
+    """Record as a consumer received it."""
 
     partition: int
     offset: int
@@ -31,7 +31,7 @@ class Record:
 
 
 def transactional(broker: KafkaBroker, name: str, **settings: object) -> Producer:
-    """A producer that is ready to begin a transaction."""
+    """Return a producer that is ready to begin a transaction."""
     producer = Producer(broker.client(transactional__id=name, **settings))
     producer.init_transactions(PATIENCE_S)
     return producer
@@ -40,7 +40,7 @@ def transactional(broker: KafkaBroker, name: str, **settings: object) -> Produce
 def produce(
     producer: Producer, topic: str, values: Iterable[str], *, partition: int = 0, key: str = "k"
 ) -> None:
-    """Each acknowledged by the broker, or an error."""
+    """Send each value and wait for the broker's acknowledgement; fail on an error."""
     failed: list[object] = []
     for value in values:
         producer.produce(
@@ -55,7 +55,7 @@ def produce(
 
 
 def consume(broker: KafkaBroker, topic: str, *, committed: bool = True) -> list[Record]:
-    """All that is there now, partition by partition, of a client that has not been here before."""
+    """Return all records, partition by partition, as a new consumer reads them."""
     partitions = [each.id for each in broker.describe_topic(topic).partitions]
     level = "read_committed" if committed else "read_uncommitted"
     found: list[Record] = []
@@ -87,7 +87,7 @@ def consume(broker: KafkaBroker, topic: str, *, committed: bool = True) -> list[
 
 
 def ends(admin: AdminClient, topic: str, partition: int = 0) -> tuple[int, int, int]:
-    """The low watermark, the last stable offset and the high watermark."""
+    """Return the low watermark, the last stable offset and the high watermark."""
 
     def ask(spec: OffsetSpec, level: IsolationLevel) -> int:
         asked = {TopicPartition(topic, partition): spec}
@@ -95,7 +95,7 @@ def ends(admin: AdminClient, topic: str, partition: int = 0) -> tuple[int, int, 
             asked, isolation_level=level, request_timeout=PATIENCE_S
         ).values()
         found = int(answer.result(PATIENCE_S).offset)
-        # A leader that did not answer in time is no error to this client.
+        # This client reports no error if a leader did not answer in time.
         assert found >= 0, f"no answer about partition {partition} of {topic}"
         return found
 
@@ -107,7 +107,7 @@ def ends(admin: AdminClient, topic: str, partition: int = 0) -> tuple[int, int, 
 
 
 def group_offsets(broker: KafkaBroker, group: str) -> dict[tuple[str, int], int]:
-    """Where a consumer group stands, by topic and partition."""
+    """Return the committed offsets of a consumer group, by topic and partition."""
     found: list[TopicPartition] = []
 
     def told() -> bool:
@@ -115,7 +115,7 @@ def group_offsets(broker: KafkaBroker, group: str) -> dict[tuple[str, int], int]
         try:
             found.extend(asked[group].result(PATIENCE_S).topic_partitions)
         except KafkaException as error:
-            # The first that is asked of groups lets a young broker look for them.
+            # The first request about groups makes a new broker load its coordinator.
             if error.args[0].code() != KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
                 raise
             return False
@@ -126,7 +126,7 @@ def group_offsets(broker: KafkaBroker, group: str) -> dict[tuple[str, int], int]
 
 
 def move_group(broker: KafkaBroker, group: str, topic: str, offsets: dict[int, int]) -> None:
-    """Let it stand elsewhere."""
+    """Set the committed offsets of a consumer group."""
     places = [TopicPartition(topic, each, offset) for each, offset in offsets.items()]
     wanted = [ConsumerGroupTopicPartitions(group, places)]
     broker.admin.alter_consumer_group_offsets(wanted)[group].result(PATIENCE_S)

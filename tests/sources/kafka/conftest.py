@@ -1,4 +1,4 @@
-"""One Spark session for all that follow a topic in this process, and a topic to be followed."""
+"""Spark session shared by the Kafka tests of this process, and a topic for each test."""
 
 from collections.abc import Iterator
 from pathlib import Path

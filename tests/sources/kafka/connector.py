@@ -1,7 +1,7 @@
-"""A cluster in memory, a connector of Debezium that writes to it, and tasks that read it.
+"""In-memory cluster, Debezium connector that writes to it, and tasks that read it.
 
-Everything but the broker, the JVM and Spark is ours: ticks, side state and collections are
-those of a location in memory.
+Only the broker, the JVM and Spark are replaced. Ticks, side state and collections are real, in
+an in-memory storage location.
 """
 
 import itertools
@@ -32,7 +32,7 @@ TX = "shop.transaction"
 PARTITIONS = 2
 
 Kind: TypeAlias = Literal["postgresql", "oracle", "informix"]
-"""What a connector reads; by which it writes ids."""
+"""Database kind of a connector; determines the form of its transaction ids."""
 
 _SPARKS = pa.schema(
     [
@@ -45,7 +45,7 @@ _SPARKS = pa.schema(
     ]
 )
 _LAST = 99
-"""The place of an END in its transaction."""
+"""Position of an END in its transaction."""
 
 _numbers = itertools.count()
 
@@ -56,14 +56,17 @@ class Cluster:
 
     logs: dict[str, list[list[bytes | None]]] = field(default_factory=dict)
     lives: dict[str, int] = field(default_factory=dict)
-    """How often each topic was made."""
+    """Number of times each topic was created."""
 
     def make(self, topic: str, partitions: int) -> None:
         self.logs[topic] = [[] for _ in range(partitions)]
         self.lives[topic] = self.lives.get(topic, 0) + 1
 
     def send(self, topic: str, partition: int, value: Any) -> tuple[str, int]:
-        """Where it went: the partition as remap has it, and the offset after it."""
+        """Append a record;
+
+        return its partition as remap names it, and the offset after the record.
+        """
         log = self.logs[topic][partition]
         log.append(None if value is None else json.dumps(value).encode())
         return f"{topic}-{partition}", len(log)
@@ -77,7 +80,7 @@ class Cluster:
 
 
 class Upstream:
-    """What it says of a topic, as the real one does."""
+    """Topic metadata of the cluster, in the form of the real client."""
 
     def __init__(self, cluster: Cluster, config: KafkaConfig) -> None:
         self._cluster = cluster
@@ -108,7 +111,7 @@ class Upstream:
 
 
 class InProcess:
-    """Tasks of a scan, one after the other; as many as `places` finish what meets."""
+    """Run the tasks of a scan one after the other; `places` tasks finish records by key."""
 
     def __init__(self, cluster: Cluster, *, places: int) -> None:
         self._cluster = cluster
@@ -120,7 +123,7 @@ class InProcess:
         if self._places == 1:
             return [task.run(batches)]
         cut: dict[int, list[pa.Table]] = {}
-        for batch in batches:  # Each by a task of its own.
+        for batch in batches:  # One task per batch.
             for place, table in task.cut([batch], self._places):
                 cut.setdefault(place, []).append(table)
         return [task.finish(tables) for tables in cut.values()]
@@ -142,7 +145,7 @@ class InProcess:
 
 
 class Lake:
-    """A location, and a source that is followed into it, tick by tick."""
+    """Storage location and a source that is read into it tick by tick."""
 
     def __init__(self, cluster: Cluster, *, places: int = 1, **options: Any) -> None:
         self.cluster = cluster
@@ -162,7 +165,7 @@ class Lake:
         self.open()
 
     def open(self) -> None:
-        """Start, with what is durable."""
+        """Start from the durable state."""
         settings = persist.Settings(background=False)
         self.client = persist.open(self.url, writer="test", settings=settings)
         self._remap = self.client.create_or_load("cdc_remap", schema=KAFKA_TOPICS.remap, owner="c")
@@ -181,13 +184,13 @@ class Lake:
         self.source.open(self._memory, self._loader, self.bound)
 
     def close(self) -> None:
-        """Stop, or be stopped."""
+        """Stop the source and close the storage location."""
         self._pool.shutdown()
         self._loader.close()
         self.client.close()
 
     def tick(self, up_to: Mapping[str, int] | None = None) -> None:
-        """Draw what is there, or a part of it."""
+        """Read everything available, or everything below `up_to`."""
         self.clock.move_ms(1_000)
         probed = self.source.probe().frontier
         time = self.clock.now_ms()
@@ -205,7 +208,7 @@ class Lake:
         self.source.committed(reached)
 
     def contents(self) -> dict[str, dict[int, int]]:
-        """By topic and id, what is seen now."""
+        """Return the visible rows, by topic and id."""
         return {topic: self.rows(f"cdc.{topic}") for topic in self.config.topics}
 
     def rows(self, collection: str) -> dict[int, int]:
@@ -215,50 +218,50 @@ class Lake:
         return {row["id"]: row["n"] for row in rows}
 
     def hidden(self) -> list[str]:
-        """The names under which something is set aside."""
+        """Return the names of the side-state collections."""
         return [each for each in self.client.collections(hidden=True) if "/pending/" in each]
 
 
 @dataclass
 class Sent:
-    """A transaction as it was sent: what it does, and up to where each partition has it."""
+    """Transaction as sent: its changes, and the offset that each partition needs to complete it."""
 
     changes: list[tuple[str, int, int | None]]
     needs: dict[str, int] = field(default_factory=dict)
 
 
 class Connector:
-    """Writes transactions as Debezium does."""
+    """Write transactions as Debezium does."""
 
     def __init__(
         self, cluster: Cluster, kind: Kind = "postgresql", *, numbers: int = 1 << 32
     ) -> None:
-        """It has so many `numbers` for transactions before the first comes again."""
+        """`numbers` is the count of transaction numbers before they wrap around."""
         self.cluster = cluster
         self.kind = kind
         self.numbers = numbers
         self.sent: list[Sent] = []
         self.state: dict[str, dict[int, int]] = {topic: {} for topic in TOPICS}
         self.snapshot: list[tuple[str, int, str, int, int]] = []
-        """What was read at first: topic, id, where it is, and the value."""
+        """Rows of the initial snapshot: topic, id, partition, offset and value."""
 
         for topic in TOPICS:
             cluster.make(topic, PARTITIONS)
         cluster.make(TX, 1)
 
     def read(self, topic: str, id: int, n: int) -> None:
-        """A row of the first snapshot."""
+        """Send a row of the initial snapshot."""
         self.state[topic][id] = n
         where, offset = self._send(topic, id, {"op": "r", "after": {"id": id, "n": n}})
         self.snapshot.append((topic, id, where, offset, n))
 
     def read_again(self, topic: str, id: int) -> None:
-        """A row as it is now, as of an incremental snapshot."""
+        """Send the current row, as an incremental snapshot does."""
         if (n := self.state[topic].get(id)) is not None:
             self._send(topic, id, {"op": "r", "after": {"id": id, "n": n}})
 
     def commit(self, changes: Iterable[tuple[str, int, int | None]]) -> Sent:
-        """A transaction, all of it."""
+        """Send a complete transaction."""
         sent = Sent([*changes])
         self.sent.append(sent)
         for topic, id, n in sent.changes:
@@ -270,7 +273,7 @@ class Connector:
         return sent
 
     def resend(self, number: int, *, up_to: int | None = None) -> None:
-        """Write a transaction, or its first messages, once more or for the first time."""
+        """Send a transaction, or its first messages, again or for the first time."""
         sent = self.sent[number]
         for message in [*self._messages(number)][:up_to]:
             where, offset = message()
@@ -317,7 +320,7 @@ class Connector:
         yield lambda: self.cluster.send(TX, 0, end)
 
     def _id(self, number: int, at: int) -> str:
-        """What a record of a transaction has that stands `at` this place in it."""
+        """Return the transaction id of the record at position `at` in the transaction."""
         if self.kind == "oracle":
             return f"5.6.{number}"
         at = at if self.kind == "postgresql" else _LAST
@@ -328,7 +331,7 @@ class Connector:
 
 
 def random_history(chance: random.Random) -> Connector:
-    """A snapshot, transactions, and a connector that is started again now and then."""
+    """Return a connector after a random history of a snapshot, transactions and restarts."""
     kind: Kind = chance.choice(["postgresql", "oracle", "informix"])
     made = Connector(Cluster(), kind, numbers=3 if kind == "informix" else 1 << 32)
     for id in range(chance.randrange(4)):

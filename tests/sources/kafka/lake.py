@@ -1,4 +1,4 @@
-"""A topic of a real broker and a lake that follows it, through Spark."""
+"""Topic of a real broker, and a lake that ingests it through Spark."""
 
 import threading
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.sources.kafka.clients import consume
 
 
 class Topic:
-    """A topic, and a lake that follows it."""
+    """Topic and the lake that ingests it."""
 
     def __init__(
         self, broker: KafkaBroker, name: str, folder: Path, kept: KeptSession, **options: Any
@@ -28,12 +28,12 @@ class Topic:
         return f"file:{self.folder}/lake/clicks"
 
     def once(self, **options: Any) -> None:
-        """Bring all that is there now."""
+        """Ingest everything that the topic has now."""
         file = self.write_file(**options)
         penstock.ingest.run(file, once=True, stop=threading.Event(), jobs=self.kept)
 
     def write_file(self, **options: Any) -> Path:
-        """What says to follow it."""
+        """Write the pipeline file."""
         section = {
             "brokers": self.broker.bootstrap,
             "topic": self.name,
@@ -59,18 +59,17 @@ class Topic:
             return found.snapshot(found.upper - 1).arrow().to_pylist()
 
     def has_rows(self) -> bool:
-        """Return whether the collection can be read."""
         try:
             return bool(self.rows())
         except UsageError:
             return False
 
     def seen(self) -> list[tuple[int, int, str]]:
-        """What is in the lake: partition, offset and text."""
+        """Return the rows in the lake: partition, offset and text."""
         return sorted((row["_partition"], row["_offset"], row["text"]) for row in self.rows())
 
     def committed(self) -> list[tuple[int, int, str]]:
-        """What a committed reader sees in the topic."""
+        """Return the records that a read_committed consumer reads from the topic."""
         return [
             (record.partition, record.offset, (record.value or b"").decode())
             for record in consume(self.broker, self.name)

@@ -1,13 +1,13 @@
-"""A topic under load, a pipeline that follows it, and somebody who does both harm.
+"""Nemesis for Kafka: a topic under load, a pipeline that ingests it, and injected failures.
 
     python -m tests.sources.kafka.nemesis --for SECONDS [--seed N]
 
-Producers send all the time, in transactions that they commit, give up or leave open for a
-while. Meanwhile the pipeline's process and the broker are killed, and the topic gets more
-partitions. After each round what is stored is judged against what a committed reader sees
-(`checker.py`), and judged again when the pipeline was started once more, which must not
-change what was there. It runs rounds until the time is over, prints the seed of each, and
-ends with status 1, the folder and what was wrong at the first that breaks a promise.
+Producers send without pause in transactions that they commit, abort or leave open for a while.
+At the same time the nemesis kills the pipeline's process and the broker, and adds partitions.
+After each round, `checker.py` compares the stored contents with the records of a read_committed
+consumer. It compares them again after a restart of the pipeline, which must not change them. The
+nemesis runs rounds until the time is over and prints the seed of each. At the first violation it
+exits with status 1 and prints the folder and the violations.
 """
 
 import logging
@@ -36,14 +36,14 @@ START_PATIENCE_S = 900
 """Spark and the first job of a process took over 240 s on two cores with a load of 25."""
 
 MOST_UNBOUND = 4_000
-"""Records that may be ahead of the pipeline, which a restart on a busy machine stops for long."""
+"""Limit of records ahead of the pipeline: a restart on a busy machine takes long."""
 
 QUIET = logging.getLogger("nemesis.client")
 QUIET.setLevel(logging.CRITICAL + 1)
 
 
 class Sender:
-    """Sends in transactions, some of which come to nothing."""
+    """Producer that sends in transactions and aborts some of them."""
 
     def __init__(self, round_: "Round", name: str, seed: int) -> None:
         self._round = round_
@@ -62,7 +62,7 @@ class Sender:
         self.stop()
 
     def stop(self) -> None:
-        """Send no more, and leave nothing open."""
+        """Stop sending, and leave no transaction open."""
         self._stop.set()
         self._thread.join()
 
@@ -75,7 +75,7 @@ class Sender:
                 self._give_up()
             SYSTEM_CLOCK.wait(self._stop, self._chance.choice([5, 20, 100]))
         self._producer = None
-        # Who begins anew under the name ends what was left open under it.
+        # A new producer with the same transactional id aborts the open transaction.
         until(self._began_anew, "the broker to end what was left open")
 
     def _transaction(self) -> None:
@@ -114,7 +114,7 @@ class Sender:
                 message__timeout__ms=5_000,
                 topic__metadata__refresh__interval__ms=500,
             ),
-            logger=QUIET,  # It is fenced now and then, and says so.
+            logger=QUIET,  # It is fenced at times and logs that.
         )
         try:
             producer.init_transactions(5)
@@ -125,7 +125,7 @@ class Sender:
 
 
 class Round:
-    """One broker, one pipeline, and harm for some seconds."""
+    """One broker and one pipeline, with failures injected for some seconds."""
 
     def __init__(self, broker: KafkaBroker, folder: Path, seed: int, tally: Tally) -> None:
         self.broker = broker
@@ -158,7 +158,9 @@ class Round:
         )
 
     def play(self, seconds: float) -> list[str]:
-        """Do harm until the time is over, then let all of it arrive; what is wrong."""
+        """Inject failures until the time is over, wait until all records arrive, return
+        violations.
+        """
         harms = [*3 * [self.kill_process], self.kill_both, *2 * [self.kill_broker]]
         harms += [self.add_partition]
         try:
@@ -195,7 +197,7 @@ class Round:
     def storage(self) -> str:
         return f"file:{self.folder / 'lake' / SOURCE}"
 
-    # The pipeline.
+    # Pipeline.
 
     def start(self, *arguments: str) -> Up:
         self.up = Up(self.folder, "ingest", str(self.file), *arguments, log=self.log)
@@ -206,17 +208,20 @@ class Round:
             self.up.kill()
 
     def await_rows(self) -> None:
-        """Until some can be read."""
+        """Wait until the first binding is durable."""
         self._await(lambda: bool(self._bound()), "the first binding")
 
     def settle(self) -> None:
-        """Until all that is stable is bound; nobody sends any more."""
+        """Wait until everything up to the last stable offset is bound;
+
+        call it after the producers stop.
+        """
 
         def ended() -> bool:
             try:
                 found = [ends(self.broker.admin, TOPIC, each) for each in range(self.partitions)]
             except KafkaException:
-                # Only listing them tells this client that a leader was started again.
+                # Only listing the topics makes this client notice that a leader was restarted.
                 self.broker.topics()
                 return False
             return all(stable == end for _, stable, end in found)
@@ -230,14 +235,14 @@ class Round:
     def stable_ends(self) -> dict[int, int]:
         return {each: ends(self.broker.admin, TOPIC, each)[1] for each in range(self.partitions)}
 
-    # Harm.
+    # Failures.
 
     def kill_process(self) -> None:
         self.kill()
         wait(self.chance.choice([0, 500]))
         self.start()
         if self.chance.random() < 0.7:
-            # Else it is killed while it starts.
+            # Otherwise the next failure hits it during startup.
             self._await_move(self._bound())
 
     def kill_broker(self) -> None:
@@ -257,10 +262,10 @@ class Round:
             self.broker.add_partitions(TOPIC, self.partitions + 1)
             self.partitions += 1
 
-    # Looking.
+    # Inspection.
 
     def _again(self, before: Stored) -> list[str]:
-        """What a start with nothing to do has changed."""
+        """Restart the pipeline with nothing to do; return its effects on the stored contents."""
         status = self.start("--once").wait()
         after = stored(self.storage, SOURCE)
         wrong = [] if status == 0 else [f"it ended with {status}: {self.said()}"]
@@ -291,12 +296,12 @@ class Round:
             raise
 
     def said(self) -> str:
-        """What the processes wrote, the end of it."""
+        """Return the end of the processes' output."""
         return self.log.read_text(errors="replace")[-4_000:]
 
 
 def play(seed: int, seconds: float, tally: Tally) -> list[str]:
-    """One round on a broker of its own; what it broke."""
+    """Run one round on a new broker; return the violations."""
 
     def on_a_broker(folder: Path) -> list[str]:
         with KafkaBroker() as broker:

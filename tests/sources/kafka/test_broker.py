@@ -1,4 +1,4 @@
-"""What a real broker says and keeps, which all that reads Kafka relies on."""
+"""Behaviour of a real broker that the Kafka source relies on."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,9 @@ def values(broker: KafkaBroker, topic: str, *, committed: bool = True) -> list[s
     return [(each.value or b"").decode() for each in consume(broker, topic, committed=committed)]
 
 
-def test_committed_readers_see_no_aborted_record(kafka: KafkaBroker, topic_prefix: str) -> None:
+def test_read_committed_consumer_does_not_see_aborted_records(
+    kafka: KafkaBroker, topic_prefix: str
+) -> None:
     topic = f"{topic_prefix}orders"
     kafka.create_topic(topic)
     producer = transactional(kafka, topic)
@@ -30,12 +32,12 @@ def test_committed_readers_see_no_aborted_record(kafka: KafkaBroker, topic_prefi
     producer.commit_transaction()
     assert values(kafka, topic) == ["kept"]
     assert values(kafka, topic, committed=False) == ["aborted 1", "aborted 2", "kept"]
-    # Each end of a transaction has an offset too, which no reader ever sees.
+    # The end of a transaction has an offset too; no consumer sees it.
     assert [each.offset for each in consume(kafka, topic)] == [3]
     assert ends(kafka.admin, topic) == (0, 5, 5)
 
 
-def test_the_last_stable_offset_waits_for_an_open_transaction(
+def test_last_stable_offset_stays_below_open_transaction(
     kafka: KafkaBroker, topic_prefix: str
 ) -> None:
     topic = f"{topic_prefix}orders"
@@ -52,7 +54,7 @@ def test_the_last_stable_offset_waits_for_an_open_transaction(
     assert values(kafka, topic) == ["before", "open", "after"]
 
 
-def test_a_transaction_that_hangs_is_aborted_after_its_own_timeout(
+def test_hanging_transaction_is_aborted_after_its_timeout(
     kafka: KafkaBroker, topic_prefix: str
 ) -> None:
     topic = f"{topic_prefix}orders"
@@ -65,7 +67,7 @@ def test_a_transaction_that_hangs_is_aborted_after_its_own_timeout(
     assert values(kafka, topic) == []
 
 
-def test_what_was_acknowledged_survives_kill_9() -> None:
+def test_acknowledged_records_survive_kill_of_broker() -> None:
     with make_broker() as broker:
         broker.create_topic("orders", partitions=2)
         identity = str(broker.describe_topic("orders").topic_id)
@@ -84,10 +86,10 @@ def test_what_was_acknowledged_survives_kill_9() -> None:
         assert len(values(broker, "orders")) == 200
 
 
-def test_a_topic_made_again_has_another_id(kafka: KafkaBroker, topic_prefix: str) -> None:
+def test_recreated_topic_has_another_topic_id(kafka: KafkaBroker, topic_prefix: str) -> None:
     topic = f"{topic_prefix}orders"
     kafka.create_topic(topic)
-    # Of one client, so that an answer it had kept would show.
+    # Use one client: a cached response would show.
     before = str(kafka.describe_topic(topic).topic_id)
     assert str(kafka.describe_topic(topic).topic_id) == before
     produce(Producer(kafka.client()), topic, ["of the first"])
@@ -97,7 +99,7 @@ def test_a_topic_made_again_has_another_id(kafka: KafkaBroker, topic_prefix: str
     assert ends(kafka.admin, topic) == (0, 0, 0)
 
 
-def test_a_partition_added_is_seen_by_who_asked_before(
+def test_added_partition_is_visible_to_existing_client(
     kafka: KafkaBroker, topic_prefix: str
 ) -> None:
     topic = f"{topic_prefix}orders"
@@ -114,7 +116,7 @@ def test_a_partition_added_is_seen_by_who_asked_before(
     assert ends(kafka.admin, topic, 2) == (0, 1, 1)
 
 
-def test_settings_of_a_topic_are_read_anew(kafka: KafkaBroker, topic_prefix: str) -> None:
+def test_topic_settings_are_returned_by_broker(kafka: KafkaBroker, topic_prefix: str) -> None:
     topic = f"{topic_prefix}orders"
     kafka.create_topic(topic, settings={"cleanup.policy": "compact"})
     resource = ConfigResource(ResourceType.TOPIC, topic)
@@ -122,13 +124,15 @@ def test_settings_of_a_topic_are_read_anew(kafka: KafkaBroker, topic_prefix: str
     assert asked.result(20)["cleanup.policy"].value == "compact"
 
 
-def test_no_topic_is_made_by_asking_for_it(kafka: KafkaBroker, topic_prefix: str) -> None:
+def test_describing_missing_topic_does_not_create_it(kafka: KafkaBroker, topic_prefix: str) -> None:
     with pytest.raises(KafkaException, match="UNKNOWN_TOPIC_OR_PART"):
         kafka.describe_topic(f"{topic_prefix}nothing")
     assert f"{topic_prefix}nothing" not in kafka.topics()
 
 
-def test_compaction_comes_within_a_test(kafka: KafkaBroker, topic_prefix: str) -> None:
+def test_topic_compaction_removes_old_values_within_test_time(
+    kafka: KafkaBroker, topic_prefix: str
+) -> None:
     topic = f"{topic_prefix}state"
     compacted = {"cleanup.policy": "compact", "segment.ms": 100, "max.compaction.lag.ms": 100}
     kafka.create_topic(topic, settings=compacted)
@@ -137,7 +141,7 @@ def test_compaction_comes_within_a_test(kafka: KafkaBroker, topic_prefix: str) -
     produce(producer, topic, ["kept"], key="b")
 
     def gone() -> bool:
-        # A segment that is written to is never compacted; a later record ends it.
+        # Kafka never compacts the active segment; a later record rolls it.
         produce(producer, topic, ["newest"], key="a")
         return {"old", "older"}.isdisjoint(values(kafka, topic))
 
@@ -148,7 +152,7 @@ def test_compaction_comes_within_a_test(kafka: KafkaBroker, topic_prefix: str) -
     assert ends(kafka.admin, topic)[0] == 0
 
 
-def test_retention_moves_the_low_watermark(kafka: KafkaBroker, topic_prefix: str) -> None:
+def test_topic_retention_raises_low_watermark(kafka: KafkaBroker, topic_prefix: str) -> None:
     topic = f"{topic_prefix}log"
     kafka.create_topic(topic, settings={"retention.ms": 500, "segment.ms": 100})
     producer = Producer(kafka.client())
@@ -162,7 +166,7 @@ def test_retention_moves_the_low_watermark(kafka: KafkaBroker, topic_prefix: str
     assert "gone" not in values(kafka, topic)
 
 
-def test_records_can_be_deleted_by_order(kafka: KafkaBroker, topic_prefix: str) -> None:
+def test_delete_records_raises_low_watermark(kafka: KafkaBroker, topic_prefix: str) -> None:
     topic = f"{topic_prefix}log"
     kafka.create_topic(topic)
     produce(Producer(kafka.client()), topic, ["a", "b", "c"])
@@ -174,7 +178,7 @@ def test_records_can_be_deleted_by_order(kafka: KafkaBroker, topic_prefix: str) 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBroker, Path]]:
-    """A broker that also speaks TLS and knows a user, and who signed its certificate."""
+    """Yield a broker with TLS and one user, and the CA of its certificate."""
     folder = tmp_path_factory.mktemp("tls")
     signer = authority(folder, "authority")
     tls = Tls(*certificate(folder, "localhost", signer), signer)
@@ -184,7 +188,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBro
 
 @pytest.mark.parametrize("mechanism", [None, "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_clients_come_in_by_every_door(
+def test_client_connects_by_every_protocol_and_mechanism(
     guarded: tuple[KafkaBroker, Path], encrypted: bool, mechanism: str | None
 ) -> None:
     broker, signer = guarded
@@ -223,7 +227,7 @@ def test_clients_come_in_by_every_door(
 
 
 @pytest.mark.long
-def test_another_node_leads_when_one_is_killed() -> None:
+def test_killed_leader_is_replaced_by_another_node() -> None:
     with make_broker(nodes=3) as broker:
         broker.create_topic("orders")
         producer = Producer(broker.client(acks="all"))

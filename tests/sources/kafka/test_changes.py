@@ -1,4 +1,4 @@
-"""Of many records of a key the last, with values that it lacks."""
+"""Last record of each key, with unavailable values filled from earlier records."""
 
 import pyarrow as pa
 import pytest
@@ -23,10 +23,10 @@ deeds = st.tuples(st.integers(1, 2), st.sampled_from(["all", "text", "raw", "non
 
 
 @given(st.lists(st.lists(deeds, max_size=5), max_size=4), st.booleans())
-def test_wherever_records_are_cut_the_last_has_all_values(
+def test_last_record_of_key_has_all_values_wherever_records_are_split(
     parts: list[list[tuple[int, str]]], before: bool
 ) -> None:
-    """As parts of side state are, or the ticks of a topic."""
+    """Records are split into parts of side state, or into the ticks of a topic."""
     ids = (1, 2) if before else ()
     stored = {id: (f"was {id}", f"raw {id}".encode()) for id in ids}
     wanted, at, last = dict(stored), 0, SCHEMA.empty_table()
@@ -67,8 +67,8 @@ def test_wherever_records_are_cut_the_last_has_all_values(
     }
 
 
-def test_records_in_any_order_are_the_same() -> None:
-    """All of them at once: what is the last of a part need not be filled from that part."""
+def test_last_record_of_key_is_independent_of_record_order() -> None:
+    """In one call, a missing value may come from a record that follows in the table."""
     rows = [
         {"id": 1, "text": "first", "raw": b"", "gone": False, "at": 1},
         {"id": 1, "text": WORD, "raw": b"", "gone": False, "at": 3},
@@ -79,7 +79,7 @@ def test_records_in_any_order_are_the_same() -> None:
     assert last["text"] == "second"
 
 
-def test_a_value_is_not_that_of_a_row_that_was_deleted() -> None:
+def test_unavailable_value_is_not_filled_from_deleted_row() -> None:
     rows = [
         {"id": 2, "text": None, "raw": None, "gone": True, "at": 1},
         {"id": 2, "text": WORD, "raw": b"", "gone": False, "at": 2},
@@ -89,7 +89,7 @@ def test_a_value_is_not_that_of_a_row_that_was_deleted() -> None:
         last_of(table, ["id"], ["at"], lacking=Lacking("gone", "t"))
 
 
-def test_what_is_nowhere_is_an_error() -> None:
+def test_unavailable_value_without_stored_row_raises_definite_error() -> None:
     come = pa.table({"id": [7], "text": [WORD]})
     with pytest.raises(DefiniteError, match="not known: id 7"):
         completed(come, come.slice(0, 0), ["id"], topic="t")

@@ -1,4 +1,4 @@
-"""Topics of a real broker, followed by Spark's own connector into collections."""
+"""Topics of a real broker, ingested into collections by Spark's Kafka connector."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("few_bytes", [FEW_BYTES, 0], ids=["by-one-task", "by-many"])
-def test_a_topic_is_what_a_committed_reader_sees(
+def test_ingested_topic_equals_records_of_read_committed_consumer(
     followed: Topic, few_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.ingest.spark.FEW_BYTES", few_bytes)
@@ -53,11 +53,11 @@ def test_a_topic_is_what_a_committed_reader_sees(
     assert len(followed.seen()) == 4
 
 
-def test_what_a_record_has_besides_its_value_and_how_far_the_source_has_come(
+def test_included_metadata_columns_and_progress_match_the_topic(
     followed: Topic,
 ) -> None:
     plain = Producer(followed.broker.client())
-    # Retention would remove at once what is long ago.
+    # Retention would remove older records at once.
     sent_ms = SYSTEM_CLOCK.now_ms() - 60_000
     for partition, value in ((0, "a"), (1, "b"), (1, "c")):
         plain.produce(
@@ -90,7 +90,7 @@ def test_what_a_record_has_besides_its_value_and_how_far_the_source_has_come(
         assert source_states(client)["clicks"]["status"]["lag_records"] == 0
 
 
-def test_a_topic_is_joined_with_a_postgres_as_of_one_time(
+def test_topic_and_postgres_table_are_joined_at_one_time(
     followed: Topic, database: Database
 ) -> None:
     database.sql("CREATE TABLE customers (id int PRIMARY KEY, city text)")
@@ -109,7 +109,7 @@ def test_a_topic_is_joined_with_a_postgres_as_of_one_time(
     assert [tuple(row) for row in joined.collect()] == [("Bern", 2)]
 
 
-def test_json_upsert_keeps_the_last_of_a_key(followed: Topic) -> None:
+def test_json_upsert_keeps_last_value_of_each_key(followed: Topic) -> None:
     plain = Producer(followed.broker.client())
     options = {"format": {"json": {"columns": {"n": "bigint"}}}, "envelope": "upsert"}
     for n in range(5):
@@ -124,7 +124,7 @@ def test_json_upsert_keeps_the_last_of_a_key(followed: Topic) -> None:
     assert [(row["key"], row["n"]) for row in followed.rows()] == [("y", 8)]
 
 
-def test_avro_of_a_registry_is_followed_through_a_change_of_its_schema(
+def test_avro_upsert_with_registry_continues_after_schema_change(
     followed: Topic, schema_registry: SchemaRegistry
 ) -> None:
     plain = Producer(followed.broker.client())
@@ -152,12 +152,12 @@ def test_avro_of_a_registry_is_followed_through_a_change_of_its_schema(
     send("x", {"n": 3, "added": "z"}, {"name": "added", "type": "string", "default": ""})
     send("y", None)
     followed.once(**options)
-    # The columns are those of the beginning.
+    # The columns are those of the first schema.
     assert [(row["value"], row["n"]) for row in followed.rows()] == [("x", 3)]
     assert "added" not in followed.rows()[0]
 
 
-def test_a_record_that_cannot_be_decoded_stops_the_source_and_is_named(followed: Topic) -> None:
+def test_undecodable_record_stops_source_and_error_names_its_offset(followed: Topic) -> None:
     plain = Producer(followed.broker.client())
     options = {"format": {"json": {"columns": {"n": "bigint"}}}}
     produce(plain, followed.name, ['{"n": 1}', "oops"])
@@ -170,7 +170,7 @@ def test_a_record_that_cannot_be_decoded_stops_the_source_and_is_named(followed:
     assert (aside["partition"], aside["offset"], aside["value"]) == (0, 1, b"oops")
 
 
-def test_what_a_task_cannot_do_ever_stops_the_source_also_where_records_meet(
+def test_definite_error_in_spark_task_after_shuffle_stops_source(
     followed: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]}
@@ -184,7 +184,7 @@ def test_what_a_task_cannot_do_ever_stops_the_source_also_where_records_meet(
             followed.once(format={"avro": {"registry": {"url": registry.url}}}, envelope="upsert")
 
 
-def test_transactions_over_two_topics_are_seen_whole(
+def test_transactions_over_two_topics_become_visible_atomically(
     kafka: KafkaBroker, topic_prefix: str, tmp_path: Path, kept: KeptSession
 ) -> None:
     orders, lines, transactions = (

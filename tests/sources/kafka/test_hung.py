@@ -1,4 +1,4 @@
-"""A broker that accepts connections and never answers."""
+"""Broker that accepts connections and never responds."""
 
 import socket
 import threading
@@ -11,7 +11,7 @@ from penstock.sources.kafka.config import KafkaConfig
 from penstock.sources.kafka.upstream import Upstream
 
 
-def test_wait_for_hung_broker_ends_when_the_process_stops() -> None:
+def test_stop_event_ends_wait_for_hung_broker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hung:
         config = KafkaConfig(f"127.0.0.1:{hung.getsockname()[1]}", "clicks", Chosen("text"))
         upstream = Upstream(config)

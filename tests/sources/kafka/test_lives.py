@@ -1,4 +1,4 @@
-"""What happens to a topic, its broker and its cluster while Spark's connector follows it."""
+"""Events in the life of a topic, its broker and its cluster while Spark ingests it."""
 
 import json
 import threading
@@ -40,7 +40,7 @@ SECRET = "n0t-to-be-seen"
 
 @contextmanager
 def following(topic: Topic, **options: Any) -> Iterator[Callable[[], None]]:
-    """Follow it, in this process; gives what fails if it has ended."""
+    """Ingest the topic in this process; yield a function that fails if the run has ended."""
     stop, file = threading.Event(), topic.write_file(**options)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(penstock.ingest.run, file, stop=stop, jobs=topic.kept)
@@ -56,7 +56,7 @@ def following(topic: Topic, **options: Any) -> Iterator[Callable[[], None]]:
 
 
 def await_all(topic: Topic, goes_on: Callable[[], None]) -> None:
-    """Until the lake has what a committed reader sees."""
+    """Wait until the lake has all records of a read_committed consumer."""
 
     def all_there() -> bool:
         goes_on()
@@ -73,7 +73,7 @@ def status(topic: Topic) -> dict[str, Any]:
         return source_states(client)["clicks"]["status"]
 
 
-def test_a_partition_is_added(followed: Topic) -> None:
+def test_ingest_reads_added_partition(followed: Topic) -> None:
     sender = Producer(followed.broker.client(topic__metadata__refresh__interval__ms=500))
     produce(sender, followed.name, ["before"])
     followed.once()
@@ -84,7 +84,9 @@ def test_a_partition_is_added(followed: Topic) -> None:
     assert len(followed.seen()) == 2
 
 
-def test_a_transaction_hangs(followed: Topic) -> None:
+def test_ingest_waits_for_hanging_transaction_and_reports_held_back_records(
+    followed: Topic,
+) -> None:
     produce(Producer(followed.broker.client()), followed.name, ["before"])
     hanging = transactional(followed.broker, f"{followed.name}-hanging")
     hanging.begin_transaction()
@@ -102,7 +104,7 @@ def test_a_transaction_hangs(followed: Topic) -> None:
     assert status(followed)["waits_for"] == ""
 
 
-def test_a_topic_is_compacted(
+def test_upsert_from_compacted_topic_has_last_value_of_each_key(
     kafka: KafkaBroker, topic_prefix: str, tmp_path: Path, kept: KeptSession
 ) -> None:
     topic = Topic(
@@ -121,7 +123,7 @@ def test_a_topic_is_compacted(
         produce(sender, topic.name, [json.dumps({"n": n}) for n in range(5)], key=key)
 
     def compacted() -> bool:
-        # A segment that is written to is never compacted; a later record ends it.
+        # Kafka never compacts the active segment; a later record rolls it.
         produce(sender, topic.name, ['{"n": 9}'], key="a")
         return len(consume(kafka, topic.name)) < 6
 
@@ -131,7 +133,7 @@ def test_a_topic_is_compacted(
     assert found == {"never again": 0, "a": 9, "b": 4}
 
 
-def test_retention_overtakes(followed: Topic) -> None:
+def test_records_removed_by_retention_before_read_raise_definite_error(followed: Topic) -> None:
     sender = Producer(followed.broker.client())
     produce(sender, followed.name, ["read"] * 2)
     followed.once(group=f"{followed.name}-group")
@@ -143,13 +145,13 @@ def test_retention_overtakes(followed: Topic) -> None:
         followed.once(group=f"{followed.name}-group")
     assert "offsets 2 to 3 of partition 0" in f"{told.value} {told.value.detail}"
     assert "offsets 2 to 3 of partition 0" in str(status(followed)["error"])
-    # What was there before is still there, and nobody was told of more.
+    # Earlier rows stay, and the consumer group has no higher offset.
     assert [text for _, _, text in followed.seen()] == ["read"] * 2
     assert group_offsets(followed.broker, f"{followed.name}-group")[followed.name, 0] == 2
 
 
-def test_a_topic_is_deleted_and_made_again(followed: Topic) -> None:
-    """Vector R27, but that what was bound stays bound: the past can still be read."""
+def test_deleted_and_recreated_topic_raises_definite_error_and_keeps_rows(followed: Topic) -> None:
+    """Vector R27, except that bindings stay: the past remains readable."""
     produce(Producer(followed.broker.client()), followed.name, ["of the first"])
     followed.once()
     followed.broker.delete_topic(followed.name)
@@ -162,7 +164,7 @@ def test_a_topic_is_deleted_and_made_again(followed: Topic) -> None:
     assert [text for _, _, text in followed.seen()] == ["of the first"]
 
 
-def test_a_topic_that_is_gone_is_not_made_again_by_asking_for_it(
+def test_scan_of_deleted_topic_does_not_recreate_it(
     tmp_path: Path, kept: KeptSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scan_of = KafkaSource.scan_of
@@ -186,7 +188,9 @@ def test_a_topic_that_is_gone_is_not_made_again_by_asking_for_it(
         assert "gone" not in broker.topics()
 
 
-def test_a_broker_is_killed_and_comes_back(tmp_path: Path, kept: KeptSession) -> None:
+def test_ingest_resumes_after_broker_is_killed_and_restarted(
+    tmp_path: Path, kept: KeptSession
+) -> None:
     with make_broker() as broker:
         broker.create_topic("clicks", partitions=2)
         topic = Topic(broker, "clicks", tmp_path, kept)
@@ -207,7 +211,9 @@ def test_a_broker_is_killed_and_comes_back(tmp_path: Path, kept: KeptSession) ->
 
 
 @pytest.mark.long
-def test_another_node_leads(tmp_path: Path, kept: KeptSession) -> None:
+def test_ingest_continues_when_another_node_becomes_leader(
+    tmp_path: Path, kept: KeptSession
+) -> None:
     with make_broker(nodes=3) as broker:
         broker.create_topic("clicks", partitions=2)
         topic = Topic(broker, "clicks", tmp_path, kept)
@@ -228,7 +234,7 @@ def test_another_node_leads(tmp_path: Path, kept: KeptSession) -> None:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBroker, Path]]:
-    """A broker that speaks TLS, asks for a certificate and knows a user, and who signs."""
+    """Yield a broker with TLS, client certificates and one user, and the CA that signs for it."""
     folder = tmp_path_factory.mktemp("tls")
     signer = authority(folder, "authority")
     tls = Tls(*certificate(folder, "localhost", signer), signer, clients="required")
@@ -239,7 +245,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBro
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_a_broker_that_asks_who_is_there(
+def test_ingest_with_sasl_ssl_reads_topic_and_reveals_no_secret(
     guarded: tuple[KafkaBroker, Path],
     mechanism: str,
     tmp_path: Path,
@@ -262,7 +268,7 @@ def test_a_broker_that_asks_who_is_there(
     assert SECRET not in json.dumps(status(topic))
 
 
-def test_a_broker_that_asks_for_a_certificate(
+def test_ingest_with_client_certificate_reads_topic(
     guarded: tuple[KafkaBroker, Path], tmp_path: Path, kept: KeptSession
 ) -> None:
     broker, signer = guarded

@@ -1,4 +1,4 @@
-"""What the nemesis of topics finds: in a short run without Spark, and in a long one with it."""
+"""Nemesis of topics: a short run without Spark and a long run with it."""
 
 import os
 import random
@@ -22,7 +22,7 @@ SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
 
 
 class Reading(Ranges):
-    """A tick that reads its ranges as a committed reader does, to what is stable."""
+    """Tick that reads its ranges as a read_committed consumer, up to the last stable offset."""
 
     def __init__(self, broker: KafkaBroker, topic: str, time: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Reading(Ranges):
         try:
             for partition, (first, upper) in self.read.items():
                 if first >= ends(self.broker.admin, self.topic, partition)[1]:
-                    continue  # A committed reader waits there, and is not told of an end.
+                    continue  # A read_committed consumer waits there and gets no end of partition.
                 consumer.assign([TopicPartition(self.topic, partition, first)])
                 while True:
                     message = consumer.poll(PATIENCE_S)
@@ -63,7 +63,7 @@ class Reading(Ranges):
 
 
 class Kept(Followed):
-    """What a source would have stored."""
+    """Source that records the contents it would have stored."""
 
     def __init__(self, broker: KafkaBroker, topic: str, **options: Any) -> None:
         self.changes: list[Change] = []
@@ -91,7 +91,7 @@ class Kept(Followed):
 
 
 def wrong_after(broker: KafkaBroker, topic: str, seed: int) -> list[str]:
-    """Transactions that end or not, more partitions, and starts amid them; what was wrong."""
+    """Run random transactions, added partitions and restarts; return the violations."""
     chance, partitions = random.Random(seed), 2
     followed = Kept(broker, topic, bite=chance.choice([7, 1_000]))
     idle = [transactional(broker, f"{topic}-{number}") for number in range(3)]
@@ -122,7 +122,7 @@ def wrong_after(broker: KafkaBroker, topic: str, seed: int) -> list[str]:
         if number == 20:
             broker.add_partitions(topic, partitions := 3)
             for producer in (plain, *idle, *open_ones):
-                producer.list_topics(topic, PATIENCE_S)  # Else they know of it later.
+                producer.list_topics(topic, PATIENCE_S)  # Otherwise they notice it later.
         if number % 13 == 0:
             followed.begin()
     begin()
@@ -147,11 +147,13 @@ def topic(kafka: KafkaBroker, topic_prefix: str) -> str:
     return f"{topic_prefix}nemesis"
 
 
-def test_no_promise_is_broken_without_harm_to_processes(kafka: KafkaBroker, topic: str) -> None:
+def test_nemesis_without_process_failures_finds_no_violation(
+    kafka: KafkaBroker, topic: str
+) -> None:
     assert wrong_after(kafka, topic, SEED) == []
 
 
-def test_the_bug_of_probing_the_high_watermark_is_found(
+def test_nemesis_finds_planted_bug_of_probing_high_watermark(
     kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Upstream, "stable_ends", Upstream.ends)
@@ -159,7 +161,7 @@ def test_the_bug_of_probing_the_high_watermark_is_found(
     assert any("records are missing" in each for each in wrong), wrong
 
 
-def test_the_bug_of_binding_what_was_read_is_found(
+def test_nemesis_finds_planted_bug_of_binding_last_read_offset(
     kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_into = KafkaSource.read_into
@@ -168,7 +170,7 @@ def test_the_bug_of_binding_what_was_read_is_found(
         known = self.bound or {}
         read_into(self, tick, up_to)
         if not tick.changes:
-            tick.read = {}  # It would ask for the same for ever.
+            tick.read = {}  # Otherwise the source would request the same range without limit.
         return {**known, **{each.partition: each.offset + 1 for each in tick.changes}}
 
     monkeypatch.setattr(KafkaSource, "read_into", draw_and_bind_what_was_read)
@@ -177,7 +179,7 @@ def test_the_bug_of_binding_what_was_read_is_found(
 
 
 def states_that_never_were(broker: KafkaBroker, topic: str) -> list[dict[str, str]]:
-    """Of a topic from which old values are removed: what was seen of it, and never was so."""
+    """Return the observed states of a compacted topic that the topic never had."""
     settings = {"cleanup.policy": "compact", "segment.ms": 100, "max.compaction.lag.ms": 100}
     broker.create_topic(topic, settings=settings)
     sender = Producer(broker.client())
@@ -204,7 +206,7 @@ def states_that_never_were(broker: KafkaBroker, topic: str) -> list[dict[str, st
         send(key, value)
 
     def compacted() -> bool:
-        # A segment that is written to is never compacted; a later record ends it.
+        # Kafka never compacts the active segment; a later record rolls it.
         send("c", str(len(were)))
         return not any(each.value in (b"a 2", b"b 2") for each in consume(broker, topic))
 
@@ -215,13 +217,13 @@ def states_that_never_were(broker: KafkaBroker, topic: str) -> list[dict[str, st
     return [each for each in seen if each not in were]
 
 
-def test_a_compacted_topic_is_never_seen_as_it_never_was(
+def test_compacted_topic_shows_only_states_that_existed(
     kafka: KafkaBroker, topic_prefix: str
 ) -> None:
     assert states_that_never_were(kafka, f"{topic_prefix}state") == []
 
 
-def test_the_bug_of_bites_of_a_compacted_topic_is_found(
+def test_planted_bug_of_reading_compacted_topic_in_chunks_is_found(
     kafka: KafkaBroker, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Upstream, "compacted", lambda _: False)
@@ -231,6 +233,6 @@ def test_the_bug_of_bites_of_a_compacted_topic_is_found(
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_no_promise_is_broken() -> None:
+def test_kafka_nemesis_finds_no_violation() -> None:
     wrong = play(SEED, 30, Tally("kafka"))
     assert not wrong, "\n".join(wrong[:10])

@@ -1,4 +1,4 @@
-"""A broker that is paused by SIGSTOP: reported, no obstacle to a stop, and read again later."""
+"""Broker paused by SIGSTOP: the status reports it, a stop is not delayed, and reads resume."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -24,11 +24,11 @@ from tests.sources.kafka.lake import Topic
 pytestmark = pytest.mark.spark
 
 STOP_TIMEOUT_S = 15
-"""The default."""
+"""Default value."""
 
 
 class Run:
-    """A source that runs in a thread."""
+    """Source that runs in a thread."""
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
@@ -55,13 +55,13 @@ class Run:
         )
 
     def status(self) -> Mapping[str, Any]:
-        """Return what `penstock status` shows of the source."""
+        """Return the fields of the source in `penstock status`."""
         (location,) = inspect_lake(f"file:{self.topic.folder}/lake", Settings())
         (source,) = location["sources"]
         return source
 
     def end(self) -> float:
-        """Stop as SIGTERM does; return the seconds that this took."""
+        """Stop as SIGTERM does; return the duration in seconds."""
         began_ms = SYSTEM_CLOCK.boot_ms()
         self.stop.set()
         self._thread.join(60)
@@ -78,7 +78,7 @@ def running(topic: Topic) -> Iterator[Run]:
         run.end()
 
 
-def test_paused_broker_is_reported_and_no_obstacle_to_a_stop(
+def test_paused_broker_is_reported_and_does_not_delay_stop(
     kept: KeptSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "2")
@@ -116,7 +116,7 @@ def test_paused_broker_is_reported_and_no_obstacle_to_a_stop(
         monkeypatch.setattr(KafkaSource, "scan_of", scan_and_pause)
         with running(topic) as run:
             assert paused.wait(60)
-            # Spark reads; nothing is known of the topic since the start.
+            # Spark is reading; the source has no topic metadata since the start.
             assert run.status()["lag_records"] is None
             assert run.end() < STOP_TIMEOUT_S
         in_read.close()

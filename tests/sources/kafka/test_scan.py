@@ -1,4 +1,4 @@
-"""What records come to, by envelope: prepared and finished here, as a task would."""
+"""Results of a scan by envelope, prepared and finished in process as a Spark task does."""
 
 import json
 import pickle
@@ -46,7 +46,7 @@ class Sent(NamedTuple):
 
 
 def as_read(records: Iterable[Sent]) -> pa.RecordBatch:
-    """As Spark's connector hands them on."""
+    """Return the records in the form of Spark's Kafka connector."""
     rows = list(records)
     columns = {
         "key": pa.array([_bytes(each.key) for each in rows], pa.binary()),
@@ -64,7 +64,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 class Store:
-    """What a collection holds, and what is told of a scan."""
+    """Contents of a collection, and the results of a scan."""
 
     def __init__(self, layout: Layout, *, sets_aside: bool = True) -> None:
         self.layout, self.sets_aside = layout, sets_aside
@@ -100,7 +100,7 @@ class Store:
         return pa.Table.from_pylist(found, schema=self.layout.schema)
 
     def scan(self, *batches: Sequence[Sent], tasks: int = 1) -> Any:
-        """One tick, whose records are read in these batches."""
+        """Run one tick that reads its records in these batches."""
         into = {DATA: "clicks", **({ERRORS: "clicks_errors"} if self.sets_aside else {})}
         scan = KafkaScan({}, (), 0, into, self.layout, self.fresh, dict(self.marks))
         scan = pickle.loads(pickle.dumps(scan))
@@ -120,12 +120,12 @@ class Store:
         return told
 
 
-def test_every_case_about_kafka_is_spoken_for() -> None:
-    """Here, but for K06, which is in test_topics.py."""
+def test_all_kafka_vectors_are_covered() -> None:
+    """K06 is in test_topics.py; this file covers the others."""
     assert CASES.keys() == {"K02", "K03", "K04", "K06"}
 
 
-def test_a_missing_key_is_null_and_what_says_nothing_is_skipped() -> None:
+def test_envelope_none_reads_missing_key_as_null_and_rejects_missing_value() -> None:
     """Vector K03."""
     store, case = Store(NONE), CASES["K03"]
     sent = [Sent(*each, offset=at) for at, each in enumerate(case["given"]["msgs"])]
@@ -139,8 +139,8 @@ def test_a_missing_key_is_null_and_what_says_nothing_is_skipped() -> None:
     assert "has a key and no value" in error["reason"]
 
 
-def test_a_record_without_a_key_is_no_upsert() -> None:
-    """Vector K02; what takes the error back there is skipped here, since errors are rows."""
+def test_upsert_record_without_key_is_dead_lettered() -> None:
+    """Vector K02, except for the retraction of the error: dead-lettered records are rows."""
     store = Store(UPSERT)
     msgs = CASES["K02"]["given"]["msgs"]
     store.scan([Sent(*each, offset=at) for at, each in enumerate(msgs)])
@@ -159,7 +159,7 @@ def test_a_backlog_of_one_key_is_one_change() -> None:
     assert store.changes == case["expect"]["sink_records"]
 
 
-def test_the_last_of_two_partitions_is_the_later() -> None:
+def test_upsert_of_key_in_two_partitions_keeps_later_timestamp() -> None:
     store = Store(UPSERT)
     store.scan([Sent("k", "late", 0, 5, 20), Sent("k", "early", 1, 9, 10)])
     assert store.rows == {("k", "late"): 1}
@@ -171,10 +171,10 @@ def test_the_last_of_two_partitions_is_the_later() -> None:
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.booleans()), max_size=12),
     st.lists(st.integers(1, 12)),
 )
-def test_in_one_partition_the_last_offset_counts_wherever_ticks_end(
+def test_upsert_in_one_partition_keeps_last_offset_wherever_ticks_end(
     sent: list[tuple[str, int, bool]], cuts: list[int]
 ) -> None:
-    """Whatever producers say of the time: compaction goes by offsets, too."""
+    """The timestamps of producers do not matter: compaction uses offsets too."""
     records = [
         Sent(key, None if gone else str(offset), 0, offset, timestamp)
         for offset, (key, timestamp, gone) in enumerate(sent)
@@ -187,7 +187,7 @@ def test_in_one_partition_the_last_offset_counts_wherever_ticks_end(
     assert store.rows == {item: 1 for item in last.items() if item[1] is not None}
 
 
-def test_a_key_of_debezium_that_moved_to_another_partition_has_its_later_row() -> None:
+def test_debezium_key_that_moved_to_another_partition_has_its_later_row() -> None:
     store = Store(DEBEZIUM)
     store.scan(
         [
@@ -198,7 +198,7 @@ def test_a_key_of_debezium_that_moved_to_another_partition_has_its_later_row() -
     assert store.rows == {(1, "new"): 1}
 
 
-def test_what_does_not_change_is_not_written() -> None:
+def test_upsert_with_unchanged_value_writes_nothing() -> None:
     store = Store(UPSERT)
     store.scan([Sent("k", "same")])
     store.scan([Sent("k", "same", offset=1)])
@@ -213,7 +213,9 @@ RECORDS = st.lists(
 
 
 @given(RECORDS, st.integers(1, 3))
-def test_upserts_are_a_dictionary(ticks: list[list[tuple[str, str | None]]], tasks: int) -> None:
+def test_upsert_ticks_equal_dictionary_of_last_values(
+    ticks: list[list[tuple[str, str | None]]], tasks: int
+) -> None:
     store, wanted, offset = Store(UPSERT), dict[str, str](), 0
     for tick in ticks:
         sent = []
@@ -228,7 +230,9 @@ def test_upserts_are_a_dictionary(ticks: list[list[tuple[str, str | None]]], tas
         assert store.rows == dict.fromkeys(wanted.items(), 1)
 
 
-def test_the_bug_of_keeping_the_first_of_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_of_keeping_first_record_of_key_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     last = scanning.last_of
     monkeypatch.setattr(
         scanning, "last_of", lambda rows, key, by, lacking: last(rows.slice(0, 1), key, by)
@@ -243,7 +247,7 @@ def test_the_bug_of_keeping_the_first_of_a_key_is_found(monkeypatch: pytest.Monk
 def event(
     op: str, id: int | None, name: str | None, *, lsn: int | None, at: int | None = None, **of: Any
 ) -> str:
-    """A change; what happened later stands at a higher place, unless it is told otherwise."""
+    """Return a change event whose timestamp is its LSN unless `at` is given."""
     row = None if name is None else {"id": id, "name": name}
     source = {"connector": "postgresql", **of}
     if lsn is not None:
@@ -254,7 +258,7 @@ def event(
     return json.dumps({**body, "source": source})
 
 
-def test_events_come_to_the_rows_of_the_table() -> None:
+def test_debezium_events_produce_rows_of_the_table() -> None:
     store = Store(DEBEZIUM)
     store.scan(
         [
@@ -279,7 +283,7 @@ def test_events_that_a_restarted_connector_sends_again_are_dropped() -> None:
         event("u", 1, "Eve", lsn=30),
     ]
     store.scan([Sent("1", each, offset=at) for at, each in enumerate(events)])
-    # It had confirmed none of them. Whoever looks in between must not see Ada again.
+    # The connector had confirmed none of them. A reader in between must not see Ada again.
     store.scan([Sent("1", events[0], offset=3)])
     assert store.rows == {(1, "Eve"): 1}
     store.scan([Sent("1", events[1], offset=4), Sent("1", events[2], offset=5)])
@@ -290,20 +294,20 @@ def test_events_that_a_restarted_connector_sends_again_are_dropped() -> None:
     assert store.again == 3
 
 
-def test_an_event_lower_in_a_log_that_began_again_is_new() -> None:
-    """As after a restore: the place is lower, and it happened later."""
+def test_debezium_event_with_lower_lsn_and_later_time_is_new() -> None:
+    """After a restore the position is lower and the timestamp is later."""
     store = Store(DEBEZIUM)
     store.scan([Sent("1", event("c", 1, "Ada", lsn=1_000, at=50), offset=0)])
     store.scan([Sent("1", event("u", 1, "Ann", lsn=10, at=60), offset=1)])
     assert store.rows == {(1, "Ann"): 1}
-    # From there on what is sent again is known, too.
+    # From there on, the source also recognises duplicates.
     store.scan([Sent("1", event("u", 1, "Eve", lsn=20, at=70), offset=2)])
     store.scan([Sent("1", event("u", 1, "Ann", lsn=10, at=60), offset=3)])
     assert store.rows == {(1, "Eve"): 1}
     assert store.again == 1
 
 
-def test_places_in_the_logs_of_two_databases_are_not_compared() -> None:
+def test_debezium_positions_of_two_databases_are_not_compared() -> None:
     store = Store(DEBEZIUM)
     store.scan(
         [
@@ -315,8 +319,8 @@ def test_places_in_the_logs_of_two_databases_are_not_compared() -> None:
 
 
 @given(st.data())
-def test_whatever_is_sent_again_no_state_comes_back_and_none_is_missed(data: st.DataObject) -> None:
-    """Of one log, with clocks that go back a little; from anywhere that was not confirmed."""
+def test_debezium_resent_events_never_bring_back_an_earlier_state(data: st.DataObject) -> None:
+    """Cover one log, timestamps that decrease a little, and resends of any unconfirmed event."""
     count = data.draw(st.integers(1, 12))
     times = [10 * n + data.draw(st.integers(-15, 15)) for n in range(count)]
     sent, n = list[int](), 0
@@ -343,7 +347,7 @@ def test_whatever_is_sent_again_no_state_comes_back_and_none_is_missed(data: st.
     assert seen[-1] == count - 1
 
 
-def test_the_bug_of_taking_them_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_of_applying_duplicate_events_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = scanning.resent
 
     def none_of_them(*given: Any) -> Any:
@@ -373,7 +377,7 @@ def test_the_bug_of_taking_them_again_is_found(monkeypatch: pytest.MonkeyPatch) 
         ),
     ],
 )
-def test_an_event_that_cannot_be_taken_is_told(value: str, reason: str) -> None:
+def test_debezium_invalid_event_is_dead_lettered_with_reason(value: str, reason: str) -> None:
     store = Store(DEBEZIUM)
     store.scan([Sent("1", value, offset=7), Sent("1", event("c", 1, "Ada", lsn=1), offset=8)])
     assert store.rows == {(1, "Ada"): 1}
@@ -386,8 +390,8 @@ WORD = "__debezium_unavailable_value"
 
 
 @given(st.data())
-def test_a_value_that_an_update_lacks_is_what_it_was(data: st.DataObject) -> None:
-    """Whatever came before it, in its tick or in another."""
+def test_debezium_update_with_unavailable_value_keeps_stored_value(data: st.DataObject) -> None:
+    """The earlier event may be in the same tick or in an earlier one."""
     store, wanted, sent = Store(DEBEZIUM), dict[int, str](), list[Sent]()
     for at in range(data.draw(st.integers(1, 10))):
         id, deed = data.draw(st.integers(1, 2)), data.draw(st.sampled_from(["u", "same", "d"]))
@@ -410,7 +414,7 @@ def test_a_value_that_an_update_lacks_is_what_it_was(data: st.DataObject) -> Non
     assert store.rows == dict.fromkeys(wanted.items(), 1)
 
 
-def test_a_value_that_nobody_knows_is_an_error() -> None:
+def test_debezium_unavailable_value_of_missing_row_raises_definite_error() -> None:
     store = Store(DEBEZIUM)
     with pytest.raises(DefiniteError) as told:
         store.scan([Sent("1", event("u", 1, WORD, lsn=1), offset=0)])
@@ -418,7 +422,7 @@ def test_a_value_that_nobody_knows_is_an_error() -> None:
     assert str(told.value).endswith("not known: id 1")
 
 
-def test_a_truncation_and_a_deletion_of_nothing_are_told() -> None:
+def test_debezium_truncate_and_delete_without_row_are_dead_lettered() -> None:
     store = Store(DEBEZIUM)
     unknown = json.dumps({"op": "d", "before": None, "after": None, "source": {}})
     store.scan([Sent("1", event("t", 0, None, lsn=1)), Sent("1", unknown, offset=1)])
@@ -426,7 +430,7 @@ def test_a_truncation_and_a_deletion_of_nothing_are_told() -> None:
     assert "truncated" in store.errors[0]["reason"]
 
 
-def test_a_layout_says_what_it_needs() -> None:
+def test_layout_with_missing_or_invalid_key_raises_usage_error() -> None:
     with pytest.raises(UsageError, match="needs to know what keys are"):
         Layout("upsert", VALUE)
     with pytest.raises(UsageError, match="tells rows apart by the records' keys: key"):
@@ -437,7 +441,7 @@ def test_a_layout_says_what_it_needs() -> None:
         Layout("none", VALUE, named=("no",))
 
 
-def test_without_a_place_for_them_bad_records_are_only_told() -> None:
+def test_bad_records_without_dead_letter_collection_are_counted_and_reported() -> None:
     store = Store(Layout("none", ROW), sets_aside=False)
     (told,) = store.scan(
         [Sent(None, "{}", offset=4), Sent(None, "oops", 1, 7), Sent(None, "[", 0, 9)]

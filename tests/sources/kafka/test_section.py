@@ -1,4 +1,4 @@
-"""What a file may say of topics, as far as it alone tells."""
+"""Kafka section of a pipeline file: validation without a connection."""
 
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,14 @@ def columns(**kinds: str) -> dict[str, Any]:
         ({"tls": {"key": "key.pem"}}, "a certificate is shown with its key"),
     ],
 )
-def test_what_cannot_be_is_refused_when_the_file_is_read(
+def test_kafka_section_with_invalid_options_is_rejected_at_load(
     options: dict[str, Any], told: str
 ) -> None:
     with pytest.raises((ValueError, ValidationError), match=told):
         section(**options)
 
 
-def test_what_must_be_asked_for_is_not_refused(tmp_path: Path) -> None:
+def test_kafka_section_that_needs_connection_to_check_is_accepted_at_load(tmp_path: Path) -> None:
     (tmp_path / "x.pem").touch()
     pem = str(tmp_path / "x.pem")
     section(format={"json": {"columns": "infer"}}, key=["unknown yet"])
@@ -88,7 +88,9 @@ def test_what_must_be_asked_for_is_not_refused(tmp_path: Path) -> None:
         (Chosen("json", columns="infer"), "began without columns that are inferred"),
     ],
 )
-def test_what_a_source_did_not_decide_when_it_began_is_told(chosen: Chosen, told: str) -> None:
+def test_format_choice_missing_at_source_creation_raises_usage_error(
+    chosen: Chosen, told: str
+) -> None:
     with pytest.raises(UsageError, match=told) as error:
         chosen.made(None)
     assert "drop it and let it begin again" in error.value.hint

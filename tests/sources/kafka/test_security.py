@@ -1,4 +1,4 @@
-"""Brokers that ask who is there."""
+"""Authentication at Kafka brokers, and secrets."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,18 +45,22 @@ def config(broker: KafkaBroker, password: str, mechanism: Any) -> KafkaConfig:
         ("own.class.knows", "something", False),
     ],
 )
-def test_what_may_be_seen_of_properties(name: str, value: str, harmless: bool) -> None:
+def test_kafka_property_is_harmless_only_if_known_and_not_secret(
+    name: str, value: str, harmless: bool
+) -> None:
     assert is_harmless(name, value) is harmless
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_who_knows_the_password_is_let_in(guarded: KafkaBroker, mechanism: str) -> None:
+def test_kafka_client_with_correct_password_connects(guarded: KafkaBroker, mechanism: str) -> None:
     upstream = Upstream(config(guarded, SECRET, mechanism))
     upstream.open()
     assert upstream.topic().partitions == (0,)
 
 
-def test_a_wrong_password_is_told_and_not_shown(guarded: KafkaBroker) -> None:
+def test_kafka_client_with_wrong_password_raises_definite_error_without_secret(
+    guarded: KafkaBroker,
+) -> None:
     given = config(guarded, "wr0ng-secret", "SCRAM-SHA-512")
     upstream = Upstream(given)
     upstream.open()
@@ -69,14 +73,14 @@ def test_a_wrong_password_is_told_and_not_shown(guarded: KafkaBroker) -> None:
     assert "wr0ng-secret" not in repr(given)
 
 
-def test_java_is_told_the_same_with_its_own_quoting(guarded: KafkaBroker) -> None:
+def test_reader_options_quote_password_for_jaas(guarded: KafkaBroker) -> None:
     given = config(guarded, 'with"and\\', "PLAIN")
     told = given.reader()["kafka.sasl.jaas.config"]
     assert told.endswith(r' password="with\"and\\";')
     assert 'with"and\\' in given.secrets
 
 
-def test_what_is_told_to_java_and_is_secret_is_known_to_be(tmp_path: Path) -> None:
+def test_kafka_config_secrets_include_all_secret_reader_options(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("the key itself")
     (tmp_path / "our.pem").write_text("our certificate")
     given = KafkaConfig(

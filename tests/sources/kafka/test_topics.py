@@ -1,6 +1,6 @@
-"""What a topic of a real broker goes through, and what its source says to that.
+"""Topics of a real broker, and the responses of the Kafka source to their changes.
 
-No Spark: a tick here only writes down which offsets it is asked to read.
+These tests do not use Spark: a tick only records the offsets that it has to read.
 """
 
 import json
@@ -51,7 +51,7 @@ class Notes:
         return sorted(self.values)
 
     def put(self, values: Mapping[str, Any]) -> None:
-        # By the codec of notes, which is how they come back at the next start, or are refused.
+        # Encode values as the state store does: they return at the next start, or are rejected.
         for name, value in values.items():
             self.values[name] = persist.JSON.decode(
                 persist.JSON.encode(value), persist.JSON.version
@@ -59,13 +59,13 @@ class Notes:
 
 
 class Ranges:
-    """Of a tick, the ranges that were read; of a loader, nothing."""
+    """Ranges that a tick read; a loader without effect."""
 
     def __init__(self) -> None:
         self.read: dict[int, tuple[int, int]] = {}
         self.begun: list[str] = []
         self.meanwhile: Callable[[], object] = lambda: None
-        """What happens while it is read."""
+        """Called during the read."""
 
     def begin(self, collection: str) -> None:
         self.begun.append(collection)
@@ -83,7 +83,7 @@ class Ranges:
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """As the loop does it: a topic that was just made may not have a leader that knows it."""
+    """Retry as the loop does: the leader of a new topic may not know it yet."""
     pauses = pauses_ms(random.Random(1), first_ms=50)
     for _ in range(20):
         try:
@@ -94,7 +94,7 @@ def patiently(ask: Callable[[], T]) -> T:
 
 
 class Followed:
-    """A topic and its source, which remembers."""
+    """Topic and its source, with state that survives a restart."""
 
     def __init__(self, broker: KafkaBroker, topic: str, **options: Any) -> None:
         self.broker, self.topic = broker, topic
@@ -104,12 +104,12 @@ class Followed:
         self.begin()
 
     def begin(self) -> None:
-        """Start, or start again."""
+        """Start or restart the source."""
         self.source = KafkaSource("clicks", self.config, clock=self.clock)
         patiently(lambda: self.source.open(self.notes, Ranges(), self.bound))  # type: ignore[arg-type]
 
     def tick(self, meanwhile: Callable[[], object] = lambda: None) -> dict[int, tuple[int, int]]:
-        """What one tick reads, while something happens."""
+        """Return the ranges that one tick reads; call `meanwhile` during the read."""
         tick = Ranges()
         tick.meanwhile = meanwhile
         up_to = patiently(self.source.probe).frontier
@@ -121,7 +121,7 @@ class Followed:
         produce(Producer(self.broker.client()), self.topic, ["x"] * count, partition=partition)
 
     def remove(self, up_to: int, partition: int = 0) -> None:
-        """As retention does it."""
+        """Delete records as retention does."""
         place = TopicPartition(self.topic, partition, up_to)
         for answer in self.broker.admin.delete_records([place]).values():
             answer.result(PATIENCE_S)
@@ -137,7 +137,9 @@ def told(error: pytest.ExceptionInfo[PenstockError]) -> str:
     return f"{error.value} {error.value.detail} {error.value.hint}"
 
 
-def test_every_offset_is_read_once(kafka: KafkaBroker, topic: str) -> None:
+def test_kafka_source_reads_every_offset_once_across_restart(
+    kafka: KafkaBroker, topic: str
+) -> None:
     followed = Followed(kafka, topic)
     followed.send(3)
     assert followed.tick() == {0: (0, 3)}
@@ -171,14 +173,14 @@ def test_an_open_transaction_holds_back_what_comes_after_it_and_is_told(
     assert "hold back records: 5 of partition 0" in followed.source.status()["waits_for"]
     hanging.abort_transaction()
     followed.clock.move_ms(10_000)
-    # Its end is marked in the partition somewhat later.
+    # Kafka writes the end marker to the partition some time later.
     await_claim(lambda: followed.source.probe().frontier == {0: 7, 1: 0}, "the end to be marked")
     followed.clock.move_ms(10_000)
     assert followed.tick() == {0: (1, 7)}
     assert followed.source.status()["waits_for"] == ""
 
 
-def test_records_that_come_while_it_is_looked_are_not_held_back(
+def test_records_appended_during_probe_are_not_reported_as_held_back(
     kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed = Followed(kafka, topic)
@@ -195,7 +197,7 @@ def test_records_that_come_while_it_is_looked_are_not_held_back(
     assert followed.source.status()["waits_for"] == ""
 
 
-def test_the_bug_of_binding_the_high_watermark_is_found(
+def test_planted_bug_of_binding_high_watermark_is_found(
     kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Upstream, "stable_ends", Upstream.ends)
@@ -203,7 +205,7 @@ def test_the_bug_of_binding_the_high_watermark_is_found(
         test_an_open_transaction_holds_back_what_comes_after_it_and_is_told(kafka, topic)
 
 
-def test_the_bug_of_metadata_that_is_not_fetched_anew_is_found(
+def test_planted_bug_of_cached_topic_metadata_is_found(
     kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Upstream.topic
@@ -221,7 +223,7 @@ def test_the_bug_of_metadata_that_is_not_fetched_anew_is_found(
         test_a_partition_that_is_added_is_seen_by_the_next_probe(kafka, topic)
 
 
-def test_records_that_were_removed_before_they_were_read_are_named(
+def test_records_removed_before_read_raise_definite_error_with_offsets(
     kafka: KafkaBroker, topic: str
 ) -> None:
     followed = Followed(kafka, topic)
@@ -234,7 +236,7 @@ def test_records_that_were_removed_before_they_were_read_are_named(
     assert "offsets 2 to 3 of partition 0" in told(error)
 
 
-def test_what_is_removed_before_anything_is_bound_is_where_the_source_begins(
+def test_records_removed_before_first_binding_move_start_of_source(
     kafka: KafkaBroker, topic: str
 ) -> None:
     followed = Followed(kafka, topic)
@@ -246,7 +248,7 @@ def test_what_is_removed_before_anything_is_bound_is_where_the_source_begins(
     assert followed.tick() == {0: (2, 5)}
 
 
-def test_a_new_source_begins_where_the_topic_does(
+def test_new_kafka_source_starts_at_low_watermark(
     kafka: KafkaBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Vector R30."""
@@ -258,8 +260,10 @@ def test_a_new_source_begins_where_the_topic_does(
     assert "older ones were removed" in caplog.text
 
 
-def test_a_topic_that_was_made_again_is_another(kafka: KafkaBroker, topic: str) -> None:
-    """Even with as many records as before, which offsets would not tell: vector R28."""
+def test_recreated_topic_raises_definite_error_at_tick_and_restart(
+    kafka: KafkaBroker, topic: str
+) -> None:
+    """Vector R28: the record count may equal the old one, thus offsets do not show it."""
     followed = Followed(kafka, topic)
     followed.send(2)
     followed.tick()
@@ -274,7 +278,7 @@ def test_a_topic_that_was_made_again_is_another(kafka: KafkaBroker, topic: str) 
         followed.begin()
 
 
-def test_a_topic_that_is_made_again_while_it_is_read_is_not_taken_for_the_old_one(
+def test_topic_recreated_during_read_raises_definite_error_and_binds_nothing(
     kafka: KafkaBroker, topic: str
 ) -> None:
     followed = Followed(kafka, topic)
@@ -292,10 +296,10 @@ def test_a_topic_that_is_made_again_while_it_is_read_is_not_taken_for_the_old_on
     assert followed.bound == {0: 2, 1: 0}
 
 
-def test_a_partition_that_went_back_is_told(
+def test_partition_with_lower_end_offset_raises_definite_error(
     kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Vector R25: as after an election of a leader that lacks records."""
+    """Vector R25: an elected leader misses records."""
     followed = Followed(kafka, topic)
     followed.send(2)
     followed.tick()
@@ -307,12 +311,14 @@ def test_a_partition_that_went_back_is_told(
     assert "Partition 0 ends at offset 1, and was read to offset 2" in told(error)
 
 
-def test_a_topic_that_is_not_there(kafka: KafkaBroker, topic: str) -> None:
+def test_missing_topic_raises_definite_error(kafka: KafkaBroker, topic: str) -> None:
     with pytest.raises(DefiniteError, match="does not exist"):
         Followed(kafka, f"{topic}-not")
 
 
-def test_another_topic_in_the_file_is_told_as_that(kafka: KafkaBroker, topic: str) -> None:
+def test_other_topic_name_in_config_of_existing_source_raises_definite_error(
+    kafka: KafkaBroker, topic: str
+) -> None:
     kafka.create_topic(f"{topic}-other")
     followed = Followed(kafka, topic)
     followed.tick()
@@ -321,7 +327,7 @@ def test_another_topic_in_the_file_is_told_as_that(kafka: KafkaBroker, topic: st
         followed.begin()
 
 
-def test_columns_are_inferred_once_there_are_records(kafka: KafkaBroker, topic: str) -> None:
+def test_columns_are_inferred_when_topic_has_records(kafka: KafkaBroker, topic: str) -> None:
     config = KafkaConfig(kafka.bootstrap, topic, Chosen("json", columns="infer"))
     source = KafkaSource("clicks", config, clock=ManualClock())
     notes: Any = Notes()
@@ -336,7 +342,7 @@ def test_columns_are_inferred_once_there_are_records(kafka: KafkaBroker, topic: 
     assert source.layout.schema.names == ["n", "_partition", "_offset"]
 
 
-def test_other_columns_are_told_with_what_to_do(
+def test_other_columns_after_first_binding_raise_usage_error_with_hint(
     kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     with persist.open(f"file:{tmp_path}/lake", writer="test") as client:
@@ -350,7 +356,7 @@ def test_other_columns_are_told_with_what_to_do(
             return source
 
         opened(None)
-        # Nothing was seen of it yet, so that it may still become another.
+        # The collection has no binding yet, therefore its columns may still change.
         source = opened(None, include={"timestamp": "at"})
         assert source.layout.schema == client.collection("clicks").schema
         with pytest.raises(UsageError, match="has other columns than the file says") as error:
@@ -359,7 +365,7 @@ def test_other_columns_are_told_with_what_to_do(
         loader.close()
 
 
-def test_what_cannot_be_as_the_file_says_is_in_the_status(
+def test_invalid_start_partition_is_reported_in_source_status(
     kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     lake = Lake(kafka, topic, tmp_path, None, start={7: 1})  # type: ignore[arg-type]
@@ -371,7 +377,9 @@ def test_what_cannot_be_as_the_file_says_is_in_the_status(
     assert "to start in partition 7" in status["error"]["message"]
 
 
-def test_nobody_makes_a_topic_by_reading_it(kafka: KafkaBroker, topic: str) -> None:
+def test_reader_disables_topic_creation_and_config_rejects_enabling_it(
+    kafka: KafkaBroker, topic: str
+) -> None:
     given = KafkaConfig(kafka.bootstrap, topic, Chosen("text"))
     assert given.reader()["kafka.allow.auto.create.topics"] == "false"
     with pytest.raises(UsageError, match="is not for the file"):
@@ -380,7 +388,7 @@ def test_nobody_makes_a_topic_by_reading_it(kafka: KafkaBroker, topic: str) -> N
         )
 
 
-def test_a_backlog_is_drawn_in_bites_but_for_the_first_and_for_compacted_topics(
+def test_backlog_is_read_in_chunks_except_first_tick_and_compacted_topics(
     kafka: KafkaBroker, topic: str
 ) -> None:
     followed = Followed(kafka, topic, bite=4)
@@ -403,7 +411,7 @@ def test_a_backlog_is_drawn_in_bites_but_for_the_first_and_for_compacted_topics(
     assert bitten.tick() == {0: (10, 14)}
 
 
-def test_a_topic_that_becomes_compacted_while_it_is_followed_is_drawn_whole(
+def test_topic_that_becomes_compacted_is_read_without_chunks(
     kafka: KafkaBroker, topic: str
 ) -> None:
     followed = Followed(kafka, topic, bite=4)
@@ -421,7 +429,9 @@ def test_a_topic_that_becomes_compacted_while_it_is_followed_is_drawn_whole(
     [("latest", {}), ("earliest", {0: (0, 3)}), ({0: 2}, {0: (2, 3)})],
     ids=["latest", "earliest", "offsets"],
 )
-def test_where_a_source_starts(kafka: KafkaBroker, topic: str, start: Any, read: Any) -> None:
+def test_kafka_source_starts_at_configured_offsets(
+    kafka: KafkaBroker, topic: str, start: Any, read: Any
+) -> None:
     produce(Producer(kafka.client()), topic, ["x"] * 3)
     followed = Followed(kafka, topic, start=start)
     assert followed.tick() == read
@@ -429,14 +439,14 @@ def test_where_a_source_starts(kafka: KafkaBroker, topic: str, start: Any, read:
     assert followed.tick() == {0: (3, 4)}
 
 
-def test_a_source_does_not_start_in_a_partition_that_is_not_there(
-    kafka: KafkaBroker, topic: str
-) -> None:
+def test_start_in_missing_partition_raises_usage_error(kafka: KafkaBroker, topic: str) -> None:
     with pytest.raises(UsageError, match="to start in partition 7, which is not there"):
         Followed(kafka, topic, start={7: 1})
 
 
-def test_a_group_is_told_what_is_durable_and_never_asked(kafka: KafkaBroker, topic: str) -> None:
+def test_consumer_group_gets_durable_offsets_and_does_not_affect_reads(
+    kafka: KafkaBroker, topic: str
+) -> None:
     """Vector K06."""
     followed = Followed(kafka, topic, group=f"{topic}-watched")
     followed.send(3)
@@ -457,7 +467,7 @@ def test_a_group_is_told_what_is_durable_and_never_asked(kafka: KafkaBroker, top
     assert group_offsets(kafka, f"{topic}-watched") == {(topic, 0): 5, (topic, 1): 0}
 
 
-def test_a_group_that_cannot_be_told_stops_nothing_and_is_told_later(
+def test_failed_group_commit_is_logged_and_made_after_restart(
     kafka: KafkaBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     followed = Followed(kafka, topic, group=f"{topic}-taken")
@@ -475,7 +485,9 @@ def test_a_group_that_cannot_be_told_stops_nothing_and_is_told_later(
     assert group_offsets(kafka, f"{topic}-taken") == {(topic, 0): 1, (topic, 1): 0}
 
 
-def test_whatever_is_sent_each_offset_is_read_in_one_tick(kafka: KafkaBroker, topic: str) -> None:
+def test_random_sends_and_restarts_read_each_offset_in_one_tick(
+    kafka: KafkaBroker, topic: str
+) -> None:
     chance = random.Random(7)
     followed = Followed(kafka, topic, bite=5)
     sent = {0: 0, 1: 0}

@@ -1,4 +1,4 @@
-"""Transactions over several topics: each is seen whole or not at all, in order, at one time."""
+"""Transactions over several topics: atomic, in order, each at one time."""
 
 import json
 import random
@@ -25,7 +25,10 @@ A, B = TOPICS
 
 
 def wanted(made: Connector, below: dict[str, int]) -> dict[str, dict[int, int]]:
-    """What must be seen when all that is `below` was read: a prefix of whole transactions."""
+    """Return the rows to be seen after a read of everything `below`:
+
+    a prefix of the transactions.
+    """
     found: dict[str, dict[int, int]] = {topic: {} for topic in TOPICS}
     for topic, id, where, offset, n in made.snapshot:
         if offset <= below.get(where, 0):
@@ -42,12 +45,12 @@ def wanted(made: Connector, below: dict[str, int]) -> dict[str, dict[int, int]]:
 
 
 def anywhere(made: Connector, lake: Lake, chance: random.Random) -> Iterator[dict[str, int]]:
-    """Ticks that end anywhere, with restarts anywhere; up to where each of them reads."""
+    """Run ticks with random ends and restarts; yield the end of each."""
     ends = made.cluster.ends()
     below = dict.fromkeys(ends, 0)
     while below != ends:
         below = {
-            # The least that can be drawn makes the longest steps, and shrinks to few ticks.
+            # The smallest draw makes the longest step, thus examples shrink to few ticks.
             each: offset + (most := min(4, ends[each] - offset)) - chance.randrange(1 + most)
             for each, offset in below.items()
         }
@@ -62,7 +65,7 @@ def anywhere(made: Connector, lake: Lake, chance: random.Random) -> Iterator[dic
 
 
 def follow(chance: random.Random) -> None:
-    """Follow a history."""
+    """Ingest a random history and compare the contents after each tick."""
     made = random_history(chance)
     lake = Lake(made.cluster, places=chance.choice([1, 3]))
     try:
@@ -79,12 +82,12 @@ def follow_many() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(chance=st.randoms(use_true_random=False))
-def test_at_every_tick_a_prefix_of_whole_transactions_is_seen(chance: random.Random) -> None:
+def test_every_tick_shows_a_prefix_of_complete_transactions(chance: random.Random) -> None:
     follow(chance)
 
 
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events are applied before their END."""
+    """Apply events before their END."""
     real = TopicsSource._scan
 
     def scan(self: Any, scans: Any) -> Any:
@@ -97,7 +100,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is whole is applied."""
+    """Apply every complete transaction, without regard to order."""
     monkeypatch.setattr(
         Transactions,
         "ready",
@@ -106,24 +109,24 @@ def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits is dropped by a restart."""
+    """Drop the transaction buffer at a restart."""
     monkeypatch.setattr(Waiting, "recall", lambda _self, tick: tick.retain_side_rows(set()))
 
 
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event that comes twice is counted twice."""
+    """Count a duplicate event twice."""
     monkeypatch.setattr(
         "penstock.sources.kafka.transactions.merged", lambda runs: runs.combine_chunks()
     )
 
 
 def matched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records with different ids are of different transactions."""
+    """Assign records with different ids to different transactions."""
     monkeypatch.setattr("penstock.sources.debezium.transaction_ids._PLACED", "^(?P<name>)(?P<at>)$")
 
 
 def matched_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transactions with the same number are one."""
+    """Merge transactions with the same number."""
     monkeypatch.setattr("penstock.sources.debezium.transaction_ids.whole", lambda id: id)
     monkeypatch.setattr("penstock.sources.debezium.envelope.whole_all", lambda ids: ids)
 
@@ -131,7 +134,7 @@ def matched_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant", [at_once, any_order, forgetful, uncounted, matched_whole, matched_by_number]
 )
-def test_a_bug_that_is_planted_is_found(
+def test_planted_bug_in_transaction_order_or_matching_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
@@ -151,7 +154,9 @@ def lake(made: Connector) -> Any:
     found.close()
 
 
-def test_an_end_that_never_comes_stalls_the_source_and_is_told(made: Connector, lake: Lake) -> None:
+def test_missing_end_of_transaction_stalls_source_and_is_reported(
+    made: Connector, lake: Lake
+) -> None:
     made.commit([(A, 1, 1)])
     made.sent.append(type(made.sent[0])([(A, 1, 2), (B, 1, 2)]))
     made.resend(1, up_to=3)
@@ -174,7 +179,7 @@ def test_an_end_that_never_comes_stalls_the_source_and_is_told(made: Connector, 
     assert lake.source.status()["waits_for"] == ""
 
 
-def test_events_that_are_missing_are_told(made: Connector, lake: Lake) -> None:
+def test_missing_events_of_transaction_are_reported(made: Connector, lake: Lake) -> None:
     made.commit([(A, 1, 1), (A, 2, 1), (B, 1, 1)])
     lake.tick({f"{A}-0": 0, f"{A}-1": 1, f"{B}-0": 0, f"{B}-1": 0, f"{TX}-0": 2})
     assert lake.contents() == {A: {}, B: {}}
@@ -182,7 +187,7 @@ def test_events_that_are_missing_are_told(made: Connector, lake: Lake) -> None:
     assert f'1 of 2 in topic "{A}", 1 of 1 in topic "{B}"' in told
 
 
-def test_what_is_whole_leaves_side_state(made: Connector, lake: Lake) -> None:
+def test_applied_transactions_are_removed_from_side_state(made: Connector, lake: Lake) -> None:
     for n in range(3):
         made.commit([(A, n, n), (B, n, n)])
         lake.tick()
@@ -197,12 +202,15 @@ def test_what_is_whole_leaves_side_state(made: Connector, lake: Lake) -> None:
 
 
 RECORDED = Path(__file__).with_name("debezium_postgres.json")
-"""What Debezium 3.6.3 wrote of a Postgres, as its engine gave it, with its settings but for
-`provide.transaction.metadata=true` and without tombstones; of `source`, what is read. Transactions
-728 and 729 ran at once. Then it was started again with its offsets of amid 728."""
+"""Recorded output of the Debezium 3.6.3 engine for Postgres.
+
+Its settings are the defaults, with `provide.transaction.metadata=true` and without tombstones.
+`source` has only the fields that are read. Transactions 728 and 729 ran concurrently. After that
+the engine was restarted with offsets from the middle of 728.
+"""
 
 
-def test_what_debezium_wrote_of_a_postgres_is_seen_transaction_by_transaction() -> None:
+def test_recorded_debezium_postgres_output_is_applied_transaction_by_transaction() -> None:
     orders, lines = "shop.public.orders", "shop.public.lines"
     cluster = Cluster()
     for topic in (orders, lines, TX):
@@ -227,7 +235,7 @@ def test_what_debezium_wrote_of_a_postgres_is_seen_transaction_by_transaction() 
     lake.close()
 
 
-def test_a_number_that_comes_again_is_another_transaction() -> None:
+def test_reused_transaction_number_is_another_transaction() -> None:
     made = Connector(Cluster(), numbers=2)
     lake = Lake(made.cluster)
     for n in range(2):
@@ -237,7 +245,7 @@ def test_a_number_that_comes_again_is_another_transaction() -> None:
         before = lake.contents()
         made.commit([(A, 1, n), (B, 1, n)])
         first = dict(lake.bound or {})
-        # Its events come before its BEGIN, and the number is known.
+        # Its events arrive before its BEGIN, and the number is already known.
         lake.tick({**made.cluster.ends(), f"{TX}-0": first[f"{TX}-0"]})
         assert lake.contents() == before
         lake.close()
@@ -256,7 +264,7 @@ def test_a_number_that_comes_again_is_another_transaction() -> None:
 
 
 @pytest.mark.parametrize("what", ["markers", "events"])
-def test_a_number_that_comes_again_while_it_waits_stops_the_source(what: str) -> None:
+def test_transaction_number_reused_while_incomplete_raises_definite_error(what: str) -> None:
     made = Connector(Cluster(), numbers=1)
     lake = Lake(made.cluster)
     made.commit([(A, 1, 0), (B, 1, 0)])
@@ -271,7 +279,7 @@ def test_a_number_that_comes_again_while_it_waits_stops_the_source(what: str) ->
     lake.close()
 
 
-def test_an_event_beyond_those_that_were_applied_stops_the_source(
+def test_event_beyond_count_of_applied_transaction_raises_definite_error(
     made: Connector, lake: Lake
 ) -> None:
     made.commit([(A, 1, 1)])
@@ -282,7 +290,7 @@ def test_an_event_beyond_those_that_were_applied_stops_the_source(
         lake.tick()
 
 
-def test_events_that_were_there_are_known_when_they_come_again() -> None:
+def test_duplicate_events_of_applied_transaction_are_recognised() -> None:
     known = Transactions({A: None})
     known.come(A, runs(("x", 1, 3)))
     known.hear(marked(("END", "x"), counts='{"public.a": 2}'))
@@ -298,7 +306,9 @@ def test_events_that_were_there_are_known_when_they_come_again() -> None:
     [("mysql-1", "mysql-1", "mysql-2"), ("7:100", "7:100", "7:101"), ("7:100", "7:90", "8:90")],
     ids=["without positions", "with positions", "earlier position"],
 )
-def test_event_of_an_applied_transaction_is_applied(applied: str, same: str, later: str) -> None:
+def test_is_applied_recognises_id_of_applied_transaction(
+    applied: str, same: str, later: str
+) -> None:
     known = Transactions({A: None})
     known.hear(marked(("END", applied), counts="{}"))
     assert not known.is_applied(same)
@@ -307,7 +317,7 @@ def test_event_of_an_applied_transaction_is_applied(applied: str, same: str, lat
     assert not known.is_applied(later)
 
 
-def test_topics_without_transactions_are_taken_as_they_come(made: Connector) -> None:
+def test_topics_without_transaction_metadata_are_applied_in_arrival_order(made: Connector) -> None:
     lake = Lake(made.cluster, transactions=None)
     made.commit([(A, 1, 1), (B, 2, 2)])
     lake.tick({f"{A}-0": 0, f"{A}-1": 1, f"{B}-0": 0, f"{B}-1": 0})
@@ -317,7 +327,9 @@ def test_topics_without_transactions_are_taken_as_they_come(made: Connector) -> 
     lake.close()
 
 
-def test_a_topic_that_comes_back_shorter_is_told(made: Connector) -> None:
+def test_recreated_topic_added_again_with_fewer_records_raises_definite_error(
+    made: Connector,
+) -> None:
     lake = Lake(made.cluster, transactions=None)
     made.commit([(A, 1, 1), (B, 1, 1), (B, 3, 3)])
     lake.tick()
@@ -342,7 +354,7 @@ def test_a_topic_that_comes_back_shorter_is_told(made: Connector) -> None:
     lake.close()
 
 
-def test_a_topic_that_was_only_left_out_for_a_while_goes_on(made: Connector) -> None:
+def test_topic_removed_and_added_again_resumes(made: Connector) -> None:
     made.cluster.make("c", 1)
     lake = Lake(made.cluster, transactions=None)
     both = lake.config
@@ -356,8 +368,8 @@ def test_a_topic_that_was_only_left_out_for_a_while_goes_on(made: Connector) -> 
     lake.close()
 
 
-def test_a_topic_that_is_named_again_is_read_from_its_beginning(made: Connector) -> None:
-    """What was known as sent before is not known of a collection that begins anew."""
+def test_dropped_topic_added_again_is_read_from_start(made: Connector) -> None:
+    """Dedup positions of the dropped collection must not apply to the new one."""
     lake = Lake(made.cluster, transactions=None)
     made.commit([(A, 1, 1), (B, 1, 1)])
     made.commit([(B, 3, 3)])
@@ -374,7 +386,7 @@ def test_a_topic_that_is_named_again_is_read_from_its_beginning(made: Connector)
     lake.close()
 
 
-def test_records_that_are_kept_apart_have_their_time(made: Connector) -> None:
+def test_dead_letter_collection_advances_with_source_and_keeps_rows(made: Connector) -> None:
     lake = Lake(made.cluster, transactions=None)
     made.read(A, 1, 1)
     lake.tick()
@@ -402,7 +414,7 @@ def test_records_that_are_kept_apart_have_their_time(made: Connector) -> None:
     lake.close()
 
 
-def test_a_topic_whose_name_tells_another_table_is_refused_and_can_be_told(
+def test_topic_mapped_to_wrong_table_raises_definite_error_with_hint(
     made: Connector,
 ) -> None:
     made.commit([(A, 1, 1)])
@@ -414,7 +426,7 @@ def test_a_topic_whose_name_tells_another_table_is_refused_and_can_be_told(
     lake.close()
 
 
-def test_that_is_found_also_of_events_that_come_after_their_transaction(made: Connector) -> None:
+def test_topic_mapped_to_wrong_table_is_found_when_events_follow_their_end(made: Connector) -> None:
     made.commit([(A, 1, 1)])
     lake = Lake(made.cluster, topics={A: "public.c", B: None})
     lake.tick({f"{A}-0": 0, f"{A}-1": 0, f"{B}-0": 0, f"{B}-1": 0, f"{TX}-0": 2})
@@ -423,7 +435,9 @@ def test_that_is_found_also_of_events_that_come_after_their_transaction(made: Co
     lake.close()
 
 
-def test_several_partitions_have_no_order_of_transactions(made: Connector, lake: Lake) -> None:
+def test_transaction_metadata_topic_with_two_partitions_raises_definite_error(
+    made: Connector, lake: Lake
+) -> None:
     made.cluster.make(TX, 2)
     other = Lake(made.cluster)
     with pytest.raises(DefiniteError, match="of transactions has 2 partitions"):
@@ -431,7 +445,7 @@ def test_several_partitions_have_no_order_of_transactions(made: Connector, lake:
     other.close()
 
 
-def test_other_topics_are_refused_once_transactions_were_applied(
+def test_changed_topics_of_transactional_source_raise_definite_error(
     made: Connector, lake: Lake
 ) -> None:
     lake.tick()
@@ -444,10 +458,12 @@ def test_other_topics_are_refused_once_transactions_were_applied(
         lake.open()
 
 
-def test_transactions_that_the_file_leaves_out_are_not_lost(made: Connector, lake: Lake) -> None:
+def test_removing_transactions_from_config_is_rejected_and_loses_no_events(
+    made: Connector, lake: Lake
+) -> None:
     made.commit([(A, 1, 1)])
     made.sent.append(type(made.sent[0])([(A, 1, 2), (B, 5, 50)]))
-    made.resend(1, up_to=3)  # All but its END.
+    made.resend(1, up_to=3)  # All messages but the END.
     lake.tick()
     lake.close()
     whole = lake.config
@@ -466,7 +482,7 @@ def test_transactions_that_the_file_leaves_out_are_not_lost(made: Connector, lak
     assert lake.contents() == {A: {1: 2}, B: {5: 50}}
 
 
-def test_transactions_are_not_added_to_what_was_applied_without(made: Connector) -> None:
+def test_adding_transactions_to_source_without_them_raises_definite_error(made: Connector) -> None:
     lake = Lake(made.cluster, transactions=None)
     made.commit([(A, 1, 1)])
     lake.tick()
@@ -477,7 +493,7 @@ def test_transactions_are_not_added_to_what_was_applied_without(made: Connector)
     lake.close()
 
 
-def test_one_of_several_that_is_made_again_while_it_is_read_is_found(
+def test_one_of_several_topics_recreated_during_read_raises_definite_error(
     made: Connector, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake.tick()
@@ -495,7 +511,7 @@ def test_one_of_several_that_is_made_again_while_it_is_read_is_found(
     assert lake.contents() == {A: {}, B: {}}
 
 
-def test_a_record_among_transactions_that_says_nothing_stops_the_source(
+def test_malformed_transaction_metadata_record_raises_definite_error(
     made: Connector, lake: Lake
 ) -> None:
     made.cluster.send(TX, 0, {"what": "ever"})
@@ -504,7 +520,7 @@ def test_a_record_among_transactions_that_says_nothing_stops_the_source(
     assert "does not say which transaction" in str(error.value)
 
 
-def test_many_applied_at_once_are_applied_in_passes(
+def test_transactions_larger_than_apply_limit_are_applied_in_passes(
     made: Connector, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.sources.kafka.waiting.APPLY_BYTES", 2048)
@@ -514,7 +530,7 @@ def test_many_applied_at_once_are_applied_in_passes(
     assert lake.contents() == made.state
 
 
-def test_transactions_applied_long_ago_are_forgotten(
+def test_side_state_of_long_applied_transactions_is_dropped(
     made: Connector, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.sources.kafka.waiting.KNOWN", 2)
@@ -534,7 +550,7 @@ def test_transactions_applied_long_ago_are_forgotten(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_more_transactions_than_are_known_are_sent_again(
+def test_resending_more_transactions_than_known_never_shows_earlier_state(
     seed: int, made: Connector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.sources.kafka.waiting.KNOWN", 1)
@@ -560,7 +576,7 @@ def test_more_transactions_than_are_known_are_sent_again(
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "informix"])
-def test_one_that_is_not_known_any_more_changes_nothing_when_it_is_sent_again(
+def test_resent_transaction_beyond_known_ones_changes_nothing(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.sources.kafka.waiting.KNOWN", 1)
@@ -586,7 +602,7 @@ def marked(*rows: tuple[str, str], counts: str = "{}") -> pa.Table:
     return pa.table([pa.array(each) for each in columns], schema=MARKERS)
 
 
-def test_what_ends_while_another_is_open_waits_for_it() -> None:
+def test_transaction_that_ends_during_an_open_one_waits_for_it() -> None:
     known = Transactions({"t": None})
     known.hear(marked(("BEGIN", "1"), ("BEGIN", "2"), ("END", "2")))
     assert known.ready() == []
@@ -600,7 +616,7 @@ def runs(*rows: tuple[str, int, int], at: int = -1) -> pa.Table:
     return pa.table([pa.array(each) for each in columns], schema=RUNS)
 
 
-def test_runs_are_merged_where_they_touch() -> None:
+def test_adjacent_event_runs_are_merged() -> None:
     found = merged(runs(("x", 4, 5), ("y", 1, 9), ("x", 1, 2), ("x", 3, 3), ("y", 2, 3)))
     rows = sorted(tuple(row.values()) for row in found.to_pylist())
     assert rows == [("x", 1, 5, -1), ("y", 1, 9, -1)]
@@ -608,7 +624,7 @@ def test_runs_are_merged_where_they_touch() -> None:
     assert apart.num_rows == 2
 
 
-def test_a_topic_is_of_the_table_that_its_name_ends_with() -> None:
+def test_covering_matches_topic_by_suffix_of_table_name() -> None:
     topics = {"p.db.s.a": None, "p.s.ba": None, "other": "s.c"}
     assert covering(["s.a", "db.s.a", "a", "s.c", "x.y"], topics) == {
         "db.s.a": "p.db.s.a",
@@ -629,13 +645,15 @@ def test_a_topic_is_of_the_table_that_its_name_ends_with() -> None:
         ({"topics": {"a": None}, "start": {0: 1}}, "of one topic"),
     ],
 )
-def test_what_a_file_may_not_say(options: dict[str, Any], told: str) -> None:
+def test_kafka_config_with_conflicting_topic_options_raises_usage_error(
+    options: dict[str, Any], told: str
+) -> None:
     given = {"topic": "", "envelope": "debezium", **options}
     with pytest.raises(UsageError, match=told):
         KafkaConfig("nowhere:9092", value=Chosen("json"), **given)
 
 
-def test_what_a_file_says_of_several_topics() -> None:
+def test_kafka_section_with_several_topics_builds_config() -> None:
     section = {
         "brokers": "b:9092",
         "topics": {"a": "public.a", "b": None},
