@@ -1,10 +1,10 @@
-"""A newer server, asked as an older one is."""
+"""Connection to a newer server that reports an older version."""
 
 from penstock.sources.postgres.connect import Connection
 
 
 class Older:
-    """A connection that says it leads to an older server."""
+    """Connection that reports an older server version."""
 
     def __init__(self, connection: Connection, server_version: int) -> None:
         self.query = connection.query

@@ -1,10 +1,10 @@
-"""What a server sends, written by us: the frames of a replication stream."""
+"""Frames of a replication stream, encoded as a server sends them."""
 
 import struct
 from collections.abc import Sequence
 
 Value = tuple[str, bytes]
-"""A kind, `n`, `u`, `t` or `b`, and for the last two the bytes."""
+"""Kind (`n`, `u`, `t` or `b`), and the bytes of kinds `t` and `b`."""
 
 EPOCH_US = 946_684_800_000_000
 

@@ -1,4 +1,4 @@
-"""What the catalogue says of tables, types and publications, on real servers."""
+"""Catalog queries for tables, types and publications, on real servers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -38,7 +38,7 @@ def only(sql: Connection) -> PgTable:
     return table
 
 
-def test_columns_types_and_what_older_rows_hold(sql: Connection) -> None:
+def test_catalog_describes_columns_types_and_missing_values(sql: Connection) -> None:
     sql.execute(
         """
         CREATE TYPE s.mood AS ENUM ('sad', 'ok');
@@ -73,7 +73,7 @@ def test_columns_types_and_what_older_rows_hold(sql: Connection) -> None:
     assert table.column("pairs").type.element.kind == "c"
     grid = table.column("grid")
     assert (grid.type.name, grid.typmod, grid.dimensions) == ("numeric[]", 5 * 65536 + 5, 2)
-    # These have elements in the catalogue and are no arrays.
+    # These have elements in the catalog and are not arrays.
     assert table.column("name").type.element is None
     assert table.column("spot").type.element is None
     assert table.column("twice").generated
@@ -114,7 +114,7 @@ def test_columns_types_and_what_older_rows_hold(sql: Connection) -> None:
         ),
     ],
 )
-def test_by_what_old_rows_are_named(
+def test_catalog_reports_replica_identity_columns(
     sql: Connection, statement: str, kind: str, identity: tuple[str, ...]
 ) -> None:
     sql.execute(
@@ -127,7 +127,7 @@ def test_by_what_old_rows_are_named(
 
 
 @pytest.mark.postgres(15)
-def test_column_list_and_row_filter(sql: Connection) -> None:
+def test_catalog_reports_column_list_and_row_filter(sql: Connection) -> None:
     sql.execute(
         'CREATE TABLE s.t (a integer PRIMARY KEY, b text, c integer, "D d" integer);'
         'CREATE PUBLICATION p FOR TABLE s.t (c, a, "D d") WHERE (a > 1 AND "D d" < 7)'
@@ -141,7 +141,7 @@ def test_column_list_and_row_filter(sql: Connection) -> None:
 
 
 @pytest.mark.postgres(13)
-def test_a_root_with_leaves_of_another_order(sql: Connection) -> None:
+def test_catalog_reports_root_and_leaves_with_other_column_order(sql: Connection) -> None:
     sql.execute(
         """
         CREATE TABLE s.r (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id);
@@ -175,7 +175,7 @@ def test_a_root_with_leaves_of_another_order(sql: Connection) -> None:
     assert not any(leaf.leaves for leaf in leaves)
 
 
-def test_children_are_tables_of_their_own(sql: Connection) -> None:
+def test_catalog_reports_inheritance_children_as_separate_tables(sql: Connection) -> None:
     sql.execute(
         "CREATE TABLE s.parent (id integer PRIMARY KEY);"
         "CREATE TABLE s.child () INHERITS (s.parent);"
@@ -186,7 +186,7 @@ def test_children_are_tables_of_their_own(sql: Connection) -> None:
     assert [table.name for table in published_tables(sql, "q")] == ["child", "parent"]
 
 
-def test_what_is_asked_for_is_described_though_not_published(sql: Connection) -> None:
+def test_describe_includes_requested_tables_that_are_not_published(sql: Connection) -> None:
     sql.execute("CREATE TABLE s.t (); CREATE VIEW s.v AS SELECT 1 AS i; CREATE PUBLICATION p")
     names = [TableName("s", "t"), TableName("s", "v"), TableName("s", "none")]
     oids = find_oids(sql, names)
@@ -198,11 +198,11 @@ def test_what_is_asked_for_is_described_though_not_published(sql: Connection) ->
     assert find_publication(sql, "none") is None
 
 
-def test_of_no_types_there_are_none(sql: Connection) -> None:
+def test_types_of_no_oids_returns_empty_mapping(sql: Connection) -> None:
     assert types_of(sql, ()) == {}
 
 
-def test_generated_columns_are_sent_where_the_publication_says_so(database18: Database) -> None:
+def test_generated_columns_are_streamed_if_publication_includes_them(database18: Database) -> None:
     with connect(database18.url()) as sql:
         sql.execute(
             "CREATE TABLE public.t (id integer PRIMARY KEY,"
@@ -227,7 +227,7 @@ MEMBERS = {
     "FOR TABLES IN SCHEMA s2": 15,
     "FOR TABLES IN SCHEMA s2, TABLE s.r": 15,
 }
-"""What a publication may consist of, and since which version."""
+"""Members of a publication, and the first server version that supports them."""
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ MEMBERS = {
     ],
     ids=["root", "leaves"],
 )
-def test_what_is_published_is_what_the_server_says(sql: Connection, options: str) -> None:
-    """The server's own function waits for locks, so ours must agree with it and does not ask it."""
+def test_published_tables_agree_with_pg_publication_tables(sql: Connection, options: str) -> None:
+    """pg_publication_tables waits for locks; our query must not, and must agree with it."""
     sql.execute(
         """
         CREATE SCHEMA s2;
@@ -258,7 +258,7 @@ def test_what_is_published_is_what_the_server_says(sql: Connection, options: str
             continue
         sql.execute(f"CREATE PUBLICATION p{number} {members} {options}")
         ours = [(table.schema, table.name) for table in published_tables(sql, f"p{number}")]
-        # Before version 15 a partition that is named twice is told twice.
+        # Before version 15 the view lists a partition twice if it is named twice.
         theirs = sql.query(
             "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables"
             f" WHERE pubname = 'p{number}' ORDER BY 1, 2"
@@ -267,8 +267,10 @@ def test_what_is_published_is_what_the_server_says(sql: Connection, options: str
 
 
 @pytest.mark.parametrize("version", [120000, 130000, 140000, 150000, 160000, 170000])
-def test_questions_to_older_servers_are_understood(database18: Database, version: int) -> None:
-    """A newer server still has every column that an older one is asked for."""
+def test_catalog_queries_for_older_servers_run_on_newer_server(
+    database18: Database, version: int
+) -> None:
+    """A newer server still has every column that the queries for an older one use."""
     with connect(database18.url()) as connection:
         connection.execute(
             "CREATE TABLE public.t (id integer PRIMARY KEY, v text); CREATE PUBLICATION p"

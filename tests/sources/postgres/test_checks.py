@@ -1,6 +1,6 @@
-"""What is found before we begin: every problem, each with a statement that cures it.
+"""Checks before a source starts: each problem has a hint with statements that fix it.
 
-The statements in hints are run, and then the problem is gone.
+The tests run the statements of the hints, and check that the problem is fixed.
 """
 
 import re
@@ -31,7 +31,7 @@ READER = "reader"
 
 @pytest.fixture(params=["database", "database18"])
 def any_database(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """With a role that may only read and replicate."""
+    """Yield a database with a role that may only read and replicate."""
     database: Database = request.getfixturevalue(request.param)
     database.sql(
         f"DROP ROLE IF EXISTS {READER}; CREATE ROLE {READER} LOGIN REPLICATION;"
@@ -66,7 +66,7 @@ def cure(database: Database, problem: Problem) -> None:
         database.sql(statement)
 
 
-def test_a_role_that_may_read_and_replicate_suffices(any_database: Database) -> None:
+def test_checks_pass_for_role_that_may_read_and_replicate(any_database: Database) -> None:
     assert found(any_database) == []
     assert found(any_database, "public.t") == []
     config = configured(any_database)
@@ -215,7 +215,7 @@ CASES = {
     ),
 }
 UNCURED_BY_ONE = {"excluded identity", "unlogged"}
-"""Whose hint is one of two ways, or only the first step."""
+"""Cases whose hint gives one of two ways, or only the first step."""
 
 
 SINCE = {
@@ -226,14 +226,14 @@ SINCE = {
     "a leaf with another identity": 13,
     "a whole leaf": 13,
 }
-"""Whose server must be newer than the oldest."""
+"""Oldest server version of a case."""
 
 
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=pytest.mark.postgres(SINCE.get(case, 12))) for case in CASES],
 )
-def test_the_hint_cures(case: str, any_database: Database) -> None:
+def test_check_hint_fixes_reported_problem(case: str, any_database: Database) -> None:
     prepare, tables, message = CASES[case]
     if prepare:
         any_database.sql(prepare)
@@ -259,7 +259,9 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("statement", UNFIT)
-def test_what_is_no_table_of_rows_is_refused(statement: str, any_database: Database) -> None:
+def test_checks_reject_relations_that_are_not_tables(
+    statement: str, any_database: Database
+) -> None:
     any_database.sql(statement)
     name, what = UNFIT[statement]
     problems = found(any_database, name)
@@ -268,7 +270,7 @@ def test_what_is_no_table_of_rows_is_refused(statement: str, any_database: Datab
     assert problems[0].hint
 
 
-def test_names_that_may_have_been_meant(any_database: Database) -> None:
+def test_checks_suggest_similar_table_names(any_database: Database) -> None:
     any_database.sql('CREATE SCHEMA shop; CREATE TABLE shop.orders (); CREATE TABLE "Customers" ()')
     problems = found(any_database, "public.orders", "public.customers", "public.zzz")
     assert [problem.message for problem in problems] == [
@@ -281,7 +283,7 @@ def test_names_that_may_have_been_meant(any_database: Database) -> None:
     assert problems[2].hint
 
 
-def test_columns_that_may_have_been_meant(any_database: Database) -> None:
+def test_checks_suggest_similar_column_names(any_database: Database) -> None:
     problems = found(any_database, {"name": "t", "exclude": ["foto"], "text": ["zzz"]})
     assert [problem.hint for problem in problems] == [
         'Did you mean "photo"?',
@@ -290,7 +292,7 @@ def test_columns_that_may_have_been_meant(any_database: Database) -> None:
 
 
 @pytest.mark.postgres(13)
-def test_a_partition_that_is_sent_as_its_root(any_database: Database) -> None:
+def test_checks_name_root_of_partition_that_is_published_via_root(any_database: Database) -> None:
     any_database.sql(
         "CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id);"
         "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (10);"
@@ -303,13 +305,13 @@ def test_a_partition_that_is_sent_as_its_root(any_database: Database) -> None:
     assert found(any_database, "public.r") == []
 
 
-def test_an_empty_publication(any_database: Database) -> None:
+def test_checks_reject_publication_without_tables(any_database: Database) -> None:
     any_database.sql("CREATE PUBLICATION none")
     (problem,) = found(any_database, publication="none")
     assert problem.message == 'publication "none" has no tables'
 
 
-def test_all_problems_come_at_once(any_database: Database) -> None:
+def test_checks_report_all_problems_at_once(any_database: Database) -> None:
     any_database.sql(
         f"ALTER ROLE {READER} NOREPLICATION; REVOKE SELECT ON t FROM {READER};"
         "ALTER TABLE t REPLICA IDENTITY NOTHING; ALTER PUBLICATION p SET (publish = 'insert')"
@@ -326,7 +328,7 @@ def test_all_problems_come_at_once(any_database: Database) -> None:
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["of somebody else", "of ours"])
-def test_what_a_table_lacks_that_is_not_published_yet_is_told_at_once(
+def test_checks_report_problems_of_table_that_is_not_published_yet(
     any_database: Database, made: bool
 ) -> None:
     any_database.sql("CREATE TABLE u (id integer PRIMARY KEY); CREATE TABLE v (id integer)")
@@ -344,7 +346,7 @@ def test_what_a_table_lacks_that_is_not_published_yet_is_told_at_once(
     assert found(any_database, "public.t", "public.u", "public.v", made=made) == []
 
 
-def test_a_publication_is_created_by_who_may(any_database: Database) -> None:
+def test_create_publication_requires_privilege_and_creates_once(any_database: Database) -> None:
     config = configured(any_database, "public.t", user="postgres", publication="new")
     as_reader = configured(any_database, "public.t", publication="new")
     with connect(as_reader.parameters) as reader:
@@ -355,7 +357,7 @@ def test_a_publication_is_created_by_who_may(any_database: Database) -> None:
     assert found(any_database, "public.t", publication="new") == []
 
 
-def test_a_publication_that_another_source_made_just_before_will_do(
+def test_create_publication_after_another_source_keeps_existing_publication(
     any_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configured(any_database, "public.t", user="postgres", publication="new")
@@ -366,12 +368,12 @@ def test_a_publication_that_another_source_made_just_before_will_do(
         assert made_for(connection, "new") == Maker("shop")
 
 
-def test_a_comment_names_a_source_and_its_lake() -> None:
+def test_publication_comment_identifies_source_and_lake() -> None:
     here, there = (Maker.of("shop", f"file:/{each}") for each in ("here", "there"))
     assert Maker.parse(str(here)) == here
     assert not here.is_also(there)
     assert not here.is_also(Maker.of("store", "file:/here"))
-    # As comments were before they named a lake.
+    # Older comments do not name a lake.
     before = Maker.parse("made by penstock for source shop")
     assert before == Maker("shop")
     assert before is not None
@@ -380,7 +382,9 @@ def test_a_comment_names_a_source_and_its_lake() -> None:
     assert Maker.parse("of the analysts") is None
 
 
-def test_the_owner_of_the_tables_may_create_it(any_database: Database) -> None:
+def test_create_publication_by_table_owner_succeeds_for_named_tables_only(
+    any_database: Database,
+) -> None:
     any_database.sql(
         f"ALTER TABLE t OWNER TO {READER}; GRANT CREATE ON DATABASE {any_database.name} TO {READER}"
     )
@@ -392,7 +396,9 @@ def test_the_owner_of_the_tables_may_create_it(any_database: Database) -> None:
 
 
 @pytest.mark.postgres(13)
-def test_a_publication_of_a_root_sends_it_as_one(any_database: Database) -> None:
+def test_publication_statement_for_partitioned_table_publishes_via_root(
+    any_database: Database,
+) -> None:
     any_database.sql("CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id)")
     config = configured(any_database, "public.r", user="postgres", publication="new")
     with connect(config.parameters) as connection:
@@ -401,7 +407,9 @@ def test_a_publication_of_a_root_sends_it_as_one(any_database: Database) -> None
         )
 
 
-def test_before_version_13_a_root_is_followed_by_its_partitions(any_database: Database) -> None:
+def test_partitioned_table_before_version_13_is_rejected_and_its_partition_accepted(
+    any_database: Database,
+) -> None:
     any_database.sql(
         "CREATE TABLE r (id integer PRIMARY KEY) PARTITION BY RANGE (id);"
         "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (10)"
@@ -426,7 +434,7 @@ def test_before_version_13_a_root_is_followed_by_its_partitions(any_database: Da
         assert [problem.message for problem in check(older, asked[0])] == messages[1:]
 
 
-def test_a_publication_of_what_cannot_be_sent_is_not_tried(any_database: Database) -> None:
+def test_create_publication_for_view_is_not_attempted(any_database: Database) -> None:
     any_database.sql("CREATE VIEW v AS SELECT 1 AS i")
     config = configured(any_database, "public.v", user="postgres", publication="new")
     with connect(config.parameters) as connection:
@@ -435,7 +443,7 @@ def test_a_publication_of_what_cannot_be_sent_is_not_tried(any_database: Databas
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "all"])
-def test_a_publication_never_makes_a_table_refuse_its_users(
+def test_create_publication_with_table_without_replica_identity_is_not_attempted(
     any_database: Database, named: bool
 ) -> None:
     any_database.sql("CREATE TABLE keyless (i integer)")
@@ -451,7 +459,7 @@ def test_a_publication_never_makes_a_table_refuse_its_users(
     any_database.sql("INSERT INTO keyless VALUES (1); UPDATE keyless SET i = 2")
 
 
-def test_odd_names_are_quoted_in_statements(any_database: Database) -> None:
+def test_check_hint_quotes_names_in_statements(any_database: Database) -> None:
     any_database.sql('CREATE SCHEMA "S"; CREATE TABLE "S"."a.b""c" (id integer PRIMARY KEY)')
     config = PostgresConfig(
         configured(any_database, user="postgres").parameters,
@@ -464,7 +472,7 @@ def test_odd_names_are_quoted_in_statements(any_database: Database) -> None:
         assert check(connection, config) == []
 
 
-def test_settings_of_the_server() -> None:
+def test_checks_of_server_settings_report_wal_level_slots_and_senders() -> None:
     settings = {
         "wal_level": "replica",
         "fsync": "off",
@@ -490,7 +498,7 @@ def test_settings_of_the_server() -> None:
             assert check(connection, config) == []
             with connect(config.parameters, replication=True) as replication:
                 ours = create_slot(replication, slot_name("shop", "abcd")).name
-            # With our own slot among those in use, one more is enough.
+            # Our own slot is already in use, therefore one more slot is enough.
             assert not [
                 each for each in check(connection, config, slot=ours) if "slot" in str(each)
             ]

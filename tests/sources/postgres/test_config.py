@@ -1,4 +1,4 @@
-"""What the file says about a Postgres source, and how it is shown."""
+"""Configuration of a Postgres source: parsing and redaction."""
 
 import pickle
 
@@ -17,7 +17,7 @@ SECRET = "s3cr3t/@:%word"
 URL = "postgresql://me:s3cr3t%2F%40%3A%25word@db.example:6432/shop?sslmode=require"
 
 
-def test_the_file_is_read() -> None:
+def test_postgres_config_parses_url_tables_and_publication() -> None:
     config = PostgresConfig.parse(
         {
             "url": URL,
@@ -45,7 +45,7 @@ def test_the_file_is_read() -> None:
     assert config.spec_of(TableName("public", "other")) is None
 
 
-def test_parameters_are_as_good_as_a_url() -> None:
+def test_postgres_config_with_connection_parameters_equals_url() -> None:
     said = {"host": "db.example", "port": 6432, "dbname": "shop", "user": "me", "password": SECRET}
     config = PostgresConfig.parse({"connection": {**said, "sslmode": "require"}})
     assert config.parameters == PostgresConfig.parse({"url": URL}).parameters
@@ -53,7 +53,7 @@ def test_parameters_are_as_good_as_a_url() -> None:
     assert config.spec_of(TableName("a", "b")) == TableSpec(TableName("a", "b"))
 
 
-def test_no_secret_is_shown() -> None:
+def test_postgres_config_repr_contains_no_secret() -> None:
     config = PostgresConfig.parse({"url": URL})
     assert SECRET not in repr(config)
     assert "s3cr3t" not in repr(config)
@@ -61,7 +61,7 @@ def test_no_secret_is_shown() -> None:
     assert shown({"service": "shop"}) == "postgresql://service=shop/"
 
 
-def test_it_travels_to_an_executor() -> None:
+def test_postgres_config_survives_pickle() -> None:
     config = PostgresConfig.parse({"url": URL, "tables": ["t"]})
     assert pickle.loads(pickle.dumps(config)) == config
 
@@ -99,7 +99,7 @@ def test_it_travels_to_an_executor() -> None:
         ({"url": "dbname=x", "snapshot_tasks": True}, '"snapshot_tasks"', "a number"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_could(
+def test_postgres_config_with_invalid_value_raises_usage_error_with_hint(
     said: dict[str, object], message: str, hint: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
@@ -126,30 +126,30 @@ def test_what_cannot_be_is_refused_with_what_could(
         ("größe.maß", "größe", "maß"),
     ],
 )
-def test_a_name_means_what_it_says(text: str, schema: str, name: str) -> None:
+def test_table_name_parses_schema_and_quotes(text: str, schema: str, name: str) -> None:
     assert TableName.parse(text) == TableName(schema, name)
 
 
 @pytest.mark.parametrize(
     "text", ["", ".", "a.", ".a", "a..b", '"a', 'a"b"', '""', "a.b.c", '"a"b', "x" * 64, "a\0b"]
 )
-def test_what_is_no_name_is_refused(text: str) -> None:
+def test_table_name_with_invalid_text_raises_usage_error(text: str) -> None:
     with pytest.raises(UsageError) as refused:
         TableName.parse(text)
     assert refused.value.hint
 
 
 @given(schema=names, name=names)
-def test_what_is_shown_can_be_read_again(schema: str, name: str) -> None:
+def test_table_name_text_round_trips(schema: str, name: str) -> None:
     table = TableName(schema, name)
     assert TableName.parse(str(table)) == table
 
 
-def test_only_what_needs_quotes_has_them() -> None:
+def test_identifier_is_quoted_only_if_necessary() -> None:
     shown_as = {"orders": "orders", "Orders": '"Orders"', "user": '"user"', 'a"b': '"a""b"'}
     assert {name: identifier(name) for name in shown_as} == shown_as
 
 
-def test_the_likeliest_comes_first() -> None:
+def test_similar_returns_closest_name_first() -> None:
     assert similar("Photo", ["phone", "photo", "id"])[0] == "photo"
     assert similar("zzz", ["photo"]) == []

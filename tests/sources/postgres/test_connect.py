@@ -22,7 +22,7 @@ SECRET = "s3cret/pass@word:?"
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nobody's own settings of libpq reach these tests."""
+    """Remove the user's own libpq settings from the environment."""
     for name in list(os.environ):
         if name.startswith("PG"):
             monkeypatch.delenv(name)
@@ -38,7 +38,7 @@ def with_password(database: Database) -> Database:
 
 
 def shown(error: BaseException) -> str:
-    """All that anybody can read of an error, in a log too."""
+    """Return all text of an error and its causes, as a log shows it."""
     texts = []
     link: BaseException | None = error
     while link is not None:
@@ -48,7 +48,7 @@ def shown(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("host", ["socket", "tcp"])
-def test_values_come_as_text(database: Database, host: str) -> None:
+def test_connection_returns_values_as_text(database: Database, host: str) -> None:
     with connect(database.url(host=host)) as connection:
         assert connection.query("SELECT 1, NULL, $1::text, $2::bool", ["é", True]) == [
             ("1", None, "é", "t")
@@ -64,7 +64,7 @@ def test_values_come_as_text(database: Database, host: str) -> None:
 
 
 @pytest.mark.parametrize("replication", [False, True])
-def test_no_setting_of_the_database_or_the_role_changes_how_values_are_printed(
+def test_connection_settings_override_database_and_role_settings(
     database: Database, replication: bool
 ) -> None:
     unlike = {
@@ -90,7 +90,7 @@ def test_no_setting_of_the_database_or_the_role_changes_how_values_are_printed(
         ) == [("1 day 02:00:00", "2020-01-02 03:04:00+00", "0.1", "\\x00ff", "é", "pg_class")]
 
 
-def test_newer_servers_have_more_timeouts_and_all_are_off(database18: Database) -> None:
+def test_connection_disables_timeouts_of_newer_servers(database18: Database) -> None:
     database18.sql(f"ALTER DATABASE {database18.name} SET transaction_timeout = '1h'")
     database18.sql(f"ALTER DATABASE {database18.name} SET idle_session_timeout = '1h'")
     with connect(database18.url()) as connection:
@@ -98,7 +98,9 @@ def test_newer_servers_have_more_timeouts_and_all_are_off(database18: Database) 
         assert connection.query("SHOW idle_session_timeout") == [("0",)]
 
 
-def test_a_query_can_be_waited_for_in_turns(database: Database) -> None:
+def test_connection_receive_with_timeout_returns_none_until_result_arrives(
+    database: Database,
+) -> None:
     with connect(database.url()) as connection, connect(database.url()) as other:
         other.execute("SELECT pg_advisory_lock(7)")
         connection.send("SELECT 1 FROM pg_advisory_lock(7)")
@@ -109,10 +111,10 @@ def test_a_query_can_be_waited_for_in_turns(database: Database) -> None:
         assert connection.query("SELECT 2") == [("2",)]
 
 
-def test_a_query_can_be_given_up_from_another_thread(database: Database) -> None:
+def test_connection_cancel_from_another_thread_raises_transient_error(database: Database) -> None:
     with connect(database.url()) as connection:
         connection.send("SELECT pg_sleep(60)")
-        # The server ignores a cancel request that comes before the query.
+        # The server ignores a cancel request that arrives before the query.
         await_claim(
             lambda: (
                 database.sql(
@@ -132,7 +134,7 @@ def test_a_query_can_be_given_up_from_another_thread(database: Database) -> None
         assert connection.query("SELECT 1") == [("1",)]
 
 
-def test_an_error_about_the_request_is_definite_and_has_the_servers_code(
+def test_connection_statement_error_raises_definite_error_with_sqlstate(
     database: Database,
 ) -> None:
     with connect(database.url()) as connection:
@@ -163,7 +165,7 @@ def test_an_error_about_the_request_is_definite_and_has_the_servers_code(
         ("", TransientError),
     ],
 )
-def test_which_errors_pass(code: str, kind: type[Exception]) -> None:
+def test_server_error_kind_depends_on_sqlstate(code: str, kind: type[Exception]) -> None:
     error = server_error("here", {"C": code, "M": "no.", "D": "because", "H": "do"})
     assert type(error) is kind
     assert str(error) == "here says: no"
@@ -171,7 +173,9 @@ def test_which_errors_pass(code: str, kind: type[Exception]) -> None:
     assert error.hint == "Do."
 
 
-def test_a_server_that_is_gone_is_about_the_moment(postgres_server: PostgresServer) -> None:
+def test_terminated_connection_and_missing_server_raise_transient_error(
+    postgres_server: PostgresServer,
+) -> None:
     with connect(postgres_server.url()) as connection, connect(postgres_server.url()) as other:
         other.query("SELECT pg_terminate_backend($1)", [connection.backend_pid])
         with pytest.raises(TransientError, match="administrator") as raised:
@@ -183,7 +187,7 @@ def test_a_server_that_is_gone_is_about_the_moment(postgres_server: PostgresServ
         connect({"host": "/nowhere", "dbname": "x", "user": "x"})
 
 
-def test_a_password_is_used_and_never_shown(with_password: Database) -> None:
+def test_connection_uses_password_and_never_reveals_it(with_password: Database) -> None:
     role = f"role_{with_password.name}"
     url = with_password.url(user=role, password=SECRET, host="tcp")
     with connect(url) as connection:
@@ -216,14 +220,16 @@ def test_a_password_is_used_and_never_shown(with_password: Database) -> None:
     ],
     ids=range(6),
 )
-def test_what_cannot_be_understood_is_not_repeated(where: str | dict[str, str]) -> None:
+def test_connect_with_invalid_parameters_raises_usage_error_without_secret(
+    where: str | dict[str, str],
+) -> None:
     with pytest.raises(UsageError) as raised:
         connect(where)
     for part in ("s3cret", "pass@", "word"):
         assert part not in shown(raised.value).replace("password", "")
 
 
-def test_a_password_file_is_read(
+def test_connect_uses_password_file(
     with_password: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     role = f"role_{with_password.name}"
@@ -238,7 +244,7 @@ def test_a_password_file_is_read(
         assert SECRET not in shown(refused.value)
 
 
-def test_variables_and_service_files_say_where(
+def test_connect_uses_environment_variables_and_service_file(
     with_password: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {
@@ -260,14 +266,14 @@ def test_variables_and_service_files_say_where(
         assert connection.query("SELECT current_database()") == [(with_password.name,)]
 
 
-def test_it_says_who_it_is_unless_told_otherwise(database: Database) -> None:
+def test_connection_sets_application_name_unless_configured(database: Database) -> None:
     with connect(database.url(), application_name="penstock shop") as connection:
         assert connection.query("SHOW application_name") == [("penstock shop",)]
     with connect(database.url(application_name="mine")) as connection:
         assert connection.query("SHOW application_name") == [("mine",)]
 
 
-def test_a_replication_connection_answers_commands_and_takes_no_parameters(
+def test_replication_connection_runs_commands_and_rejects_parameters(
     database: Database,
 ) -> None:
     with connect(database.url(), replication=True) as connection:
@@ -280,7 +286,7 @@ def test_a_replication_connection_answers_commands_and_takes_no_parameters(
             connection.query("SELECT $1", ["x"])
 
 
-def test_the_server_must_prove_who_it_is(tls_server: TlsServer) -> None:
+def test_connect_verifies_server_certificate_and_host_name(tls_server: TlsServer) -> None:
     with connect(tls_server.parameters()) as connection:
         assert connection.encrypted
         assert connection.query("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == [
@@ -295,7 +301,7 @@ def test_the_server_must_prove_who_it_is(tls_server: TlsServer) -> None:
     assert tls_server.server.password not in shown(raised.value)
 
 
-def test_a_client_can_prove_itself_by_a_certificate(tls_server: TlsServer) -> None:
+def test_connect_authenticates_with_client_certificate(tls_server: TlsServer) -> None:
     where = tls_server.parameters(user="by_certificate")
     del where["password"]
     with pytest.raises(TransientError, match="cannot connect"):

@@ -47,7 +47,7 @@ TEXT = 25
 @pytest.mark.parametrize(
     ("loading", "harmless", "truncated", "resynced"),
     [
-        # A TRUNCATE that the stream has not shown yet looks like a harmless rewrite.
+        # A TRUNCATE that the stream has not delivered yet looks like a harmless rewrite.
         (True, True, False, True),
         (True, True, True, False),
         (True, False, True, False),
@@ -57,7 +57,7 @@ TEXT = 25
         (False, False, False, True),
     ],
 )
-def test_rewritten_table_is_resynced_unless_the_stream_explains_it(
+def test_rewritten_table_is_resynced_unless_stream_explains_it(
     loading: bool, harmless: bool, truncated: bool, resynced: bool
 ) -> None:
     tracked = table()
@@ -80,7 +80,7 @@ OTHER = 99
 
 
 def situation(*tables: Table, unseen: bool = False, **truncated: int) -> Situation:
-    """Tables by oid, and of table 1 the transactions that truncated it."""
+    """Return tables by oid, and the transactions that truncated table 1."""
     return Situation(
         "file:lake",
         "pub",
@@ -91,7 +91,7 @@ def situation(*tables: Table, unseen: bool = False, **truncated: int) -> Situati
 
 
 def errors(found: Sequence[Cure]) -> list[str]:
-    """The messages of tables that are marked errored, and of no other action."""
+    """Return the messages of tables that are marked errored; fail on any other action."""
     assert {type(each) for each in found} <= {GiveUp}
     return [str(each.error) for each in found if isinstance(each, GiveUp)]
 
@@ -108,7 +108,7 @@ def leaf_rewritten(xid: int) -> Rewritten:
     return Rewritten(7, TableName("public", "leaf"), xid)
 
 
-def test_missing_publication_marks_every_table_errored_and_names_the_statement() -> None:
+def test_missing_publication_marks_every_table_errored_with_statement_in_hint() -> None:
     found = cures([PublicationGone()], situation())
     assert [(type(each), each.oid) for each in found] == [(GiveUp, OID)]
     assert isinstance(found[0], GiveUp)
@@ -117,7 +117,7 @@ def test_missing_publication_marks_every_table_errored_and_names_the_statement()
     assert "file:lake shop" in found[0].error.hint
 
 
-def test_publication_that_sends_fewer_operations_marks_tables_errored() -> None:
+def test_publication_with_fewer_operations_marks_tables_errored() -> None:
     changed = OperationsChanged(("insert",), ("insert", "delete", "truncate"))
     (message,) = errors(cures([changed], situation()))
     assert message.endswith("has changed: its publication no longer sends update")
@@ -148,7 +148,7 @@ def test_publication_that_sends_fewer_operations_marks_tables_errored() -> None:
         ),
     ],
 )
-def test_change_that_may_alter_rows_silently_is_resynced(change: Change, reason: str) -> None:
+def test_change_that_may_alter_rows_silently_resyncs_table(change: Change, reason: str) -> None:
     assert cures([change], situation()) == [Resync(OID, reason)]
 
 
@@ -165,11 +165,11 @@ def test_change_that_may_alter_rows_silently_is_resynced(change: Change, reason:
         KeyChanged(OID, POSTS, None, ("id",)),
     ],
 )
-def test_change_that_the_stream_describes_is_followed(change: Change) -> None:
+def test_change_that_stream_describes_needs_no_resync(change: Change) -> None:
     assert cures([change], situation(xid=7)) == [Follow(OID)]
 
 
-def test_rewritten_leaf_of_a_table_that_is_loading_is_resynced() -> None:
+def test_rewritten_leaf_of_loading_table_is_resynced() -> None:
     change = LeavesChanged(OID, POSTS, rewritten=(leaf_rewritten(7),))
     loading = situation(unseen=True, xid=7)
     assert cures([change], loading) == [Resync(OID, "its partitions changed")]
@@ -177,7 +177,7 @@ def test_rewritten_leaf_of_a_table_that_is_loading_is_resynced() -> None:
     assert cures([attached], loading) == [Follow(OID)]
 
 
-def test_one_unexplained_leaf_among_explained_ones_is_resynced() -> None:
+def test_one_unexplained_leaf_among_explained_ones_resyncs_table() -> None:
     leaves = (leaf_rewritten(7), leaf_rewritten(8))
     attached = (leaf(born=True), leaf(born=False))
     for change in (
@@ -188,7 +188,7 @@ def test_one_unexplained_leaf_among_explained_ones_is_resynced() -> None:
 
 
 @pytest.mark.parametrize("dropped", [True, False])
-def test_table_that_left_is_errored(dropped: bool) -> None:
+def test_dropped_or_unpublished_table_is_marked_errored(dropped: bool) -> None:
     change = (TableDropped if dropped else TableUnpublished)(OID, POSTS)
     (found,) = cures([change], situation())
     expected = TableGone(
@@ -200,7 +200,7 @@ def test_table_that_left_is_errored(dropped: bool) -> None:
     assert (str(found.error), found.error.hint) == (str(expected), expected.hint)
 
 
-def test_renamed_table_is_errored_with_its_new_name() -> None:
+def test_renamed_table_is_marked_errored_with_its_new_name() -> None:
     (message,) = errors(cures([Renamed(OID, POSTS, TableName("public", "b"))], situation()))
     assert message.endswith("has changed: it is now public.b")
 
@@ -219,7 +219,7 @@ def test_errored_table_without_an_accepted_form_says_so_in_its_hint() -> None:
         assert (found.error.detail, found.error.hint) == (expected.detail, expected.hint)
 
 
-def test_table_without_replica_identity_is_errored() -> None:
+def test_table_without_replica_identity_is_marked_errored() -> None:
     change = IdentityChanged(OID, POSTS, ("d", ("id",)), ("n", ()))
     (message,) = errors(cures([change], situation()))
     assert message.endswith("has changed: it has no replica identity")
@@ -233,7 +233,7 @@ def test_table_without_replica_identity_is_errored() -> None:
         (None, "its primary key was changed", "To copy it again in its new form"),
     ],
 )
-def test_changed_key_of_a_keyed_collection_is_errored(
+def test_changed_primary_key_of_keyed_collection_marks_table_errored(
     after: tuple[str, ...] | None, reason: str, hint: str
 ) -> None:
     change = KeyChanged(OID, POSTS, ("id",), after)
@@ -246,17 +246,17 @@ def test_changed_key_of_a_keyed_collection_is_errored(
     assert cures([change], situation(keyless)) == [Follow(OID)]
 
 
-def test_new_table_is_added_unless_it_is_tracked() -> None:
+def test_new_table_is_added_unless_tracked() -> None:
     added = TableAdded(OTHER, TableName("public", "new"))
     assert cures([added], situation()) == [Join(OTHER, "public.new")]
     assert cures([TableAdded(OID, POSTS)], situation()) == []
 
 
-def test_change_of_an_untracked_table_needs_no_action() -> None:
+def test_change_of_untracked_table_needs_no_action() -> None:
     assert cures([TableDropped(OTHER, POSTS), Republished(OTHER, POSTS)], situation()) == []
 
 
-def test_gravest_action_of_each_table_is_taken_in_the_order_of_their_numbers() -> None:
+def test_most_severe_action_of_each_table_is_taken_in_oid_order() -> None:
     second = replace(table(), oid=OTHER)
     changes = [
         TableDropped(OTHER, POSTS),
@@ -274,7 +274,7 @@ def test_gravest_action_of_each_table_is_taken_in_the_order_of_their_numbers() -
     assert isinstance(by_oid[OTHER], GiveUp)
 
 
-def test_change_of_excluded_columns_is_followed() -> None:
+def test_change_of_excluded_columns_needs_no_resync() -> None:
     excluding = situation(table(exclude=("body",)))
     unknown = ColumnsChanged(OID, POSTS, appended=(appended("body", known=False),))
     assert cures([unknown], excluding) == [Follow(OID)]
@@ -284,7 +284,7 @@ def test_change_of_excluded_columns_is_followed() -> None:
     assert cures([listed], situation()) == [Follow(OID)]
 
 
-def test_dropped_column_that_was_added_later_is_resynced_as_null() -> None:
+def test_dropped_column_that_was_added_later_resyncs_table() -> None:
     tracked = table()
     learned = tuple(replace(each, learned=each.shape.name == "body") for each in tracked.kept)
     later = situation(replace(tracked, kept=learned))
@@ -296,7 +296,7 @@ def test_dropped_column_that_was_added_later_is_resynced_as_null() -> None:
     assert cures([loosened], later) == [Follow(OID)]
 
 
-def test_column_added_again_with_a_default_is_resynced() -> None:
+def test_column_added_again_with_default_resyncs_table() -> None:
     tracked = table()
     gone = tuple(
         replace(each, shape=replace(each.shape, number=0)) if each.shape.name == "body" else each

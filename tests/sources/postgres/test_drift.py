@@ -37,7 +37,7 @@ def fingerprint(found: TableMark, publication: Publication = PUBLICATION) -> Fin
     return Fingerprint(publication, {found.oid: found})
 
 
-def test_rewritten_leaf_is_reported_with_the_transaction_that_wrote_it() -> None:
+def test_compare_reports_rewritten_leaf_with_its_transaction() -> None:
     before = fingerprint(table(leaf(7, 70, 11), leaf(8, 80, 12)))
     after = fingerprint(table(leaf(7, 71, 13), leaf(8, 80, 12)))
     rewritten = Rewritten(7, TableName("public", "leaf7"), 13)
@@ -47,7 +47,7 @@ def test_rewritten_leaf_is_reported_with_the_transaction_that_wrote_it() -> None
 
 @pytest.mark.parametrize("sends_generated", [False, True])
 @pytest.mark.parametrize("generated", ["", "s", "v"])
-def test_appended_column_is_streamed_as_the_publication_sends_generated_ones(
+def test_appended_generated_column_is_streamed_only_if_publication_sends_it(
     generated: str, sends_generated: bool
 ) -> None:
     publication = replace(PUBLICATION, generated=sends_generated)
@@ -61,7 +61,7 @@ def test_appended_column_is_streamed_as_the_publication_sends_generated_ones(
     assert appended.streamed == (generated == "" or (generated == "s" and sends_generated))
 
 
-def test_appended_column_of_a_rewritten_table_has_values_that_are_not_known() -> None:
+def test_appended_column_of_rewritten_table_has_unknown_values() -> None:
     extra = replace(ID, number=2, name="extra", missing=("7",))
     before = fingerprint(table())
     for storage, known in ((0, True), (1, False)):

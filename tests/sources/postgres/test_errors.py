@@ -1,4 +1,4 @@
-"""Errors of a Postgres source: each says what to do, and crosses to another process."""
+"""Errors of a Postgres source: each has a hint and can be pickled."""
 
 import pickle
 
@@ -29,7 +29,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
-def test_each_says_what_to_do_and_travels(error: PenstockError) -> None:
+def test_postgres_error_has_hint_and_survives_pickle(error: PenstockError) -> None:
     assert error.hint
     assert not str(error).endswith(".")
     again = pickle.loads(pickle.dumps(error))
@@ -41,7 +41,7 @@ def test_each_says_what_to_do_and_travels(error: PenstockError) -> None:
     )
 
 
-def test_the_command_can_be_pasted() -> None:
+def test_resync_command_is_quoted_for_the_shell() -> None:
     assert errors.resync_command("file:./data", "shop", ORDERS) == (
         "penstock resync file:./data shop 'public.\"Orders\"'"
     )

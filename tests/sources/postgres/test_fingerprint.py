@@ -1,4 +1,4 @@
-"""Fingerprints, and what two of them show, on real servers."""
+"""Fingerprints and their differences, on real servers."""
 
 import re
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def sql(any_database: Database) -> Iterator[Connection]:
 
 
 def make_tables(sql: Connection) -> None:
-    """The tables, and a publication of them; without the root, if the server cannot publish one."""
+    """Create the tables and their publication; without the root if the server cannot publish it."""
     sql.execute(TABLES)
     members = "s.t, s.r, s.nokey WITH (publish_via_partition_root = true)"
     if sql.server_version < 130000:
@@ -67,7 +67,7 @@ def make_tables(sql: Connection) -> None:
 
 
 class Upstream:
-    """Tables that are made anew for each directive, and what changes of them is printed."""
+    """Recreate the tables for each directive and print the changes."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -80,7 +80,7 @@ class Upstream:
         before = self.look(())
         for statement in directive.input:
             self.connection.execute(statement)
-        # With the last one at hand, the digest must show that there is something to read.
+        # With `last` given, the digest must show that there are changes to read.
         after = fingerprint(self.connection, "p", before.tables, last=before)
         changes = compare(before, after)
         return "\n".join(map(printed, changes)) or "nothing"
@@ -90,7 +90,7 @@ class Upstream:
 
 
 def printed(change: Change) -> str:
-    """A change without numbers that are others at each run."""
+    """Render a change without the numbers that differ between runs."""
     kind = type(change).__name__
     match change:
         case ColumnsChanged():
@@ -126,7 +126,9 @@ def printed(change: Change) -> str:
 
 
 @pytest.mark.parametrize("path", stories("postgres"), ids=lambda path: path.stem)
-def test_each_silent_change_is_seen(path: Path, sql: Connection, script: Script) -> None:
+def test_fingerprint_detects_each_silent_change(
+    path: Path, sql: Connection, script: Script
+) -> None:
     script(path, Upstream(sql).obey)
 
 
@@ -135,8 +137,8 @@ def rewritten(changes: list[Change]) -> Rewritten:
     return change
 
 
-def test_a_truncation_is_explained_by_its_transaction(sql: Connection) -> None:
-    """Of a table that is published with all others, which could have been unlogged meanwhile."""
+def test_rewrite_by_truncate_is_explained_by_its_transaction(sql: Connection) -> None:
+    """With FOR ALL TABLES, the table could have been unlogged in between."""
     upstream = Upstream(sql)
     make_tables(sql)
     sql.execute("DROP PUBLICATION p; CREATE PUBLICATION p FOR ALL TABLES")
@@ -151,7 +153,7 @@ def test_a_truncation_is_explained_by_its_transaction(sql: Connection) -> None:
     assert explained(change, {change.table: {xid}})
     assert not explained(change, {change.table: {xid + 1}})
     assert not explained(change, {change.table + 1: {xid}})
-    # Whatever is done to it afterwards was not told.
+    # The stream does not report any later change.
     sql.execute("ALTER TABLE s.t ALTER amount TYPE integer USING amount * 100")
     assert not explained(
         rewritten(compare(before, upstream.look(before.tables))), {change.table: {xid}}
@@ -161,7 +163,9 @@ def test_a_truncation_is_explained_by_its_transaction(sql: Connection) -> None:
 @pytest.mark.parametrize(
     "members", ["ALL TABLES", pytest.param("TABLES IN SCHEMA s", marks=pytest.mark.postgres(15))]
 )
-def test_unlogged_for_a_while_is_not_harmless(sql: Connection, members: str) -> None:
+def test_rewrite_of_table_unlogged_for_a_while_is_not_harmless(
+    sql: Connection, members: str
+) -> None:
     make_tables(sql)
     sql.execute(f"DROP PUBLICATION p; CREATE PUBLICATION p FOR {members}")
     before = fingerprint(sql, "p", ())
@@ -172,7 +176,7 @@ def test_unlogged_for_a_while_is_not_harmless(sql: Connection, members: str) -> 
 
 
 @pytest.mark.postgres(13)
-def test_the_root_explains_its_leaves(sql: Connection) -> None:
+def test_truncate_of_root_explains_rewritten_leaves(sql: Connection) -> None:
     make_tables(sql)
     before = fingerprint(sql, "p", ())
     sql.execute("TRUNCATE s.r")
@@ -185,7 +189,7 @@ def test_the_root_explains_its_leaves(sql: Connection) -> None:
 
 
 @pytest.mark.postgres(15)
-def test_out_of_a_published_schema_and_back(sql: Connection) -> None:
+def test_table_moved_out_of_published_schema_and_back_is_republished(sql: Connection) -> None:
     make_tables(sql)
     sql.execute("DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLES IN SCHEMA s")
     before = fingerprint(sql, "p", ())
@@ -200,7 +204,7 @@ def test_out_of_a_published_schema_and_back(sql: Connection) -> None:
 
 
 @pytest.mark.postgres(13)
-def test_an_attached_table_can_be_shown_to_be_empty(sql: Connection) -> None:
+def test_without_rows_returns_only_attached_tables_that_are_empty(sql: Connection) -> None:
     make_tables(sql)
     before = fingerprint(sql, "p", ())
     sql.execute(
@@ -219,7 +223,7 @@ def test_an_attached_table_can_be_shown_to_be_empty(sql: Connection) -> None:
 
 
 @pytest.mark.postgres(13)
-def test_a_partition_with_defaults_and_keys_is_known_as_born(sql: Connection) -> None:
+def test_new_partitions_with_defaults_and_keys_are_reported_as_attached(sql: Connection) -> None:
     sql.execute(
         "CREATE SCHEMA s; CREATE TABLE s.r (id bigint GENERATED BY DEFAULT AS IDENTITY,"
         " at timestamptz NOT NULL DEFAULT now(), v text DEFAULT 'x' CHECK (v <> ''), w text,"
@@ -237,7 +241,7 @@ def test_a_partition_with_defaults_and_keys_is_known_as_born(sql: Connection) ->
     assert [type(leaf) for leaf in change.attached] == [AttachedLeaf, AttachedLeaf]
 
 
-def test_nothing_waits_behind_a_lock(sql: Connection, any_database: Database) -> None:
+def test_fingerprint_does_not_wait_for_locks(sql: Connection, any_database: Database) -> None:
     make_tables(sql)
     before = fingerprint(sql, "p", ())
     with connect(any_database.url()) as other:
@@ -246,14 +250,16 @@ def test_nothing_waits_behind_a_lock(sql: Connection, any_database: Database) ->
         assert fingerprint(sql, "p", before.tables) == before
 
 
-def test_what_has_not_changed_is_not_read_again(sql: Connection) -> None:
+def test_fingerprint_without_changes_returns_last_fingerprint(sql: Connection) -> None:
     make_tables(sql)
     first = fingerprint(sql, "p", ())
     sql.execute("INSERT INTO s.t VALUES (100); CREATE TABLE s.beside (i integer)")
     assert fingerprint(sql, "p", (), last=first) is first
 
 
-def test_generated_columns_that_are_sent(database18: Database) -> None:
+def test_fingerprint_detects_published_generated_columns_and_changed_expression(
+    database18: Database,
+) -> None:
     with connect(database18.url()) as sql:
         sql.execute(
             "CREATE TABLE public.t (id integer PRIMARY KEY,"
@@ -267,12 +273,12 @@ def test_generated_columns_that_are_sent(database18: Database) -> None:
             "PublicationAltered",
             "ColumnListChanged",
         ]
-        # The column's own row is as it was, but its values are not.
+        # The column's catalog row is unchanged, but its values are not.
         sql.execute("ALTER TABLE public.t ALTER twice SET EXPRESSION AS (id * 3)")
         assert not rewritten(compare(sent, fingerprint(sql, "p", sent.tables))).harmless
 
 
-def test_columns_that_are_left_out_may_change(sql: Connection) -> None:
+def test_columns_changed_ignoring_excluded_columns_leaves_other_changes(sql: Connection) -> None:
     make_tables(sql)
     before = fingerprint(sql, "p", ())
     sql.execute("ALTER TABLE s.t DROP COLUMN note, ALTER code TYPE varchar(9)")
@@ -284,7 +290,7 @@ def test_columns_that_are_left_out_may_change(sql: Connection) -> None:
     assert change.ignoring({"note", "code"}) is None
 
 
-def test_a_fingerprint_does_not_differ_from_itself(sql: Connection) -> None:
+def test_compare_of_equal_fingerprints_reports_no_change(sql: Connection) -> None:
     make_tables(sql)
     mark = fingerprint(sql, "p", ())
     assert compare(mark, mark) == []

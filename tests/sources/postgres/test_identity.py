@@ -1,4 +1,4 @@
-"""Who a server is, how far it has come, and whether its history holds ours."""
+"""Server identity, WAL position, and the check that the server's history contains ours."""
 
 from collections.abc import Iterator
 
@@ -42,7 +42,7 @@ def sql(any_database: Database) -> Iterator[Connection]:
         yield connection
 
 
-def test_the_connections_of_a_server_agree_who_it_is(
+def test_identify_and_probe_agree_on_server_identity(
     any_database: Database, sql: Connection
 ) -> None:
     with connect(any_database.url(), replication=True) as replication:
@@ -55,7 +55,7 @@ def test_the_connections_of_a_server_agree_who_it_is(
     assert not probed.standby
 
 
-def test_a_probe_is_past_all_that_could_be_seen(any_database: Database, sql: Connection) -> None:
+def test_probe_lsn_is_past_all_visible_commits(any_database: Database, sql: Connection) -> None:
     any_database.sql("CREATE TABLE t (i integer)")
     sql.execute("SET synchronous_commit = off")
     before = probe(sql)
@@ -68,8 +68,8 @@ def test_a_probe_is_past_all_that_could_be_seen(any_database: Database, sql: Con
         before = after
 
 
-def test_an_idle_server_reaches_what_was_probed(any_database: Database, sql: Connection) -> None:
-    """At a page's end, and at a file's, where the next record would start past a header."""
+def test_stream_of_idle_server_reaches_probed_lsn(any_database: Database, sql: Connection) -> None:
+    """At the end of a page or a segment, the next record would start after a header."""
     any_database.sql("CREATE PUBLICATION p")
     with connect(any_database.url(), replication=True) as creation:
         create_slot(creation, "penstock_idle")
@@ -78,7 +78,7 @@ def test_an_idle_server_reaches_what_was_probed(any_database: Database, sql: Con
         sql.execute("SELECT pg_catalog.pg_switch_wal()")
         probed = probe(sql)
         seen.append(probed.insert_lsn.position % SEGMENT)
-    assert 0 in seen  # Where only a header would come, it is the file's end that counts.
+    assert 0 in seen  # Only a header would follow: the segment's end counts.
     reached = 0
     with (
         connect(any_database.url(), replication=True) as replication,
@@ -96,7 +96,7 @@ def test_an_idle_server_reaches_what_was_probed(any_database: Database, sql: Con
 
 
 @given(position=positions)
-def test_only_a_header_is_taken_off(position: int) -> None:
+def test_less_page_header_subtracts_only_a_header(position: int) -> None:
     less = less_page_header(Lsn(position), segment_bytes=SEGMENT, page_bytes=PAGE)
     taken = position - less.position
     assert taken in (0, 24, 40)
@@ -114,12 +114,14 @@ def test_only_a_header_is_taken_off(position: int) -> None:
         (SEGMENT * 3 + PAGE + 32, SEGMENT * 3 + PAGE + 32),
     ],
 )
-def test_headers_differ_at_the_beginning_of_a_file(position: int, expected: int) -> None:
+def test_less_page_header_subtracts_long_header_at_segment_start(
+    position: int, expected: int
+) -> None:
     less = less_page_header(Lsn(position), segment_bytes=SEGMENT, page_bytes=PAGE)
     assert less == Lsn(expected)
 
 
-def test_a_history_is_read() -> None:
+def test_parse_history_reads_timelines_and_fork_positions() -> None:
     content = "1\t0/3000158\tno recovery target specified\n\n2\t0/50000A0\tbefore 2020-01-01\n# x\n"
     assert parse_history(content) == (
         Fork(1, Lsn.parse("0/3000158")),
@@ -146,16 +148,16 @@ OURS = server(2, 0)
         (server(3, 950, (1, 100), (2, 900)), ForkedAfter(3, Lsn(900))),
         (server(5, 950, (1, 100), (2, 901), (3, 920)), ForkedAfter(5, Lsn(901))),
         (server(3, 950, (1, 100), (2, 899)), ForkedBefore(3, Lsn(899), Lsn(900))),
-        # It left the common past before ours began.
+        # The server's timeline forked before ours began.
         (server(3, 950, (1, 80)), ForkedBefore(3, None, Lsn(900))),
-        # The old primary, back again.
+        # The old primary returned.
         (server(1, 2000), ForkedBefore(1, None, Lsn(900))),
-        # Its history is not known.
+        # The history of the server is unknown.
         (server(3, 950), ForkedBefore(3, None, Lsn(900))),
         (server(3, 880, (1, 100), (2, 900)), Behind(Lsn(880), Lsn(900))),
     ],
 )
-def test_the_verdict(found: Identity, verdict: object) -> None:
+def test_judge_returns_verdict_for_timeline_and_position(found: Identity, verdict: object) -> None:
     assert judge(OURS, found, Lsn(900)) == verdict
 
 
@@ -165,7 +167,7 @@ def test_the_verdict(found: Identity, verdict: object) -> None:
     timeline=st.integers(1, 6),
     position=positions,
 )
-def test_nothing_that_we_hold_is_missing_where_we_go_on(
+def test_judge_accepts_only_server_that_has_all_durable_changes(
     durable: int, forks: list[tuple[int, int]], timeline: int, position: int
 ) -> None:
     found = server(timeline, position, *forks)
@@ -175,8 +177,8 @@ def test_nothing_that_we_hold_is_missing_where_we_go_on(
         assert timeline == 2 or next(at for left, at in forks if left == 2) >= durable
 
 
-def test_a_promoted_standby_is_known_by_where_it_left() -> None:
-    """With what it had replayed it may be followed, past that not."""
+def test_promoted_standby_is_accepted_only_up_to_its_fork_position() -> None:
+    """Changes that it had replayed are safe; later ones are missing."""
     with PostgresServer(settings=QUICK) as primary:
         with connect(primary.url(), replication=True) as replication:
             ours = identify(replication)
@@ -190,7 +192,7 @@ def test_a_promoted_standby_is_known_by_where_it_left() -> None:
                 with connect(primary.url()) as there:
                     shared = probe(there).flush_lsn
                 _await_replay(sql, shared)
-            # Cut off first: what comes now, the standby will never have.
+            # Disconnect first: the standby never receives the following changes.
             standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
             standby.restart()
             primary.sql("INSERT INTO t VALUES (1)")
@@ -209,7 +211,7 @@ def test_a_promoted_standby_is_known_by_where_it_left() -> None:
             assert shared <= left < ahead < found.xlogpos
             assert judge(ours, found, shared) == ForkedAfter(2, left)
             assert judge(ours, found, ahead) == ForkedBefore(2, left, ahead)
-            # A probe has no history, and so never vouches for another timeline.
+            # A probe has no history, therefore it never accepts another timeline.
             assert judge(ours, probed.identity, shared) == ForkedBefore(2, None, shared)
 
 

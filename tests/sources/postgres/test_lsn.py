@@ -9,16 +9,16 @@ positions = st.integers(0, 2**64 - 1)
 
 
 @given(positions)
-def test_what_is_printed_is_read_back(position: int) -> None:
+def test_lsn_text_round_trips(position: int) -> None:
     assert Lsn.parse(str(Lsn(position))) == Lsn(position)
 
 
 @given(positions, positions)
-def test_order_is_that_of_the_bytes(one: int, other: int) -> None:
+def test_lsn_order_equals_position_order(one: int, other: int) -> None:
     assert (Lsn(one) < Lsn(other)) == (one < other)
 
 
-def test_it_is_printed_as_postgres_prints_it() -> None:
+def test_lsn_renders_as_postgres_does() -> None:
     assert str(Lsn.parse("16/b374d848")) == "16/B374D848"
     assert Lsn.parse("1/00000002").position == 2**32 + 2
 
@@ -26,12 +26,12 @@ def test_it_is_printed_as_postgres_prints_it() -> None:
 @pytest.mark.parametrize(
     "text", ["", "/", "1", "-1/2", "1_0/2", "123456789/0", "0/123456789", " 1/2", "1/2\n", "0x1/2"]
 )
-def test_anything_else_is_refused(text: str) -> None:
+def test_lsn_parse_of_malformed_text_raises_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="malformed"):
         Lsn.parse(text)
 
 
 @pytest.mark.parametrize("position", [-1, 2**64])
-def test_a_position_has_64_bits(position: int) -> None:
+def test_lsn_outside_64_bits_raises_usage_error(position: int) -> None:
     with pytest.raises(UsageError, match="out of range"):
         Lsn(position)

@@ -1,4 +1,4 @@
-"""What is kept of the stream comes back as it was."""
+"""Pending changes are read back from side state as they were stored."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ from tests.sources.postgres.test_resolve import (
 
 
 @given(histories(), st.randoms())
-def test_kept_messages_resolve_as_if_they_had_come_just_now(history, chance):
+def test_pending_changes_resolve_as_changes_that_were_not_stored(history, chance):
     stored, table = history
     kept = keep(changes_of(table.messages), np.full(len(table.messages), 7), order=100)
     shuffled = kept.take(pa.array(chance.sample(range(kept.num_rows), kept.num_rows), pa.int64()))
@@ -32,7 +32,7 @@ def test_kept_messages_resolve_as_if_they_had_come_just_now(history, chance):
     assert held == Counter(table.rows.values())
 
 
-def test_a_transaction_that_committed_exactly_at_the_consistent_point_is_kept():
+def test_pending_transaction_at_consistent_point_is_included():
     messages = [("I", False, None, (n, "x", n, None), False) for n in range(3)]
     kept = keep(changes_of(messages), np.array([10, 20, 30]), order=0)
     (changes,) = unkept(kept, from_lsn=20)
@@ -40,7 +40,7 @@ def test_a_transaction_that_committed_exactly_at_the_consistent_point_is_kept():
     assert changes.new.column("a").to_pylist() == [1, 2]
 
 
-def test_a_truncate_stands_between_what_was_before_and_after_it():
+def test_pending_truncate_separates_earlier_and_later_changes():
     first = keep(
         changes_of([("I", False, None, (1, "x", 1, None), False)]), np.array([10]), order=0
     )
@@ -54,7 +54,7 @@ def test_a_truncate_stands_between_what_was_before_and_after_it():
     assert later.new.column("a").to_pylist() == [2]
 
 
-def test_changes_before_the_last_truncate_are_skipped():
+def test_pending_changes_before_last_truncate_are_skipped():
     rows = [("I", False, None, (n, "x", n, None), False) for n in range(4)]
     kept = pa.concat_tables(
         [
@@ -72,7 +72,7 @@ def test_changes_before_the_last_truncate_are_skipped():
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
-def test_truncate_as_the_last_pending_message_is_a_truncate(before: int):
+def test_pending_truncate_as_last_message_is_read_as_truncate(before: int):
     rows = [("I", False, None, (n, "x", n, None), False) for n in range(before)]
     parts = [keep(changes_of(rows), np.full(before, 10), order=0)] if rows else []
     found = [*unkept(pa.concat_tables([*parts, keep_truncate(SCHEMA, 20, order=9)]), from_lsn=0)]

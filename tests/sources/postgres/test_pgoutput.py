@@ -28,7 +28,7 @@ Row = tuple[str, int, int, str, list[Value] | None, list[Value] | None]
 
 
 def decoded(data_parts: list[bytes], capacity: int, *, fill: int = 0) -> list[Chunk]:
-    """Chunks, taken whenever the decoder says that it is full, and after the last byte."""
+    """Return the chunks that are taken when the decoder is full, and after the last byte."""
     decoder = Decoder(capacity)
     decoder._buffer[:] = fill
     chunks: list[Chunk] = []
@@ -55,7 +55,7 @@ def decoded(data_parts: list[bytes], capacity: int, *, fill: int = 0) -> list[Ch
 
 
 def tuples(chunk: Chunk, at: np.ndarray) -> list[list[Value] | None]:
-    """What gather finds at each place, as values again."""
+    """Return the values that gather reads at each position."""
     found: list[list[Value] | None] = [None] * len(at)
     wide = chunk.buffer.astype(np.int64)
     counts = np.array([wide[p] * 256 + wide[p + 1] if p >= 0 else -1 for p in at])
@@ -110,7 +110,7 @@ def values(kind: str) -> st.SearchStrategy[Value]:
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[bytes, list[Row], list[tuple[int, object]]]:
-    """Bytes, the rows in them, and the marks with the row before which they stand."""
+    """Draw bytes, their rows, and the marks with the index of the row after them."""
     kind = draw(formats)
     tuple_values = st.lists(values(kind), max_size=5)
     data, rows, marks = b"", [], []
@@ -161,7 +161,7 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[Row], list[tuple[int, object]]
     streams(), st.lists(st.integers(0, 100_000), max_size=20), st.sampled_from([64, 300, 1 << 20])
 )
 @settings(max_examples=200)
-def test_however_the_bytes_are_cut_the_same_messages_come_out(
+def test_decoder_yields_same_messages_however_bytes_are_split(
     stream: tuple[bytes, list[Row], list[tuple[int, object]]], places: list[int], capacity: int
 ) -> None:
     data, rows, marks = stream
@@ -177,7 +177,7 @@ def test_however_the_bytes_are_cut_the_same_messages_come_out(
 
 
 @given(streams(), st.lists(st.integers(0, 100_000), max_size=20))
-def test_each_transaction_is_told_with_its_times_wherever_it_is_cut(
+def test_decoder_reports_each_transaction_once_with_times_however_bytes_are_split(
     stream: tuple[bytes, list[Row], list[tuple[int, object]]], places: list[int]
 ) -> None:
     chunks = decoded(cut(stream[0], places), 300)
@@ -190,7 +190,7 @@ def test_each_transaction_is_told_with_its_times_wherever_it_is_cut(
             assert time == 1_000_000 + xid
             assert ends.get(int(lsn), 0) == 0, "it goes on after its end"
             ends[int(lsn)] = int(end)
-        # Only the last may be open.
+        # Only the last transaction may be open.
         assert (chunk.end_lsn[:-1] > 0).all()
     assert all(end == lsn + 48 for lsn, end in ends.items())
     assert [chunk.wal_end for chunk in chunks] == sorted(chunk.wal_end for chunk in chunks)
@@ -198,7 +198,7 @@ def test_each_transaction_is_told_with_its_times_wherever_it_is_cut(
         assert chunks[-1].wal_end == max(ends.values())
 
 
-def test_keepalives_tell_a_position_and_may_ask_for_a_reply() -> None:
+def test_decoder_keepalive_sets_wal_end_and_reply_request() -> None:
     data = wire.keepalive(70) + wire.keepalive(50, reply=True)
     (chunk,) = decoded([data], 1 << 16)
     assert (chunk.row_count, chunk.wal_end, chunk.reply_requested) == (0, 70, True)
@@ -213,7 +213,7 @@ def test_keepalives_tell_a_position_and_may_ask_for_a_reply() -> None:
     assert decoder.take() is None
 
 
-def test_a_frame_larger_than_the_buffer_is_read_whole() -> None:
+def test_decoder_reads_frame_larger_than_its_buffer() -> None:
     large = [("t", b"x" * 1_000_000), ("n", b"")]
     data = wire.begin(1, 0, 1) + wire.insert(5, large) + wire.insert(5, [("t", b"y")])
     data += wire.commit(1, 2, 0)
@@ -221,14 +221,14 @@ def test_a_frame_larger_than_the_buffer_is_read_whole() -> None:
     assert [row[5] for chunk in chunks for row in rows_of(chunk)] == [large, [("t", b"y")]]
 
 
-def test_a_mark_outside_of_a_transaction_says_so() -> None:
+def test_decoder_mark_outside_transaction_has_no_transaction() -> None:
     data = wire.logical_message(3, "us", b"", transactional=False)
     data += wire.begin(9, 0, 1) + wire.truncate([5]) + wire.commit(9, 12, 0)
     (chunk,) = decoded([data], 1 << 16)
     assert chunk.mark_transaction.tolist() == [-1, 0]
 
 
-def test_a_frame_without_a_change_is_handed_out_at_its_place() -> None:
+def test_decoder_returns_frame_without_change_at_its_position() -> None:
     data = wire.keepalive(4) + wire.frame(b"N", b"notice") + wire.keepalive(5)
     decoder = Decoder()
     decoder.space()[: len(data)] = data
@@ -268,12 +268,12 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("reason", DAMAGED)
-def test_what_no_server_sends_is_an_error_that_says_what_is_wrong(reason: str) -> None:
+def test_decoder_with_malformed_bytes_raises_transient_error_with_reason(reason: str) -> None:
     with pytest.raises(TransientError, match=reason.strip()):
         decoded([DAMAGED[reason]], 1 << 16)
 
 
-def test_what_came_before_the_damage_is_not_lost() -> None:
+def test_decoder_keeps_rows_before_malformed_message() -> None:
     data = wire.begin(1, 0, 1) + INSERT + wire.message(b"?")
     decoder = Decoder()
     decoder.space()[: len(data)] = data
@@ -288,13 +288,13 @@ def test_what_came_before_the_damage_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.stem)
-def test_recorded_streams_are_there_and_can_be_read(recorded: Path) -> None:
+def test_recorded_pgoutput_streams_contain_all_row_messages(recorded: Path) -> None:
     chunks = decoded([recorded.read_bytes()], 1 << 16)
     assert {row[0] for chunk in chunks for row in rows_of(chunk)} == {"I", "U", "D"}
 
 
 def outcome(data: bytes, fill: int) -> object:
-    """All that can be seen of what decoding and gathering `data` does."""
+    """Return all observable results of decoding and gathering `data`."""
     decoder = Decoder(1 << 16)
     decoder._buffer[:] = fill
     decoder.space()[: len(data)] = data
@@ -326,10 +326,10 @@ def outcome(data: bytes, fill: int) -> object:
 )
 @settings(max_examples=400)
 @example(0, [], 0, 1 << 20)
-def test_damaged_bytes_never_reach_beyond_themselves(
+def test_decoder_with_damaged_bytes_does_not_read_beyond_its_input(
     which: int, flips: list[tuple[int, int]], start: int, length: int
 ) -> None:
-    """What lies in memory behind the bytes cannot change anything that is seen."""
+    """The memory after the bytes must not affect any result."""
     data = bytearray(RECORDED[which % len(RECORDED)].read_bytes())
     for place, byte in flips:
         data[place % len(data)] = byte
@@ -339,7 +339,7 @@ def test_damaged_bytes_never_reach_beyond_themselves(
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.stem)
-def test_of_bytes_that_end_anywhere_just_the_whole_frames_are_walked(recorded: Path) -> None:
+def test_decoder_walks_only_complete_frames(recorded: Path) -> None:
     data = recorded.read_bytes()
     boundaries, at = [0], 0
     while at < len(data):
@@ -354,7 +354,7 @@ def test_of_bytes_that_end_anywhere_just_the_whole_frames_are_walked(recorded: P
 
 
 @given(st.lists(st.integers(-5, 5_000), max_size=5), st.integers(0, 5), st.data())
-def test_gather_refuses_places_where_no_such_tuple_is(
+def test_gather_at_invalid_positions_raises_or_returns_valid_arrays(
     at: list[int], columns: int, data: st.DataObject
 ) -> None:
     raw = np.frombuffer(RECORDED[0].read_bytes(), np.uint8)
@@ -370,7 +370,7 @@ def test_gather_refuses_places_where_no_such_tuple_is(
         assert len(column.values) == len(at)
 
 
-def test_gather_of_nothing_and_of_absent_tuples() -> None:
+def test_gather_of_no_rows_and_absent_tuples_returns_nulls() -> None:
     (chunk,) = decoded([wire.keepalive(1)], 64)
     assert [len(column.values) for column in gather(chunk, np.zeros(0, np.int64), 3)] == [0, 0, 0]
     (column,) = gather(chunk, np.array([-1, -1]), 1)
@@ -378,14 +378,14 @@ def test_gather_of_nothing_and_of_absent_tuples() -> None:
     assert column.values.type == pa.binary()
 
 
-def test_a_column_of_two_formats_is_refused() -> None:
+def test_gather_of_column_in_two_formats_raises_transient_error() -> None:
     data = wire.begin(1, 0, 1) + wire.insert(1, [("t", b"a")]) + wire.insert(1, [("b", b"a")])
     (chunk,) = decoded([data], 1 << 16)
     with pytest.raises(TransientError, match="both as text and as binary"):
         gather(chunk, chunk.new_at, 1)
 
 
-def test_a_chunk_shows_no_data_and_travels() -> None:
+def test_chunk_repr_shows_no_data_and_chunk_survives_pickle() -> None:
     (chunk,) = decoded([wire.begin(1, 0, 1) + wire.insert(1, [("t", b"secret")])], 1 << 16)
     assert repr(chunk) == "<Chunk: 1 rows, 1 transactions>"
     assert rows_of(pickle.loads(pickle.dumps(chunk))) == rows_of(chunk)
