@@ -1,4 +1,4 @@
-"""`penstock compact` starts Spark for a merge that needs it, and for none other."""
+"""`penstock compact` starts Spark only for a merge that exceeds its memory limit."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from tests.persist.shop import SCHEMA, by_hand
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Two batches of rows that could be one."""
+    """Return the URL of a collection with two batches that can be merged."""
     made = f"file:{tmp_path / 'data'}"
     with persist.open(made, writer="w", settings=by_hand()) as client:
         rows = client.create_or_load("rows", schema=SCHEMA, key_columns=("k",))
@@ -31,15 +31,15 @@ def batches(url: str) -> int:
         return len(client.collection("rows").state.batches)
 
 
-def test_a_small_merge_starts_no_spark_even_if_a_master_is_named(url):
-    # Nobody listens there: to start Spark with it would fail.
+def test_compact_of_small_merge_with_master_starts_no_spark(url):
+    # No master listens on this port: a start of Spark would fail.
     told = penstock("compact", url, "--master", "spark://127.0.0.1:1")
     assert (told.returncode, told.stderr) == (0, "")
     assert "2 batches of 2000 updates became 1 of 2000" in told.stdout
     assert batches(url) == 1
 
 
-def test_the_catalog_is_compacted_under_the_id_that_all_use(tmp_path, capsys):
+def test_compact_of_lake_with_open_catalog_writer_fences_that_writer(tmp_path, capsys):
     lake = f"file:{tmp_path / 'lake'}"
     update_catalog(lake, lambda _: [RequestedObject("shop", "source", {"postgres": {}})])
     with pytest.raises(Fenced), persist.open(f"{lake}/catalog", writer=WRITER):
@@ -48,14 +48,12 @@ def test_the_catalog_is_compacted_under_the_id_that_all_use(tmp_path, capsys):
     assert len(known_objects(lake)) == 1
 
 
-def test_the_command_line_does_not_import_spark():
+def test_import_of_cli_main_does_not_import_pyspark():
     asked = "import sys, penstock.cli.main; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], timeout=60, check=False).returncode == 0
 
 
-def test_a_merge_too_big_for_this_process_is_done_by_spark_and_says_so(
-    spark, url, monkeypatch, capsys
-):
+def test_compact_of_merge_above_limit_runs_on_spark_and_reports_it(spark, url, monkeypatch, capsys):
     monkeypatch.setattr(verb, "SETTINGS", by_hand(merge_bytes=1_000, part_bytes=10_000))
     verb.compact(url, master=spark.sparkContext.master)
     told = capsys.readouterr()
@@ -64,12 +62,12 @@ def test_a_merge_too_big_for_this_process_is_done_by_spark_and_says_so(
     assert "2 batches of 2000 updates became 1 of 2000" in told.out
     assert batches(url) == 1
     assert penstock("verify", url).returncode == 0
-    # What one batch holds already needs no merge, however big it is.
+    # A collection of one batch needs no merge, whatever its size.
     verb.compact(url, master="spark://127.0.0.1:1")
     assert capsys.readouterr().err == ""
 
 
-def test_a_master_that_does_not_exist_is_an_error_and_changes_nothing(
+def test_compact_with_other_master_than_running_session_raises_usage_error(
     spark, url, monkeypatch, capsys
 ):
     monkeypatch.setattr(verb, "SETTINGS", by_hand(merge_bytes=1_000))

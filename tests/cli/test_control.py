@@ -1,4 +1,4 @@
-"""Verbs that ask a running owner, or do it themselves: which names they take, how they end."""
+"""Control commands: accepted names, requests to a running owner, and exit."""
 
 import json
 import os
@@ -27,7 +27,7 @@ DESK = {
 
 
 class Rests:
-    """A loop that does nothing."""
+    """Loop that does nothing."""
 
     def run(self, stop, *, once):
         stop.wait()
@@ -66,7 +66,7 @@ def is_paused(lake, name):
 
 @contextmanager
 def run(lake, name):
-    """Somebody who runs a source, as far as others can see."""
+    """Run a supervisor with one idle source task."""
     stop, runs = threading.Event(), threading.Event()
 
     def build(_client):
@@ -89,7 +89,9 @@ def run(lake, name):
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "drop", "resync"])
 @pytest.mark.parametrize(("below", "name"), [("/shop", "shpo"), ("", "catalog"), ("", "shpo")])
-def test_a_name_that_is_none_is_refused_and_nothing_is_written(lake, verb, below, name):
+def test_control_command_with_unknown_task_name_is_rejected_and_writes_nothing(
+    lake, verb, below, name
+):
     refused = told(verb, lake + below, name)
     assert refused.exit_code != 0
     assert f'has no source or materialization "{name}"' in str(refused.exception)
@@ -98,7 +100,7 @@ def test_a_name_that_is_none_is_refused_and_nothing_is_written(lake, verb, below
 
 
 @pytest.mark.parametrize("below", ["", "/desk"])
-def test_a_location_may_be_the_lake_or_the_storage_location(lake, below):
+def test_control_commands_accept_lake_url_or_storage_location_url(lake, below):
     assert told("pause", lake + below, "desk").exit_code == 0
     assert is_paused(lake, "desk")
     done = told("drop", lake + below, "desk", "--keep-target")
@@ -108,7 +110,7 @@ def test_a_location_may_be_the_lake_or_the_storage_location(lake, below):
 
 
 @pytest.mark.parametrize("below", ["", "/desk"])
-def test_a_drop_that_is_repeated_says_so(lake, below):
+def test_drop_of_dropped_task_reports_already_dropped(lake, below):
     assert told("drop", lake, "desk", "--keep-target").exit_code == 0
     again = told("drop", lake + below, "desk")
     assert (again.exit_code, again.output) == (0, "desk: was dropped already\n")
@@ -117,7 +119,7 @@ def test_a_drop_that_is_repeated_says_so(lake, below):
     assert "was dropped already" in str(refused.exception)
 
 
-def test_a_source_from_which_something_is_taken_is_not_dropped(lake):
+def test_drop_of_source_with_bound_materialization_is_rejected_without_force(lake):
     refused = told("drop", lake, "shop")
     assert str(refused.exception) == (
         'source "shop" cannot be dropped: materialization "desk" is bound to shop.public.a'
@@ -131,7 +133,7 @@ def test_a_source_from_which_something_is_taken_is_not_dropped(lake):
 
 
 def start_owner(lake, name):
-    """A process that holds the lock of a task, and answers no request."""
+    """Start a process that holds the lock of a task and answers no request."""
     script = f"import sys, penstock.persist as p; c = p.open('{lake}/{name}', writer='w'); "
     script += "print('open', flush=True); sys.stdin.read()"
     owner = subprocess.Popen(
@@ -143,7 +145,7 @@ def start_owner(lake, name):
 
 @pytest.fixture
 def killed(lake):
-    """The lake, after the processes that ran its tasks were killed."""
+    """Return the lake after the owners of its tasks were killed."""
     for name in ("shop", "desk"):
         owner = start_owner(lake, name)
         owner.kill()
@@ -151,24 +153,24 @@ def killed(lake):
     return lake
 
 
-def test_pause_and_resume_of_a_killed_owner_take_its_lock(killed):
+def test_pause_and_resume_after_owner_was_killed_take_its_lock(killed):
     assert told("pause", killed, "shop").output == "shop: paused; it does not run now\n"
     assert is_paused(killed, "shop")
     assert told("resume", killed, "shop").exit_code == 0
     assert not is_paused(killed, "shop")
 
 
-def test_drop_of_a_killed_owner_takes_its_lock(killed):
+def test_drop_after_owner_was_killed_takes_its_lock(killed):
     assert told("drop", killed, "desk", "--keep-target").exit_code == 0
     assert notes_of(f"{killed}/desk") == []
 
 
-def test_resync_of_a_killed_owner_is_rejected_at_once(killed):
+def test_resync_after_owner_was_killed_is_rejected_without_waiting(killed):
     refused = told("resync", killed, "shop", "--wait", "600")
     assert str(refused.exception).startswith('nobody runs source "shop"')
 
 
-def test_owner_killed_while_a_request_waits_is_not_waited_for(lake, tmp_path):
+def test_pause_with_owner_killed_while_request_is_pending_takes_its_lock(lake, tmp_path):
     owner = start_owner(lake, "shop")
     asks = tmp_path / "lake" / "shop" / "asks"
 
@@ -190,17 +192,18 @@ def test_owner_killed_while_a_request_waits_is_not_waited_for(lake, tmp_path):
     assert not any(asks.iterdir())
 
 
-def test_a_resync_that_nobody_hears_says_so_at_once(lake):
+def test_resync_without_running_owner_is_rejected_without_waiting(lake):
     refused = told("resync", lake, "shop", "--wait", "600")
     assert str(refused.exception).startswith('nobody runs source "shop"')
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_request_ends_with_who_asked(lake, tmp_path, number):
+def test_pause_command_ended_by_signal_deletes_its_request(lake, tmp_path, number):
     asks = tmp_path / "lake" / "shop" / "asks"
-    # Somebody holds the lock, lives and does not answer.
+    # The owner of the lock is alive and does not answer.
     with persist.open(f"{lake}/shop", writer="w"):
-        # Under nohup or in the background a process ignores these, and a child inherits that.
+        # A process under nohup or in the background ignores these signals.
+        # Its children inherit this.
         default_signals = ("env", "--default-signal=HUP,INT")
         asking = subprocess.Popen(
             [*default_signals, sys.executable, "-m", "penstock.cli.main", "pause", lake, "shop"],

@@ -1,4 +1,4 @@
-"""First copies told: how far, how fast, how long still."""
+"""Progress lines of an initial snapshot."""
 
 from penstock.cli.copying import Copies
 from penstock.testing.clocks import ManualClock
@@ -9,7 +9,7 @@ def told(rows, about, phase="loading"):
     return {"shop": {"tables": [table]}, "desk": {}}
 
 
-def test_rows_rate_and_estimate():
+def test_snapshot_progress_line_reports_rows_rate_and_time_left():
     clock = ManualClock()
     copies = Copies(clock)
     assert copies.lines(told(0, 50_000)) == ["shop.public.t: copying, 0 of about 50,000 rows"]
@@ -19,11 +19,11 @@ def test_rows_rate_and_estimate():
     ]
 
 
-def test_a_table_that_was_never_counted_is_not_full_before_it_is():
+def test_snapshot_progress_without_row_estimate_reports_rows_read_as_total():
     clock = ManualClock()
     copies = Copies(clock)
     assert copies.lines(told(70, -1)) == ["shop.public.t: copying, 70 of about 70 rows"]
 
 
-def test_nothing_is_said_of_what_is_not_copied():
+def test_snapshot_progress_of_live_table_prints_no_line():
     assert Copies(ManualClock()).lines(told(5, 5, phase="live")) == []

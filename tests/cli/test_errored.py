@@ -1,4 +1,4 @@
-"""What the command line says of collections that begin, fail and are hidden."""
+"""Command output for collections that begin late, are errored or are hidden."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def shop(tmp_path: Path) -> str:
     return url
 
 
-def test_read_fails_with_the_error_that_was_kept(shop):
+def test_read_of_errored_collection_fails_with_stored_error(shop):
     for words in ((), ("--as-of", "10")):
         failed = penstock("read", shop, "orders", *words)
         assert failed.returncode == 1
@@ -41,13 +41,13 @@ def test_read_fails_with_the_error_that_was_kept(shop):
     assert lines(penstock("read", shop, "orders", "--as-of", "9")) == [{"n": n} for n in (1, 2, 3)]
 
 
-def test_read_before_the_beginning_says_when_that_is(shop):
+def test_read_before_begin_of_collection_reports_begin_time(shop):
     failed = penstock("read", shop, "orders", "--as-of", "4")
     assert failed.returncode == 1
     assert "It begins at 5" in failed.stderr
 
 
-def test_tail_prints_all_before_the_error_and_then_fails_with_it(shop):
+def test_tail_of_errored_collection_prints_earlier_rows_then_fails(shop):
     failed = penstock("tail", shop, "orders", "--as-of", "earliest")
     assert failed.returncode == 1
     assert [json.loads(line)["n"] for line in failed.stdout.splitlines()] == [1, 2, 3]
@@ -56,7 +56,7 @@ def test_tail_prints_all_before_the_error_and_then_fails_with_it(shop):
     assert [line["n"] for line in lines(until)] == [1, 2, 3]
 
 
-def test_status_tells_the_error(shop):
+def test_status_of_errored_collection_reports_error(shop):
     (told,) = lines(penstock("status", shop, "--json"))
     (orders,) = told["storage_locations"][0]["collections"]
     assert orders["error"] == {
@@ -67,11 +67,11 @@ def test_status_tells_the_error(shop):
         "hint": "Copy again.",
     }
     shown = " ".join(penstock("status", shop).stdout.replace("│", " ").split())
-    assert "since 10:" in shown  # It may be broken into lines.
+    assert "since 10:" in shown  # The table may wrap the text.
     assert "[bold]" in shown
 
 
-def test_status_shows_hidden_collections_if_asked(shop):
+def test_status_with_all_option_lists_hidden_collections(shop):
     (told,) = lines(penstock("status", shop, "--all", "--json"))
     found = told["storage_locations"][0]["collections"]
     assert [(each["name"], each["error"] is None) for each in found] == [

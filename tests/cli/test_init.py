@@ -1,4 +1,4 @@
-"""`penstock init` writes a file that works, without its secrets, and says what is lacking."""
+"""`penstock init` writes a valid file without secrets and lists missing prerequisites."""
 
 import sqlite3
 from pathlib import Path
@@ -29,7 +29,9 @@ CREATE UNLOGGED TABLE scratch (id int PRIMARY KEY);
 """
 
 
-def test_the_file_of_a_database_works(database, tmp_path, monkeypatch, capsys):
+def test_init_writes_pipeline_file_that_runs_without_password_in_it(
+    database, tmp_path, monkeypatch, capsys
+):
     database.sql(TABLES)
     monkeypatch.chdir(tmp_path)
     password = database.server.password
@@ -59,7 +61,7 @@ def test_the_file_of_a_database_works(database, tmp_path, monkeypatch, capsys):
         assert target.execute("SELECT word, mz_count FROM whole").fetchall() == [("twice", 2)]
         assert target.execute("SELECT * FROM Odd_ORDERS").fetchall() == []
 
-    # What is commented out is right, too, once what it says has been done.
+    # The commented-out items are valid after the statements above them have run.
     database.sql("ALTER TABLE journal REPLICA IDENTITY FULL; ALTER TABLE scratch SET LOGGED")
     database.sql("ALTER PUBLICATION penstock ADD TABLE journal, scratch")
     for name in ("journal", "scratch"):
@@ -74,7 +76,7 @@ def test_the_file_of_a_database_works(database, tmp_path, monkeypatch, capsys):
     assert pipeline.collections[f"{database.name}.public.journal"].key == "row"
 
 
-def test_what_the_server_lacks_is_said_with_its_remedy(database, tmp_path, capsys):
+def test_init_of_server_that_is_not_ready_writes_statements_to_run(database, tmp_path, capsys):
     role = f"init_{database.name}"
     database.sql(TABLES)
     database.sql(f"CREATE ROLE {role} LOGIN")
@@ -105,7 +107,7 @@ def test_what_the_server_lacks_is_said_with_its_remedy(database, tmp_path, capsy
     assert "export" not in told
 
 
-def test_nothing_is_followed_where_no_table_can_be(database, tmp_path):
+def test_init_without_replicable_table_writes_file_without_sources(database, tmp_path):
     database.sql('CREATE TABLE "a\nb: \u2028" (line text)')
     init(database.url(), tmp_path / "none.yaml")
     pipeline = load(tmp_path / "none.yaml", {})
@@ -118,7 +120,7 @@ def test_nothing_is_followed_where_no_table_can_be(database, tmp_path):
     assert list(pipeline.collections) == [f'{database.name}.public.U&"a\\000Ab: \\2028"']
 
 
-def test_init_lists_columns_that_are_omitted(database, tmp_path, capsys):
+def test_init_lists_columns_that_are_not_replicated_or_not_written(database, tmp_path, capsys):
     database.sql(
         'CREATE TABLE wide (id int PRIMARY KEY, "Name" text, name text, "Né" int, "NÉ" int,'
         ' "tw\nice" int GENERATED ALWAYS AS (id * 2) STORED)'
@@ -133,12 +135,12 @@ def test_init_lists_columns_that_are_omitted(database, tmp_path, capsys):
     assert f"column public.wide.tw\N{REPLACEMENT CHARACTER}ice {generated}\n" in said
     assert f"      # {case}" in text
     assert case in said
-    # SQLite compares letters of ASCII without case, and no others.
+    # SQLite ignores case only for ASCII letters.
     assert (text + said).count("differ only in case") == 2
     assert len(load(tmp_path / "wide.yaml", {}).materializations["local"].bindings) == 1
 
 
-def test_partitions_come_under_the_name_of_their_table(database, tmp_path):
+def test_init_lists_partitioned_table_instead_of_its_partitions(database, tmp_path):
     database.sql("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     database.sql("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (9)")
     init(database.url(), tmp_path / "parted.yaml")
@@ -147,7 +149,7 @@ def test_partitions_come_under_the_name_of_their_table(database, tmp_path):
     assert [str(each.name) for each in tables or ()] == [wanted]
 
 
-def test_a_file_that_is_there_is_left_alone(database, tmp_path):
+def test_init_with_existing_file_raises_usage_error_and_keeps_file(database, tmp_path):
     path = tmp_path / "penstock.yaml"
     path.write_text("mine")
     with pytest.raises(UsageError, match="is there already"):
@@ -158,7 +160,7 @@ def test_a_file_that_is_there_is_left_alone(database, tmp_path):
 
 
 @pytest.mark.parametrize("url", ["mysql://u:s3cr3t@h/d", "kafka://h:9092/t", "shop.db", ""])
-def test_another_kind_of_url_is_refused_without_being_shown(url, tmp_path):
+def test_init_with_other_url_scheme_raises_usage_error_without_password(url, tmp_path):
     with pytest.raises(UsageError, match="not of a Postgres") as caught:
         init(url, tmp_path / "penstock.yaml")
     assert "postgresql://" in caught.value.hint

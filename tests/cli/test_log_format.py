@@ -1,4 +1,4 @@
-"""Log lines for people and for machines."""
+"""Log lines as text and as JSON."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ def record(**extra):
     return made
 
 
-def test_a_machine_gets_one_object_a_line_with_every_field():
+def test_json_log_format_writes_one_object_per_line_with_all_fields():
     line = JsonFormatter().format(record(**fields(source="a\nb", pause_ms=5, what=("x",))))
     assert "\n" not in line
     said = json.loads(line)
@@ -32,13 +32,13 @@ def test_a_machine_gets_one_object_a_line_with_every_field():
     }
 
 
-def test_a_field_never_hides_what_every_line_has():
+def test_json_log_format_ignores_fields_that_shadow_standard_keys():
     said = json.loads(JsonFormatter().format(record(**fields(message="other", level=3))))
     assert (said["message"], said["level"]) == ("it failed", "warning")
 
 
 @pytest.mark.parametrize("variable", ["PENSTOCK_LOG_FORMAT", "PENSTOCK_LOG_LEVEL"])
-def test_a_choice_that_does_not_exist_is_refused(variable, monkeypatch):
+def test_log_setup_with_invalid_environment_variable_raises_usage_error(variable, monkeypatch):
     monkeypatch.setenv(variable, "loud")
     with pytest.raises(UsageError, match=f'{variable} is "loud"'):
         log_to_stderr()

@@ -1,4 +1,4 @@
-"""`penstock materialize`, as people run it: on Spark, with a connector that it starts itself."""
+"""`penstock materialize` as a process: on Spark, with a connector that it starts."""
 
 import json
 import random
@@ -43,7 +43,9 @@ def table(tmp_path: Path) -> Table:
     return table
 
 
-def test_once_brings_an_endpoint_to_where_the_collections_are(tmp_path: Path, table: Table) -> None:
+def test_materialize_once_writes_endpoint_up_to_upper_of_collections(
+    tmp_path: Path, table: Table
+) -> None:
     ended = penstock(tmp_path, "materialize", "pipeline.yaml", "--once", "--json")
     assert ended.returncode == 0, ended.stderr
     rows = sqlite3.connect(tmp_path / "shop.db").execute("SELECT flow_document FROM orders")
@@ -62,7 +64,9 @@ def test_once_brings_an_endpoint_to_where_the_collections_are(tmp_path: Path, ta
     assert "materialize-local" in shown, "its hold is listed"
 
 
-def test_a_connector_that_is_not_there_is_told_at_once(tmp_path: Path, table: Table) -> None:
+def test_materialize_with_unknown_connector_fails_and_lists_connectors(
+    tmp_path: Path, table: Table
+) -> None:
     (tmp_path / "pipeline.yaml").write_text(FILE.format(connector="sqlte"))
     ended = penstock(tmp_path, "materialize", "pipeline.yaml", "--once")
     assert ended.returncode == 1

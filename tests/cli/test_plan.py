@@ -1,4 +1,4 @@
-"""What `penstock plan` and `penstock up` say of what a file leaves out."""
+"""Output of `penstock plan` and `penstock up` for objects that the file omits or that fail."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.cli.test_verbs import penstock
 
 @pytest.fixture
 def lake(tmp_path: Path) -> str:
-    """One with a materialization that has written nothing yet."""
+    """Return a lake with a materialization that has written nothing."""
     url = f"file:{tmp_path / 'lake'}"
     said = {"connector": "sqlite", "endpoint": {"path": "desk.db"}, "bindings": []}
     update_catalog(url, lambda _: [RequestedObject("desk", "materialization", said)])
@@ -20,13 +20,13 @@ def lake(tmp_path: Path) -> str:
 
 @pytest.fixture
 def file(tmp_path: Path, lake: str) -> str:
-    """One that has nothing to run."""
+    """Return a pipeline file without sources and materializations."""
     path = tmp_path / "shop.yaml"
     path.write_text(f"location: {lake}\n")
     return str(path)
 
 
-def test_a_plan_that_drops_says_what_must_be_said_for_it(file: str) -> None:
+def test_plan_with_drop_prints_up_command_with_allow_drop(file: str) -> None:
     planned = penstock("plan", file)
     assert planned.returncode == 0
     drop, last = planned.stdout.splitlines()
@@ -35,7 +35,9 @@ def test_a_plan_that_drops_says_what_must_be_said_for_it(file: str) -> None:
     assert len(penstock("plan", file, "--json").stdout.splitlines()) == 1
 
 
-def test_up_drops_the_last_if_allowed_and_says_that_nothing_is_left(lake: str, file: str) -> None:
+def test_up_with_allow_drop_drops_last_object_and_reports_nothing_to_run(
+    lake: str, file: str
+) -> None:
     refused = penstock("up", file, "--http", "none")
     assert refused.returncode == 1
     assert "--allow-drop" in refused.stderr

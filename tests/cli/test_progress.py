@@ -1,4 +1,4 @@
-"""What is said while something runs, and that nobody need hear it."""
+"""Progress lines while tasks run; a closed stderr does not stop them."""
 
 import io
 import threading
@@ -42,14 +42,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "TOLD_EVERY_MS", 10)
 
 
-def test_it_ends_in_time_though_nobody_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_printer_with_closed_stderr_stops_run_at_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sys.stderr", Gone())
     stop = threading.Event()
     Teller(stop, 0, as_json=False).start(Runs())  # type: ignore[arg-type]
     assert stop.wait(30)
 
 
-def test_that_it_has_caught_up_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_printer_reports_when_materialization_has_caught_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     runs, stop = Runs(), threading.Event()
     Teller(stop, None, as_json=False).start(runs)  # type: ignore[arg-type]
     said = ""

@@ -1,4 +1,4 @@
-"""Columns of a source, as JSON: its own text where JSON has no exact form."""
+"""Columns of a source as JSON: the text of the source if JSON has no exact form."""
 
 import pyarrow as pa
 import pytest
@@ -24,14 +24,14 @@ TENS = ((10 << 16) | 8) + 4
 
 
 def column(at, name, *texts):
-    """A field and the values of a column of this type."""
+    """Return the field and the values of a column of this type."""
     kept = column_type(PgColumn(f"c{at}", 1, kind_of(name), TENS), text=False)
     field = pa.field(f"c{at}", kept.arrow, metadata={LABEL: kept.label.encode()})
     return field, kept.from_text(pa.array(texts, pa.binary()))
 
 
 def printed(url, *columns):
-    """The lines that are printed of a collection with these columns."""
+    """Return the printed lines of a collection with these columns."""
     schema = pa.schema([field for field, _ in columns])
     with persist.open(url, writer="w", settings=SETTINGS) as client:
         rows = client.create_or_load("rows", schema=schema)
@@ -91,12 +91,12 @@ def line(tmp_path_factory):
 
 
 @pytest.mark.parametrize("at", range(len(PLAIN)), ids=lambda at: f"{PLAIN[at][0]} {PLAIN[at][1]!r}")
-def test_a_labelled_column_is_shown_as_its_source_prints_it(line, at):
+def test_json_row_prints_labelled_column_as_its_source_does(line, at):
     end = f',"c{at + 1}"' if at + 1 < len(PLAIN) else "}"
     assert f'"c{at}":{PLAIN[at][2]}{end}' in line
 
 
-def test_nulls_and_arrays_of_every_shape_stand_side_by_side(tmp_path):
+def test_json_rows_of_array_column_print_nulls_and_every_array_shape(tmp_path):
     texts = [None, b"{1}", b"{{1},{2}}", None, b"{}", b"[2:2]={NULL}"]
     told = ["null", "[1]", '"{{1},{2}}"', "null", "[]", '"[2:2]={NULL}"']
     lines = printed(f"file:{tmp_path}", column(0, "int4[]", *texts))

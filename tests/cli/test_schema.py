@@ -7,7 +7,7 @@ import jsonschema
 from penstock.cli.schema import schema
 
 
-def test_what_is_printed_is_a_schema_of_files(capsys):
+def test_schema_command_prints_json_schema_of_pipeline_files(capsys):
     schema()
     printed = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator.check_schema(printed)

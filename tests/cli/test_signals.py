@@ -1,4 +1,4 @@
-"""A verb that runs on ends when it is told to, whichever thread the system tells."""
+"""A long-running command stops on a signal, whichever thread receives the signal."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ stop.wait()
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_that_another_thread_gets_is_heard(name: str) -> None:
+def test_stop_signal_delivered_to_other_thread_stops_process(name: str) -> None:
     script = SCRIPT.format(name=name)
     ended = subprocess.run([sys.executable, "-c", script], timeout=30, check=False)
     assert ended.returncode == 0
@@ -54,7 +54,7 @@ HANGING_FENCED = HANGING.replace(
 
 
 def hanging(program: str = HANGING, **environment: str) -> "subprocess.Popen[str]":
-    """A process that never ends by itself, once it is ready."""
+    """Start a process that never ends by itself, and wait until it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, **environment},
@@ -67,7 +67,7 @@ def hanging(program: str = HANGING, **environment: str) -> "subprocess.Popen[str
     return process
 
 
-def test_process_that_hangs_ends_at_the_stop_deadline_and_names_the_task() -> None:
+def test_hanging_process_exits_at_stop_deadline_and_names_the_task() -> None:
     with hanging(PENSTOCK_STOP_TIMEOUT="0.1") as process:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
@@ -76,7 +76,7 @@ def test_process_that_hangs_ends_at_the_stop_deadline_and_names_the_task() -> No
     assert 'detail: Source "shop" has not ended.\n' in errors
 
 
-def test_fenced_process_that_hangs_reports_only_that_and_exits_with_3() -> None:
+def test_hanging_fenced_process_reports_only_fenced_error_and_exits_with_3() -> None:
     with hanging(HANGING_FENCED, PENSTOCK_STOP_TIMEOUT="0.1") as process:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
@@ -85,12 +85,12 @@ def test_fenced_process_that_hangs_reports_only_that_and_exits_with_3() -> None:
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_second_signal_ends_a_process_that_hangs(second: signal.Signals) -> None:
+def test_second_stop_signal_ends_hanging_process(second: signal.Signals) -> None:
     with hanging(PENSTOCK_STOP_TIMEOUT="600") as process:
         assert process.stdout is not None
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopping\n"
-        # Signals within a second of the first count as one, so it may take several.
+        # Signals within a second of the first count as one: send several.
         while process.poll() is None:
             process.send_signal(second)
             with suppress(subprocess.TimeoutExpired):
@@ -109,7 +109,7 @@ def test_stop_timeout_that_is_not_positive_raises_usage_error(
         stop_timeout_s()
 
 
-def test_command_that_does_not_wait_runs_with_an_invalid_stop_timeout() -> None:
+def test_version_command_ignores_invalid_stop_timeout() -> None:
     command = [sys.executable, "-m", "penstock.cli.main", "--version"]
     environment = {**os.environ, "PENSTOCK_STOP_TIMEOUT": "soon"}
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""Status as people read it."""
+"""Status table."""
 
 import pytest
 
@@ -14,5 +14,5 @@ from penstock.cli.status_table import _behind
         ({"lag_records": None, "lag_ms": 5_000}, "unknown"),
     ],
 )
-def test_lag_of_source_that_does_not_answer_is_unknown(source, lag):
+def test_status_table_without_known_lag_prints_unknown(source, lag):
     assert _behind(source) == lag

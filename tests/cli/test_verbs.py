@@ -1,4 +1,4 @@
-"""The verbs of the command line, as another program sees them: output and exit status."""
+"""Output and exit status of the commands."""
 
 import json
 import logging
@@ -50,7 +50,7 @@ def words(tmp_path: Path) -> str:
     return url
 
 
-def test_read_prints_each_row_as_often_as_it_is_there(words):
+def test_read_prints_each_row_as_often_as_its_multiplicity(words):
     assert lines(penstock("read", words, "words", "--as-of", "2")) == [
         {"key": "hello", "value": 2**80},
         {"key": "twice", "value": -1},
@@ -58,13 +58,13 @@ def test_read_prints_each_row_as_often_as_it_is_there(words):
     ]
 
 
-def test_read_takes_the_latest_complete_time_unless_told(words):
+def test_read_without_as_of_uses_latest_complete_time(words):
     assert lines(penstock("read", words, "words", "--json")) == [{"key": "twice", "value": -1}] * 2
     earliest = penstock("read", words, "words", "--as-of", "earliest")
     assert lines(earliest) == []
 
 
-def test_times_may_be_written_as_people_write_them(words):
+def test_read_accepts_rfc_3339_as_of_and_rejects_other_text(words):
     told = penstock("read", words, "words", "--as-of", "1970-01-01T00:00:00.002Z")
     assert len(lines(told)) == 3
     refused = penstock("read", words, "words", "--as-of", "noon")
@@ -75,14 +75,14 @@ def test_times_may_be_written_as_people_write_them(words):
 @pytest.mark.parametrize(
     ("as_of", "says"), [("5", "Its upper is 5"), ("99999999", "Its upper is 5")]
 )
-def test_read_at_or_past_upper_says_so(words, as_of, says):
+def test_read_at_or_past_upper_fails_and_reports_upper(words, as_of, says):
     result = penstock("read", words, "words", "--as-of", as_of)
     assert result.returncode == 1
     assert says in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_read_below_since_says_since(words):
+def test_read_below_since_fails_and_reports_since(words):
     with persist.open(words, writer="w", settings=SETTINGS) as client:
         client.collection("words").allow_compaction(3).result()
     result = penstock("read", words, "words", "--as-of", "2")
@@ -90,13 +90,13 @@ def test_read_below_since_says_since(words):
     assert "Its since is 3" in result.stderr
 
 
-def test_read_of_a_collection_that_is_not_there_names_those_that_are(words):
+def test_read_of_unknown_collection_fails_and_lists_existing_ones(words):
     result = penstock("read", words, "wurst")
     assert result.returncode == 1
     assert '"words"' in result.stderr
 
 
-def test_a_negative_count_is_an_error_and_never_hidden(words):
+def test_read_of_row_with_negative_multiplicity_fails(words):
     with persist.open(words, writer="w", settings=SETTINGS) as client:
         client.collection("words").compare_and_append([(("ghost", 1), 5, -1)], 5, 6)
     result = penstock("read", words, "words")
@@ -104,7 +104,7 @@ def test_a_negative_count_is_an_error_and_never_hidden(words):
     assert "retracted more often" in result.stderr
 
 
-def test_tail_gives_the_contents_then_every_change(words):
+def test_tail_prints_snapshot_then_every_change(words):
     told = lines(penstock("tail", words, "words", "--as-of", "1", "--until", "5"))
     assert told == [
         {"mz_timestamp": 1, "mz_diff": 1, "key": "hello", "value": 2**80},
@@ -114,19 +114,19 @@ def test_tail_gives_the_contents_then_every_change(words):
     assert list(told[0]) == ["mz_timestamp", "mz_diff", "key", "value"]
 
 
-def test_tail_without_a_snapshot_begins_after_as_of(words):
+def test_tail_without_snapshot_begins_after_as_of(words):
     told = lines(penstock("tail", words, "words", "--as-of", "1", "--until", "5", "--no-snapshot"))
     assert [line["mz_timestamp"] for line in told] == [2, 4]
 
 
-def test_until_is_exclusive(words):
+def test_tail_until_is_exclusive_and_rejected_below_as_of(words):
     told = lines(penstock("tail", words, "words", "--as-of", "earliest", "--until", "4"))
     assert [line["mz_timestamp"] for line in told] == [1, 2]
     assert lines(penstock("tail", words, "words", "--as-of", "2", "--until", "2")) == []
     assert penstock("tail", words, "words", "--as-of", "3", "--until", "2").returncode == 1
 
 
-def test_progress_lines_promise_that_nothing_earlier_comes(words):
+def test_tail_prints_no_change_before_its_last_progress_line(words):
     told = lines(penstock("tail", words, "words", "--as-of", "1", "--until", "5", "--progress"))
     assert list(told[0]) == ["mz_timestamp", "mz_progressed", "mz_diff", "key", "value"]
     assert told[0] == {
@@ -141,7 +141,7 @@ def test_progress_lines_promise_that_nothing_earlier_comes(words):
             promised = line["mz_timestamp"]
 
 
-def test_tail_follows_a_writer_in_another_process(words):
+def test_tail_prints_changes_of_writer_in_other_process(words):
     follower = subprocess.Popen(
         [sys.executable, "-m", "penstock.cli.main", "tail", words, "words", "--as-of", "4"],
         stdout=subprocess.PIPE,
@@ -160,7 +160,7 @@ def test_tail_follows_a_writer_in_another_process(words):
         follower.communicate()
 
 
-def test_values_without_an_exact_json_form_are_text_and_bytes_are_base64(tmp_path):
+def test_read_prints_values_without_exact_json_form_as_text_and_bytes_as_base64(tmp_path):
     url = f"file:{tmp_path}"
     schema = pa.schema(
         [
@@ -197,7 +197,7 @@ def test_values_without_an_exact_json_form_are_text_and_bytes_are_base64(tmp_pat
     }
 
 
-def test_status_shows_writer_collections_and_holds(words):
+def test_status_reports_writer_collections_and_holds(words):
     client = persist.open(words, writer="w", settings=SETTINGS)
     client.hold("materialization-7").move({"words": 2})
     client.collection("words").allow_compaction(4).result()
@@ -216,12 +216,12 @@ def test_status_shows_writer_collections_and_holds(words):
     client.close()
 
 
-def test_compact_takes_the_lock_of_a_killed_writer(words):
+def test_compact_takes_lock_of_killed_writer(words):
     kill_writer(words)
     assert lines(penstock("compact", words, "--json"))[0]["after"]["batches"] == 1
 
 
-def test_release_of_a_lake_releases_only_locks_of_dead_writers(tmp_path):
+def test_release_of_lake_reports_only_locks_of_dead_writers(tmp_path):
     urls = {name: f"file:{tmp_path / name}" for name in ("a", "b", "c")}
     for name in ("a", "b"):
         kill_writer(urls[name])
@@ -234,7 +234,7 @@ def test_release_of_a_lake_releases_only_locks_of_dead_writers(tmp_path):
 
 
 def kill_writer(url):
-    """Leave the lock of `url` to a process that was killed."""
+    """Let a process take the lock of `url`, then kill the process."""
     script = f"import sys, penstock.persist as p; c = p.open({url!r}, writer='dead'); "
     script += "print('open', flush=True); sys.stdin.read()"
     child = subprocess.Popen(
@@ -248,7 +248,7 @@ def kill_writer(url):
     child.communicate()
 
 
-def test_a_lake_is_looked_through_for_the_collection(tmp_path):
+def test_read_of_lake_finds_collection_in_its_storage_locations(tmp_path):
     for name in ("shop", "users"):
         with persist.open(f"file:{tmp_path / name}", writer="w", settings=SETTINGS) as client:
             made = client.create_or_load(f"{name}.rows", key=persist.TEXT, value=persist.UNIT)
@@ -261,7 +261,7 @@ def test_a_lake_is_looked_through_for_the_collection(tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["status", "read", "tail", "compact", "verify", "release"])
-def test_every_verb_explains_itself_and_refuses_a_place_that_is_none(verb, tmp_path):
+def test_command_has_help_and_rejects_url_without_storage_location(verb, tmp_path):
     assert "Usage" in penstock(verb, "--help").stdout
     rest = ["rows"] if verb in ("read", "tail") else []
     urls = (f"file:{tmp_path / 'missing'}", f"file:{tmp_path}", "ftp://somewhere")
@@ -274,7 +274,7 @@ def test_every_verb_explains_itself_and_refuses_a_place_that_is_none(verb, tmp_p
 
 @pytest.fixture
 def many(tmp_path: Path) -> str:
-    """More than a pipe takes at once."""
+    """Return the URL of a collection that exceeds the buffer of a pipe."""
     url = f"file:{tmp_path / 'many'}"
     with persist.open(url, writer="w", settings=SETTINGS) as client:
         made = client.create_or_load("words", key=persist.TEXT, value=persist.UNIT)
@@ -283,7 +283,7 @@ def many(tmp_path: Path) -> str:
 
 
 def piped(tail: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """`penstock … | tail` by a shell, which tells the exit status of the former."""
+    """Run `penstock … tail` in a shell and return the exit status of penstock."""
     line = f"{shlex.join([sys.executable, '-m', 'penstock.cli.main', *words])} {tail}"
     return subprocess.run(
         ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"],
@@ -295,21 +295,21 @@ def piped(tail: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("verb", ["read", "tail"])
-def test_a_reader_that_has_seen_enough_is_success(many, verb):
+def test_output_pipe_closed_after_first_line_exits_0(many, verb):
     result = piped("| head -1", verb, many, "words")
     assert (result.returncode, result.stderr) == (0, "")
     assert len(result.stdout.splitlines()) == 1
 
 
 @pytest.mark.parametrize("verb", ["read words", "status", "status --json", "verify"])
-def test_a_reader_that_was_never_there_is_success(words, verb):
+def test_output_pipe_closed_without_read_exits_0(words, verb):
     first, *rest = verb.split()
     result = piped("| true", first, words, *rest)
     assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("verb", ["read words", "status", "verify"])
-def test_output_that_cannot_be_written_is_an_error_that_says_so(many, verb):
+def test_output_to_full_device_exits_1_and_reports_write_error(many, verb):
     first, *rest = verb.split()
     result = piped("> /dev/full", first, many, *rest)
     assert result.returncode == 1
@@ -319,7 +319,7 @@ def test_output_that_cannot_be_written_is_an_error_that_says_so(many, verb):
     ]
 
 
-def test_log_lines_show_their_fields():
+def test_text_log_format_appends_fields_as_key_value():
     record = logging.LogRecord("penstock.durable", logging.WARNING, "", 0, "store fails", (), None)
     vars(record).update(fields(key="log/7", attempts=3, error="not now", store=""))
     line = FieldsFormatter("%(levelname)s %(name)s: %(message)s").format(record)
@@ -328,7 +328,7 @@ def test_log_lines_show_their_fields():
     )
 
 
-def test_release_of_a_lake_takes_no_lock_from_those_that_live(tmp_path):
+def test_release_of_lake_with_two_live_writers_is_rejected(tmp_path):
     lake = f"file:{tmp_path}"
     urls = [f"{lake}/{name}" for name in ("shop", "users", "words")]
     clients = [persist.open(url, writer=url[-4:], settings=SETTINGS) for url in urls]
@@ -347,17 +347,17 @@ def test_release_of_a_lake_takes_no_lock_from_those_that_live(tmp_path):
         clients.pop().close()
 
 
-def test_two_compactions_do_not_fence_each_other(words):
+def test_compact_while_other_compaction_holds_lock_does_not_fence_it(words):
     with persist.open(words, writer="penstock-compact", settings=SETTINGS):
         assert "penstock-compact" in penstock("compact", words).stderr
     assert penstock("compact", words).returncode == 0
 
 
-def test_version_is_printed():
+def test_version_option_prints_version():
     assert penstock("--version").stdout.startswith("penstock ")
 
 
-def test_a_location_on_an_object_store_is_one_url_away(object_url):
+def test_read_status_and_verify_accept_object_store_url(object_url):
     with persist.open(object_url, writer="w", settings=SETTINGS) as client:
         made = client.create_or_load("words", key="text", value="unit")
         made.compare_and_append([(("hello", None), 1, 1)], 0, 2)
@@ -378,7 +378,7 @@ def _command_lines(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[st
         yield from _command_lines(command, (*words, name))
 
 
-def test_help_of_every_command_shows_no_type_next_to_a_flag():
+def test_help_of_every_command_prints_no_bool_type():
     command_lines = list(_command_lines(get_command(app)))
     assert ("connector", "serve") in command_lines
     for words in command_lines:

@@ -1,4 +1,4 @@
-"""Every object of a location, damaged in turn: verify names it, and reading never hides it."""
+"""Damage to each object of a location: verify names the object, and reads fail."""
 
 import random
 import subprocess
@@ -26,7 +26,7 @@ def kept(client: persist.Client) -> persist.Collection:
 
 
 def build(folder: Path) -> str:
-    """A location with entries, two recorded rollups, inline and stored batches, and a hold."""
+    """Create a location with entries, two rollups, inline and stored batches, and a hold."""
     url = f"file:{folder}"
     with persist.open(url, writer="w", settings=SETTINGS) as client:
         rows = kept(client)
@@ -64,7 +64,7 @@ def location(tmp_path: Path) -> tuple[Path, str]:
     return folder, build(folder)
 
 
-def test_a_sound_location_is_found_sound(location):
+def test_verify_of_undamaged_location_reports_no_damage(location):
     folder, url = location
     assert damaged(url) == []
     for room in ("log", "rollup", "batch", "hold"):
@@ -72,7 +72,7 @@ def test_a_sound_location_is_found_sound(location):
 
 
 @pytest.mark.parametrize("room", ["log", "rollup", "batch"])
-def test_every_missing_object_is_named(location, room):
+def test_verify_reports_every_missing_object(location, room):
     folder, url = location
     for path in objects(folder, room):
         contents = path.read_bytes()
@@ -83,7 +83,7 @@ def test_every_missing_object_is_named(location, room):
 
 
 @pytest.mark.parametrize("room", ["log", "rollup", "batch", "hold"])
-def test_every_flipped_or_truncated_object_is_named(location, room):
+def test_verify_reports_every_flipped_truncated_or_extended_object(location, room):
     folder, url = location
     chance = random.Random(11)
     for path in objects(folder, room):
@@ -105,7 +105,7 @@ def read_all(url: str) -> None:
             rows.snapshot(as_of)
 
 
-def test_reading_meets_damage_with_its_name_and_never_with_wrong_rows(location):
+def test_read_of_damaged_location_raises_corruption_with_object_key(location):
     folder, url = location
     newest_rollup = objects(folder, "rollup")[-1]
     rolled = int(newest_rollup.name)
@@ -120,7 +120,7 @@ def test_reading_meets_damage_with_its_name_and_never_with_wrong_rows(location):
             if harm is None:
                 path.unlink()
                 if path == newest_rollup:
-                    read_all(url)  # An older rollup and the entries say the same.
+                    read_all(url)  # An older rollup and the log entries give the same state.
                     path.write_bytes(contents)
                     continue
             else:
@@ -132,7 +132,7 @@ def test_reading_meets_damage_with_its_name_and_never_with_wrong_rows(location):
     read_all(url)
 
 
-def test_an_unknown_encoding_version_is_refused_and_nothing_is_changed(location):
+def test_open_with_unknown_encoding_version_is_rejected_and_writes_nothing(location):
     folder, url = location
     newest = objects(folder, "rollup")[-1]
     contents = bytearray(newest.read_bytes()[:-8])
@@ -145,7 +145,7 @@ def test_an_unknown_encoding_version_is_refused_and_nothing_is_changed(location)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_verify_exits_non_zero_and_names_the_object(location):
+def test_verify_command_with_truncated_batch_exits_1_and_names_object(location):
     folder, url = location
     command = [sys.executable, "-m", "penstock.cli.main", "verify", url]
     assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
@@ -156,7 +156,7 @@ def test_verify_exits_non_zero_and_names_the_object(location):
     assert key_of(victim, folder) in result.stdout
 
 
-def test_what_is_not_ours_is_not_damage(tmp_path):
+def test_verify_ignores_foreign_files(tmp_path):
     url = build(tmp_path)
     folder = objects(tmp_path, "log")[0].parent
     for path in (
