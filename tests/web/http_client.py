@@ -1,4 +1,4 @@
-"""Requests to a page that is served."""
+"""HTTP requests to a running status page."""
 
 import http.client
 import json
@@ -19,7 +19,7 @@ class Answer:
 
 
 def ask(url: str, path: str, method: str = "GET", /, **headers: str) -> Answer:
-    """What the page at `url` answers; a header is given as `Host="…"`."""
+    """Send a request to the status page at `url`; keyword arguments are headers."""
     parts = urlsplit(url)
     line = http.client.HTTPConnection(parts.hostname, parts.port, timeout=20)
     try:

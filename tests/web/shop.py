@@ -1,4 +1,4 @@
-"""A shop's lake, written by persist, and tasks that say what a test lets them say."""
+"""Lake of a shop, written by persist, and tasks with a status that the test sets."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ ITEMS = ("flange", "gasket", "valve", "gauge", "elbow", "nozzle")
 
 
 class Shop:
-    """Three tables that change together, a source that reads them, SQLite that follows."""
+    """Three tables that change in one transaction, their source and a materialization."""
 
     def __init__(self, location: str, clock: Clock) -> None:
         self.location = location
@@ -61,11 +61,11 @@ class Shop:
         }
 
     def view(self) -> LakeView:
-        """The page's view of it."""
+        """Return the view that the status page serves."""
         return LakeView(self.location, self.settings, self.running, self.clock)
 
     def tick(self, orders: int = 1, *, time: int | None = None) -> int:
-        """New orders, and the last one of before paid. The time at which it happened."""
+        """Insert orders, mark the previous last order as paid, and return the time."""
         time = self.clock.now_ms() if time is None else time
         updates: dict[str, list[Any]] = {name: [] for name in SCHEMAS}
         if self.orders == 0:
@@ -102,7 +102,7 @@ class Shop:
         }
 
     def commit(self, documents: int, took: Mapping[str, int] | None = None) -> None:
-        """The warehouse has stored what there is."""
+        """Commit a transaction of the warehouse up to the current upper."""
         self.transactions += 1
         self.documents += documents
         self.tasks["warehouse"]["upper"] = self.upper
@@ -111,14 +111,14 @@ class Shop:
         }  # fmt: skip
 
     def running(self) -> dict[str, dict[str, Any]]:
-        """As a supervisor gives it."""
+        """Return the status as a supervisor reports it."""
         return {
             name: {**(self.source() if name == "shop" else self.materialization()), **task}
             for name, task in self.tasks.items()
         }
 
     def source(self) -> dict[str, Any]:
-        """As a Postgres source tells it."""
+        """Return the status as a Postgres source reports it."""
         return {
             "kind": "postgres",
             "server": "db.example:5432/shop",
@@ -150,7 +150,7 @@ class Shop:
         }
 
     def materialization(self) -> dict[str, Any]:
-        """As a materialization tells it."""
+        """Return the status as a materialization reports it."""
         return {
             "phase": "following",
             "upper": 0,
@@ -176,10 +176,10 @@ class Shop:
         }
 
     def write_notes(self) -> None:
-        """What tasks leave in the lake for others to see; the warehouse has ended."""
+        """Store the status of both tasks in the lake, with a stopped warehouse."""
         notes = StateStore(self.client, "shop")
         notes.put({"status": self.source()})
-        # What its history may forget is settled after it: stand still only then.
+        # Compaction of the state is asynchronous: wait until since is stable.
         notes.collection.allow_compaction(0).result()
         with persist.open(
             f"{self.location}/warehouse", writer="w", settings=self.settings

@@ -1,4 +1,4 @@
-"""Who may look, from where, and how."""
+"""Access to the status page: hosts, methods, tokens and addresses."""
 
 import socket
 
@@ -14,13 +14,13 @@ TOKEN = "a token; with = and spaces"
 
 @pytest.fixture
 def view(tmp_path):
-    """Of a lake that is not there: whoever is let in sees that there is nothing."""
+    """Yield the view of a lake that does not exist."""
     view = LakeView(f"file:{tmp_path}/lake", persist.Settings())
     yield view
     view.close()
 
 
-def test_loopback_needs_no_token_and_answers_only_to_its_own_names(served):
+def test_status_page_on_loopback_needs_no_token_and_rejects_other_host_names(served):
     assert ask(served.url, "/").status == 200
     for host in ("localhost", "localhost:80", "127.0.0.1:9", "[::1]:9", "LOCALHOST."):
         assert ask(served.url, "/api/state", Host=host).status == 200, host
@@ -31,24 +31,24 @@ def test_loopback_needs_no_token_and_answers_only_to_its_own_names(served):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_done_but_reading(served, method):
+def test_status_page_rejects_methods_that_write_with_405(served, method):
     assert ask(served.url, "/api/state", method).status == 405
 
 
-def test_head_is_an_answer_without_a_body(served):
+def test_head_request_returns_status_without_body(served):
     answer = ask(served.url, "/healthz", "HEAD")
     assert (answer.status, answer.body) == (200, b"")
 
 
 @pytest.mark.parametrize("path", ["/", "/app.js", "/api/state", "/metrics", "/nowhere"])
-def test_every_answer_tells_browsers_what_they_may_not_do(served, path):
+def test_every_response_has_security_and_cache_headers(served, path):
     headers = ask(served.url, path).headers
     assert headers["content-security-policy"].startswith("default-src 'self';")
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cache-control"] == ("no-cache" if path in ("/", "/app.js") else "no-store")
 
 
-def test_what_goes_wrong_inside_is_not_told_to_whoever_asks(view, served, monkeypatch):
+def test_internal_error_returns_500_without_its_message(view, served, monkeypatch):
     def broken():
         raise RuntimeError("a secret")
 
@@ -59,12 +59,12 @@ def test_what_goes_wrong_inside_is_not_told_to_whoever_asks(view, served, monkey
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_only_the_files_of_the_page_are_served(served):
+def test_request_for_file_outside_status_page_returns_404(served):
     for path in ("/../app.py", "/%2e%2e/app.py", "/static/app.js", "/app.py"):
         assert ask(served.url, path).status == 404
 
 
-def test_with_a_token_nothing_but_health_is_open(view):
+def test_status_page_with_token_requires_bearer_token_except_for_healthz(view):
     with serve(view, "127.0.0.1:0", token=TOKEN) as served:
         assert ask(served.url, "/healthz").status == 200
         for path in ("/", "/api/state", "/metrics", "/readyz", "/app.js", "/?token=wrong"):
@@ -77,7 +77,7 @@ def test_with_a_token_nothing_but_health_is_open(view):
             assert ask(served.url, "/api/state", Authorization=value).status == 401, given
 
 
-def test_a_token_in_the_address_becomes_a_cookie_once(view):
+def test_token_in_page_url_is_replaced_by_cookie(view):
     with serve(view, "127.0.0.1:0", token=TOKEN) as served:
         entered = ask(served.url, "/?token=a%20token;%20with%20%3D%20and%20spaces")
         assert (entered.status, entered.headers["location"]) == (303, "/")
@@ -90,7 +90,7 @@ def test_a_token_in_the_address_becomes_a_cookie_once(view):
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
-def test_beyond_loopback_a_token_is_needed(view, address):
+def test_serve_beyond_loopback_without_token_raises_usage_error(view, address):
     with pytest.raises(UsageError, match="without a token") as refused:
         serve(view, address, token=None)
     assert "PENSTOCK_HTTP_TOKEN" in refused.value.hint
@@ -103,7 +103,7 @@ def test_beyond_loopback_a_token_is_needed(view, address):
 
 
 @pytest.mark.parametrize("address", [":0", "127.0.0.1:0", "localhost:0", "[::1]:0"])
-def test_an_address_of_this_machine(view, address):
+def test_serve_on_loopback_address_answers_until_closed(view, address):
     with serve(view, address, token=None) as served:
         assert ask(served.url, "/healthz").status == 200
     with pytest.raises(ConnectionRefusedError):
@@ -111,13 +111,13 @@ def test_an_address_of_this_machine(view, address):
 
 
 @pytest.mark.parametrize("address", ["8080", "localhost", ":http", "::1:80", ":70000", ":-1", ""])
-def test_what_is_no_address_is_told_so(view, address):
+def test_serve_on_invalid_address_raises_usage_error(view, address):
     with pytest.raises(UsageError, match="not an address") as refused:
         serve(view, address, token=None)
     assert "127.0.0.1:8080" in refused.value.hint
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts(view):
+def test_serve_on_port_in_use_raises_usage_error(view):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UsageError, match=f'"{address}" of the page is taken') as refused:
@@ -125,6 +125,6 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(view):
         assert "--http :0" in refused.value.hint
 
 
-def test_an_empty_token_is_no_token(view):
+def test_serve_with_blank_token_raises_usage_error(view):
     with pytest.raises(UsageError, match="empty"):
         serve(view, "0.0.0.0:0", token=" ")

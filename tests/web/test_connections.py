@@ -1,4 +1,4 @@
-"""Connections that send half a request, while the pipeline's process does its work."""
+"""Connections that send half a request to the status page of a running pipeline."""
 
 import logging
 import socket
@@ -39,16 +39,16 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_page_under_1000_half_sent_requests_answers_and_bounds_descriptors(
+def test_status_page_with_1000_half_sent_requests_answers_and_bounds_descriptors(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = descriptors()
     with half_sent(served, 1_000) as sockets:
         assert ask(served.url, "/healthz").status == 200
-        # The clients are in this process, too: one descriptor each.
+        # Each client in this process has one descriptor of its own.
         assert descriptors() - before - len(sockets) <= MOST_CONNECTIONS + 40
         assert is_closed(sockets[0])
-        # The page goes on with those that were not closed.
+        # The server continues with the connections that it did not close.
         sockets[-1].sendall(b"\r\n")
         assert sockets[-1].recv(12) == b"HTTP/1.1 200"
     assert len(caplog.text) < 10_000
@@ -62,7 +62,7 @@ def test_half_sent_request_is_closed_after_its_deadline(
         assert is_closed(line)
 
 
-def test_log_rate_passes_one_record_of_a_message() -> None:
+def test_log_rate_with_repeated_message_passes_one_record() -> None:
     rate = LogRate()
     records = [logging.LogRecord("x", 30, "f", 1, "no descriptor", (), None) for _ in range(100)]
     assert [rate.filter(each) for each in records] == [True] + [False] * 99

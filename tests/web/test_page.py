@@ -1,4 +1,4 @@
-"""The page in a browser: what people click, type and see."""
+"""Status page in a browser."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, served: Served) -> Iterator[Page]:
-    """The page, at whose end nothing went wrong that a person would not see."""
+    """Yield a browser page, and check at the end that it logged no error."""
     context = browser.new_context(viewport=WIDE)
     page = context.new_page()
     wrong: list[str] = []
@@ -60,7 +60,7 @@ def overflow(page: Page) -> int:
     return page.evaluate("document.scrollingElement.scrollWidth - innerWidth")
 
 
-def test_a_collection_is_chosen_and_read_as_of_a_time(
+def test_page_shows_rows_of_selected_collection_as_of_entered_time(
     shop: Shop, clock: ManualClock, served: Served, page: Page
 ):
     first = shop.tick(2)
@@ -84,7 +84,7 @@ def test_a_collection_is_chosen_and_read_as_of_a_time(
     expect(changes).to_have_count(7)
 
 
-def test_all_can_be_done_with_a_keyboard(shop: Shop, served: Served, page: Page):
+def test_page_can_be_operated_with_keyboard_only(shop: Shop, served: Served, page: Page):
     shop.tick()
     shop.commit(3)
     show(page, served)
@@ -105,7 +105,9 @@ def test_all_can_be_done_with_a_keyboard(shop: Shop, served: Served, page: Page)
     assert page.evaluate("document.getElementById('detail').contains(document.activeElement)")
 
 
-def test_it_lives(shop: Shop, clock: ManualClock, view: LakeView, served: Served, page: Page):
+def test_page_updates_charts_lag_and_state_while_open(
+    shop: Shop, clock: ManualClock, view: LakeView, served: Served, page: Page
+):
     shop.commit(1)
     view.sample()
     for _ in range(4):
@@ -128,7 +130,7 @@ def test_it_lives(shop: Shop, clock: ManualClock, view: LakeView, served: Served
     expect(page.locator("#figures")).to_contain_text("Sources0 of 1running")
 
 
-def test_names_and_values_are_text_whatever_they_are(shop: Shop, served: Served, page: Page):
+def test_page_escapes_html_in_names_values_and_errors(shop: Shop, served: Served, page: Page):
     evil = '<img src=x onerror="alert(1)">'
     schema = pa.schema([(evil, pa.string())])
     made = shop.client.create_or_load(f"own.{evil}", schema=schema)
@@ -148,7 +150,9 @@ def test_names_and_values_are_text_whatever_they_are(shop: Shop, served: Served,
     assert page.locator("img").count() == 0
 
 
-def test_errors_stand_above_with_what_to_do(shop: Shop, served: Served, page: Page):
+def test_page_lists_errors_with_hint_until_they_are_resolved(
+    shop: Shop, served: Served, page: Page
+):
     shop.tick()
     shop.tasks["warehouse"] |= {
         "state": "stopped",
@@ -164,7 +168,9 @@ def test_errors_stand_above_with_what_to_do(shop: Shop, served: Served, page: Pa
     expect(errors).to_be_hidden()
 
 
-def test_hundreds_of_collections_are_found_by_a_filter(shop: Shop, served: Served, page: Page):
+def test_page_with_many_collections_lists_60_and_filters_by_name(
+    shop: Shop, served: Served, page: Page
+):
     for number in range(150):
         shop.client.create_or_load(f"own.{number:03}", schema=pa.schema([("n", pa.int64())]))
     show(page, served)
@@ -178,7 +184,9 @@ def test_hundreds_of_collections_are_found_by_a_filter(shop: Shop, served: Serve
     expect(page.locator(".more")).to_have_text("No collection has that in its name.")
 
 
-def test_a_phone_is_wide_enough(shop: Shop, view: LakeView, served: Served, page: Page):
+def test_page_on_phone_width_does_not_overflow(
+    shop: Shop, view: LakeView, served: Served, page: Page
+):
     shop.tick(30)
     shop.commit(1)
     view.sample()
@@ -195,7 +203,7 @@ def test_a_phone_is_wide_enough(shop: Shop, view: LakeView, served: Served, page
     assert overflow(page) <= 0
 
 
-def test_it_is_dark_where_that_is_preferred_and_still_where_motion_is_not(
+def test_page_follows_dark_color_scheme_and_reduced_motion_preferences(
     shop: Shop, served: Served, page: Page
 ):
     def light_of(name: str) -> int:
@@ -212,7 +220,7 @@ def test_it_is_dark_where_that_is_preferred_and_still_where_motion_is_not(
     assert page.evaluate(moves) == "none"
 
 
-def test_a_lost_connection_is_told_and_found_again(
+def test_page_reports_lost_connection_and_reconnects(
     shop: Shop, view: LakeView, browser: Browser, clock: ManualClock
 ):
     shop.tick()
@@ -229,7 +237,9 @@ def test_a_lost_connection_is_told_and_found_again(
     page.close()
 
 
-def test_a_token_lets_a_browser_in(shop: Shop, view: LakeView, browser: Browser):
+def test_page_with_token_in_url_loads_and_removes_token_from_url(
+    shop: Shop, view: LakeView, browser: Browser
+):
     shop.tick()
     with serve(view, ":0", token="open sesame") as served, browser.new_context() as context:
         page = context.new_page()

@@ -1,4 +1,4 @@
-"""What the page is told, what machines are told, and that both are so."""
+"""State of the status page, health checks and metrics."""
 
 import re
 import threading
@@ -27,7 +27,7 @@ def state_of(served, after=0):
     return answer.json
 
 
-def test_what_runs_here_is_told_by_itself(shop, view, served):
+def test_page_state_of_local_tasks_is_read_from_supervisor(shop, view, served):
     shop.tick(5)
     shop.commit(15)
     told = state_of(served)
@@ -39,7 +39,7 @@ def test_what_runs_here_is_told_by_itself(shop, view, served):
     assert told["errors"] == []
 
 
-def test_what_runs_elsewhere_is_told_by_its_notes(shop, clock):
+def test_page_state_of_remote_tasks_is_read_from_state_store(shop, clock):
     shop.tick(5)
     shop.write_notes()
     clock.move_ms(4_000)
@@ -56,7 +56,7 @@ def test_what_runs_elsewhere_is_told_by_its_notes(shop, clock):
     elsewhere.close()
 
 
-def test_a_lag_grows_whatever_a_materialization_says_of_it(shop, view, clock):
+def test_materialization_lag_is_computed_from_uppers_instead_of_its_report(shop, view, clock):
     shop.tick()
     shop.commit(1)
     clock.move_ms(7_000)
@@ -65,7 +65,7 @@ def test_a_lag_grows_whatever_a_materialization_says_of_it(shop, view, clock):
     assert sink["lag_ms"] == 7_000
 
 
-def test_a_lake_that_is_not_there_yet_is_shown_empty(tmp_path, clock):
+def test_page_state_of_missing_lake_is_empty_until_it_is_created(tmp_path, clock):
     settings = persist.Settings(clock=clock, patience_ms=0)
     view = LakeView(f"file:{tmp_path}/lake", settings, clock=clock)
     told = view.state()
@@ -77,7 +77,7 @@ def test_a_lake_that_is_not_there_yet_is_shown_empty(tmp_path, clock):
     view.close()
 
 
-def test_a_location_that_cannot_be_read_is_an_error_and_the_others_are_shown(tmp_path, clock):
+def test_page_state_with_damaged_location_reports_error_and_lists_others(tmp_path, clock):
     for name in ("shop", "other"):
         with persist.open(f"file:{tmp_path}/{name}", writer="w") as client:
             client.create_or_load(f"{name}.rows", key=persist.TEXT, value=persist.UNIT)
@@ -93,7 +93,7 @@ def test_a_location_that_cannot_be_read_is_an_error_and_the_others_are_shown(tmp
     assert error["hint"]
 
 
-def test_many_looks_cost_one_and_a_later_look_sees_more(shop, view, clock, monkeypatch):
+def test_concurrent_page_state_requests_share_one_lake_inspection(shop, view, clock, monkeypatch):
     looks = []
     kept = LakeInspector.inspect
     monkeypatch.setattr(
@@ -111,7 +111,7 @@ def test_many_looks_cost_one_and_a_later_look_sees_more(shop, view, clock, monke
     assert {each["upper"] for each in view.state()["collections"]} == {time + 1}
 
 
-def test_looking_again_finds_what_looking_anew_does(shop, clock):
+def test_repeated_lake_inspection_equals_new_inspection(shop, clock):
     with LakeInspector(shop.settings) as looker:
         for _ in range(3):
             shop.tick()
@@ -123,7 +123,7 @@ def test_looking_again_finds_what_looking_anew_does(shop, clock):
             clock.move_ms(500)
 
 
-def test_history_is_kept_and_only_what_is_new_is_sent(shop, view, served, clock):
+def test_page_state_after_time_returns_only_newer_history(shop, view, served, clock):
     shop.commit(2)
     view.sample()
     for at in range(3):
@@ -141,7 +141,7 @@ def test_history_is_kept_and_only_what_is_new_is_sent(shop, view, served, clock)
     assert len(later["sources"][0]["history"]) == 1
 
 
-def test_history_is_bounded(shop, view, clock):
+def test_page_history_is_bounded_to_600_samples_and_100_transactions(shop, view, clock):
     for _ in range(700):
         clock.move_ms(1_000)
         shop.commit(1)
@@ -151,7 +151,7 @@ def test_history_is_bounded(shop, view, clock):
     assert len(told["materializations"][0]["transactions"]) == 100
 
 
-def test_errors_say_what_to_do(shop, view, served):
+def test_page_state_reports_errors_of_collections_and_tasks_with_hint(shop, view, served):
     shop.tick()
     orders = shop.client.collection("shop.public.orders")
     failing = persist.AppendTo(orders, [], orders.upper, orders.upper + 1)
@@ -165,7 +165,7 @@ def test_errors_say_what_to_do(shop, view, served):
     assert told['materialization "warehouse"']["message"] == "disk is full"
 
 
-def test_error_of_a_table_without_a_collection_says_what_to_do(shop, served):
+def test_page_state_reports_error_of_table_without_collection_with_hint(shop, served):
     shop.tick()
     shop.tasks["shop"]["tables"] = [
         {
@@ -180,7 +180,7 @@ def test_error_of_a_table_without_a_collection_says_what_to_do(shop, served):
     assert (error["detail"], error["hint"]) == ("It has a column mz_diff.", "Rename the column.")
 
 
-def test_health_is_lost_with_a_task_that_has_ended_in_error(shop, served):
+def test_healthz_with_task_stopped_by_error_returns_503(shop, served):
     assert ask(served.url, "/healthz").json == {"healthy": True, "dead": []}
     shop.tasks["shop"] |= {"state": "restarting", "error": {"message": "no route"}}
     assert ask(served.url, "/healthz").status == 200
@@ -189,7 +189,7 @@ def test_health_is_lost_with_a_task_that_has_ended_in_error(shop, served):
     assert (answer.status, answer.json["dead"]) == (503, ["shop"])
 
 
-def test_ready_is_when_all_is_there_and_followed(shop, served, clock):
+def test_readyz_returns_200_after_snapshots_and_first_transaction(shop, served, clock):
     waits = ask(served.url, "/readyz")
     assert waits.status == 503
     assert waits.json["waits_for"] == [
@@ -209,7 +209,7 @@ def test_ready_is_when_all_is_there_and_followed(shop, served, clock):
     assert ask(served.url, "/readyz").status == 503
 
 
-def test_readyz_reports_why_a_task_has_stopped(shop, served):
+def test_readyz_with_stopped_task_reports_its_error(shop, served):
     shop.tick()
     shop.commit(1)
     error = {"message": "slot is lost", "detail": "", "hint": "Run penstock resync."}
@@ -233,20 +233,20 @@ def test_disconnected_source_has_no_lag_and_is_not_ready(shop, served):
 
 
 @pytest.mark.parametrize("state", ["starting", "restarting", "paused"])
-def test_source_that_does_not_run_has_no_lag(shop, served, state):
+def test_source_that_is_not_running_has_no_lag(shop, served, state):
     shop.tick()
     shop.tasks["shop"]["state"] = state
     [source] = ask(served.url, "/api/state").json["sources"]
     assert (source["lag_ms"], source["lag_bytes"]) == (None, None)
 
 
-def test_materialization_without_a_transaction_has_no_lag(shop, served):
+def test_materialization_without_transaction_has_no_lag(shop, served):
     shop.tick()
     [sink] = ask(served.url, "/api/state").json["materializations"]
     assert sink["lag_ms"] is None
 
 
-def test_degraded_materialization_is_ready_and_names_collection_time_and_remedy(shop, served):
+def test_degraded_materialization_is_ready_and_reports_collection_time_and_hint(shop, served):
     shop.tick()
     shop.commit(1)
     frozen = {
@@ -275,7 +275,7 @@ def test_degraded_materialization_is_ready_and_names_collection_time_and_remedy(
     assert 'penstock_materialization_degraded{materialization="warehouse"} 1.0' in metrics
 
 
-def test_metrics_are_the_state_as_numbers(shop, served, clock):
+def test_metrics_of_postgres_lake_export_every_metric_except_kafka_ones(shop, served, clock):
     shop.tick(5)
     shop.commit(15)
     clock.move_ms(1_500)
@@ -304,7 +304,7 @@ def test_metrics_are_the_state_as_numbers(shop, served, clock):
     assert {name for name, *_ in found} == {metric.name for metric in METRICS} - of_topics
 
 
-def test_metrics_of_a_topic_are_in_records(shop, served, monkeypatch):
+def test_metrics_of_kafka_source_count_records(shop, served, monkeypatch):
     told = {**shop.source(), "kind": "kafka", "lag_records": 7, "bad_records": 2}
     told["waiting_events"] = 3
     monkeypatch.setattr(shop, "source", lambda: told)
@@ -315,7 +315,7 @@ def test_metrics_of_a_topic_are_in_records(shop, served, monkeypatch):
     assert 'penstock_source_waiting_events{source="shop"} 3.0' in text
 
 
-def test_the_page_about_metrics_lists_what_there_is():
+def test_metrics_reference_page_lists_every_metric():
     page = (ROOT / "docs/reference/metrics.md").read_text()
     listed = re.findall(r"^\| `(penstock_\w+)` \| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
     assert listed == [
@@ -324,7 +324,7 @@ def test_the_page_about_metrics_lists_what_there_is():
     ]
 
 
-def test_alerts_ask_for_metrics_that_there_are():
+def test_example_alerts_use_only_existing_metrics():
     rules = yaml.safe_load((ROOT / "examples/alerts.yaml").read_text())
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
     known = {metric.name for metric in METRICS}
@@ -336,7 +336,7 @@ def test_alerts_ask_for_metrics_that_there_are():
     assert len(alerts) == len({rule["alert"] for rule in alerts})
 
 
-def test_a_password_in_the_pipeline_is_nowhere_to_be_seen(tmp_path, clock):
+def test_password_of_pipeline_file_is_in_no_response(tmp_path, clock):
     file = tmp_path / "pipeline.yaml"
     file.write_text(
         f"location: file:{tmp_path}/lake\nsources:\n  shop:\n    postgres:\n"
@@ -372,6 +372,6 @@ def test_a_password_in_the_pipeline_is_nowhere_to_be_seen(tmp_path, clock):
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1e3", "9" * 30])
-def test_what_is_no_number_is_refused(served, after):
+def test_page_state_with_invalid_after_returns_400(served, after):
     answer = ask(served.url, query("/api/state", after=after))
     assert (answer.status, answer.json["error"]["message"]) == (400, "after is not a number")

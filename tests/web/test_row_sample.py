@@ -1,4 +1,4 @@
-"""A few rows of a collection are exact, whatever its size and history."""
+"""Row samples of a collection are exact, whatever its size and history."""
 
 import pyarrow as pa
 import pytest
@@ -12,14 +12,14 @@ from tests.web.http_client import ask, query
 
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
 SETTINGS = persist.Settings(background=False, notify="", inline_bytes=1, part_bytes=1, fan_in=2)
-"""Every row is a part of its own, and two batches are merged as soon as there are two."""
+"""Each part holds one row, and every two batches are merged."""
 
 rows = st.tuples(st.integers(0, 6), st.sampled_from("abc"))
 steps = st.lists(st.lists(rows, max_size=4, unique_by=lambda row: row[0]), min_size=1, max_size=8)
 
 
 def written(client, key, ticks):
-    """A collection in which each tick puts rows; with a key, over those of that key."""
+    """Write rows at each tick; with a key, a row replaces the previous row of its key."""
     words = client.create_or_load("words", schema=SCHEMA, key_columns=["id"] if key else [])
     now = {}
     for time, rows in enumerate(ticks):
@@ -35,7 +35,7 @@ def written(client, key, ticks):
 
 @settings(max_examples=25)
 @given(steps, st.booleans(), st.booleans(), st.integers(0, 9), st.integers(1, 20))
-def test_what_is_shown_of_a_large_collection_is_in_it(ticks, key, merged, at, limit):
+def test_row_sample_is_subset_of_snapshot_with_exact_diffs(ticks, key, merged, at, limit):
     with persist.open("memory:", writer="w", settings=SETTINGS) as client:
         words = written(client, key, ticks)
         as_of = min(at, len(ticks) - 1)
@@ -61,7 +61,7 @@ def test_what_is_shown_of_a_large_collection_is_in_it(ticks, key, merged, at, li
 
 @settings(max_examples=25)
 @given(steps, st.booleans(), st.integers(0, 8), st.integers(1, 20))
-def test_latest_changes_are_the_latest(ticks, key, since, limit):
+def test_latest_changes_returns_newest_exact_changes(ticks, key, since, limit):
     with persist.open("memory:", writer="w", settings=SETTINGS) as client:
         words = written(client, key, ticks)
         with words.listen(-1) as listener:
@@ -87,7 +87,7 @@ def test_latest_changes_are_the_latest(ticks, key, since, limit):
         assert [each[0] for each in shown] == [each[0] for each in told[:limit]]
 
 
-def test_rows_as_of_a_time_that_is_written_in_any_way(shop, served, clock):
+def test_rows_request_accepts_as_of_latest_number_and_rfc_3339(shop, served, clock):
     first = shop.tick(2)
     clock.move_ms(60_000)
     shop.tick(3)
@@ -113,7 +113,7 @@ def test_rows_as_of_a_time_that_is_written_in_any_way(shop, served, clock):
     [("yesterday", "not a time"), ("1", "since"), ("99999999999999", "complete")],
     ids=["no-time", "before", "after"],
 )
-def test_a_time_that_cannot_be_read_is_told(shop, served, as_of, said):
+def test_rows_request_with_unreadable_as_of_returns_400_with_hint(shop, served, as_of, said):
     shop.tick()
     orders = shop.client.collection("shop.public.orders")
     orders.allow_compaction(shop.upper - 1).result()
@@ -126,7 +126,7 @@ def test_a_time_that_cannot_be_read_is_told(shop, served, as_of, said):
     assert error["hint"]
 
 
-def test_a_collection_that_is_not_there(served, shop):
+def test_rows_request_for_missing_collection_returns_404_with_names(served, shop):
     shop.tick()
     answer = ask(served.url, query("/api/rows", collection="shop.public.oders"))
     assert answer.status == 404
@@ -134,7 +134,7 @@ def test_a_collection_that_is_not_there(served, shop):
     assert ask(served.url, "/api/changes").status == 400
 
 
-def test_numbers_that_a_browser_would_round_are_text(shop, served):
+def test_rows_request_returns_wide_numbers_as_text(shop, served):
     big = shop.client.create_or_load(
         "big",
         schema=pa.schema([("n", pa.int64()), ("d", pa.decimal128(38, 2)), ("b", pa.binary())]),
@@ -146,7 +146,9 @@ def test_numbers_that_a_browser_would_round_are_text(shop, served):
     assert answer.json["rows"] == [["9007199254740993", "12345678901234567890.10", "AP8="]]
 
 
-def test_a_large_collection_without_anything_to_look_up_by_is_refused(shop, served, monkeypatch):
+def test_rows_request_for_large_collection_without_key_columns_returns_400(
+    shop, served, monkeypatch
+):
     monkeypatch.setattr(sampling, "SMALL_BYTES", -1)
     pairs = shop.client.create_or_load("pairs", key=persist.TEXT, value=persist.JSON)
     pairs.compare_and_append([(("k", {"v": 1}), 0, 1)], 0, 1)
