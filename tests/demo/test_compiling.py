@@ -1,4 +1,4 @@
-"""What is compiled beside a first run is called as it stands."""
+"""Kernels of the demo, compiled in a separate process during its first run."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from penstock.demo import compiling
 
 
 @pytest.mark.parametrize("arguments", [(), (compiling.KAFKA,)], ids=["shop", "topic"])
-def test_each_of_them_can_be_called(arguments: tuple[str, ...]) -> None:
+def test_compile_process_of_demo_exits_0_without_output(arguments: tuple[str, ...]) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "penstock.demo.compiling", *arguments],
         capture_output=True,
@@ -19,7 +19,7 @@ def test_each_of_them_can_be_called(arguments: tuple[str, ...]) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_process_beside_ends_with_what_it_is_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_process_ends_with_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen
 

@@ -1,7 +1,7 @@
-"""The demo, with transactions in threads of its own instead of Spark's tasks.
+"""The demo, with transactions in local threads instead of Spark tasks.
 
-It runs once; then what it left is damaged in one way after the other, and the comparison
-must find each.
+The demo runs once. Each test then damages a copy of its output in one way, and the comparison
+must report the damage.
 """
 
 import json
@@ -51,7 +51,7 @@ def up(
     told: Callable[[Supervisor], None],
     say: Callable[[str], None],
 ) -> None:
-    """As the engine does it, without Spark."""
+    """Run the pipeline as the engine does, without Spark."""
     pipeline = load(file)
     tasks = [*sources(pipeline, jobs=None), *materializations(pipeline, jobs=TasksHere())]
     running = Supervisor(tasks, stop)
@@ -68,7 +68,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Where a server's user can get to, who is not root."""
+    """Yield a folder that the Postgres user, who is not root, can enter."""
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         Path(folder).chmod(0o711)
         yield Path(folder)
@@ -76,7 +76,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def ran(folder: Path) -> Iterator[Ran]:
-    """A demo that was told to stop some seconds after its first row; its server is up again."""
+    """Run a demo, stop it some seconds after its first row, and start its server again."""
     own, said, stop = folder / "own", list[str](), threading.Event()
 
     def say(line: str) -> None:
@@ -91,7 +91,7 @@ def ran(folder: Path) -> Iterator[Ran]:
         yield Ran(compared, said, places)
 
 
-def test_a_demo_ends_equal_and_not_trivial(ran: Ran) -> None:
+def test_demo_run_ends_with_equal_and_nontrivial_comparison(ran: Ran) -> None:
     assert ran.compared.differences == ()
     assert ran.compared.trivial == ""
     assert ran.compared.rows > 3_000
@@ -99,7 +99,7 @@ def test_a_demo_ends_equal_and_not_trivial(ran: Ran) -> None:
     assert ran.compared.first_row_s > 0
 
 
-def test_it_says_what_to_try(ran: Ran) -> None:
+def test_demo_run_prints_paths_of_pipeline_lake_and_database(ran: Ran) -> None:
     (file,) = (line.split()[5].rstrip(";") for line in ran.said if "the pipeline is" in line)
     assert Path(file).exists()
     assert sum(ran.places.lake in line for line in ran.said) == 2
@@ -121,7 +121,7 @@ def test_it_says_what_to_try(ran: Ran) -> None:
     ],
     ids=["lost row", "lost change of stock", "lost update", "null", "wrong amount", "lost table"],
 )
-def test_what_is_wrong_in_the_target_is_found(
+def test_comparison_with_damaged_sqlite_reports_difference(
     ran: Ran, tmp_path: Path, statement: str, found: str
 ) -> None:
     damaged = replace(ran.places, sqlite=tmp_path / "shop.db")
@@ -134,7 +134,7 @@ def test_what_is_wrong_in_the_target_is_found(
     assert not any("collection lacks" in each for each in compared.differences)
 
 
-def test_a_collection_that_is_behind_is_found(ran: Ran) -> None:
+def test_comparison_with_outdated_collection_reports_missing_rows(ran: Ran) -> None:
     sinces = []
     for table in TABLES:
         client, collection = find_collection(
@@ -147,7 +147,7 @@ def test_a_collection_that_is_behind_is_found(ran: Ran) -> None:
     assert not any("SQLite" in each for each in compared.differences)
 
 
-def test_books_that_once_did_not_add_up_are_a_difference(ran: Ran) -> None:
+def test_comparison_with_torn_read_is_not_equal(ran: Ran) -> None:
     compared = compare(ran.places, ran.compared.as_of, made=SOME, torn="1 lines without an order")
     assert not compared.equal
     assert replace(compared, differences=()).equal, "nothing else was found"
@@ -162,7 +162,7 @@ class Clicked:
 
 @pytest.fixture(scope="module")
 def clicked(kafka: KafkaBroker) -> Iterator[Clicked]:
-    """A topic of clicks, some of them in transactions that were aborted."""
+    """Produce a topic of clicks, some of them in aborted transactions."""
     open_topic(kafka)
     clicking = Clicking(kafka.bootstrap, random.Random(7), rate=1_000)
     clicking.start()
@@ -183,7 +183,7 @@ def clicked(kafka: KafkaBroker) -> Iterator[Clicked]:
 def arranged(
     ran: Ran, kafka: KafkaBroker, folder: Path, stored: list[Record], written: list[Record]
 ) -> Places:
-    """What the demo left, with a topic, and with these clicks of it in collection and SQLite."""
+    """Copy the output of the demo, and add these clicks to its collection and SQLite."""
     lake, sqlite = folder / "lake", folder / "shop.db"
     shutil.copytree(ran.places.lake.removeprefix("file:"), lake)
     shutil.copy(ran.places.sqlite, sqlite)
@@ -207,7 +207,7 @@ def click_of(record: Record) -> dict[str, object]:
     return json.loads(record.value or b"") | place
 
 
-def test_clicks_are_those_that_were_committed(
+def test_comparison_of_clicks_counts_committed_and_aborted_records(
     ran: Ran, kafka: KafkaBroker, clicked: Clicked, tmp_path: Path
 ) -> None:
     places = arranged(ran, kafka, tmp_path, clicked.seen, clicked.seen)
@@ -219,7 +219,7 @@ def test_clicks_are_those_that_were_committed(
 
 @pytest.mark.parametrize("where", ["the collection", "SQLite"])
 @pytest.mark.parametrize("what", ["lacks", "has, and the topic has not,"])
-def test_a_click_too_few_or_too_many_is_found(
+def test_comparison_with_missing_or_extra_click_reports_difference(
     ran: Ran, kafka: KafkaBroker, clicked: Clicked, tmp_path: Path, where: str, what: str
 ) -> None:
     wrong = clicked.seen[1:] if what == "lacks" else [*clicked.seen, clicked.aborted[0]]
@@ -241,7 +241,7 @@ def test_a_click_too_few_or_too_many_is_found(
     ],
     ids=["few rows", "no update", "no delete", "no abort", "unequal"],
 )
-def test_a_demo_that_shows_nothing_fails_in_words(
+def test_conclude_with_trivial_or_unequal_comparison_returns_1_with_reason(
     change: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = Compared(1, 1_000, 1, 1, 1, 1, 2.5, 1, (), clicks=7, aborted=2)
@@ -253,7 +253,7 @@ def test_a_demo_that_shows_nothing_fails_in_words(
     assert json.loads(lines[-1])["equal"] is ("differences" not in change)
 
 
-def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+def test_prepare_demo_in_nonempty_folder_raises_usage_error(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(UsageError, match="is not empty"):
         demo.prepare(tmp_path)
@@ -270,7 +270,7 @@ sys.stdin.read()
 """
 
 
-def test_only_its_own_user_gets_to_a_server_that_nobody_asked_to_listen(folder: Path) -> None:
+def test_local_postgres_without_tcp_listens_only_on_private_socket(folder: Path) -> None:
     own = folder / "quiet"
     own.mkdir(mode=0o755)
     with LocalPostgres(own) as server:
@@ -285,8 +285,8 @@ def test_only_its_own_user_gets_to_a_server_that_nobody_asked_to_listen(folder: 
         assert server.password == password != LocalPostgres(folder / "other").password
 
 
-def test_a_server_ends_with_whoever_is_killed(folder: Path, tmp_path: Path) -> None:
-    # Nobody but us can get to these programs, as to those of an environment below /root.
+def test_local_postgres_ends_when_its_parent_is_killed(folder: Path, tmp_path: Path) -> None:
+    # Other users cannot enter this folder, as with a virtual environment below /root.
     (tmp_path / "bin").symlink_to(bundled())
     started = subprocess.Popen(
         [sys.executable, "-c", SERVER, folder / "postgres", tmp_path / "bin"],

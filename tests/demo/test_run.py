@@ -4,7 +4,7 @@ from penstock.demo.run import _lag_text
 from penstock.materialize.status import Status
 
 
-def test_progress_before_the_first_transaction_reports_an_unknown_lag() -> None:
+def test_demo_progress_before_first_transaction_reports_unknown_lag() -> None:
     status = Status(["shop.public.orders"], 0)
     assert _lag_text(status.told()) == "the lag of SQLite is unknown"
     status.lag_ms = 1_500
