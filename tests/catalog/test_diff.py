@@ -1,4 +1,4 @@
-"""Changes between the catalog and a file."""
+"""Changes between the catalog and a pipeline file."""
 
 import copy
 
@@ -69,7 +69,7 @@ def test_plan_for_new_lake_creates_all_objects():
     ("section", "expected"),
     [({"topic": "clicks"}, "clicks"), ({"topics": {"a": None, "b": "public.b"}}, "a, b")],
 )
-def test_new_kafka_source_lists_its_topics(section, expected):
+def test_plan_for_new_kafka_source_lists_its_topics(section, expected):
     file = {"sources": {"web": {"kafka": {"brokers": "b:9092", **section}}}}
     (objects,) = plan([], file, types=("source",))
     assert str(objects) == f'create source "web": reads from kafka: {expected}'
@@ -81,7 +81,7 @@ def test_plan_of_sources_ignores_materializations():
     assert [change.action for change in plan(known(FILE), file, types=BOTH)] == ["drop"]
 
 
-def test_changed_document_definition_alters_collection():
+def test_plan_with_changed_document_definition_alters_collection():
     before = Object("c9", "shop.public.a", "collection", "s0", {"key": ["/id"]})
     file = {**FILE, "collections": {"shop.public.a": {"key": ["/id"], "schema": {}}}}
     assert [str(change) for change in plan([*known(FILE), before], file, types=BOTH)] == [
@@ -89,7 +89,7 @@ def test_changed_document_definition_alters_collection():
     ]
 
 
-def test_name_of_other_object_type_is_refused():
+def test_plan_with_name_of_other_object_type_is_rejected():
     file = {"sources": {"desk": FILE["sources"]["shop"]}}
     expected = [str(change) for change in plan(known(FILE)[1:], file, types=("source",))]
     assert len(expected) == 1
@@ -97,7 +97,7 @@ def test_name_of_other_object_type_is_refused():
     assert "belong to a materialization" in expected[0]
 
 
-def test_newly_listed_tables_drop_the_others():
+def test_plan_with_newly_listed_tables_drops_the_others():
     before = copy.deepcopy(FILE)
     del shop(before)["tables"]
     made = [
@@ -115,7 +115,7 @@ def test_newly_listed_tables_drop_the_others():
     ]
 
 
-def test_table_names_are_compared_by_value():
+def test_plan_compares_table_names_by_value():
     file = copy.deepcopy(FILE)
     shop(file)["tables"] = ['"public"."a"', "${B}"]
     assert plan(known(FILE), file, types=BOTH, environment={"B": "b"}) == []
@@ -131,7 +131,9 @@ def test_table_names_are_compared_by_value():
         ("${GONE}", "${GONE}", []),
     ],
 )
-def test_backfill_from_variable_is_compared_and_not_printed(old_backfill, new_backfill, expected):
+def test_plan_with_backfill_from_variable_compares_value_without_printing_it(
+    old_backfill, new_backfill, expected
+):
     before, after = copy.deepcopy(FILE), copy.deepcopy(FILE)
     desk(before)["bindings"][0].update(backfill=old_backfill)
     desk(after)["bindings"][0].update(backfill=new_backfill, delete="soft")
@@ -230,7 +232,7 @@ def shop(file):
     ],
     ids=range(18),
 )
-def test_change_of_file_yields_expected_changes(change, expected):
+def test_plan_of_changed_file_lists_expected_changes(change, expected):
     assert changed(change) == expected
 
 
@@ -255,7 +257,7 @@ def test_change_of_file_yields_expected_changes(change, expected):
         ),
     ],
 )
-def test_refused_change_has_a_hint(change, hint):
+def test_plan_with_rejected_change_has_hint(change, hint):
     file = copy.deepcopy(FILE)
     change(file)
     refused = [item for item in plan(known(FILE), file, types=BOTH) if item.action == "refuse"]

@@ -24,8 +24,8 @@ def store_status(url: str, name: str, **status: object) -> None:
         StateStore(client, name).put({"status": status})
 
 
-def test_materialization_without_state_is_listed_as_materialization(tmp_path: Path) -> None:
-    """Such a materialization has stored only its status."""
+def test_inspect_lists_materialization_without_state_as_materialization(tmp_path: Path) -> None:
+    # This materialization has stored only its status.
     store_status(f"file:{tmp_path}/local", "local", phase="waiting", waits_for="shop.public.orders")
     store_status(f"file:{tmp_path}/shop", "shop", kind="postgres", phase="following")
     statuses = {
@@ -39,7 +39,7 @@ def test_materialization_without_state_is_listed_as_materialization(tmp_path: Pa
     assert [location["source"] for location in statuses["shop"]["sources"]] == ["shop"]
 
 
-def test_killed_writer_is_reported_stopped(tmp_path: Path) -> None:
+def test_inspect_reports_task_of_killed_writer_as_stopped(tmp_path: Path) -> None:
     url = f"file:{tmp_path}/shop"
     process = subprocess.run(
         [
@@ -64,8 +64,8 @@ def test_killed_writer_is_reported_stopped(tmp_path: Path) -> None:
     assert [task["phase"] for task in status["sources"]] == ["stopped"]
 
 
-def test_names_with_markup_are_printed_literally(tmp_path: Path) -> None:
-    """Names must not be parsed as console markup."""
+def test_status_prints_names_with_markup_literally(tmp_path: Path) -> None:
+    # Names must not be parsed as console markup.
     url = f"file:{tmp_path}/shop"
     store_status(url, "shop", kind="postgres", phase="[/x]", waits_for="[red]orders")
     with persist.open(url, writer="test") as client:
@@ -75,7 +75,7 @@ def test_names_with_markup_are_printed_literally(tmp_path: Path) -> None:
     assert "[/x]" in text
 
 
-def test_source_that_never_connected_is_listed_as_a_source(tmp_path: Path) -> None:
+def test_inspect_lists_source_that_never_connected_as_source(tmp_path: Path) -> None:
     url = f"file:{tmp_path}/clicks"
     with persist.open(url, writer="test") as client:
         progress = {"name": "clicks_progress", "kind": "kafka"}
@@ -87,7 +87,7 @@ def test_source_that_never_connected_is_listed_as_a_source(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["source", "materialization"])
-def test_task_that_failed_before_its_first_status_is_listed_with_the_error(
+def test_inspect_lists_task_that_failed_before_first_status_with_its_error(
     tmp_path: Path, kind: str
 ) -> None:
     url = f"file:{tmp_path}/shop"
@@ -111,7 +111,7 @@ def test_task_that_failed_before_its_first_status_is_listed_with_the_error(
         ({"connected": True, "phase": "stopped"}, None),
     ],
 )
-def test_lag_of_a_source_is_null_while_it_is_disconnected_or_stopped(
+def test_inspect_of_disconnected_or_stopped_source_reports_null_lag(
     tmp_path: Path, status: dict[str, Any], lag: int | None
 ) -> None:
     url = f"file:{tmp_path}/shop"
@@ -127,7 +127,7 @@ def test_lag_of_a_source_is_null_while_it_is_disconnected_or_stopped(
     assert ("unknown" in shown([status])) == (lag is None)
 
 
-def test_lag_of_a_materialization_is_null_while_it_is_stopped(tmp_path: Path) -> None:
+def test_inspect_of_stopped_materialization_reports_null_lag(tmp_path: Path) -> None:
     url = f"file:{tmp_path}/local"
     with persist.open(url, writer="test") as client:
         status = {"phase": "following", "upper": 5, "lag_ms": 0}
@@ -155,7 +155,7 @@ def test_status_reports_errors_of_tables_without_collection(tmp_path: Path) -> N
     assert "public.odd cannot be tracked. It has a column mz_diff. Rename the column" in text
 
 
-def test_status_reports_start_of_counts(tmp_path: Path) -> None:
+def test_status_reports_start_time_of_counts(tmp_path: Path) -> None:
     url = f"file:{tmp_path}/shop"
     store_status(url, "shop", kind="postgres", phase="following", rows=12, counted_since_ms=1)
     (status,) = inspect_lake(url, SETTINGS)
@@ -169,14 +169,14 @@ def test_status_reports_start_of_counts(tmp_path: Path) -> None:
     ("free_blocks", "free_files", "detail"),
     [(2, 9, "8192 bytes are free."), (9_999, 0, "can hold no more files."), (9_999, 9, None)],
 )
-def test_full_disk_is_reported_by_status_and_page(
+def test_status_and_page_report_full_disk(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     free_blocks: int,
     free_files: int,
     detail: str | None,
 ) -> None:
-    """The owner cannot store its own error."""
+    # With a full disk the owner cannot store its own error.
     url = f"file:{tmp_path}/shop"
     store_status(url, "shop", kind="postgres", phase="following")
     usage = (4_096, 4_096, 10_000, free_blocks, free_blocks, 10, free_files, free_files, 0, 255)

@@ -30,7 +30,7 @@ POSTGRES = {"url": "postgresql://nobody@127.0.0.1:1/none"}
 
 
 @pytest.mark.parametrize("requested", TAKEN)
-def test_object_keeps_its_own_name(requested):
+def test_check_free_accepts_name_held_by_same_object(requested):
     check_free(requested, TAKEN)
 
 
@@ -66,20 +66,20 @@ def test_object_keeps_its_own_name(requested):
         (RequestedObject("catalog", "materialization"), "storage location"),
     ],
 )
-def test_name_of_another_object_is_rejected_with_its_holder(requested, holder):
+def test_check_free_with_name_of_other_object_raises_usage_error_with_holder(requested, holder):
     with pytest.raises(UsageError, match=f'"{requested.name}".*: the name is taken') as raised:
         check_free(requested, TAKEN)
     assert holder in raised.value.detail
     assert raised.value.hint
 
 
-def test_new_source_is_rejected_while_a_user_collection_has_a_name_below_it():
+def test_source_name_above_user_collection_is_held_by_that_collection():
     taken = [RequestedObject("till.notes", "collection")]
     assert holder_of(RequestedObject("till", "source"), taken) == 'user collection "till.notes"'
     assert holder_of(RequestedObject("tilling", "source"), taken) is None
 
 
-def test_source_of_one_topic_and_its_collection_share_a_name():
+def test_source_of_one_topic_and_its_collection_may_share_a_name():
     topic = RequestedObject("clicks", "collection", owner="clicks")
     assert holder_of(RequestedObject("clicks", "source"), [topic]) is None
     assert holder_of(topic, [RequestedObject("clicks", "source")]) is None
@@ -89,13 +89,13 @@ def test_source_of_one_topic_and_its_collection_share_a_name():
     )
 
 
-def test_progress_that_hides_the_catalog_is_rejected_even_if_it_has_the_name():
+def test_progress_name_of_catalog_relation_is_rejected_even_if_held():
     hiding = RequestedObject("mz_objects", "source_progress", owner="shop")
     assert holder_of(hiding, [hiding]) is not None
 
 
 @given(st.sets(st.sampled_from(["shop_progress", *(f"shop_progress{n}" for n in range(1, 5))])))
-def test_progress_gets_the_first_free_name(names):
+def test_progress_of_source_gets_first_free_name_and_keeps_it(names):
     taken = [SOURCE, *(RequestedObject(name, "collection") for name in sorted(names))]
     chosen = progress_of_source("shop", taken)
     order = ["shop_progress", *(f"shop_progress{n}" for n in range(1, 6))]
@@ -116,7 +116,7 @@ def conflicts(sources, materializations=(), taken=()):
     return {obj.name: holder for obj, holder in name_conflicts(pipeline, taken)}
 
 
-def test_names_within_one_file_conflict():
+def test_name_conflicts_reports_names_used_twice_in_one_file():
     shop, till = {"postgres": POSTGRES}, {"postgres": POSTGRES, "progress": "how_far"}
     assert conflicts({"shop": shop, "till": till}) == {}
     assert conflicts({"shop": {**shop, "progress": "how_far"}, "till": till}) == {
@@ -129,7 +129,7 @@ def test_names_within_one_file_conflict():
     assert conflicts({"shop": shop, "shop_progress": shop}) == {}
 
 
-def test_two_processes_that_take_one_name_at_once_have_one_winner(tmp_path):
+def test_concurrent_catalog_updates_for_one_name_have_one_winner(tmp_path):
     lake = f"file:{tmp_path}/lake"
     start = threading.Barrier(2)
 
@@ -155,7 +155,7 @@ def test_two_processes_that_take_one_name_at_once_have_one_winner(tmp_path):
     assert error.detail == f'The name belongs to progress relation "how_far" of source "{winner}".'
 
 
-def test_user_collection_takes_its_name_in_the_catalog_of_its_lake(tmp_path):
+def test_user_collection_takes_its_name_in_catalog_of_its_lake(tmp_path):
     lake = f"file:{tmp_path}/lake"
     update_catalog(lake, lambda _: [SOURCE, PROGRESS])
     take_name_in_lake(f"{lake}/user", "mine")

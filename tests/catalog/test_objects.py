@@ -45,7 +45,7 @@ def read(lake, collection):
         return sorted(map(str, table.select(names).to_pylist()))
 
 
-def test_catalog_collections_are_readable(lake):
+def test_catalog_collections_are_readable_as_rows(lake):
     update_catalog(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK])
     assert read(lake, "mz_sources") == ["{'id': 's1', 'name': 'shop', 'type': 'postgres'}"]
     assert read(lake, "mz_source_progresses") == [
@@ -60,7 +60,7 @@ def test_catalog_collections_are_readable(lake):
     ]
 
 
-def test_removed_source_removes_progress_and_ids_are_not_reused(lake):
+def test_remove_object_of_source_removes_its_objects_and_ids_are_not_reused(lake):
     made = update_catalog(lake, lambda _: [SHOP, ORDERS, PROGRESS, DESK])
     remove_object(made[0], lake)
     assert [obj.name for obj in known_objects(lake)] == ["desk"]
@@ -72,7 +72,7 @@ def test_removed_source_removes_progress_and_ids_are_not_reused(lake):
     ]
 
 
-def test_update_without_change_writes_nothing(lake):
+def test_update_catalog_without_change_writes_nothing(lake):
     update_catalog(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         before = client.collection("mz_objects").upper
@@ -81,7 +81,7 @@ def test_update_without_change_writes_nothing(lake):
         assert client.collection("mz_objects").upper == before
 
 
-def test_catalog_history_is_readable(lake):
+def test_catalog_is_readable_as_of_earlier_time(lake):
     update_catalog(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", hold=False) as client:
         then = client.collection("mz_objects").upper - 1
@@ -91,7 +91,7 @@ def test_catalog_history_is_readable(lake):
     assert table.column("name").to_pylist() == ["shop"]
 
 
-def test_update_retries_after_concurrent_writer(lake):
+def test_update_catalog_with_concurrent_writer_retries(lake):
     update_catalog(lake, lambda _: [SHOP])
     turns = []
 
@@ -107,14 +107,14 @@ def test_update_retries_after_concurrent_writer(lake):
     assert [obj.name for obj in known_objects(lake)] == ["shop", "desk", "shop.public.orders"]
 
 
-def test_dead_writer_does_not_block_updates(lake):
+def test_remove_object_with_open_catalog_writer_fences_that_writer(lake):
     [shop] = update_catalog(lake, lambda _: [SHOP])
     with pytest.raises(Fenced), persist.open(f"{lake}/{CATALOG}", writer=WRITER):
         remove_object(shop, lake)
     assert known_objects(lake) == []
 
 
-def test_update_fenced_every_time_raises_transient_error(lake, monkeypatch):
+def test_update_catalog_fenced_on_every_attempt_raises_transient_error(lake, monkeypatch):
     update_catalog(lake, lambda _: [SHOP])
 
     def change(known):
@@ -126,7 +126,7 @@ def test_update_fenced_every_time_raises_transient_error(lake, monkeypatch):
         update_catalog(lake, change)
 
 
-def test_update_without_change_takes_no_lock(lake):
+def test_update_catalog_without_change_takes_no_lock(lake):
     update_catalog(lake, lambda _: [SHOP])
     with persist.open(f"{lake}/{CATALOG}", writer="somebody else"):
         update_catalog(lake, to_requested)
@@ -140,7 +140,7 @@ REQUESTS = st.lists(
 
 
 @given(st.lists(REQUESTS, max_size=8))
-def test_id_identifies_one_object_permanently(histories):
+def test_assigned_id_identifies_one_object_permanently(histories):
     known: list[Object] = []
     last = 0
     given_out: dict[str, tuple[str, str]] = {}
@@ -232,14 +232,14 @@ def test_id_identifies_one_object_permanently(histories):
         ),
     ],
 )
-def test_literal_secrets_are_redacted(definition, redacted):
+def test_redaction_hides_literal_secrets_and_keeps_variables(definition, redacted):
     assert without_secrets(definition) == redacted
     assert "geheim" not in json.dumps(without_secrets(definition))
     assert hides_secrets(redacted) == (HIDDEN in json.dumps(redacted))
     assert without_secrets(redacted) == redacted
 
 
-def test_object_name_does_not_mark_a_secret():
+def test_redaction_keeps_values_below_object_name_that_looks_secret():
     definition = {"tokens": {"postgres": {"tables": ["public.t"]}}}
     assert objects_without_secrets(definition) == definition
     documents = {"shop.tokens": {"schema": {"properties": {"password": {"type": "string"}}}}}
